@@ -1,7 +1,8 @@
-//! Captures: what they take up and keep alive, what they must not do, and captures that somebody
-//! else has begun.
+//! Captures: the resources that they keep, the driver calls that they must not make, and captures
+//! begun by another library.
 //!
-//! On the fake of the CUDA driver the tests want `--test-threads=1`: its counters are the process'.
+//! On the fake of the CUDA driver the tests need `--test-threads=1`, because it counts the calls of
+//! the whole process.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,7 @@ use fusewire_tests::device::{run_threads, stream, tensor};
 use fusewire_tests::fake::Fake;
 use fusewire_tests::mix::Mix;
 
-/// One block, as kernels of users want it.
+/// Returns options with one block, which the users' kernels require.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
@@ -31,7 +32,7 @@ fn all<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> 
     results.map(|result| result.expect("all ranks")).collect()
 }
 
-/// What `calls` put on the communicator's stream, as a graph.
+/// Captures `calls` on the communicator's stream as a graph.
 fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
     comm.stream().begin_capture()?;
     let called = calls();
@@ -40,7 +41,7 @@ fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<Gr
     graph.instantiate()
 }
 
-/// Work that waits until the sender is used or dropped.
+/// Enqueues work that waits until the returned sender is used or dropped.
 fn latch(stream: &Stream) -> Result<Sender<()>> {
     let (open, wait) = channel();
     let wait: Mutex<Receiver<()>> = Mutex::new(wait);
@@ -51,7 +52,7 @@ fn latch(stream: &Stream) -> Result<Sender<()>> {
     Ok(open)
 }
 
-/// Waits until `done`, with calls between by which the library takes notice.
+/// Waits until `done`, with allocations by which the library polls its work.
 fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         drop(comm.tensor(DType::U8, 1)?);
@@ -63,7 +64,7 @@ fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> 
     panic!("{what} did not happen");
 }
 
-/// Rounds of a test, fewer where a launch takes longer.
+/// Returns the number of rounds: `usual` on the CPU, fewer on a GPU, where a launch takes longer.
 fn rounds(usual: u32) -> u32 {
     if device().is_gpu() { usual / 20 } else { usual }
 }
@@ -135,7 +136,7 @@ fn warm_up_is_refused_in_a_capture_and_may_be_repeated() {
         comm.stream().begin_capture()?;
         let refused = comm.warm_up().expect_err("within a capture");
         assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
-        // That has not spoilt it.
+        // The capture remains valid.
         comm.barrier_async()?;
         comm.stream()
             .end_capture()?
@@ -144,7 +145,7 @@ fn warm_up_is_refused_in_a_capture_and_may_be_repeated() {
     });
 }
 
-/// Calls that load, allocate, free or wait.
+/// Driver calls that load, allocate, free or wait.
 const DISTURBING: [&CStr; 16] = [
     c"cuMemAlloc_v2",
     c"cuMemCreate",
@@ -176,7 +177,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
     let Some(fake) = Fake::open() else {
         return;
     };
-    // Both ranks do the same at the same time, for the counters are the process'.
+    // The counters belong to the process, so both ranks enter each phase together.
     let barrier = std::sync::Barrier::new(2);
     all(2, |comm| {
         let mix = Mix::new(&comm)?;
@@ -189,7 +190,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         stream.begin_capture()?;
         mix.issue(&on)?;
         let graph = stream.end_capture()?;
-        // The batch's table is written once, here.
+        // Except for `cuStreamSynchronize`, because the capture writes the table of the batch.
         let after = disturbed(&fake);
         barrier.wait();
         for ((name, before), (_, after)) in before.iter().zip(&after) {
@@ -198,7 +199,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
             }
         }
         let graph = graph.instantiate()?;
-        // Once each, for what is sized by its first use.
+        // The first use allocates some buffers.
         graph.run(&stream)?;
         mix.issue(&on)?;
         on.barrier()?;
@@ -214,7 +215,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         assert_eq!(before, after, "steady launches and replays");
         barrier.wait();
         mix.check(1)?;
-        // A negative control: the counters count.
+        // A negative control of the counters.
         let event = Event::new();
         stream.record(&event)?;
         stream.synchronize()?;
@@ -223,7 +224,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
     });
 }
 
-/// What lives in the fake that a program could leak.
+/// Returns the numbers of live driver objects that a program could leak.
 fn live(fake: &Fake) -> Vec<(&'static CStr, u64)> {
     [
         c"stream",
@@ -252,7 +253,7 @@ fn graphs_streams_events_and_memory_are_freed() {
             let streams = [stream(), stream()];
             for round in 0..3 {
                 let on = comm.on(&streams[round % 2]);
-                // An eager call comes behind what the other stream has; a replay by itself does
+                // An eager call is ordered after the work of the other stream; a replay alone is
                 // not.
                 on.barrier()?;
                 let x = comm.tensor(DType::F32, 70_000)?;
@@ -261,13 +262,13 @@ fn graphs_streams_events_and_memory_are_freed() {
                 on.all_reduce(&x, ReduceOp::Sum)?;
                 let mix = Mix::new(&comm)?;
                 mix.issue(&on)?;
-                // Queued when the stream is dropped.
+                // Still queued when the stream is dropped.
                 graph.launch(on.stream())?;
             }
             comm.barrier()
         });
     };
-    // The first leaves what pools keep.
+    // The first run fills the pools.
     let settled = || {
         let mut last = live(&fake);
         for _ in 0..200 {
@@ -288,8 +289,8 @@ fn graphs_streams_events_and_memory_are_freed() {
         life();
     }
     for ((kind, before), (_, after)) in before.iter().zip(settled()) {
-        // Pools grow with what two ranks happen to have in flight at once: by less than a piece for
-        // each life of a rank.
+        // Pools grow with the work that two ranks have in flight at once: by less than one
+        // allocation per run.
         let pooled = [c"block", c"host"].contains(kind);
         let most = before + if pooled { LIVES } else { 0 };
         assert!(after <= most, "{kind:?}: {before}, then {after}");
@@ -300,7 +301,7 @@ fn graphs_streams_events_and_memory_are_freed() {
     assert_ne!(settled(), before);
 }
 
-/// A graph that the driver's own calls capture, in every mode.
+/// Captures a graph by direct driver calls in every mode.
 #[test]
 fn a_capture_begun_by_another_library_keeps_its_resources() {
     const N: usize = 40_000;
@@ -311,7 +312,7 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
         let barrier = std::sync::Barrier::new(2);
         all(2, |comm| {
             let raw = fake.stream();
-            // SAFETY: destroyed below, behind everything.
+            // SAFETY: `raw` is a stream of the fake, destroyed below after `stream` is dropped.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
             let on = comm.on(&stream);
             let (x, y) = (tensor(DType::F32, N)?, tensor(DType::F32, N)?);
@@ -325,9 +326,11 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
                 .all_reduce_into_async(&between, &x, ReduceOp::Sum)
                 .and_then(|_| on.all_reduce_into_async(&y, &between, ReduceOp::Average))
                 .and_then(|_| mix.issue(&on));
-            let refused = stream.end_capture().expect_err("somebody else's capture");
+            let refused = stream
+                .end_capture()
+                .expect_err("a capture of another library");
             assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
-            // In the strictest mode no thread may disturb another one's capture.
+            // In global mode, calls of any thread can invalidate a capture.
             barrier.wait();
             let (graph, exec) = fake.end_capture(raw);
             captured?;
@@ -354,11 +357,11 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
             drop((on, stream, mix));
             fake.call("cuGraphExecDestroy", exec);
             fake.call("cuGraphDestroy", graph);
-            soon(&comm, "the end of what the graph kept", || {
+            soon(&comm, "the release of the graph's resources", || {
                 fake.live(c"user_object") < before
             })?;
             barrier.wait();
-            // The communicator was used on that stream last.
+            // The communicator's last work was on that stream.
             comm.barrier()?;
             fake.call("cuStreamDestroy_v2", raw);
             Ok(())
@@ -375,7 +378,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     options.timeout = Duration::from_millis(500);
     for result in run_threads(2, &options, |comm| {
         let raw = fake.stream();
-        // SAFETY: never destroyed.
+        // SAFETY: `raw` is a stream of the fake, which is never destroyed.
         let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
         let x = comm.alloc(DType::F32, 10)?;
         fake.begin_capture(raw, 1);
@@ -389,7 +392,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
-        Ok(comm.barrier().expect_err("rank 1 did not come"))
+        Ok(comm.barrier().expect_err("rank 1 launched nothing"))
     }) {
         let error = result.expect("joined");
         assert!(error.to_string().contains("all_reduce"), "{error}");
@@ -397,7 +400,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     }
 }
 
-/// Counts its drops.
+/// A keeper of adopted memory that counts its drops.
 struct DropCount(Arc<AtomicU32>);
 
 impl Drop for DropCount {
@@ -428,10 +431,10 @@ fn adopted_streams_and_memory_are_not_freed() {
             .map(|name| fake.calls(name))
         };
         let open = {
-            // SAFETY: destroyed below, behind everything.
+            // SAFETY: `raw` is a stream of the fake, destroyed below after `stream` is dropped.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
             let keep = Arc::new(DropCount(Arc::clone(&dropped)));
-            // SAFETY: freed below, behind everything.
+            // SAFETY: `at` has `4 * N` bytes and is freed below, after `keep` was dropped.
             let x = unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep))? };
             x.copy_from(&[3f32; N])?;
             let before = calls();
@@ -439,8 +442,8 @@ fn adopted_streams_and_memory_are_not_freed() {
             let on = comm.on(&stream);
             on.all_reduce_async(&x, ReduceOp::Sum)?;
             assert_eq!(stream.as_raw(), raw as *mut c_void);
-            // The communicator releases the stream when it moves to another one, which waits for
-            // this one's work.
+            // The communicator releases the stream when it is used on another one, which then waits
+            // for the work of the first.
             let elsewhere = self::stream();
             comm.on(&elsewhere).barrier_async()?;
             drop((on, stream, x, elsewhere));
@@ -449,10 +452,10 @@ fn adopted_streams_and_memory_are_not_freed() {
         };
         assert_eq!(dropped.load(Ordering::Acquire), 0, "the work has not run");
         drop(open);
-        soon(&comm, "the end of the memory's keeper", || {
+        soon(&comm, "the drop of the memory's keeper", || {
             dropped.load(Ordering::Acquire) == 1
         })?;
-        // Both are still there, and their owner's to end.
+        // The owner can still use and free both.
         fake.call("cuStreamSynchronize", raw);
         fake.call("cuStreamDestroy_v2", raw);
         fake.call("cuMemFree_v2", at as usize);
@@ -481,8 +484,8 @@ fn launches_free_nothing_and_allocations_do() {
             comm.all_reduce(&y, ReduceOp::Sum)?;
             comm.synchronize()?;
         }
-        assert_eq!(calls(), freed, "on the path of launches");
-        soon(&comm, "the end of the memory", || {
+        assert_eq!(calls(), freed, "launches freed memory");
+        soon(&comm, "the release of the memory", || {
             fake.live(c"mapping") + fake.live(c"block") < before
         })
     });
@@ -490,13 +493,13 @@ fn launches_free_nothing_and_allocations_do() {
 
 #[test]
 fn handles_of_other_devices_are_not_adopted() {
-    // SAFETY: refused.
+    // SAFETY: a null stream is refused before any use.
     let refused = unsafe { Stream::adopt(device(), core::ptr::null_mut()) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
-    // SAFETY: refused.
+    // SAFETY: the CPU has no streams to adopt, so the handle is refused before any use.
     let refused = unsafe { Stream::adopt(Device::Cpu, 8 as *mut c_void) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
-    // SAFETY: refused.
+    // SAFETY: the address is not aligned for f32, so it is refused before any use.
     let refused = unsafe { Tensor::adopt(device(), 2 as *mut u8, DType::F32, 1, None) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
 }
@@ -546,17 +549,17 @@ fn a_hook_that_panics_is_an_error_and_no_hang() {
         let _hook = comm.register_graph_replay_hook(|replay| {
             assert!(
                 replay.edge == ReplayEdge::Start || replay.replay_id != 2,
-                "the hook's own"
+                "panic of the hook"
             );
         });
         graph.run(comm.stream())?;
         let ticket = graph.launch(comm.stream())?;
         let error = comm.stream().wait(ticket, None).expect_err("a panic");
-        assert!(error.to_string().contains("the hook's own"), "{error}");
+        assert!(error.to_string().contains("panic of the hook"), "{error}");
         graph.run(comm.stream())
     });
     for result in results {
-        result.expect("only that replay");
+        result.expect("later replays");
     }
 }
 
@@ -571,10 +574,10 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         let at = fake.allocate(4 * N);
         let adopted = || {
             let keep = Arc::new(DropCount(Arc::clone(&dropped)));
-            // SAFETY: freed below, behind everything.
+            // SAFETY: `at` has `4 * N` bytes and is freed below, after all keepers were dropped.
             unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep)) }
         };
-        // An event that cannot be made: nothing has run.
+        // An event cannot be created: the operation does not run.
         let stream = stream();
         let on = comm.on(&stream);
         let x = adopted()?;
@@ -587,7 +590,7 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         drop(x);
         assert_eq!(dropped.swap(0, Ordering::AcqRel), 1);
 
-        // An event that cannot be recorded: the work continues, and its memory stays until its end.
+        // An event cannot be recorded: the work runs, and its memory is kept until it ends.
         let open = latch(&stream)?;
         let x = adopted()?;
         fake.fail(c"cuEventRecord", 1, 700);
@@ -599,11 +602,11 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         drop(open);
         let failed = work.wait_blocking();
         assert!(matches!(failed, Err(Error::Driver { .. })), "{failed:?}");
-        soon(&comm, "the end of the memory's keeper", || {
+        soon(&comm, "the drop of the memory's keeper", || {
             dropped.swap(0, Ordering::AcqRel) == 1
         })?;
 
-        // A graph that keeps nothing alive gets no work.
+        // A graph cannot keep resources: no work is captured.
         let x = adopted()?;
         stream.begin_capture()?;
         fake.fail(c"cuGraphRetainUserObject", 1, 2);
@@ -612,13 +615,13 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         let graph = stream.end_capture()?;
         assert!(graph.is_empty(), "{graph:?}");
 
-        // A graph that cannot be launched.
+        // A graph cannot be launched.
         let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
         fake.fail(c"cuGraphLaunch", 1, 719);
         let failed = graph.run(&stream);
         assert!(matches!(failed, Err(Error::Driver { .. })), "{failed:?}");
         drop((x, graph, stream, on));
-        soon(&comm, "the end of the memory's keeper", || {
+        soon(&comm, "the drop of the memory's keeper", || {
             dropped.load(Ordering::Acquire) == 1
         })?;
         fake.call("cuMemFree_v2", at as usize);

@@ -1,4 +1,4 @@
-//! The conformance grid over backends, numbers of ranks, and ways to start them.
+//! The conformance grid on all backends, with several numbers of ranks and ways to start them.
 
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use fusewire_tests::process::{self, Host};
 use fusewire_tests::runner::{Processes, Setup, Threads};
 use fusewire_tests::skip::full;
 
-/// One run after the other: each has as many threads as ranks.
+/// Serializes the runs, because each has as many threads as ranks.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn regular() -> Breadth {
@@ -23,7 +23,7 @@ fn regular() -> Breadth {
 fn setup(backend: &'static str, ranks: u32) -> Setup {
     Setup {
         backend,
-        // Production's staging: the grid is about calls, the other lists about rounds.
+        // Staging of the default size: unlike the lists, the grid needs no multiple rounds.
         staging: 1 << 20,
         ..Setup::new(ranks)
     }
@@ -54,7 +54,7 @@ fn processes(table: &mut Table, test: &'static str, backend: &'static str, ranks
     table.add(backend, &format!("{ranks} proc"), tally);
 }
 
-/// In a child: the grid of one rank.
+/// Runs the grid on one rank if this process is a child. Returns true if it is.
 fn child() -> bool {
     Processes::child_of_each(|comm, breadth| {
         let breadth = match breadth {

@@ -1,4 +1,4 @@
-/* Libraries that Fusewire must refuse, or that fail: which one, the compiler's -D says. */
+/* Libraries that Fusewire must refuse, or that fail. The compiler's -D options select one. */
 #include <fusewire_backend.h>
 #include <stdio.h>
 
@@ -30,8 +30,9 @@ static void *create(const FusewireBackendSetup *setup, FusewireError *error) {
   int32_t code = store->wait(store->context, "count", 5, 1000000, NULL);
   code |= store->get(store->context, "count", 5, 1000000, value, sizeof value, &value_bytes, NULL);
   error->code = FUSEWIRE_CODE_UNSUPPORTED;
-  snprintf(error->message, error->message_capacity, "no fabric %s for rank %u of %u in %s, %d %lld %.*s", fabric,
-           setup->rank, setup->size, setup->name, code, (long long)sum, (int)value_bytes, (const char *)value);
+  snprintf(error->message, error->message_capacity,
+           "no fabric %s for rank %u of %u in %s, %d %lld %.*s", fabric, setup->rank, setup->size,
+           setup->name, code, (long long)sum, (int)value_bytes, (const char *)value);
   return NULL;
 }
 
@@ -50,8 +51,8 @@ static int32_t plain(void *handle, FusewireError *error) {
   return FUSEWIRE_CODE_OTHER;
 }
 
-static int32_t move(void *handle, const void *from, void *to, uint64_t count, const FusewireCall *call,
-                    FusewireError *error) {
+static int32_t move(void *handle, const void *from, void *to, uint64_t count,
+                    const FusewireCall *call, FusewireError *error) {
   (void)handle, (void)from, (void)to, (void)count, (void)call, (void)error;
   return FUSEWIRE_CODE_OTHER;
 }
@@ -67,8 +68,8 @@ static int32_t into(void *handle, void *to, uint64_t count, uint32_t root, const
   return rooted(handle, NULL, to, count, root, call, error);
 }
 
-static int32_t out(void *handle, const void *from, uint64_t count, uint32_t root, const FusewireCall *call,
-                   FusewireError *error) {
+static int32_t out(void *handle, const void *from, uint64_t count, uint32_t root,
+                   const FusewireCall *call, FusewireError *error) {
   return rooted(handle, from, NULL, count, root, call, error);
 }
 

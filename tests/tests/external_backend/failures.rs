@@ -1,5 +1,5 @@
-//! Ranks that are late, dead or aborted: bounded errors with the library's message, and the same
-//! ones after.
+//! Ranks that are late, dead or aborted: bounded errors with the library's message, which later
+//! calls repeat.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
 }
 
-/// The failure is the communicator's: every later call gives it, at once.
+/// Checks that every later call immediately returns `error`.
 fn assert_poisoned(comm: &Communicator, error: &Error) {
     let started = Instant::now();
     let later = [
@@ -84,7 +84,7 @@ fn a_rank_that_never_launches_is_named() {
         );
         let error = error.expect_err("alone").to_string();
         assert!(started.elapsed() < Duration::from_secs(10));
-        // The library is not asked before all ranks are there.
+        // The library is not called before all ranks have joined.
         assert!(error.contains(named) && error.contains("alone-"), "{error}");
     }
 }
@@ -111,7 +111,7 @@ fn different_counts_are_an_error_on_both_ranks() {
 fn abort_ends_waits() {
     let results = ranks(2, &options(), |comm| {
         if comm.rank() == 1 {
-            // Waits for rank 0's abort, too.
+            // Also waits until rank 0 aborts.
             return Ok(comm
                 .recv([0u8; 1].as_mut_slice(), 0)
                 .map_err(|error| error.to_string()));
@@ -162,7 +162,7 @@ fn a_killed_process_is_an_error_of_the_others() {
     let error = ranks.processes[0]
         .next_report(TEST_TIMEOUT)
         .expect("a report");
-    // Long before the time-out: the connection reports it.
+    // The closed connection reports the death long before the time-out.
     assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(
         error.contains("a peer failed") && error.contains("rank 1"),

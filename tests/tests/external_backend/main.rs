@@ -1,4 +1,4 @@
-//! Backends that are loaded at run time: the sample one through every operation, and libraries that
+//! Backends that are loaded at run time: every operation of the sample backend, and libraries that
 //! must be refused.
 
 mod failures;
@@ -13,10 +13,10 @@ use fusewire::store::MemoryStore;
 use fusewire::{Communicator, Device, Options, Result, backend, new_comm};
 use fusewire_tests::backends::{self, sample};
 
-/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+/// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes `sample` a backend of this process.
+/// Registers `sample` as a backend of this process.
 fn register() {
     backends::register("sample");
     assert!(backend::backend_names().contains(&"sample".to_owned()));

@@ -1,4 +1,4 @@
-//! Every operation of a communicator over the sample backend, against the plain reference.
+//! Every operation of a communicator with the sample backend, against the sequential reference.
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
@@ -33,7 +33,7 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
         .collect()
 }
 
-/// One rank's checks: what it holds, what it should get, and how many there were.
+/// The checks of one rank, with their number.
 struct Checks<'a> {
     comm: &'a Communicator,
     call: u64,
@@ -41,7 +41,7 @@ struct Checks<'a> {
 }
 
 impl Checks<'_> {
-    /// What every rank holds in the next call: other numbers in each.
+    /// Returns the inputs of all ranks for the next call; they differ from call to call.
     fn inputs<T: Element>(&mut self, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
         self.call += 1;
         let held = |rank| fill(T::DTYPE, rank, self.call, count(rank));
@@ -149,7 +149,7 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// A message around the ring.
+    /// Sends a message around the ring.
     fn ring<T: Element>(&mut self, count: usize) -> Result<()> {
         let comm = self.comm;
         let (rank, size) = (comm.rank(), comm.size());
@@ -185,7 +185,7 @@ impl Checks<'_> {
     }
 }
 
-/// Everything on one rank; the number of results compared.
+/// Runs all checks on one rank. Returns the number of compared results.
 fn every_operation(comm: &Communicator) -> Result<u64> {
     assert_eq!(comm.backend(), "sample");
     let version = comm.backend_version();
@@ -200,7 +200,8 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     checks.all::<i32>()?;
     checks.all::<i64>()?;
     checks.all::<u8>()?;
-    // More than sockets hold, in both directions at once: whoever only sends first stays here.
+    // More than socket buffers hold, in both directions: a backend that sends everything before
+    // it receives would block here.
     checks.movements::<f32>(400_000, comm.size() - 1)?;
     checks.reductions::<i64>(300_001, 0)?;
     Ok(checks.done)
@@ -227,7 +228,7 @@ fn two_processes_named_by_the_environment() {
         let comm =
             new_comm("sample", Device::Cpu, "processes", options()).expect("by its variable");
         let done = every_operation(&comm).expect("every operation");
-        // Nobody leaves while another still reads.
+        // All ranks have read before any rank exits.
         comm.barrier().expect("all are done");
         report(done);
         return;
@@ -287,7 +288,7 @@ fn unsupported_operations_are_refused_before_the_call() {
             error.to_string().contains("no all_reduce of bf16"),
             "{error}"
         );
-        // It is refused on all ranks, and poisons nothing.
+        // All ranks refuse it, and the communicator remains usable.
         assert!(comm.failure().is_none());
         comm.broadcast(x.as_mut_slice(), 1)
     }) {

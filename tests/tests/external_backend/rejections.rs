@@ -1,5 +1,5 @@
-//! Libraries that are no backends, or of another version: an error with path, what was found, what
-//! is expected.
+//! Libraries that are no backends, or of another version: an error with the path, the actual and
+//! the expected value.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,7 +37,7 @@ fn build(name: &str, defines: &[&str]) -> PathBuf {
     library
 }
 
-/// What making a communicator of the library says.
+/// Returns the error of creating a communicator with the library.
 fn error_of(name: &str, path: &Path) -> Error {
     backend::register_external_backend(name, path).expect("a new name");
     let mut options = options();
@@ -47,7 +47,7 @@ fn error_of(name: &str, path: &Path) -> Error {
     new_comm(name, Device::Cpu, "refused", options).expect_err("refused")
 }
 
-/// Builds a library that must be refused with `expected` (and its path) in the message.
+/// Builds a library that must be refused with its path and `expected` in the message.
 fn refused(name: &str, defines: &[&str], expected: &[&str]) {
     let path = build(name, defines);
     let error = error_of(name, &path);
@@ -123,15 +123,14 @@ fn a_missing_file() {
     );
 }
 
-/// The table of a newer minor version is taken; what the library says of its failure arrives, and
-/// what it was given arrived there.
+/// Checks that the table of a newer minor version is accepted, and that the library's message,
+/// which contains its arguments, arrives.
 #[test]
 fn a_message_of_the_library() {
     let path = build("message", &["-DTHE_BYTES=(sizeof(FusewireBackendTable)+8)"]);
     let error = error_of("message", &path);
     let expected = "backend message: create: not supported (code 5): no fabric blue for rank 0 of \
-        1 in \
-                    refused, 0 42 42";
+                    1 in refused, 0 42 42";
     assert_eq!(error.to_string(), expected);
     let _ = std::fs::remove_file(path);
 }

@@ -1,4 +1,4 @@
-//! Graphs: captured once, replayed with whatever the memory holds then.
+//! Graphs: captured once and replayed with changing contents of the memory.
 
 mod overlapped;
 mod replays;
@@ -23,12 +23,12 @@ fn all(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Sync) {
     }
 }
 
-/// `usual` rounds, or one in 25 of them where a launch takes longer.
+/// Returns the number of rounds: `usual` on the CPU, 1 in 25 on a GPU, where a launch takes longer.
 fn rounds(usual: u64) -> u64 {
     if device().is_gpu() { usual / 25 } else { usual }
 }
 
-/// What `calls` put on the communicator's stream, as a graph.
+/// Captures `calls` on the communicator's stream as a graph.
 fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
     comm.stream().begin_capture()?;
     let called = calls();
@@ -47,7 +47,7 @@ fn ten_thousand_replays_of_every_operation() {
         let (x, summed, gathered, scattered) = (t(N)?, t(N)?, t(N * ranks)?, t(N)?);
         let (exchanged, sent, got, rooted) = (t(N * ranks)?, t(N)?, t(N)?, t(N)?);
         let (root_rows, back, parts, v) = (t(N * ranks)?, t(N)?, t(N * ranks)?, t(N * ranks)?);
-        // In no window: through staging.
+        // Not in a window, so through staging.
         let counts = tensor(DType::U64, ranks)?;
         counts.copy_from(&vec![N as u64; ranks])?;
         let splits = tensor(DType::U64, 2 * ranks)?;
@@ -160,7 +160,7 @@ fn memory_lives_as_long_as_the_graph() {
             Ok(())
         })?;
         drop((between, splits, weight));
-        // Whatever was freed would be given out again.
+        // Reuses memory if any was freed.
         let noise: Vec<Tensor> = (0..20)
             .map(|_| tensor(DType::F32, 50_000))
             .collect::<Result<_>>()?;
@@ -191,7 +191,7 @@ fn blocking_calls_on_tensors_are_captured_and_on_slices_refused() {
             refused = comm.all_reduce(&mut slice[..], ReduceOp::Sum).err();
             assert_eq!(slice, [1.0; 8]);
             comm.all_reduce(&t, ReduceOp::Sum)?;
-            // Nothing has run.
+            // The captured call has not run.
             t.copy_from(&[5f32; 8])
         })?;
         assert!(
@@ -287,7 +287,7 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
         (1 << 61, 1 << 61),
     ] {
         all(1, |comm| {
-            // The tensors are the middle of a larger one, whose rest must stay as it is.
+            // The tensors are parts of larger ones, whose other elements must not change.
             let (inside, outside) = (comm.alloc(DType::U32, 64)?, comm.alloc(DType::U32, 64)?);
             let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
             let splits = tensor(DType::U64, 2)?;

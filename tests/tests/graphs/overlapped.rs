@@ -1,8 +1,8 @@
-//! Graphs of an operation and the computation beside it: each replay finds its own contents, chunk
-//! by chunk and tile by tile, and the checks find it out where one does not.
+//! Graphs of an operation and a concurrent computation. Each replay must find its own contents,
+//! chunk by chunk and tile by tile; negative controls show that the checks detect stale ones.
 //!
-//! The computation is a copy of each chunk, right behind the wait for its word, by a communicator
-//! of one rank on the compute stream: so it is the same on every device.
+//! The computation copies each chunk directly after the wait for its flag. The copies are
+//! operations of a communicator of one rank on the compute stream, on every device.
 
 use core::time::Duration;
 
@@ -15,14 +15,14 @@ use super::all;
 const COUNT: usize = 700;
 const CHUNK: usize = 256;
 
-/// Replays: as many on every device, since what they look for is rare; fewer where a launch takes
-/// long.
+/// Returns the number of replays: many, because the errors that they look for are rare; fewer on a
+/// GPU, where a launch takes longer.
 fn replays() -> u64 {
     if device().is_gpu() { 150 } else { 1500 }
 }
 
-/// A rank's parts: the operations' communicator on a stream of its own, one of this rank alone, and
-/// the compute stream.
+/// A rank's communicators and streams: the communicator of the operations on its own stream, a
+/// communicator of this rank only, and the compute stream.
 struct Parts {
     comm: Communicator,
     single_rank: Communicator,
@@ -49,7 +49,7 @@ impl Parts {
         self.single_rank.all_gather_single_async(to, from).map(drop)
     }
 
-    /// What `calls` put on both streams, as a graph.
+    /// Captures `calls` on both streams as a graph.
     fn capture(&self, calls: impl FnOnce() -> Result<()>) -> Result<GraphExec> {
         self.compute.begin_capture()?;
         let called = calls();
@@ -58,7 +58,7 @@ impl Parts {
         graph.instantiate()
     }
 
-    /// Pieces of a tensor of rows: row, first element, length.
+    /// Returns the chunks of a tensor of rows: row, first element, length.
     fn pieces(&self) -> Vec<(usize, usize, usize)> {
         let per_row = COUNT.div_ceil(CHUNK);
         let ranks = self.comm.size() as usize;
@@ -75,8 +75,7 @@ fn value(round: u64, rank: usize) -> u64 {
     round * 16 + rank as u64 + 1
 }
 
-/// A gather whose chunks are copied to `seen` as they come, as the words of `watched` say; replayed
-/// by `replay`.
+/// A gather whose chunks are copied to `seen` when the flags of `watched` are set.
 struct Gather {
     parts: Parts,
     x: Tensor,
@@ -106,7 +105,7 @@ impl Gather {
         parts.capture(|| {
             let compute = &parts.compute;
             let work = comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)?;
-            // Own row first, as chunks come.
+            // This rank's row first, because its chunks are ready first.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
             for step in 0..ranks {
@@ -122,7 +121,7 @@ impl Gather {
         })
     }
 
-    /// Whether the copies are those of `round`.
+    /// Replays the graph with the inputs of `round`. Returns true if all copies are of this round.
     fn replay(&self, graph: &GraphExec, round: u64) -> Result<bool> {
         let me = self.parts.comm.rank() as usize;
         self.x.copy_from(&vec![value(round, me); COUNT])?;
@@ -146,7 +145,7 @@ fn a_thousand_replays_consume_each_chunk_after_its_flag() {
                     std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
                 }
                 assert!(gather.replay(&graph, round)?, "replay {round}");
-                // An eager call with the same words, now and then.
+                // Sometimes an eager call with the same flags.
                 if round % 64 == 63 {
                     let (parts, compute) = (&gather.parts, &gather.parts.compute);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
@@ -166,7 +165,7 @@ fn flags_that_are_not_cleared_give_stale_chunks() {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
         let (flags, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
-        // As at a second replay without clearing: all words say that all is there.
+        // As in a second replay without clearing, all flags are set from the start.
         let graph = gather.capture(&flags, &raised)?;
         raised.words().copy_from(&vec![1_u32; count])?;
         let mut stale = 0;
@@ -185,8 +184,8 @@ fn flags_that_are_not_cleared_give_stale_chunks() {
     });
 }
 
-/// A reduce_scatter whose tiles are made by copies; `early`: their words are raised before, by a
-/// late producer.
+/// Replays a reduce_scatter whose tiles are produced by copies. If `early`, the arrival counters
+/// are set before the copies. Returns the number of wrong replays.
 fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let parts = Parts::new(comm)?;
     let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -211,7 +210,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
                 Ok(())
             }))?;
         }
-        // Tile t of all rows, then the next.
+        // Tile t of all rows before tile t + 1.
         let per_row = COUNT.div_ceil(CHUNK);
         for index in (0..per_row).flat_map(|t| (0..ranks).map(move |row| row * per_row + t)) {
             let (_, at, length) = pieces[index];
@@ -258,8 +257,8 @@ fn tiles_that_are_signalled_too_early_are_caught() {
 
 #[test]
 fn both_sides_of_a_layer_in_one_graph() {
-    // all_gather, the computation, reduce_scatter: on one communicator, several times a graph, with
-    // the same words.
+    // all_gather, computation and reduce_scatter on one communicator, several times per graph with
+    // the same flags.
     all(2, |comm| {
         let parts = Parts::new(&comm)?;
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -295,7 +294,7 @@ fn both_sides_of_a_layer_in_one_graph() {
         for round in 0..replays() / 3 {
             x.copy_from(&vec![value(round, me); COUNT])?;
             graph.run(&parts.compute)?;
-            // Each layer adds the rows of both ranks, which are equal: twice the value.
+            // Each layer adds the equal rows of both ranks, which doubles the value.
             assert_eq!(out.to_vec::<u64>()?, vec![8 * value(round, me); COUNT]);
         }
         Ok(())

@@ -1,6 +1,5 @@
-//! Replays, very many of them: of all operations mixed with kernels of users, of several graphs at
-//! a time, on several streams, between eager launches, wherever epochs begin; and what they say
-//! when a rank is late.
+//! Many replays: of all operations mixed with users' kernels, of several graphs, on several
+//! streams, between eager launches, with any first epoch; and their errors if a rank is late.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -14,7 +13,7 @@ use fusewire_tests::device::{run_threads, stream};
 use fusewire_tests::mix::Mix;
 use fusewire_tests::rng::Rng;
 
-/// One block, as kernels of users want it.
+/// Returns options with one block, which the users' kernels require.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
@@ -22,8 +21,8 @@ fn options() -> Options {
     options
 }
 
-/// `usual` replays on the CPU, and 1 in 500 of them where a launch takes longer; or what
-/// `FUSEWIRE_TEST_REPLAYS` says.
+/// Returns the number of replays: `FUSEWIRE_TEST_REPLAYS` if set, else `usual` on the CPU and 1 in
+/// 500 on a GPU, where a launch takes longer.
 fn replays(usual: u64) -> u64 {
     match std::env::var("FUSEWIRE_TEST_REPLAYS") {
         Ok(number) => number.parse().expect("FUSEWIRE_TEST_REPLAYS is a number"),
@@ -38,7 +37,7 @@ fn all(ranks: u32, options: &Options, body: impl Fn(Communicator) -> Result<()> 
     }
 }
 
-/// `mix` as a graph, captured from `stream`.
+/// Captures `mix` on `stream` as a graph.
 fn capture(mix: &Mix, comm: &Communicator, stream: &Stream) -> Result<GraphExec> {
     stream.begin_capture()?;
     let issued = mix.issue(&comm.on(stream));
@@ -72,19 +71,19 @@ fn the_check_of_a_mix_can_fail() {
         mix.fill(0)?;
         graph.run(comm.stream())?;
         mix.check(0)?;
-        // Another round's inputs, and no replay of them.
+        // Inputs of another round without a replay.
         mix.fill(1)?;
         Ok(std::panic::catch_unwind(AssertUnwindSafe(|| mix.check(1))).is_err())
     });
     for (rank, noticed) in ranks.into_iter().enumerate() {
         assert!(
-            noticed.expect("the round itself is right"),
-            "rank {rank} noticed nothing"
+            noticed.expect("the first round is right"),
+            "rank {rank} reported no difference"
         );
     }
 }
 
-/// The ways to do a mix once.
+/// Runs a mix once: eagerly, or by one of two forms of replay.
 fn once(
     rng: &mut Rng,
     comm: &Communicator,
@@ -93,7 +92,6 @@ fn once(
     stream: &Stream,
 ) -> Result<()> {
     match rng.below(3) {
-        // Eager.
         0 => mix.issue(&comm.on(stream)),
         1 => graph.run(stream),
         _ => graph.launch(stream).map(drop),
@@ -113,7 +111,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
             for (mix, stream) in mixes.iter().zip(&streams) {
                 graphs.push(capture(mix, &comm, stream)?);
             }
-            // The same on all ranks.
+            // The same sequence on all ranks.
             let mut rng = Rng::new(first_epoch);
             let done = Event::new();
             for round in 0..count {
@@ -123,7 +121,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
                 let mut used = [false; 3];
                 for _ in 0..1 + rng.below(4) {
                     let (which, stream) = (rng.below(3), &streams[rng.below(3)]);
-                    // A graph's launch is ordered with other streams' work by nobody else.
+                    // The library does not order a graph's launch with the work of other streams.
                     stream.wait_event(&done)?;
                     once(&mut rng, &comm, &mixes[which], &graphs[which], stream)?;
                     stream.record(&done)?;
@@ -135,7 +133,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
                 for (mix, _) in mixes.iter().zip(used).filter(|(_, used)| *used) {
                     mix.check(round)?;
                 }
-                // A graph ends, and another one is made of the same work.
+                // Replaces a graph by a new one of the same work.
                 if rng.one_in(40) {
                     let which = rng.below(3);
                     graphs[which] = capture(&mixes[which], &comm, &streams[rng.below(3)])?;
@@ -146,7 +144,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
     }
 }
 
-/// The failure of a time-out.
+/// Returns the failure of a time-out.
 fn timed_out(error: &Error) -> &Failure {
     match error {
         Error::Timeout(failure) => failure,
@@ -154,8 +152,8 @@ fn timed_out(error: &Error) -> &Failure {
     }
 }
 
-/// Three operations, of which rank 1 never calls the last, eager or as two graphs; what rank 0 and
-/// then rank 1 say.
+/// Runs three operations, the last of which rank 1 never calls, eagerly or as two graphs. Returns
+/// the failures of ranks 0 and 1.
 fn late(replayed: bool) -> Vec<Failure> {
     let mut options = options();
     options.timeout = Duration::from_millis(700);
@@ -192,9 +190,9 @@ fn late(replayed: bool) -> Vec<Failure> {
                 Some(graphs) => graphs[1].run(comm.stream()),
                 None => last()?.wait_blocking(),
             };
-            failed.expect_err("rank 1 does not come")
+            failed.expect_err("rank 1 calls nothing")
         };
-        // From now on everything says the same: replays of both graphs, in every form, and calls.
+        // All later calls and replays of both graphs return the same error.
         let says = |what: &str, result: Result<()>| {
             let again = result.expect_err(what);
             assert_eq!(again.to_string(), failure.to_string(), "{what}");
@@ -224,7 +222,7 @@ fn a_late_rank_is_named_by_a_replay_as_by_a_call() {
             assert_eq!(failure.activity.operation, Operation::AllGather);
             assert_eq!(failure.blamed.operation, Operation::Barrier);
         }
-        // All but the time that it took, and what else moved meanwhile.
+        // The failures are equal except for times and progress.
         assert_eq!(eager.activity, replayed.activity);
         assert_eq!(eager.blamed, replayed.blamed);
         assert_eq!(eager.wait_kind, replayed.wait_kind);

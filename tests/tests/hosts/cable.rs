@@ -1,4 +1,4 @@
-//! Ranks on several hosts: network namespaces of this machine with a cable between them, which can
+//! Ranks on several hosts: network namespaces of this machine, joined by a virtual cable that can
 //! be cut.
 
 use core::time::Duration;
@@ -11,16 +11,16 @@ use fusewire_tests::process::{Process, free_port, report, role, start};
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::{has_gloo, skip};
 
-/// Bound of everything that a test awaits.
+/// Time limit of the tests' waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Bound of the operations over the cable that is cut.
+/// Time-out of the operations over the cut cable.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
 const NAMESPACE: &str = "FUSEWIRE_TEST_NAMESPACE";
-/// Elements of 64 MiB.
+/// Number of f32 elements in 64 MiB.
 const LARGE: usize = 16 << 20;
 
-/// Two ranks at each end of the cable.
+/// Starts two ranks at each end of the cable.
 fn at_both_ends(test: &str, role: &str, cable: &Cable, more: &[(&str, &str)]) -> Vec<Process> {
     let port = free_port();
     (0..4usize)
@@ -65,7 +65,7 @@ fn enter() {
     netns::enter(&name).expect("the namespace");
 }
 
-/// Seconds of the best of three.
+/// Runs `run` three times. Returns the shortest time in seconds.
 fn best_of_three(mut run: impl FnMut()) -> f64 {
     let times = (0..3).map(|_| {
         let started = Instant::now();
@@ -75,7 +75,7 @@ fn best_of_three(mut run: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// A child: 64 MiB by each way.
+/// Times sums of 64 MiB by each algorithm if this process is a child. Returns true if it is.
 fn sums_of_large() -> bool {
     if role().as_deref() != Some("large") {
         return false;
@@ -83,7 +83,7 @@ fn sums_of_large() -> bool {
     enter();
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
-    // Both ends share this machine's cores.
+    // The ranks of both ends share this machine's cores.
     options.spins = Some(200);
     let comm = Communicator::from_env(Device::Cpu, options.clone()).expect("a communicator");
     let (store, rank) = (Arc::clone(comm.store()), comm.rank());
@@ -123,7 +123,7 @@ fn sums_of_large() -> bool {
     for comm in [&flat, &any, &comm] {
         comm.barrier().expect("a barrier");
     }
-    // Rank 0 hosts the store.
+    // Rank 0 serves the store, so all ranks finalize.
     for comm in [&flat, &any, &comm] {
         comm.finalize().expect("an end");
     }
@@ -150,7 +150,7 @@ fn large_sums_over_a_cable() {
     }
 }
 
-/// A child: sums without end, until one fails.
+/// Sums until one fails, if this process is a child. Returns true if it is.
 fn sums_without_end() -> bool {
     if role().as_deref() != Some("cut") {
         return false;
@@ -173,7 +173,7 @@ fn sums_without_end() -> bool {
         if let Err(error) = ended {
             report(format!("{} {error}", started.elapsed().as_millis()));
             let again = Instant::now();
-            let next = comm.barrier().expect_err("it has failed");
+            let next = comm.barrier().expect_err("the communicator has failed");
             assert!(again.elapsed() < TIMEOUT, "later calls fail at once");
             assert_eq!(next.to_string(), error.to_string());
             break;

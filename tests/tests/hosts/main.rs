@@ -1,4 +1,4 @@
-//! Ranks on several hosts: hosts by name only, and hosts that are network namespaces.
+//! Ranks on several hosts: hosts that differ only in their names, and network namespaces.
 
 mod cable;
 mod names;

@@ -1,5 +1,5 @@
-//! Ranks on several hosts, by name only: every operation, by both promises. See `hosts_cable.rs`
-//! for a network.
+//! Ranks on several hosts that differ only in their names: every operation, with both kinds of
+//! determinism. `cable.rs` has tests with a network.
 
 use core::time::Duration;
 
@@ -11,10 +11,10 @@ use fusewire_tests::rank::{CallMode, Rank};
 use fusewire_tests::runner::Setup;
 use fusewire_tests::skip::has_gloo;
 
-/// Bound of everything that a test awaits.
+/// Time limit of the tests' waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
-/// Elements of 64 MiB.
+/// Number of f32 elements in 64 MiB.
 const LARGE: usize = 16 << 20;
 
 fn options(ranks: u32) -> Options {
@@ -25,7 +25,7 @@ fn options(ranks: u32) -> Options {
     options
 }
 
-/// Starts ranks whose hosts have the names `hosts`.
+/// Starts a rank on each of the host names `hosts`.
 fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String)]) -> Ranks {
     let host = |rank: usize| vec![("FUSEWIRE_HOST_ID", hosts[rank].to_owned())];
     let size = hosts.len() as u32;
@@ -43,7 +43,7 @@ fn is_inexact(case: &Case) -> bool {
     REDUCING.contains(&case.operation) && is_float && case.reduction.is_some_and(sums)
 }
 
-/// All cases of a communicator over hosts, for `Rank`, which compares bits with the oracle's.
+/// Returns all cases of a communicator on several hosts, for a comparison bit for bit.
 fn list(ranks: u32) -> Vec<Case> {
     let mut list = cases::sizes(ranks);
     list.extend(cases::types(ranks));
@@ -72,7 +72,7 @@ fn f32s(bytes: &[u8], dtype: DType) -> Vec<f32> {
     reference::widen(dtype, bytes)
 }
 
-/// Sums of floats in any order: near the oracle's, and the same bits on all ranks.
+/// Checks sums of floats in any order: close to the reference, and the same bits on all ranks.
 fn sums_are_near(comm: &Communicator) {
     let ranks = comm.size();
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -84,11 +84,12 @@ fn sums_are_near(comm: &Communicator) {
                 let sum = reference::reduce(dtype, op, &[], &inputs);
                 let own = &inputs[comm.rank() as usize];
                 let tensor = fusewire::Tensor::new(dtype, count).expect("memory");
-                // SAFETY: nobody else uses the tensor.
+                // SAFETY: the tensor has `own.len()` bytes, and other code accesses them only in
+                // operations that block this thread.
                 let bytes = unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr(), own.len()) };
                 bytes.copy_from_slice(own);
                 comm.all_reduce(&tensor, op).expect("an all_reduce");
-                // Each input is below 2^5; as many roundings as ranks.
+                // Inputs are below 2^5, and there is a rounding per rank.
                 let epsilon = match dtype {
                     DType::F32 => 2f32.powi(-23),
                     DType::F16 => 2f32.powi(-10),
@@ -127,14 +128,15 @@ fn sums_are_near(comm: &Communicator) {
     comm.reduce_scatter_single(row.as_mut_slice(), rows.as_slice(), ReduceOp::Sum)
         .expect("a reduce_scatter");
     for (i, is) in row.iter().enumerate() {
-        // Whole numbers below 2^24: exact in every order.
+        // Sums of integers below 2^24 are exact in every order.
         let first = comm.rank() * 777 + i as u32;
         let must: u32 = (0..ranks).map(|rank| first + rank).sum();
         assert_eq!(*is, must as f32);
     }
 }
 
-/// A child: the list, by both promises; parts of the communicator.
+/// Runs the list, and operations on derived communicators, if this process is a child. Returns true
+/// if it is.
 fn conforms() -> bool {
     if role().as_deref() != Some("conforms") {
         return false;
@@ -169,7 +171,7 @@ fn conforms() -> bool {
     calls += run_list(&comm, CallMode::Graph, &few);
     let dup = comm.dup().expect("a dup");
     calls += run_list(&dup, CallMode::Blocking, &few);
-    // In the other order, and without the last rank.
+    // In reverse order, without the last rank.
     let part: Vec<u32> = (0..ranks - 1).rev().collect();
     let mine = if part.contains(&comm.rank()) {
         &part[..]
@@ -180,7 +182,7 @@ fn conforms() -> bool {
         calls += run_list(&part, CallMode::Blocking, &few);
         part.finalize().expect("an end");
     }
-    // One host's ranks need no network.
+    // Ranks of one host need no network.
     let own = std::env::var("FUSEWIRE_HOST_ID").expect("set by the parent");
     let here: Vec<u32> = (0..ranks)
         .filter(|rank| hosts_of(ranks)[*rank as usize] == own)
@@ -199,7 +201,7 @@ fn conforms() -> bool {
     true
 }
 
-/// The hosts of the lists below by number of ranks, which differ.
+/// Returns the hosts of the tests below by their number of ranks.
 fn hosts_of(ranks: u32) -> &'static [&'static str] {
     match ranks {
         4 if std::env::var("FUSEWIRE_TEST_UNEVEN").is_ok() => &["x", "y", "y", "z"],
@@ -287,7 +289,8 @@ fn without_gloo_the_error_says_what_to_build() {
     ranks.succeed(TEST_TIMEOUT).expect("both ranks");
 }
 
-/// The oracle's tolerance would pass what changes nothing: inputs differ from sums.
+/// Checks that inputs differ from sums by more than the tolerance, so that an operation without
+/// effect is detected.
 #[test]
 fn the_oracle_distinguishes_sums_from_inputs() {
     let inputs: Vec<_> = (0..4)
