@@ -1,10 +1,10 @@
-//! Types and constants of `hip_runtime_api.h`, as ROCm 6 and 7 have them.
+//! Types and constants of `hip_runtime_api.h` in ROCm 6 and 7.
 //!
 //! With the feature `hip-prototypes` the types are those of the crate `cubecl-hip-sys`, which
-//! bindgen made from AMD's headers; the compiler then compares every prototype and every call of
-//! this module with them, and tests compare constants and layouts. Otherwise that crate is not
-//! needed: its wrappers end the process where a symbol is missing, and it does not build beside a
-//! ROCm whose version it does not list.
+//! bindgen generated from AMD's headers. The compiler then compares every prototype and every call
+//! of this module with them, and tests compare constants and layouts. Otherwise that crate is not
+//! used: its wrappers end the process if a symbol is missing, and it does not build with a ROCm
+//! version that it does not list.
 
 #![allow(non_camel_case_types)]
 
@@ -17,8 +17,7 @@ pub(super) use cubecl_hip_sys::{
     hipUserObject_t,
 };
 
-/// What the library fills for `hipGetDevicePropertiesR0600`: only the size and one member matter
-/// here.
+/// Structure that `hipGetDevicePropertiesR0600` fills. Only its size and one member are used here.
 #[cfg(feature = "hip-prototypes")]
 pub(super) type Prop = cubecl_hip_sys::hipDeviceProp_tR0600;
 
@@ -78,12 +77,12 @@ pub(super) use self::types::{
     hipUserObject_t,
 };
 
-/// Bytes of `hipDeviceProp_tR0600`, the same from ROCm 6.0 on: new members take from its reserved
+/// Size of `hipDeviceProp_tR0600`, which is the same since ROCm 6.0: new members replace reserved
 /// words.
 pub(super) const PROP_BYTES: usize = 1472;
-/// Where its `gcnArchName` begins.
+/// Offset of its `gcnArchName`.
 pub(super) const PROP_ARCHITECTURE: usize = 1160;
-/// Bytes of that.
+/// Size of `gcnArchName`.
 pub(super) const PROP_ARCHITECTURE_BYTES: usize = 256;
 
 macro_rules! constants {
@@ -128,13 +127,16 @@ constants! {
     ERROR_CAPTURE_WRONG_THREAD: hipError_t = 908, hipError_t_hipErrorStreamCaptureWrongThread;
     ATTRIBUTE_COOPERATIVE: c_uint = 10, hipDeviceAttribute_t_hipDeviceAttributeCooperativeLaunch;
     ATTRIBUTE_MAX_THREADS: c_uint = 56, hipDeviceAttribute_t_hipDeviceAttributeMaxThreadsPerBlock;
-    ATTRIBUTE_MULTIPROCESSORS: c_uint = 63, hipDeviceAttribute_t_hipDeviceAttributeMultiprocessorCount;
+    ATTRIBUTE_MULTIPROCESSORS: c_uint = 63,
+        hipDeviceAttribute_t_hipDeviceAttributeMultiprocessorCount;
     ATTRIBUTE_PCI_BUS: c_uint = 67, hipDeviceAttribute_t_hipDeviceAttributePciBusId;
     ATTRIBUTE_PCI_DEVICE: c_uint = 68, hipDeviceAttribute_t_hipDeviceAttributePciDeviceId;
     ATTRIBUTE_PCI_DOMAIN: c_uint = 69, hipDeviceAttribute_t_hipDeviceAttributePciDomainID;
-    ATTRIBUTE_SHARED_BYTES: c_uint = 74, hipDeviceAttribute_t_hipDeviceAttributeMaxSharedMemoryPerBlock;
+    ATTRIBUTE_SHARED_BYTES: c_uint = 74,
+        hipDeviceAttribute_t_hipDeviceAttributeMaxSharedMemoryPerBlock;
     ATTRIBUTE_WARP: c_uint = 87, hipDeviceAttribute_t_hipDeviceAttributeWarpSize;
-    FUNCTION_MAX_THREADS: c_uint = 0, hipFunction_attribute_HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+    FUNCTION_MAX_THREADS: c_uint = 0,
+        hipFunction_attribute_HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     FUNCTION_SHARED_BYTES: c_uint = 1, hipFunction_attribute_HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
     FUNCTION_LOCAL_BYTES: c_uint = 3, hipFunction_attribute_HIP_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES;
     FUNCTION_REGISTERS: c_uint = 4, hipFunction_attribute_HIP_FUNC_ATTRIBUTE_NUM_REGS;
@@ -158,7 +160,7 @@ constants! {
     USER_OBJECT_MOVE: c_uint = 1, hipUserObjectRetainFlags_hipGraphUserObjectMove;
 }
 
-/// Device numbers and attribute values are C's `int`.
+/// Type of device numbers and attribute values: C's `int`.
 pub(super) type Int = c_int;
 
 #[cfg(all(test, feature = "hip-prototypes"))]

@@ -1,4 +1,4 @@
-//! One GPU: its state in this process, and the calls that every other one begins with.
+//! One GPU: its state in this process, and the calls that precede all others.
 
 use core::ffi::c_uint;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::properties;
 use crate::gpu::driver::Properties;
 use crate::{Error, Result};
 
-/// A GPU of the HIP run time.
+/// GPU of the HIP runtime.
 #[derive(Debug)]
 pub(super) struct Hip {
     pub(super) functions: &'static Functions,
@@ -47,21 +47,22 @@ impl Hip {
         Ok(hip)
     }
 
-    /// The device becomes the thread's: launches and queries take it from there.
+    /// Makes the device current on this thread. Launches and queries use the thread's current
+    /// device.
     pub(super) fn current(&self) -> Result<()> {
-        // SAFETY: no memory is involved.
+        // SAFETY: the call takes an integer.
         let status = unsafe { (self.functions.hipSetDevice)(self.ordinal) };
         self.functions.check("hipSetDevice", status)
     }
 
-    /// As [`Hip::current`]; until the result is dropped, the thread may make calls that a capture
-    /// forbids.
+    /// Makes the device current, and permits calls that a capture forbids on this thread until the
+    /// result is dropped.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         self.current()?;
         RelaxedCapture::enter(self.functions)
     }
 
-    /// The copy buffer and its stream, one caller at a time.
+    /// Locks the copy buffer and its stream.
     pub(super) fn staging(&self) -> MutexGuard<'_, Staging> {
         self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,13 +72,13 @@ impl Hip {
     }
 }
 
-/// How many GPUs the process sees, which is not none.
+/// Returns the number of GPUs that the process sees, or an error if there are none.
 pub(super) fn count(functions: &Functions) -> Result<u32> {
     let none = |error: Error| Error::NoDevice {
         device: "hip".to_owned(),
         detail: format!("the HIP runtime finds no AMD GPU: {error}"),
     };
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes an integer.
     let status = unsafe { (functions.hipInit)(0) };
     functions.check("hipInit", status).map_err(none)?;
     let mut count: Int = 0;
@@ -90,12 +91,12 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
     }
 }
 
-/// The thread's capture mode is "relaxed" while this lives.
+/// Relaxed capture mode of this thread, until it is dropped.
 #[derive(Debug)]
 pub(super) struct RelaxedCapture {
     functions: &'static Functions,
     before: c_uint,
-    // The mode is the thread's: the value stays on it.
+    // Not `Send`: the mode belongs to the thread.
     _thread: core::marker::PhantomData<*const ()>,
 }
 
@@ -116,7 +117,7 @@ impl RelaxedCapture {
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         let mut mode = self.before;
-        // SAFETY: `mode` is readable and writable, and a mode, since the run time gave it.
+        // SAFETY: `mode` is readable and writable, and holds a mode that the runtime returned.
         let status = unsafe { (self.functions.hipThreadExchangeStreamCaptureMode)(&mut mode) };
         if status != hip::SUCCESS {
             tracing::error!(status, "hipThreadExchangeStreamCaptureMode");

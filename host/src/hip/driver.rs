@@ -1,4 +1,4 @@
-//! The face that the crate sees: each method is in the file of its subject.
+//! Implementation of the driver trait, which calls the methods of the modules by subject.
 
 use super::device::Hip;
 use super::error::LIBRARY;

@@ -1,4 +1,4 @@
-//! Errors of the run time: its name and words for them, and what to do.
+//! Errors of the runtime: name, text and remedy.
 
 use core::ffi::{CStr, c_char};
 
@@ -10,10 +10,11 @@ use crate::{Error, Result};
 pub(super) const LIBRARY: &str = "HIP";
 
 impl Functions {
-    /// `Ok` for success; else the error of `call`.
+    /// Returns `Ok` for success, or else the error of `call`.
     ///
-    /// The run time keeps the thread's latest error for `hipGetLastError`, where other code of the
-    /// process (PyTorch after each launch) would take ours for its own: it is taken out here.
+    /// The runtime keeps the thread's latest error for `hipGetLastError`. It is cleared here,
+    /// because other code of the process (PyTorch after each launch) would attribute it to its own
+    /// calls.
     pub(super) fn check(&self, call: &'static str, status: hipError_t) -> Result<()> {
         if status == hip::SUCCESS {
             return Ok(());
@@ -21,7 +22,7 @@ impl Functions {
         Err(self.error(call, status))
     }
 
-    /// As [`Functions::check`], `false` where the answer is "not ready".
+    /// Converts a status; false if it is "not ready".
     pub(super) fn ready(&self, call: &'static str, status: hipError_t) -> Result<bool> {
         if status == hip::ERROR_NOT_READY {
             self.forget();
@@ -30,33 +31,33 @@ impl Functions {
         self.check(call, status).map(|()| true)
     }
 
-    /// Takes the thread's latest error out.
+    /// Clears the thread's latest error.
     pub(super) fn forget(&self) {
-        // SAFETY: no arguments; it reads and resets a variable of the thread.
+        // SAFETY: the function has no arguments; it reads and resets a variable of the thread.
         unsafe { (self.hipGetLastError)() };
     }
 
     fn error(&self, call: &'static str, status: hipError_t) -> Error {
         self.forget();
-        // SAFETY: any value is allowed.
+        // SAFETY: the function accepts any value.
         let name = unsafe { (self.hipGetErrorName)(status) };
-        // SAFETY: any value is allowed.
+        // SAFETY: the function accepts any value.
         let words = unsafe { (self.hipGetErrorString)(status) };
         driver_error(call, &describe(status, text(name), text(words)))
     }
 }
 
-/// A constant string of the run time.
+/// Converts a constant string of the runtime.
 fn text(pointer: *const c_char) -> Option<&'static str> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: the run time's strings are constants with a zero byte, and it stays loaded.
+    // SAFETY: the runtime's strings are constants that end with a zero byte, and it stays loaded.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().ok()
 }
 
-/// An error that this crate found itself.
+/// Creates an error that this crate detected.
 pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
     Error::Driver {
         library: LIBRARY,
@@ -65,7 +66,7 @@ pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
     }
 }
 
-/// Name, number, words and hint, as far as they are known.
+/// Formats name, number, text and remedy, as far as they are known.
 fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> String {
     let mut out = format!("{} ({status})", name.unwrap_or("error"));
     if let Some(words) = words.filter(|words| Some(*words) != name) {
@@ -79,29 +80,27 @@ fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> Stri
     out
 }
 
-/// What to do about it.
+/// Returns a remedy.
 fn hint(status: hipError_t) -> Option<&'static str> {
     Some(match status {
         hip::ERROR_OUT_OF_MEMORY => {
-            "free memory of this process or of others on the GPU (rocm-smi --showpids), or ask for \
-                less"
+            "free memory of this process or of others on the GPU (rocm-smi --showpids), or request \
+             less"
         }
         hip::ERROR_NOT_INITIALIZED | hip::ERROR_NO_DEVICE | hip::ERROR_INVALID_DEVICE => {
-            "is the GPU visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES), and may this user \
-                open \
-             /dev/kfd and /dev/dri/renderD* (groups render and video)?"
+            "check that the GPU is visible (HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES) and that \
+             this user may open /dev/kfd and /dev/dri/renderD* (groups render and video)"
         }
         hip::ERROR_INVALID_CONFIGURATION => {
             "the launch has more threads in a block, or more shared memory, than the GPU allows"
         }
         hip::ERROR_INVALID_DEVICE_POINTER => {
             "the address is not memory that this process got from HIP, or the owner of an IPC \
-                handle \
-             has ended or freed it; IPC also needs the amdgpu kernel driver on both sides"
+             handle has ended or freed it; IPC also needs the amdgpu kernel driver on both sides"
         }
         hip::ERROR_INSUFFICIENT_DRIVER => "the amdgpu kernel driver is older than ROCm needs",
         hip::ERROR_INVALID_CONTEXT => {
-            "an IPC handle cannot be opened by the process that made it; use the address itself"
+            "an IPC handle cannot be opened by the process that created it; use the address itself"
         }
         hip::ERROR_INVALID_IMAGE | hip::ERROR_NO_BINARY | hip::ERROR_SHARED_OBJECT => {
             "the code object is not for this GPU; build one for its architecture \
@@ -109,7 +108,7 @@ fn hint(status: hipError_t) -> Option<&'static str> {
         }
         hip::ERROR_ILLEGAL_ADDRESS | hip::ERROR_LAUNCH_FAILURE => {
             "a kernel failed, or was launched with more threads than it was compiled for; the \
-             process cannot use the GPU any more where memory was at fault"
+             process cannot use the GPU any more after an illegal access"
         }
         hip::ERROR_COOPERATIVE_TOO_LARGE => {
             "not all blocks fit on the GPU at once: launch fewer, or with less shared memory"
@@ -117,10 +116,10 @@ fn hint(status: hipError_t) -> Option<&'static str> {
         hip::ERROR_CAPTURE_UNSUPPORTED | hip::ERROR_CAPTURE_INVALIDATED => {
             "a call that a capture forbids was made while a stream was captured (hipMemcpy, \
              hipMemset and hipDeviceSynchronize invalidate every capture of the process); end the \
-             capture and begin again without it"
+             capture and begin again without that call"
         }
         hip::ERROR_CAPTURE_UNJOINED => {
-            "a stream that joined the capture was not joined back: wait for its event first"
+            "a stream that joined the capture was not joined to it again: wait for its event first"
         }
         hip::ERROR_CAPTURE_WRONG_THREAD => "end the capture on the thread that began it",
         _ => return None,

@@ -1,7 +1,7 @@
-//! A fake of the run time for tests without a GPU: its memory is the host's, streams do their work
-//! at once, and it refuses what the documentation forbids, where the driver could do so in silence:
-//! calls without the device or during a capture, ranges outside of allocations, the null stream,
-//! flags.
+//! Fake of the runtime for tests without a GPU. Its memory is host memory, and its streams run work
+//! at once. It refuses calls that the documentation forbids, even where the real runtime might
+//! accept them: calls without a current device or during a capture, ranges outside allocations, the
+//! null stream, unknown flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -15,32 +15,32 @@ use super::bindings::{
 };
 use super::library::Functions;
 
-/// What a test thread's fake knows. Each test has a thread, and so a fake, of its own.
+/// State of a test thread's fake. Each test has its own thread, and therefore its own fake.
 #[derive(Default)]
 pub(super) struct State {
-    /// Allocations: base, and the memory.
+    /// Allocations: base address and memory.
     memory: RefCell<BTreeMap<usize, Box<[u64]>>>,
-    /// The thread's device, -1 before it was set.
+    /// Current device of the thread, -1 if it has not been set.
     pub(super) device: Cell<c_int>,
-    /// The thread's capture mode.
+    /// Capture mode of the thread.
     pub(super) mode: Cell<c_uint>,
-    /// The thread's latest error.
+    /// Latest error of the thread.
     pub(super) last: Cell<hipError_t>,
-    /// The next call of that name fails with this.
+    /// Error with which the next call of that name fails.
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
-    /// Whether a stream is being captured, and how many nodes the graph has.
+    /// Number of nodes of the graph of the current capture, if there is one.
     pub(super) capture: Cell<Option<usize>>,
-    /// Whether cooperative launches are run also on a captured stream, as old run times do.
+    /// True if cooperative launches run at once even on a captured stream, as in old runtimes.
     pub(super) old: Cell<bool>,
-    /// The latest launch.
+    /// Latest launch.
     pub(super) launched: Cell<Option<LaunchRecord>>,
-    /// Flags of the latest allocation of shared memory, of host memory, of a stream.
+    /// Flags of the latest allocation of shared memory, of host memory, and of the latest stream.
     pub(super) flags: Cell<[c_uint; 3]>,
-    /// The user object that the graph has.
+    /// User object of the graph.
     object: Cell<Option<(hipHostFn_t, *mut c_void)>>,
 }
 
-/// A launch: whether it is cooperative, blocks, threads, shared bytes, first argument.
+/// Launch: cooperative or not, blocks, threads, shared bytes, first argument.
 pub(super) type LaunchRecord = (bool, u32, u32, u32, u32);
 
 thread_local! {
@@ -50,12 +50,12 @@ thread_local! {
     };
 }
 
-/// This thread's fake.
+/// Calls `act` with this thread's fake.
 pub(super) fn with<T>(act: impl FnOnce(&State) -> T) -> T {
     STATE.with(act)
 }
 
-/// Ends a call: a failure that a test asked for, or `status`.
+/// Returns the error that a test has set for `call`, or `status`.
 fn done(call: &'static str, status: hipError_t) -> hipError_t {
     with(|state| {
         let status = match state.fail.get() {
@@ -72,12 +72,13 @@ fn done(call: &'static str, status: hipError_t) -> hipError_t {
     })
 }
 
-/// Whether the next such call fails.
+/// Returns true if the next call of that name fails.
 fn fails(call: &'static str) -> bool {
     with(|state| state.fail.get().is_some_and(|(name, _)| name == call))
 }
 
-/// As the run time: what a capture forbids needs the relaxed mode; all else needs the device.
+/// Checks the thread's state, as the runtime does: calls that a capture forbids need the relaxed
+/// mode, and other calls need a current device.
 fn unsafe_call(call: &'static str) -> Option<hipError_t> {
     let state = with(|state| (state.mode.get(), state.capture.get(), state.device.get()));
     match state {
@@ -96,7 +97,7 @@ fn allocate(call: &'static str, out: *mut *mut c_void, bytes: usize) -> hipError
     let mut memory = vec![0xa5a5_a5a5_a5a5_a5a5_u64; bytes.div_ceil(8)].into_boxed_slice();
     let base = memory.as_mut_ptr();
     with(|state| state.memory.borrow_mut().insert(base as usize, memory));
-    // SAFETY: the driver gives a writable pointer.
+    // SAFETY: the driver passes a writable pointer.
     unsafe { *out = base.cast() };
     done(call, hip::SUCCESS)
 }
@@ -117,7 +118,7 @@ fn free(call: &'static str, pointer: *mut c_void) -> hipError_t {
     )
 }
 
-/// Base and bytes of the allocation around an address.
+/// Returns base and size of the allocation that contains an address.
 fn range(address: usize) -> Option<(usize, usize)> {
     with(|state| {
         let memory = state.memory.borrow();
@@ -126,14 +127,14 @@ fn range(address: usize) -> Option<(usize, usize)> {
     })
 }
 
-/// How many allocations there are.
+/// Returns the number of allocations.
 pub(super) fn allocations() -> usize {
     with(|state| state.memory.borrow().len())
 }
 
-/// Writes through a pointer that the driver gave.
+/// Writes through a pointer that the driver passed.
 fn put<T>(out: *mut T, value: T) {
-    // SAFETY: the driver's out parameters are writable.
+    // SAFETY: the driver passes writable out parameters.
     unsafe { *out = value };
 }
 
@@ -147,7 +148,7 @@ fn set_flag(at: usize, flags: c_uint) {
 
 macro_rules! fake {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty $body:block)*) => {
-        /// The fake's functions.
+        /// Functions of the fake.
         pub(super) static FUNCTIONS: Functions = Functions {
             $($name: {
                 #[allow(non_snake_case)]
@@ -296,7 +297,7 @@ fake! {
     hipModuleGetFunction(
         function: *mut hipFunction_t, _module: hipModule_t, name: *const c_char
     ) -> hipError_t {
-        // SAFETY: the driver's name ends with a zero.
+        // SAFETY: the driver's name ends with a zero byte.
         if unsafe { core::ffi::CStr::from_ptr(name) } != c"vocab_argmax" {
             return done("hipModuleGetFunction", hip::ERROR_NOT_FOUND);
         }
@@ -323,7 +324,7 @@ fake! {
         if stream.is_null() || !extra.is_null() || [gy, gz, by, bz] != [1; 4] {
             return done("hipModuleLaunchKernel", 1);
         }
-        // SAFETY: the test gives the address of a u32.
+        // SAFETY: the test passes the address of a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((false, gx, bx, shared, argument))));
         done("hipModuleLaunchKernel", 0)
@@ -335,7 +336,7 @@ fake! {
         if stream.is_null() || [gy, gz, by, bz] != [1; 4] {
             return done("hipModuleLaunchCooperativeKernel", 1);
         }
-        // SAFETY: the test gives the address of a u32.
+        // SAFETY: the test passes the address of a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((true, gx, bx, shared, argument))));
         with(|state| {
@@ -375,7 +376,7 @@ fake! {
         _stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
     ) -> hipError_t {
         if let Some(function) = function {
-            // SAFETY: the test's promise.
+            // SAFETY: the test passes a function that accepts `data`.
             unsafe { function(data) };
         }
         done("hipLaunchHostFunc", 0)
@@ -414,7 +415,7 @@ fake! {
         done("hipStreamGetCaptureInfo_v2", 0)
     }
     hipThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> hipError_t {
-        // SAFETY: the driver gives a readable mode.
+        // SAFETY: the driver passes a readable mode.
         let new = unsafe { *mode };
         put(mode, with(|state| state.mode.replace(new)));
         done("hipThreadExchangeStreamCaptureMode", 0)
@@ -432,7 +433,7 @@ fake! {
     }
     hipUserObjectRelease(_object: hipUserObject_t, _count: c_uint) -> hipError_t {
         if let Some((Some(destroy), data)) = with(|state| state.object.take()) {
-            // SAFETY: the driver promises it for once.
+            // SAFETY: the driver passes a function that may be called once with `data`.
             unsafe { destroy(data) };
         }
         done("hipUserObjectRelease", 0)
@@ -459,7 +460,7 @@ fake! {
         done("hipGraphLaunch", 0)
     }
     hipGraphDestroy(_graph: hipGraph_t) -> hipError_t {
-        // SAFETY: the graph has the object's only reference.
+        // SAFETY: the graph owns the object's only reference.
         let _ = unsafe { (FUNCTIONS.hipUserObjectRelease)(ptr::null_mut(), 1) };
         done("hipGraphDestroy", 0)
     }

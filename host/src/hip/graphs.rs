@@ -1,4 +1,4 @@
-//! Capture, graphs, and what graphs own.
+//! Captures, graphs, and objects that graphs own.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -10,11 +10,12 @@ use crate::Result;
 use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
 
 impl Hip {
-    /// Other threads go on as they like; this one may not allocate, free or wait by calls of its
-    /// own until the capture ends (those of this driver may be made), and has to end it.
+    /// Begins a thread-local capture. Other threads are not restricted. Until the capture ends,
+    /// this thread must not call HIP directly to allocate, free or wait (calls of this driver are
+    /// permitted), and it must end the capture.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: the run time checks handle and mode.
+        // SAFETY: the runtime checks handle and mode.
         let status = unsafe {
             (self.functions.hipStreamBeginCapture)(
                 stream.0 as hipStream_t,
@@ -27,7 +28,7 @@ impl Hip {
     pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         self.current()?;
         let mut graph: hipGraph_t = ptr::null_mut();
-        // SAFETY: `graph` is writable. After an error it may hold anything, and is not looked at.
+        // SAFETY: `graph` is writable. After an error it is undefined, and is not read.
         let status =
             unsafe { (self.functions.hipStreamEndCapture)(stream.0 as hipStream_t, &mut graph) };
         self.functions.check("hipStreamEndCapture", status)?;
@@ -38,7 +39,7 @@ impl Hip {
         self.current()?;
         let (mut state, mut id) = (hip::CAPTURE_STATUS_NONE, 0);
         let mut graph: hipGraph_t = ptr::null_mut();
-        // SAFETY: what is not null is writable; the run time checks the handle.
+        // SAFETY: all non-null arguments are writable; the runtime checks the handle.
         let status = unsafe {
             (self.functions.hipStreamGetCaptureInfo_v2)(
                 stream.0 as hipStream_t,
@@ -58,7 +59,7 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::retain`.
+    /// The preconditions of `Driver::retain`.
     pub(super) unsafe fn retain(
         &self,
         graph: RawGraph,
@@ -79,11 +80,11 @@ impl Hip {
             )
         };
         if let Err(error) = self.functions.check("hipUserObjectCreate", status) {
-            // SAFETY: the run time has not taken it.
+            // SAFETY: the call failed, so the runtime did not take the object.
             unsafe { UserObjectData::discard(retained) };
             return Err(error);
         }
-        // SAFETY: the object was made just now; the graph gets its only reference.
+        // SAFETY: the object was created above; the graph gets its only reference.
         let status = unsafe {
             (self.functions.hipGraphRetainUserObject)(
                 graph.0 as hipGraph_t,
@@ -95,12 +96,12 @@ impl Hip {
         let Err(error) = self.functions.check("hipGraphRetainUserObject", status) else {
             return Ok(());
         };
-        // SAFETY: the graph has not taken the object, whose one reference keeps it.
+        // SAFETY: the graph did not take the object, whose only reference keeps it alive.
         unsafe { UserObjectData::disarm(retained) };
-        // SAFETY: the one reference is ours.
+        // SAFETY: this function owns the only reference.
         let status = unsafe { (self.functions.hipUserObjectRelease)(object, 1) };
         if let Err(second) = self.functions.check("hipUserObjectRelease", status) {
-            tracing::warn!(%second, "a few bytes are lost");
+            tracing::warn!(%second, "an object of a few bytes leaks");
         }
         Err(error)
     }
@@ -108,7 +109,7 @@ impl Hip {
     pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         self.current()?;
         let mut nodes = 0;
-        // SAFETY: `nodes` is writable; without a list only the number is given.
+        // SAFETY: `nodes` is writable; with a null array only the number is written.
         let status = unsafe {
             (self.functions.hipGraphGetNodes)(graph.0 as hipGraph_t, ptr::null_mut(), &mut nodes)
         };
@@ -129,10 +130,10 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::launch_graph`.
+    /// The preconditions of `Driver::launch_graph`.
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: the caller promises what the graph needs.
+        // SAFETY: this function requires that the graph's memory and functions are valid.
         let status = unsafe {
             (self.functions.hipGraphLaunch)(exec.0 as hipGraphExec_t, stream.0 as hipStream_t)
         };
@@ -140,25 +141,25 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::destroy_graph`.
+    /// The preconditions of `Driver::destroy_graph`.
     pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the caller promises that nobody uses it any more.
+        // SAFETY: this function requires that nothing uses the graph.
         let status = unsafe { (self.functions.hipGraphDestroy)(graph.0 as hipGraph_t) };
         self.functions.check("hipGraphDestroy", status)
     }
 
     /// # Safety
-    /// As `Driver::destroy_exec`.
+    /// The preconditions of `Driver::destroy_exec`.
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the caller promises that nobody uses it any more.
+        // SAFETY: this function requires that nothing uses the graph.
         let status = unsafe { (self.functions.hipGraphExecDestroy)(exec.0 as hipGraphExec_t) };
         self.functions.check("hipGraphExecDestroy", status)
     }
 }
 
-/// What a user object calls in the end, unless it never became a graph's.
+/// Data of a user object: the callback for its destruction, unless it was disarmed.
 #[derive(Debug)]
 struct UserObjectData {
     callback: Callback,
@@ -175,33 +176,33 @@ impl UserObjectData {
         }))
     }
 
-    /// The callback will not be called.
+    /// Disables the callback.
     ///
     /// # Safety
-    /// It is still there.
+    /// `this` is alive.
     unsafe fn disarm(this: *mut Self) {
-        // SAFETY: as above.
+        // SAFETY: this function requires that `this` is alive.
         let this = unsafe { &*this };
         this.armed.store(false, Ordering::Release);
     }
 
     /// # Safety
-    /// Nobody else has it.
+    /// `this` came from `leak`, and nothing else uses it.
     unsafe fn discard(this: *mut Self) {
-        // SAFETY: it came from `leak`; as above.
+        // SAFETY: `this` came from `leak`, and nothing else uses it.
         drop(unsafe { Box::from_raw(this) });
     }
 }
 
-/// Called by the run time with a [`UserObjectData`], when its last reference is released.
+/// Destructor of a user object, which the runtime calls when the last reference is released.
 ///
 /// # Safety
-/// `data` came from [`UserObjectData::leak`], and is nobody's after this.
+/// `data` came from [`UserObjectData::leak`], and nothing uses it afterwards.
 unsafe extern "C" fn last_released(data: *mut c_void) {
-    // SAFETY: as above.
+    // SAFETY: `data` came from `leak`, and is converted back only here.
     let retained = unsafe { Box::from_raw(data.cast::<UserObjectData>()) };
     if retained.armed.load(Ordering::Acquire) {
-        // SAFETY: whoever called `retain` promised it.
+        // SAFETY: `retain` requires that the callback may be called once.
         unsafe { (retained.callback)(retained.data) };
     }
 }
@@ -211,7 +212,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" fn count(data: *mut c_void) {
-        // SAFETY: the tests give a counter.
+        // SAFETY: the tests pass a pointer to a counter.
         unsafe { *data.cast::<u32>() += 1 };
     }
 
@@ -219,7 +220,7 @@ mod tests {
     fn a_graphs_object_calls_back_once() {
         let mut calls = 0_u32;
         let retained = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
-        // SAFETY: it was leaked just now.
+        // SAFETY: the object was leaked above.
         unsafe { last_released(retained.cast()) };
         assert_eq!(calls, 1);
     }
@@ -228,12 +229,12 @@ mod tests {
     fn an_object_that_no_graph_took_does_not_call_back() {
         let mut calls = 0_u32;
         let retained = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
-        // SAFETY: it was leaked just now.
+        // SAFETY: the object was leaked above.
         unsafe { UserObjectData::disarm(retained) };
-        // SAFETY: as above.
+        // SAFETY: the object was leaked above.
         unsafe { last_released(retained.cast()) };
         let discarded = UserObjectData::leak(count, ptr::from_mut(&mut calls).cast());
-        // SAFETY: as above.
+        // SAFETY: the object was leaked above.
         unsafe { UserObjectData::discard(discarded) };
         assert_eq!(calls, 0);
     }

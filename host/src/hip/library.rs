@@ -1,5 +1,4 @@
-//! The run time's library, opened when it is first needed, with the functions that this crate
-//! calls.
+//! The runtime library, opened when it is first needed, and the functions that this crate calls.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::fmt;
@@ -18,14 +17,14 @@ use crate::{Error, Result};
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
-        /// Addresses of the library's functions, under their own names.
+        /// Addresses of the library's functions, by name.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
-            /// Finds all of them; the first that is missing is named.
+            /// Looks up all functions. The error names the first missing one.
             fn resolve(library: &Library) -> Result<Self> {
                 Ok(Self {
                     $($name: {
@@ -128,19 +127,20 @@ fn missing(call: &'static str) -> Error {
     Error::Driver {
         library: LIBRARY,
         call,
-        detail: "the HIP run time (libamdhip64.so) has no such function; ROCm 6.0 or newer is \
+        detail: "the HIP runtime (libamdhip64.so) lacks the function; ROCm 6.0 or newer is \
                  needed"
             .to_owned(),
     }
 }
 
-/// Names that the library is known by: run-time packages have the versioned ones only.
+/// Sonames of the library. Runtime packages have only the versioned ones.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
 
-/// The functions of the process' HIP run time. It stays loaded for good: it has threads of its own.
+/// Returns the functions of the process's HIP runtime. It is never unloaded, because it has
+/// threads.
 ///
 /// # Errors
-/// `Error::NoDevice` where there is none, `Error::Driver` where it lacks a function.
+/// `Error::NoDevice` if there is no runtime, `Error::Driver` if it lacks a function.
 pub(super) fn functions() -> Result<&'static Functions> {
     static FUNCTIONS: OnceLock<Result<Functions>> = OnceLock::new();
     FUNCTIONS
@@ -149,7 +149,7 @@ pub(super) fn functions() -> Result<&'static Functions> {
         .map_err(Clone::clone)
 }
 
-/// Folders that ROCm says, or usually has.
+/// Returns the folders that ROCm's variables name, and the usual ones.
 fn folders() -> Vec<PathBuf> {
     ["ROCM_PATH", "HIP_PATH"]
         .into_iter()
@@ -160,8 +160,9 @@ fn folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// A copy that the process has already (PyTorch brings its own) goes first, since two run times in
-/// one process do not know each other's memory; then the folders, then the loader's own search.
+/// Opens the runtime. A copy that the process has already loaded (PyTorch contains one) has
+/// priority, because two runtimes in one process do not know each other's memory. The folders come
+/// next, then the loader's search path.
 fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
     let mut tried = Vec::new();
     let loaded = names
@@ -189,7 +190,7 @@ fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
 }
 
 fn load(path: &Path, flag: c_int) -> core::result::Result<Library, String> {
-    // SAFETY: loading runs the library's initialisers; it is AMD's run time by its name.
+    // SAFETY: loading runs the initialisers of AMD's runtime, which may run in any program.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | flag) }.map_err(|error| {
         let reason = core::error::Error::source(&error)
             .map_or_else(String::new, |source| format!(": {source}"));
@@ -197,8 +198,8 @@ fn load(path: &Path, flag: c_int) -> core::result::Result<Library, String> {
     })
 }
 
-/// What is said where there is no run time. A library that is there but cannot be loaded is worth
-/// its reason.
+/// Creates the error for a missing runtime. Includes the reason if a library exists but cannot be
+/// loaded.
 fn absent(tried: &[String]) -> Error {
     let reasons = tried
         .iter()
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn an_absent_symbol_is_named() {
-        // A library that every process has, and that is not HIP's.
+        // A library that every process has loaded, and that is not HIP's.
         let error = open(&["libc.so.6"], &[]).unwrap_err();
         let Error::Driver {
             library,

@@ -1,14 +1,16 @@
-//! Memory of the GPU and page-locked memory, sharing by IPC, and copies beside whatever runs.
+//! GPU memory and page-locked memory, sharing by IPC, and copies that do not wait for other
+//! streams.
 //!
-//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained: a
-//! kernel polls words that another GPU writes while it runs. HIP promises coherence of ordinary
-//! (coarse-grained) device memory at synchronisations only, not within a kernel: the owner's L2 may
-//! keep a word for as long. Of the two kinds that are coherent within kernels, the libraries that
-//! do the same took the stricter: RCCL allocates what its kernels poll as uncached (its builds
-//! define `HIP_UNCACHED_MEMORY` because kernels on MI300 would hang without), vLLM's all-reduce
-//! does so for its signals because of MI200, and rocSHMEM can have its symmetric heap so. It is
-//! right with any fence that is right for fine-grained memory, at the price of slower local reads;
-//! data that only this GPU uses is [`MemoryKind::Private`].
+//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained,
+//! because a kernel polls words that another GPU writes while the kernel runs. HIP guarantees
+//! coherence of ordinary (coarse-grained) device memory only at synchronisations, not within a
+//! kernel: the owner's L2 may keep an old value that long. Two kinds of memory are coherent within
+//! kernels, and libraries with the same need use the stricter one: RCCL allocates memory that its
+//! kernels poll as uncached (its builds define `HIP_UNCACHED_MEMORY`, without which kernels on
+//! MI300 hang), vLLM's all-reduce does so for its signals because of MI200, and rocSHMEM has an
+//! option for its symmetric heap. Uncached memory is correct with every fence that is correct for
+//! fine-grained memory, at the price of slower local reads. Data that only this GPU uses is
+//! [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
@@ -22,17 +24,17 @@ use crate::gpu::driver::{
     Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory, RawStream,
 };
 
-/// Granularity of private memory: a page.
+/// Granularity of private memory in bytes: a page.
 const PRIVATE_GRANULARITY: u64 = 4096;
-/// Granularity of shared memory: what the run time maps as one piece. Smaller allocations come from
-/// blocks that it divides, and IPC would show all of such a block to the peer.
+/// Granularity of shared memory in bytes, which the runtime maps as one piece. It takes smaller
+/// allocations from larger blocks, and IPC would expose the whole block to the peer.
 const SHARED_GRANULARITY: u64 = 2 << 20;
-/// Bytes of the page-locked copy buffer.
+/// Size of the page-locked copy buffer in bytes.
 const STAGING_BYTES: usize = 1 << 20;
-/// Copies have the same offset within so many bytes in the buffer and on the device.
+/// Offsets in the buffer and on the device are equal modulo this number of bytes.
 const STAGING_ALIGNMENT: usize = 256;
 
-/// A page-locked buffer and a stream, for [`Hip::write`] and [`Hip::read`].
+/// Page-locked buffer and stream for [`Hip::write`] and [`Hip::read`].
 #[derive(Debug, Default)]
 pub(super) struct Staging {
     /// Address of the buffer.
@@ -82,18 +84,18 @@ impl Hip {
             origin: Origin::Whole,
         };
         if let Err(error) = self.zero(pointer, size) {
-            // SAFETY: it was allocated just now, and nobody knows it.
+            // SAFETY: the memory was allocated above, and nothing else uses it.
             unsafe { self.release(memory) }?;
             return Err(error);
         }
         Ok(memory)
     }
 
-    /// Zeroes fresh memory and waits for that.
+    /// Zeroes new memory and waits for completion.
     fn zero(&self, pointer: *mut c_void, bytes: usize) -> Result<()> {
         let staging = self.staging();
         let stream = staging.stream();
-        // SAFETY: the memory is as long, and nobody else's yet.
+        // SAFETY: the caller's memory has `bytes` bytes, and nothing else uses it.
         let status = unsafe { (self.functions.hipMemsetAsync)(pointer, 0, bytes, stream) };
         self.functions.check("hipMemsetAsync", status)?;
         self.wait(stream)
@@ -101,50 +103,51 @@ impl Hip {
 
     /// Waits for the staging stream.
     fn wait(&self, stream: hipStream_t) -> Result<()> {
-        // SAFETY: the stream is this driver's own, and lives as long.
+        // SAFETY: the stream belongs to this driver, and lives as long as it.
         let status = unsafe { (self.functions.hipStreamSynchronize)(stream) };
         self.functions.check("hipStreamSynchronize", status)
     }
 
     /// # Safety
-    /// As `Driver::release`.
+    /// The preconditions of `Driver::release`.
     pub(super) unsafe fn release(&self, memory: RawMemory) -> Result<()> {
         let _relaxed = self.relaxed()?;
         let pointer = memory.address as *mut c_void;
         match memory.origin {
             Origin::Whole => {
-                // SAFETY: it came from hipMalloc or hipExtMallocWithFlags; the rest is the caller's
-                // promise.
+                // SAFETY: the address came from hipMalloc or hipExtMallocWithFlags; this function
+                // requires that nothing uses it.
                 let status = unsafe { (self.functions.hipFree)(pointer) };
                 self.functions.check("hipFree", status)
             }
             Origin::ImportedIpc => {
-                // SAFETY: it came from hipIpcOpenMemHandle; the rest is the caller's promise.
+                // SAFETY: the address came from hipIpcOpenMemHandle; this function requires that
+                // nothing uses it.
                 let status = unsafe { (self.functions.hipIpcCloseMemHandle)(pointer) };
                 self.functions.check("hipIpcCloseMemHandle", status)
             }
             Origin::Virtual | Origin::ImportedVirtual => Err(driver_error(
                 "hipFree",
-                "the memory is not of this driver, which makes no virtual memory",
+                "this driver did not allocate the memory: it has no virtual memory",
             )),
         }
     }
 
-    /// What a peer imports: all memory goes as somebody else's would.
+    /// Exports memory for a peer, in the same way as memory of another library.
     pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
         self.export_foreign(memory.address)
             .map(|(export, _, _)| export)
     }
 
-    /// The handle is that of the allocation, so that opening it gives its base: HIP's handles of an
-    /// address within would open at that address.
+    /// Exports the handle of the whole allocation, which opens at its base. A HIP handle of an
+    /// address within an allocation would open at that address.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let _relaxed = self.relaxed()?;
         let (base, bytes) = self.range(address)?;
         let mut handle = hipIpcMemHandle_t {
             reserved: [0; HANDLE_BYTES],
         };
-        // SAFETY: `handle` is writable; the run time refuses an address that it does not know.
+        // SAFETY: `handle` is writable; the runtime refuses unknown addresses.
         let status =
             unsafe { (self.functions.hipIpcGetMemHandle)(&mut handle, base as *mut c_void) };
         self.functions.check("hipIpcGetMemHandle", status)?;
@@ -152,10 +155,10 @@ impl Hip {
         Ok((Export::Ipc(handle, address - base), base, bytes))
     }
 
-    /// Base and bytes of the allocation that an address lies in.
+    /// Returns base and size of the allocation that contains an address.
     fn range(&self, address: u64) -> Result<(u64, u64)> {
         let (mut base, mut bytes) = (ptr::null_mut(), 0);
-        // SAFETY: both are writable; the run time refuses an address that it does not know.
+        // SAFETY: both results are writable; the runtime refuses unknown addresses.
         let status = unsafe {
             (self.functions.hipMemGetAddressRange)(&mut base, &mut bytes, address as *mut c_void)
         };
@@ -174,7 +177,7 @@ impl Hip {
         let Import::Ipc(handle) = import else {
             return Err(driver_error(
                 "hipIpcOpenMemHandle",
-                "HIP opens IPC handles only, and this is another kind of export; all ranks of a \
+                "HIP can only open IPC handles, and this is another kind of export; all ranks of a \
                  communicator need the same kind of GPU",
             ));
         };
@@ -183,7 +186,7 @@ impl Hip {
             reserved: handle.map(u8::cast_signed),
         };
         let mut pointer = ptr::null_mut();
-        // SAFETY: `pointer` is writable; the run time checks the handle.
+        // SAFETY: `pointer` is writable; the runtime checks the handle.
         let status = unsafe {
             (self.functions.hipIpcOpenMemHandle)(&mut pointer, handle, hip::IPC_LAZY_PEER_ACCESS)
         };
@@ -201,13 +204,13 @@ impl Hip {
         {
             return Ok(memory);
         }
-        // SAFETY: it was opened just now, and nobody knows it.
+        // SAFETY: the memory was opened above, and nothing else uses it.
         unsafe { self.release(memory) }?;
         let (base, found) = found?;
         Err(driver_error(
             "hipIpcOpenMemHandle",
             &format!(
-                "the peer says {bytes} bytes, and the handle gives {found} at {base:#x} for {:#x}",
+                "the peer reports {bytes} bytes, but the handle has {found} at {base:#x} for {:#x}",
                 memory.address
             ),
         ))
@@ -232,37 +235,38 @@ impl Hip {
             bytes,
         };
         if let Err(error) = self.functions.check("hipHostGetDevicePointer", status) {
-            // SAFETY: it was allocated just now, and nobody knows it.
+            // SAFETY: the memory was allocated above, and nothing else uses it.
             unsafe { self.release_host(memory) }?;
             return Err(error);
         }
-        // SAFETY: it is as long, and nobody else knows it yet.
+        // SAFETY: the memory was allocated above, with `bytes` bytes.
         unsafe { memory.host.write_bytes(0, bytes) };
         Ok(memory)
     }
 
     /// # Safety
-    /// As `Driver::release_host`.
+    /// The preconditions of `Driver::release_host`.
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: it came from hipHostMalloc; the rest is the caller's promise.
+        // SAFETY: the memory came from hipHostMalloc; this function requires that nothing uses it.
         let status = unsafe { (self.functions.hipHostFree)(memory.host.cast()) };
         self.functions.check("hipHostFree", status)
     }
 
     /// # Safety
-    /// As `Driver::write`.
+    /// The preconditions of `Driver::write`.
     pub(super) unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         let _relaxed = self.relaxed()?;
         let staging = self.staging();
         for piece in Pieces::new(to, from.len()) {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let bytes = &from[piece.range.clone()];
-            // SAFETY: a piece fits into the buffer; the lock makes it ours, and no copy is under
-            // way.
+            // SAFETY: a piece fits into the buffer, to which the lock gives exclusive access; no
+            // copy is in progress.
             unsafe { buffer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             let target = (to + piece.range.start as u64) as *mut c_void;
-            // SAFETY: the buffer stays; the caller promises the device's memory.
+            // SAFETY: the buffer lives as long as the driver; this function requires that the
+            // device memory is mapped.
             let status = unsafe {
                 (self.functions.hipMemcpyAsync)(
                     target,
@@ -279,7 +283,7 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::read`.
+    /// The preconditions of `Driver::read`.
     pub(super) unsafe fn read(&self, to: &mut [u8], from: u64) -> Result<()> {
         let _relaxed = self.relaxed()?;
         let staging = self.staging();
@@ -287,8 +291,8 @@ impl Hip {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let source = (from + piece.range.start as u64) as *const c_void;
             let bytes = &mut to[piece.range];
-            // SAFETY: a piece fits into the buffer, which the lock makes ours; the caller promises
-            // the device's memory.
+            // SAFETY: a piece fits into the buffer, to which the lock gives exclusive access; this
+            // function requires that the device memory is mapped.
             let status = unsafe {
                 (self.functions.hipMemcpyAsync)(
                     buffer.cast(),
@@ -300,14 +304,14 @@ impl Hip {
             };
             self.functions.check("hipMemcpyAsync", status)?;
             self.wait(staging.stream())?;
-            // SAFETY: as long as was copied, and the copy is done.
+            // SAFETY: the copy of `bytes.len()` bytes to the buffer has completed.
             unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         }
         Ok(())
     }
 
     /// # Safety
-    /// As `Driver::copy`.
+    /// The preconditions of `Driver::copy`.
     pub(super) unsafe fn copy(
         &self,
         to: u64,
@@ -317,11 +321,11 @@ impl Hip {
     ) -> Result<()> {
         self.current()?;
         let size = usize::try_from(bytes)
-            .map_err(|_| driver_error("hipMemcpyAsync", "more bytes than there are addresses"))?;
+            .map_err(|_| driver_error("hipMemcpyAsync", "the size exceeds the address space"))?;
         if size == 0 {
             return Ok(());
         }
-        // SAFETY: the caller promises both ranges until the copy is done.
+        // SAFETY: this function requires that both ranges are valid until the copy has completed.
         let status = unsafe {
             (self.functions.hipMemcpyAsync)(
                 to as *mut c_void,
@@ -335,17 +339,17 @@ impl Hip {
     }
 }
 
-/// `bytes` rounded up, which are some, as the two types of size.
+/// Rounds `bytes` up, to at least one granule, and returns the size as both integer types.
 fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
     let bytes = bytes.max(1).checked_next_multiple_of(granularity)?;
-    // Beyond that, pointers of the host could not address it.
+    // Larger sizes cannot be addressed by host pointers.
     isize::try_from(bytes).ok()?;
     Some((bytes, usize::try_from(bytes).ok()?))
 }
 
-/// How a range of device memory goes through the buffer: at the same offset within
-/// [`STAGING_ALIGNMENT`] bytes in both, and cut at such offsets only, so that no aligned word is
-/// cut, and engines move aligned bursts.
+/// Divides a copy between device memory and the buffer. A byte has the same offset modulo
+/// [`STAGING_ALIGNMENT`] in both, and pieces are cut only at multiples of it, so that aligned words
+/// are not torn and copy engines move aligned bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,
@@ -356,9 +360,9 @@ struct Pieces {
 /// One copy.
 #[derive(Debug, PartialEq, Eq)]
 struct Piece {
-    /// Which of the caller's bytes.
+    /// Range of the caller's bytes.
     range: Range<usize>,
-    /// Where in the buffer.
+    /// Offset in the buffer.
     staging: usize,
 }
 
@@ -401,7 +405,8 @@ mod tests {
         assert_eq!(rounded(i64::MAX as u64, 4096), None);
     }
 
-    /// No aligned eight bytes are cut, all bytes are moved once, and offsets agree.
+    /// Checks that no aligned eight bytes are cut, that all bytes are copied once, and that offsets
+    /// agree.
     fn check(pieces: &[Piece], address: u64, bytes: usize) -> Result<(), String> {
         let mut done = 0;
         for piece in pieces {

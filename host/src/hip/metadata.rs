@@ -1,33 +1,33 @@
-//! What a code object says about its kernels: an ELF file with a note of MessagePack (LLVM's AMDGPU
-//! user guide, "Code Object Metadata"). HIP does not give the offsets of arguments to the host, so
-//! they are read here.
+//! Metadata of a code object about its kernels: an ELF file with a note in MessagePack (LLVM's
+//! AMDGPU user guide, "Code Object Metadata"). HIP does not report the offsets of arguments to the
+//! host, so they are read here.
 //!
-//! The library finds the end of an image by the image's own headers. They are checked before it
-//! sees them: all parts lie within the bytes that are there.
+//! The library determines the end of an image from the image's headers. They are checked before the
+//! library reads them: all parts must lie within the given bytes.
 
 use core::ops::Range;
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-/// What is known of an image.
+/// Contents of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CodeObject {
-    /// `amdgcn-amd-amdhsa--gfx942`, with features where it was built for some.
+    /// Target, such as `amdgcn-amd-amdhsa--gfx942`, with features if it was built for specific
+    /// ones.
     pub(super) target: Option<String>,
-    /// Offset and size of each explicit argument, by the kernel's name; `None` where there is no
-    /// metadata.
+    /// Offset and size of each explicit argument, by the kernel's name; `None` without metadata.
     pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
 }
 
-/// Note type of the metadata, of owner `AMDGPU`.
+/// Note type of the metadata, with owner `AMDGPU`.
 const NT_AMDGPU_METADATA: u32 = 32;
 const EM_AMDGPU: u16 = 224;
 const PT_NOTE: u32 = 4;
 const SHT_NOBITS: u32 = 8;
 const PROGRAM_HEADER: usize = 56;
 const SECTION_HEADER: usize = 64;
-/// Most bytes of an argument block: the hardware's packets take no more.
+/// Maximum size of an argument block in bytes, which the hardware's packets allow.
 const MAX_ARGUMENTS: u64 = 1 << 16;
 
 #[derive(Deserialize)]
@@ -56,10 +56,10 @@ struct Argument {
     kind: String,
 }
 
-/// Reads an image.
+/// Parses an image.
 ///
 /// # Errors
-/// What is wrong with it, and what is needed.
+/// A message with the defect, and the required format.
 pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
     if image.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || image.starts_with(b"CCOB") {
         return Err(
@@ -70,7 +70,7 @@ pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
     }
     if image.get(..6) != Some(b"\x7fELF\x02\x01") {
         return Err(
-            "this is no 64-bit little-endian ELF file; HIP takes code objects (.co)".into(),
+            "this is not a 64-bit little-endian ELF file; HIP takes code objects (.co)".into(),
         );
     }
     let machine = u16_at(image, 18)?;
@@ -101,7 +101,7 @@ pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
     Ok(out)
 }
 
-/// All sections that have bytes lie within the image.
+/// Checks that all sections with contents lie within the image.
 fn check_sections(image: &[u8]) -> Result<(), String> {
     let table = u64_at(image, 40)?;
     let count = usize::from(u16_at(image, 60)?);
@@ -122,7 +122,7 @@ fn check_sections(image: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Finds the metadata among the notes of a segment.
+/// Finds the metadata in the notes of a segment.
 fn notes(mut bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
     while !bytes.is_empty() {
         let name_bytes = u64::from(u32_at(bytes, 0)?);
@@ -150,7 +150,7 @@ fn metadata(bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
     for kernel in root.kernels {
         let mut arguments = Vec::new();
         for argument in kernel.arguments {
-            // Hidden arguments are the run time's own: it fills them from the launch.
+            // Hidden arguments belong to the runtime, which fills them at the launch.
             if argument.kind.starts_with("hidden_") {
                 continue;
             }
@@ -174,7 +174,7 @@ fn metadata(bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
     Ok(())
 }
 
-/// `start..start + bytes`, where that lies within `image`.
+/// Returns the range `start..start + bytes`, if it lies within `image`.
 fn inside(image: &[u8], start: u64, bytes: u64, what: &str) -> Result<Range<usize>, String> {
     start
         .checked_add(bytes)

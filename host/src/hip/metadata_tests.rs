@@ -1,4 +1,5 @@
-//! The reader of code objects, on one that `fusewire-build` made of `examples/vocab-argmax`.
+//! Tests of the reader of code objects, with one that `fusewire-build` created from
+//! `examples/vocab-argmax`.
 
 use super::*;
 
@@ -21,7 +22,7 @@ fn a_real_image_reports_its_arguments() {
 
 #[test]
 fn hidden_arguments_are_left_out() {
-    // Renamed, one of them would be the kernel's own: the filter is what keeps it out.
+    // A renamed hidden argument counts as explicit, so the name is what excludes it.
     let mut image = IMAGE.to_vec();
     let hidden = find(&image, b"hidden_block_count_x");
     image[hidden..hidden + 6].copy_from_slice(b"shown_");
@@ -40,8 +41,8 @@ fn every_truncation_is_refused() {
     parse(IMAGE).unwrap();
 }
 
-/// Every single byte of headers and note takes other values: no panic, and either an error or an
-/// answer.
+/// Changes every byte of headers and note. The reader must not panic, and may return an error or a
+/// result.
 #[test]
 fn damage_does_no_harm() {
     let note_end = find(IMAGE, b"amdhsa.version") + 64;
@@ -70,8 +71,8 @@ fn damage_does_no_harm() {
 #[test]
 fn other_files_are_distinguished() {
     let text = |image: &[u8]| parse(image).unwrap_err();
-    assert!(text(b"").contains("no 64-bit"));
-    assert!(text(b".version 8.0\n.target sm_90\0").contains("no 64-bit"));
+    assert!(text(b"").contains("not a 64-bit"));
+    assert!(text(b".version 8.0\n.target sm_90\0").contains("not a 64-bit"));
     assert!(text(b"__CLANG_OFFLOAD_BUNDLE__").contains("bundle"));
     let mut host = IMAGE.to_vec();
     host[18] = 62;
@@ -80,7 +81,7 @@ fn other_files_are_distinguished() {
 
 #[test]
 fn lengths_beyond_the_image_are_refused() {
-    // The first section's size, the first segment's offset, the note's length.
+    // Size of the first section, offset of the first segment, length of the note.
     let table = u64_at(IMAGE, 40).unwrap() as usize;
     for at in [table + SECTION_HEADER + 32, 64 + 8, 40, 32] {
         for value in [IMAGE.len() as u64, u64::MAX, u64::MAX - 7] {
@@ -121,7 +122,7 @@ fn arguments_of_impossible_size_are_refused() {
         let kernel = HashMap::from([(".args", vec![argument])]);
         let mut bytes =
             rmp_serde::to_vec_named(&HashMap::from([("amdhsa.kernels", [kernel])])).unwrap();
-        // The kernel's map gets its name: one entry more.
+        // The kernel's map gets a name, which is one more entry.
         let map = find(&bytes, b"\x81\xa5.args");
         bytes[map] = 0x82;
         let name = map + 1;

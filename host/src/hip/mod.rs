@@ -1,36 +1,37 @@
-//! AMD GPUs, by the HIP run time of ROCm 6 or 7 (`libamdhip64.so`), opened when it is first needed.
+//! AMD GPUs through the HIP runtime of ROCm 6 or 7 (`libamdhip64.so`), opened when it is first
+//! needed.
 //!
-//! None of this has been executed on a GPU yet: prototypes, constants and layouts are compared with
-//! AMD's headers by the feature `hip-prototypes`, the order of calls is tested with a fake of the
-//! library, and the rest was reviewed against HIP's documentation and source:
+//! This module has not been executed on a GPU yet. The feature `hip-prototypes` compares
+//! prototypes, constants and layouts with AMD's headers; a fake of the library tests the order of
+//! calls; the rest was reviewed against HIP's documentation and source:
 //!
-//! | function | rule | how it is kept |
+//! | function | rule | implementation |
 //! |---|---|---|
-//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current one | `hipSetDevice` comes first in every method |
-//! | every function | the thread's latest error stays for `hipGetLastError` | taken out after each of our errors |
-//! | `hipMalloc`, `hipFree`, ... | forbidden on a thread whose capture mode is not relaxed, and then invalidates the capture | relaxed mode around each such call |
+//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current device | every method calls `hipSetDevice` first |
+//! | every function | the thread's latest error is kept for `hipGetLastError` | cleared after each error of this module |
+//! | `hipMalloc`, `hipFree`, ... | forbidden on a thread whose capture mode is not relaxed, where they invalidate the capture | called in relaxed mode |
 //! | `hipMemcpy`, `hipMemset`, `hipDeviceSynchronize` | invalidate every capture of the process | never called |
-//! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | so is all shared memory |
-//! | `hipIpcGetMemHandle` | a handle of an address within an allocation opens at that address | the base is exported, with the offset beside it |
-//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; not in the process that made the handle | so it is; the error says to use the address |
-//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | as the trait allows; nothing else waits |
+//! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | used for all shared memory |
+//! | `hipIpcGetMemHandle` | a handle of an address within an allocation opens at that address | exports the base and the offset |
+//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; not in the process that created the handle | uses these flags; the error says to use the address |
+//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the trait allows it; no other method waits |
 //! | `hipHostMalloc` | coherent without fences only with `hipHostMallocCoherent` | portable, mapped and coherent |
-//! | `hipMemcpyAsync` | asynchronous for page-locked memory only | copies go through a page-locked buffer |
-//! | `hipModuleLoadData` | has no length: reads as far as the image's headers say, and keeps the pointer | headers are checked; the image is kept |
-//! | `hipModuleGetFunction` | `hipErrorNotFound` | is `None` |
+//! | `hipMemcpyAsync` | asynchronous only for page-locked memory | copies use a page-locked buffer |
+//! | `hipModuleLoadData` | has no length: reads as many bytes as the image's headers say, and keeps the pointer | headers are checked; the image is kept |
+//! | `hipModuleGetFunction` | `hipErrorNotFound` | returns `None` |
 //! | `hipModuleLaunchKernel` | grid in blocks; less than 2^32 threads; block at most as compiled | checked, the last by HIP |
-//! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` where blocks would not be resident together | an error with a hint |
-//! | the same, on a captured stream | run at once by some run times | the graph must have grown, else an error |
-//! | `hipStreamQuery`, `hipEventQuery` | `hipErrorNotReady` | is `false` |
-//! | `hipStreamWaitValue32` | by the command processor for memory of `hipMallocSignalMemory`, else by a small kernel; captures up to the run time | called with all bits of the mask; what it says is passed on |
-//! | `hipStreamBeginCapture` | thread-local: ends on its thread | as the trait says; the error has a hint |
-//! | `hipStreamEndCapture` | leaves the graph undefined after an error | not looked at |
-//! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | so they are; the one reference moves to the graph |
-//! | `hipGraphInstantiateWithFlags` | clones the graph, with its user objects | nothing else keeps them |
+//! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` if the blocks cannot be resident together | an error with a hint |
+//! | the same, on a captured stream | run at once by some runtimes | an error unless the graph has grown |
+//! | `hipStreamQuery`, `hipEventQuery` | `hipErrorNotReady` | returns `false` |
+//! | `hipStreamWaitValue32` | by the command processor for memory of `hipMallocSignalMemory`, otherwise by a small kernel; the runtime decides about captures | called with a full mask; errors are returned |
+//! | `hipStreamBeginCapture` | thread-local: must end on its thread | documented in the trait; the error has a hint |
+//! | `hipStreamEndCapture` | leaves the graph undefined after an error | the graph is not read |
+//! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | uses this flag; the only reference moves to the graph |
+//! | `hipGraphInstantiateWithFlags` | clones the graph with its user objects | no other reference is kept |
 //!
-//! AMD GPUs have no clusters, no multicast, and no launch that begins before the kernel before it
-//! has ended: the first are refused, a dependent launch is an ordinary one. Memory goes to other
-//! processes by IPC handles.
+//! AMD GPUs have no clusters, no multicast, and no dependent launches. Clusters and multicast are
+//! refused, and a dependent launch is an ordinary one. Memory is shared with other processes by IPC
+//! handles.
 
 mod bindings;
 mod device;
@@ -56,11 +57,11 @@ use self::device::Hip;
 use crate::Result;
 use crate::gpu::driver::{Driver, Properties};
 
-/// The GPU of that number, opened once in a process.
+/// Opens the GPU with that number. All calls in a process return the same value.
 ///
 /// # Errors
-/// `Error::NoDevice` where there is no HIP run time or no such GPU, `Error::Driver` where the run
-/// time is too old or refuses something.
+/// `Error::NoDevice` if there is no HIP runtime or no such GPU, `Error::Driver` if the runtime is
+/// too old or a call fails.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     static OPENED: Mutex<BTreeMap<u32, Arc<Hip>>> = Mutex::new(BTreeMap::new());
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,10 +73,10 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(hip)
 }
 
-/// What is known of every GPU that the process sees: at least one.
+/// Returns the properties of every GPU that the process sees: at least one.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn devices() -> Result<Vec<Properties>> {
     let functions = library::functions()?;
     (0..device::count(functions)?)

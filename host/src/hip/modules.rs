@@ -14,19 +14,19 @@ use crate::gpu::driver::{
 };
 use crate::{Error, Result};
 
-/// What was loaded. Nothing is unloaded.
+/// Loaded modules. They are never unloaded.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     modules: HashMap<usize, Arc<Module>>,
     functions: HashMap<usize, Arguments>,
 }
 
-/// Offsets and sizes of a kernel's arguments, where they are known.
+/// Offsets and sizes of a kernel's arguments, if they are known.
 type Arguments = Option<Vec<(usize, usize)>>;
 
 #[derive(Debug)]
 struct Module {
-    /// The run time reads the image in place, also after loading.
+    /// The image, which the runtime also reads after loading.
     _image: Vec<u64>,
     object: CodeObject,
 }
@@ -40,7 +40,7 @@ impl Hip {
         let _relaxed = self.relaxed()?;
         let mut module: hipModule_t = ptr::null_mut();
         // SAFETY: `module` is writable; all parts that the image's headers name lie within it, and
-        // it stays.
+        // it is never freed.
         let status = unsafe {
             (self.functions.hipModuleLoadData)(&mut module, words.as_ptr().cast::<c_void>())
         };
@@ -79,7 +79,7 @@ impl Hip {
         }
         let _relaxed = self.relaxed()?;
         let mut function: hipFunction_t = ptr::null_mut();
-        // SAFETY: `function` is writable, the module was loaded, the name ends with a zero.
+        // SAFETY: `function` is writable, the module is loaded, and the name ends with a zero byte.
         let status = unsafe {
             (self.functions.hipModuleGetFunction)(
                 &mut function,
@@ -158,11 +158,11 @@ impl Hip {
         Ok(u32::try_from(blocks).unwrap_or_default())
     }
 
-    /// `dependent` changes nothing: HIP has no launch that begins before the kernel before it has
-    /// ended, and a kernel that waits for that kernel's memory finds it complete.
+    /// Ignores `dependent`: HIP has no dependent launches, and a kernel that waits for the memory
+    /// of the previous kernel finds it complete.
     ///
     /// # Safety
-    /// As `Driver::launch`.
+    /// The preconditions of `Driver::launch`.
     pub(super) unsafe fn launch(
         &self,
         function: RawFunction,
@@ -182,8 +182,8 @@ impl Hip {
         };
         if shape.cooperative {
             let capture = self.growing_graph(raw)?;
-            // SAFETY: the caller promises function, stream and arguments; the run time copies the
-            // arguments.
+            // SAFETY: this function requires valid handles and the kernel's arguments, which the
+            // runtime copies.
             let status = unsafe {
                 (self.functions.hipModuleLaunchCooperativeKernel)(
                     function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
@@ -191,7 +191,7 @@ impl Hip {
             };
             let call = "hipModuleLaunchCooperativeKernel";
             self.functions.check(call, status)?;
-            // Run times before some ROCm 6 launch it at once, also on a stream that is captured.
+            // Runtimes before some ROCm 6 launch the kernel at once, even on a captured stream.
             if let Some((graph, nodes)) = capture
                 && self.graph_nodes(graph)? == nodes
             {
@@ -203,8 +203,8 @@ impl Hip {
             }
             return Ok(());
         }
-        // SAFETY: the caller promises function, stream and arguments; the run time copies the
-        // arguments.
+        // SAFETY: this function requires valid handles and the kernel's arguments, which the
+        // runtime copies.
         let status = unsafe {
             (self.functions.hipModuleLaunchKernel)(
                 function,
@@ -223,7 +223,7 @@ impl Hip {
         self.functions.check("hipModuleLaunchKernel", status)
     }
 
-    /// The graph that a stream is captured into, and its nodes so far.
+    /// Returns the graph into which a stream is captured, and its number of nodes.
     fn growing_graph(&self, stream: RawStream) -> Result<Option<(RawGraph, usize)>> {
         match self.capture_status(stream)? {
             CaptureStatus::Active(_, graph) => Ok(Some((graph, self.graph_nodes(graph)?))),
@@ -232,18 +232,18 @@ impl Hip {
     }
 }
 
-/// What HIP takes: no clusters, and less than 2^32 threads.
+/// Checks a launch against HIP's limits: no clusters, and less than 2^32 threads.
 fn launchable(shape: &LaunchShape) -> Result<(), String> {
     if shape.cluster > 1 {
         return Err(format!(
-            "clusters of {} blocks were asked for; AMD GPUs have no clusters",
+            "clusters of {} blocks were requested; AMD GPUs have no clusters",
             shape.cluster
         ));
     }
     let threads = u64::from(shape.blocks) * u64::from(shape.threads);
     if threads == 0 || threads > u64::from(u32::MAX) {
         return Err(format!(
-            "{} blocks of {} threads were asked for; HIP launches at least 1 and less than 2^32 \
+            "{} blocks of {} threads were requested; HIP launches at least 1 and less than 2^32 \
              threads",
             shape.blocks, shape.threads
         ));
@@ -251,8 +251,8 @@ fn launchable(shape: &LaunchShape) -> Result<(), String> {
     Ok(())
 }
 
-/// The arguments of a kernel by its metadata. A kernel that the run time finds and the metadata
-/// does not name would be launched without its layout checked.
+/// Returns the arguments of a kernel from its metadata. Fails for a kernel that the metadata does
+/// not name, whose arguments could not be checked at launch.
 fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
     let Some(kernels) = &object.kernels else {
         return Ok(None);
@@ -264,7 +264,7 @@ fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
         .ok_or_else(|| format!("the image's metadata does not name kernel {name:?}"))
 }
 
-/// The error with something more to say.
+/// Appends information to an error.
 fn with_detail(error: Error, more: &str) -> Error {
     match error {
         Error::Driver {

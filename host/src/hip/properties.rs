@@ -1,4 +1,4 @@
-//! What is known of a GPU.
+//! Properties of a GPU.
 
 use core::ffi::{c_char, c_uint};
 
@@ -10,7 +10,7 @@ use super::library::Functions;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// Asks the run time about device `ordinal`, which exists.
+/// Queries the properties of device `ordinal`, which exists.
 pub(super) fn of(functions: &Functions, ordinal: Int) -> Result<Properties> {
     let attribute = |number| attribute(functions, number, ordinal);
     let pci = [
@@ -52,7 +52,7 @@ fn attribute(functions: &Functions, number: c_uint, ordinal: Int) -> Result<u32>
 
 fn name(functions: &Functions, ordinal: Int) -> Result<String> {
     let mut name = [0; 256];
-    // SAFETY: the length is the buffer's.
+    // SAFETY: the length is that of the buffer.
     let status = unsafe { (functions.hipDeviceGetName)(name.as_mut_ptr(), 256, ordinal) };
     functions.check("hipDeviceGetName", status)?;
     Ok(string(&name.map(c_char::cast_unsigned)))
@@ -82,9 +82,9 @@ fn version(functions: &Functions) -> Result<u32> {
     Ok(u32::try_from(version).unwrap_or_default())
 }
 
-/// `gfx942` of `gfx942:sramecc+:xnack-`.
+/// Returns `gfx942` for `gfx942:sramecc+:xnack-`.
 fn architecture(functions: &Functions, ordinal: Int) -> Result<String> {
-    // Twice what is needed: a later run time may have a longer structure under the same name.
+    // Twice the necessary size: a later runtime may have a longer structure under the same name.
     let mut properties = [0_u64; PROP_BYTES / 4];
     let pointer = properties.as_mut_ptr().cast::<Prop>();
     // SAFETY: the buffer is writable, aligned for the structure (8) and larger than it.
@@ -96,14 +96,14 @@ fn architecture(functions: &Functions, ordinal: Int) -> Result<String> {
         driver_error(
             "hipGetDevicePropertiesR0600",
             &format!(
-                "the GPU's architecture is {text:?}, where gfx and a number are expected; this \
+                "the GPU's architecture is {text:?}, expected gfx and a number; this \
                  version of the HIP runtime is not known"
             ),
         )
     })
 }
 
-/// The architecture without its features; `None` where it is none.
+/// Returns the architecture without its features, or `None` if the text is not an architecture.
 fn base(text: &str) -> Option<String> {
     let base = text.split(':').next()?;
     let number = base.strip_prefix("gfx")?;
@@ -111,15 +111,15 @@ fn base(text: &str) -> Option<String> {
         .then(|| base.to_owned())
 }
 
-/// Bytes up to a zero.
+/// Returns the bytes up to the first zero as text.
 fn string(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
-/// The run time's identifier where the GPU has one (16 hexadecimal digits, not all 0). Others (most
-/// graphics cards) have none, or all the same; within a host their address on the PCI bus
-/// distinguishes them.
+/// Returns the runtime's identifier if the GPU has one (16 hexadecimal digits, not all 0). Other
+/// GPUs (most graphics cards) have none, or all the same; their PCI address identifies them within
+/// a host.
 fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
     let digits = uuid.iter().all(u8::is_ascii_hexdigit);
     if digits && uuid.iter().any(|byte| *byte != b'0') {

@@ -1,4 +1,4 @@
-//! Streams, events and functions of the host.
+//! Streams, events and host functions.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -21,30 +21,30 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::destroy_stream`.
+    /// The preconditions of `Driver::destroy_stream`.
     pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the caller promises that it is a stream, and that nobody uses it any more.
+        // SAFETY: this function requires a stream that nothing uses.
         let status = unsafe { (self.functions.hipStreamDestroy)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamDestroy", status)
     }
 
     pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the run time checks the handle.
+        // SAFETY: the runtime checks the handle.
         let status = unsafe { (self.functions.hipStreamQuery)(stream.0 as hipStream_t) };
         self.functions.ready("hipStreamQuery", status)
     }
 
     pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the run time checks the handle.
+        // SAFETY: the runtime checks the handle.
         let status = unsafe { (self.functions.hipStreamSynchronize)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamSynchronize", status)
     }
 
     /// # Safety
-    /// As `Driver::host_function`.
+    /// The preconditions of `Driver::host_function`.
     pub(super) unsafe fn host_function(
         &self,
         stream: RawStream,
@@ -52,22 +52,23 @@ impl Hip {
         data: *mut c_void,
     ) -> Result<()> {
         self.current()?;
-        // SAFETY: the caller promises that `callback` may be called with `data`.
+        // SAFETY: this function requires that `callback` may be called with `data`.
         let status = unsafe {
             (self.functions.hipLaunchHostFunc)(stream.0 as hipStream_t, Some(callback), data)
         };
         self.functions.check("hipLaunchHostFunc", status)
     }
 
-    /// Whether such a wait can be captured, and on what memory it takes the command processor and
-    /// not a small kernel, is the run time's affair: it says so where it cannot.
+    /// Makes a stream wait for a word. The runtime decides whether the wait can be captured, and
+    /// for which memory it uses the command processor instead of a small kernel. It returns an
+    /// error if it cannot.
     ///
     /// # Safety
-    /// As `Driver::wait_value`.
+    /// The preconditions of `Driver::wait_value`.
     pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: the caller promises the word; all of its bits count.
+        // SAFETY: this function requires that the word is mapped; the mask has all bits.
         let status = unsafe {
             (self.functions.hipStreamWaitValue32)(
                 stream,
@@ -81,11 +82,11 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::write_value`.
+    /// The preconditions of `Driver::write_value`.
     pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: the caller promises the word; the flags are reserved.
+        // SAFETY: this function requires that the word is mapped; the flags are reserved and 0.
         let status = unsafe { (self.functions.hipStreamWriteValue32)(stream, at, value, 0) };
         self.functions.check("hipStreamWriteValue32", status)
     }
@@ -105,10 +106,10 @@ impl Hip {
     }
 
     /// # Safety
-    /// As `Driver::destroy_event`.
+    /// The preconditions of `Driver::destroy_event`.
     pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the caller promises that it is an event, and that nobody uses it any more.
+        // SAFETY: this function requires an event that nothing uses.
         let status = unsafe { (self.functions.hipEventDestroy)(event.0 as hipEvent_t) };
         self.functions.check("hipEventDestroy", status)
     }

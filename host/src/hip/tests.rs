@@ -1,4 +1,4 @@
-//! The driver over the fake of its library; and, where asked for, over a GPU.
+//! Tests of the driver with a fake of its library and, on request, with a GPU.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -16,18 +16,18 @@ const IMAGE: &[u8] = include_bytes!("fixtures/vocab-argmax-gfx942.co");
 
 fn driver() -> Box<dyn Driver> {
     let hip = Hip::open(&fake::FUNCTIONS, 0).unwrap();
-    // Another library of the process takes the thread for another device.
+    // Simulates another library that has changed the thread's device.
     fake::with(|state| state.device.set(-1));
     Box::new(hip)
 }
 
-/// The next call of that name fails with that error.
+/// Makes the next call of that name fail with that error.
 fn fail(call: &'static str, status: hip::hipError_t) {
     fake::with(|state| state.fail.set(Some((call, status))));
 }
 
-/// What must hold after every method: the thread's mode is as it was, and no error of ours is left
-/// for others.
+/// Checks the conditions that hold after every method: the thread's capture mode is unchanged, and
+/// no error of this driver remains for other code.
 fn check_thread() {
     fake::with(|state| {
         assert_eq!(state.mode.get(), 0);
@@ -37,7 +37,7 @@ fn check_thread() {
 }
 
 unsafe extern "C" fn count(data: *mut c_void) {
-    // SAFETY: the tests give a counter.
+    // SAFETY: the tests pass a pointer to a counter.
     unsafe { *data.cast::<u32>() += 1 };
 }
 
@@ -91,7 +91,7 @@ fn memory_is_zeroed_rounded_and_copied() {
         // SAFETY: the range is the allocation.
         unsafe { driver.read(&mut bytes, memory.address) }.unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
-        // SAFETY: as above.
+        // SAFETY: nothing else uses the memory.
         unsafe { driver.release(memory) }.unwrap();
     }
     assert_eq!(
@@ -99,13 +99,13 @@ fn memory_is_zeroed_rounded_and_copied() {
         hip::MALLOC_UNCACHED
     );
 
-    // More than the buffer, at an odd address.
+    // More bytes than the buffer has, at an odd address.
     let bytes: Vec<u8> = (0..(5 << 19) + 3).map(|at: u32| (at % 251) as u8).collect();
     let memory = driver.allocate(3 << 20, MemoryKind::Private).unwrap();
     let mut back = vec![0; bytes.len()];
     // SAFETY: the range lies within the allocation.
     unsafe { driver.write(memory.address + 5, &bytes) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the range lies within the allocation.
     unsafe { driver.read(&mut back, memory.address + 5) }.unwrap();
     assert_eq!(back, bytes);
     // SAFETY: both ranges lie within the allocation.
@@ -118,10 +118,10 @@ fn memory_is_zeroed_rounded_and_copied() {
         )
     }
     .unwrap();
-    // SAFETY: as above.
+    // SAFETY: the range lies within the allocation.
     unsafe { driver.read(&mut back[..100], memory.address) }.unwrap();
     assert_eq!(back[..100], bytes[..100]);
-    // SAFETY: beyond the allocation: the fake refuses, as a negative control.
+    // SAFETY: the range exceeds the allocation, and the fake refuses it (a negative control).
     unsafe { driver.write(memory.address + (3 << 20) - 1, &[1, 2]) }.unwrap_err();
     check_thread();
 }
@@ -160,16 +160,16 @@ fn memory_is_shared_by_its_base() {
     assert_eq!((base, bytes), (memory.address, memory.bytes));
     let imported = driver.import(Import::Ipc(&handle), memory.bytes).unwrap();
     assert_eq!(imported.origin, Origin::ImportedIpc);
-    // SAFETY: nobody uses it.
+    // SAFETY: nothing else uses the memory.
     unsafe { driver.release(imported) }.unwrap();
 
-    // A peer that says more than it has is refused, and the mapping is closed.
+    // A size that exceeds the allocation is refused, and the mapping is closed.
     let before = fake::allocations();
     let error = driver
         .import(Import::Ipc(&handle), memory.bytes + 1)
         .unwrap_err();
     assert!(
-        error.to_string().contains("the peer says 2097153 bytes"),
+        error.to_string().contains("the peer reports 2097153 bytes"),
         "{error}"
     );
     assert_eq!(fake::allocations(), before);
@@ -184,7 +184,7 @@ fn memory_is_shared_by_its_base() {
         origin: Origin::Virtual,
         ..memory
     };
-    // SAFETY: it is refused.
+    // SAFETY: the driver refuses the memory.
     unsafe { driver.release(foreign) }.unwrap_err();
     check_thread();
 }
@@ -221,7 +221,7 @@ fn kernels_are_found_and_launched() {
             cooperative,
             ..LaunchShape::default()
         };
-        // SAFETY: the fake reads one u32.
+        // SAFETY: the fake reads one u32, which `arguments` points to.
         unsafe { driver.launch(function, &shape, &mut arguments, stream) }.unwrap();
         let launched = fake::with(|state| state.launched.take());
         assert_eq!(launched, Some((cooperative, 304, 512, 64, 77)));
@@ -229,7 +229,7 @@ fn kernels_are_found_and_launched() {
             cluster: 4,
             ..shape
         };
-        // SAFETY: as above.
+        // SAFETY: the fake reads one u32, which `arguments` points to.
         unsafe { driver.launch(function, &cluster, &mut arguments, stream) }.unwrap_err();
         assert_eq!(fake::with(|state| state.launched.take()), None);
     }
@@ -287,14 +287,14 @@ fn streams_wait_for_words_and_write_them() {
     let at = (&raw mut word) as u64;
     // SAFETY: the word outlives the calls, which the fake makes at once.
     unsafe { driver.write_value(stream, at, 3) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: the word outlives the calls, which the fake makes at once.
     unsafe { driver.wait_value(stream, at, 3) }.unwrap();
     assert_eq!(word, 3);
     for call in ["hipStreamWaitValue32", "hipStreamWriteValue32"] {
         fail(call, hip::ERROR_ILLEGAL_ADDRESS);
-        // SAFETY: as above.
+        // SAFETY: the word outlives the calls, which the fake makes at once.
         let waited = unsafe { driver.wait_value(stream, at, 3) };
-        // SAFETY: as above.
+        // SAFETY: the word outlives the calls, which the fake makes at once.
         let both = waited.and_then(|()| unsafe { driver.write_value(stream, at, 3) });
         let text = both.unwrap_err().to_string();
         assert!(text.contains(call) && text.contains("(700)"), "{text}");
@@ -312,11 +312,11 @@ fn calls_during_a_capture_are_allowed() {
         panic!("not captured");
     };
     let memory = driver.allocate(1, MemoryKind::Shared).unwrap();
-    // SAFETY: within the allocation.
+    // SAFETY: the range lies within the allocation.
     unsafe { driver.write(memory.address, &[1]) }.unwrap();
-    // SAFETY: nobody uses it.
+    // SAFETY: nothing else uses the memory.
     unsafe { driver.release(memory) }.unwrap();
-    // Without the relaxed mode the fake refuses: that the calls above passed means something.
+    // Negative control: without the relaxed mode the fake refuses an allocation.
     let mut pointer = ptr::null_mut();
     // SAFETY: `pointer` is writable.
     let status = unsafe { (fake::FUNCTIONS.hipMalloc)(&mut pointer, 8) };
@@ -327,7 +327,7 @@ fn calls_during_a_capture_are_allowed() {
     let exec = driver.instantiate(graph).unwrap();
     // SAFETY: the fake does nothing.
     unsafe { driver.launch_graph(exec, stream) }.unwrap();
-    // SAFETY: nobody uses it.
+    // SAFETY: nothing else uses the graph.
     unsafe { driver.destroy_exec(exec) }.unwrap();
     check_thread();
 }
@@ -348,10 +348,10 @@ fn a_cooperative_launch_that_was_not_captured_is_an_error() {
     };
     for old in [false, true] {
         fake::with(|state| state.old.set(old));
-        // SAFETY: the fake reads one u32.
+        // SAFETY: the fake reads one u32, which `arguments` points to.
         unsafe { driver.launch(function, &shape, &mut arguments, stream) }.unwrap();
         driver.begin_capture(stream).unwrap();
-        // SAFETY: as above.
+        // SAFETY: the fake reads one u32, which `arguments` points to.
         let launched = unsafe { driver.launch(function, &shape, &mut arguments, stream) };
         driver.end_capture(stream).unwrap();
         assert_eq!(launched.is_err(), old);
@@ -379,15 +379,15 @@ fn graphs_call_back_when_they_took_the_data() {
     unsafe { driver.retain(graph, count, data) }.unwrap();
     // SAFETY: the counter is alive.
     assert_eq!(unsafe { *data.cast::<u32>() }, 0);
-    // SAFETY: nobody uses it.
+    // SAFETY: nothing else uses the graph.
     unsafe { driver.destroy_graph(graph) }.unwrap();
     // SAFETY: the counter is alive.
     assert_eq!(unsafe { *data.cast::<u32>() }, 1);
     check_thread();
 }
 
-/// On a machine with ROCm: memory, a stream, a captured copy, and a code object that must be
-/// refused or loaded.
+/// Tests memory, a stream, a captured copy and a code object on a machine with ROCm. The code
+/// object must be loaded or refused.
 #[test]
 #[ignore = "needs an AMD GPU"]
 fn on_a_gpu() {
@@ -398,20 +398,20 @@ fn on_a_gpu() {
     let stream = driver.create_stream().unwrap();
     let memory = driver.allocate(1 << 20, MemoryKind::Shared).unwrap();
     let bytes: Vec<u8> = (0..1 << 19).map(|at: u32| (at % 251) as u8).collect();
-    // SAFETY: within the allocation.
+    // SAFETY: the range lies within the allocation.
     unsafe { driver.write(memory.address + 5, &bytes) }.unwrap();
     driver.begin_capture(stream).unwrap();
     let half = memory.address + (1 << 20);
-    // SAFETY: both ranges lie within the allocation, of two MiB.
+    // SAFETY: both ranges lie within the allocation of two MiB.
     unsafe { driver.copy(half, memory.address + 5, bytes.len() as u64, stream) }.unwrap();
     let graph = driver.end_capture(stream).unwrap();
     assert_eq!(driver.graph_nodes(graph).unwrap(), 1);
     let exec = driver.instantiate(graph).unwrap();
-    // SAFETY: the memory is there.
+    // SAFETY: the graph's memory is alive.
     unsafe { driver.launch_graph(exec, stream) }.unwrap();
     driver.synchronize_stream(stream).unwrap();
     let mut back = vec![0; bytes.len()];
-    // SAFETY: within the allocation.
+    // SAFETY: the range lies within the allocation.
     unsafe { driver.read(&mut back, half) }.unwrap();
     assert_eq!(back, bytes);
     let (Export::Ipc(_, 5), base, _) = driver.export_foreign(memory.address + 5).unwrap() else {
@@ -422,12 +422,12 @@ fn on_a_gpu() {
         Ok(module) => assert!(driver.function(module, c"vocab_argmax").unwrap().is_some()),
         Err(error) => assert_ne!(driver.properties().architecture, "gfx942", "{error}"),
     }
-    // SAFETY: its work is done.
+    // SAFETY: the graph has completed its work.
     unsafe { driver.destroy_exec(exec) }.unwrap();
-    // SAFETY: nobody uses it.
+    // SAFETY: nothing else uses the graph.
     unsafe { driver.destroy_graph(graph) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: nothing else uses the memory.
     unsafe { driver.release(memory) }.unwrap();
-    // SAFETY: as above.
+    // SAFETY: nothing else uses the stream.
     unsafe { driver.destroy_stream(stream) }.unwrap();
 }
