@@ -1,7 +1,7 @@
-//! The header, the library and programs in C: what the header says is what the library is, and ranks that are C programs work.
+//! Tests of the header, the library and programs in C.
 //!
-//! Skipped with a printed reason where there is no C compiler; `FUSEWIRE_REQUIRE` naming `cc` makes that a failure.
-//! `FUSEWIRE_TEST_DEVICE` (`cpu`, `cuda`, `hip`) is the device of the ranks.
+//! Without a C compiler they are skipped with a printed reason, unless `FUSEWIRE_REQUIRE` names
+//! `cc`. `FUSEWIRE_TEST_DEVICE` (`cpu`, `cuda`, `hip`) is the device of the ranks.
 
 mod layout;
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
-/// The compilers of C and of C++, with all that they must be silent about.
+/// Compilers of C and C++, with the warnings that must not occur.
 const C: [&str; 6] = [
     "cc",
     "-std=c99",
@@ -29,7 +29,7 @@ const CXX: [&str; 6] = [
     "-Werror",
 ];
 
-/// Whether there is this compiler; prints why a test is skipped.
+/// Returns true if this machine has the compiler; else prints why a test is skipped.
 fn has(compiler: &str) -> bool {
     let found = Command::new(compiler).arg("--version").output();
     if found.is_ok_and(|found| found.status.success()) {
@@ -48,7 +48,7 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folder of the library that cargo has built for this test: that of the test itself.
+/// Returns the folder of the library that cargo has built for this test: that of the test itself.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().expect("its folder").to_owned();
@@ -65,8 +65,8 @@ fn library() -> PathBuf {
     folder
 }
 
-/// A command that runs `program` with the library of this test. Cargo's own search path, which goes before what is written in a
-/// program, may have an older one that was built by itself.
+/// Returns a command that runs `program` with the library of this test. Cargo's search path, which
+/// has priority over the path in a program, may have an older library from another build.
 fn command(program: &Path) -> Command {
     let mut search = vec![library()];
     if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -80,7 +80,8 @@ fn command(program: &Path) -> Command {
     command
 }
 
-/// Compiles `source` to a program, linked with the library; what the compiler says where it refuses.
+/// Compiles `source` to a program that is linked with the shared library. Returns the compiler's
+/// output as the error.
 fn compile(
     compiler: &[&str],
     source: &Path,
@@ -107,7 +108,7 @@ fn compile(
     Err(String::from_utf8_lossy(&said.stderr).into_owned())
 }
 
-/// As [`compile`], of text, with the header as it is.
+/// Compiles `text` with the library's header, as [`compile`] does.
 fn compile_text(compiler: &[&str], text: &str, name: &str) -> Result<PathBuf, String> {
     let extension = if compiler[0] == "cc" { "c" } else { "cpp" };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -116,7 +117,7 @@ fn compile_text(compiler: &[&str], text: &str, name: &str) -> Result<PathBuf, St
     compile(compiler, &file, name, &here().join("include"))
 }
 
-/// The device of the ranks.
+/// Returns the device of the ranks.
 fn device() -> String {
     match std::env::var("FUSEWIRE_TEST_DEVICE").as_deref() {
         Ok("cuda") => "cuda:0".to_owned(),
@@ -125,13 +126,13 @@ fn device() -> String {
     }
 }
 
-/// A port that was free just now.
+/// Returns a port that is free at this moment.
 fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address").port()
 }
 
-/// Runs two ranks of `program`; `arguments` of each rank, and what each said.
+/// Runs two ranks of `program` with the `arguments` of each rank and port. Returns their output.
 fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
     let port = free_port();
     let ranks = [0, 1].map(|rank: u32| {
@@ -153,12 +154,12 @@ fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Outp
     ranks.map(|rank| ended(rank, deadline))
 }
 
-/// What a process has said, once it has ended; it is killed at the deadline.
+/// Waits for the end of a process, which is killed at the deadline. Returns its output.
 fn ended(mut process: Child, deadline: Instant) -> Output {
     while Instant::now() < deadline && process.try_wait().is_ok_and(|status| status.is_none()) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Harmless where it has ended.
+    // Harmless if it has ended.
     let _ = process.kill();
     process.wait_with_output().expect("its output")
 }
@@ -168,7 +169,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The example, as the README has it compiled.
+/// Compiles the example with the flags of the README.
 fn example(name: &str) -> PathBuf {
     let source = here().join("examples/all_reduce_norm.c");
     compile(&C, &source, name, &here().join("include")).expect("the example compiles")
@@ -187,7 +188,7 @@ fn the_example_is_right_on_two_ranks() {
         for form in ["blocking", "enqueued"] {
             let line = format!(
                 "rank {rank} of 2 on {}: all_reduce + residual + RMSNorm of 4 rows of 512, {form}: \
-                    0 of 2048 wrong",
+                 0 of 2048 wrong",
                 device()
             );
             assert!(text.contains(&line), "no \"{line}\" in: {text}");
@@ -245,6 +246,72 @@ fn the_header_and_the_library_agree() {
     let text = said(&output);
     assert_eq!(text.lines().collect::<Vec<_>>(), lines.expected());
     assert!(lines.expected().len() > 80, "{}", lines.expected().len());
+}
+
+/// Returns the output of a tool of binutils, which comes with the C compiler.
+fn binutils(tool: &str, arguments: &[&str]) -> String {
+    let library = library().join("libfusewire_c.so");
+    let output = Command::new(tool)
+        .args(arguments)
+        .arg(library)
+        .output()
+        .expect("binutils are installed");
+    assert!(output.status.success(), "{}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_library_exports_what_the_header_declares() {
+    if !has("cc") {
+        return;
+    }
+    let text = binutils("nm", &["-D", "--defined-only"]);
+    let mut exported: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .collect();
+    let lines = layout::Lines::new();
+    let mut declared = lines.functions().to_vec();
+    exported.sort_unstable();
+    declared.sort_unstable();
+    assert_eq!(exported, declared);
+    let dynamic = binutils("readelf", &["-d"]);
+    assert!(
+        dynamic.contains("Library soname: [libfusewire_c.so]"),
+        "{dynamic}"
+    );
+}
+
+#[test]
+fn a_program_links_with_the_static_library() {
+    if !has("cc") {
+        return;
+    }
+    let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
+    // The flags that the header names.
+    let flags = ["-lm", "-lpthread", "-ldl"];
+    assert!(header.contains(&flags.join(" ")));
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let source = folder.join(format!("static-{}.c", std::process::id()));
+    let text = "#include <fusewire.h>\n\
+                int main(void) { return fusewire_version() == FUSEWIRE_VERSION ? 0 : 1; }\n";
+    std::fs::write(&source, text).expect("a file");
+    let program = source.with_extension("");
+    let output = Command::new(C[0])
+        .args(&C[1..])
+        .arg("-I")
+        .arg(here().join("include"))
+        .arg(&source)
+        .arg(library().join("libfusewire_c.a"))
+        .args(flags)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("the compiler starts");
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(Command::new(&program).status().expect("it runs").success());
+    // The program has the whole library in it.
+    let _ = std::fs::remove_file(&program);
 }
 
 #[test]
