@@ -1,11 +1,13 @@
 /*
- * What follows a layer's matrix product in tensor-parallel decoding, in one launch: all_reduce of the partial products, the
- * residual added, RMSNorm. The result is compared with plain C.
+ * The steps after a layer's matrix product in tensor-parallel decoding, in one launch: all_reduce
+ * of the partial products, addition of the residual, RMSNorm. The result is compared with plain C.
  *
- *   cc -std=c99 -I host/c/include host/c/examples/all_reduce_norm.c -L target/release -lfusewire_c -lm -o all_reduce_norm
+ *   cc -std=c99 -I host/c/include host/c/examples/all_reduce_norm.c -L target/release \
+ *      -lfusewire_c -lm -o all_reduce_norm
  *   LD_LIBRARY_PATH=target/release target/release/fusewire run -n 2 -- ./all_reduce_norm
  *
- * Arguments: a device ("cpu", "cuda:0"), and --wrong, which spoils the expectation to show that the comparison can fail.
+ * Arguments: a device ("cpu", "cuda:0"), and --wrong, which changes the expected result to show
+ * that the comparison can fail.
  */
 #include <fusewire.h>
 
@@ -23,14 +25,16 @@ static void check(int code, const char *what) {
   }
 }
 
-/* What rank `rank` contributes. */
-static float partial(uint32_t rank, int i) { return (float)((i * 37 + (int)rank * 11) % 101 - 50) / 64.0f; }
+/* Returns an element of the input of rank `rank`. */
+static float partial(uint32_t rank, int i) {
+  return (float)((i * 37 + (int)rank * 11) % 101 - 50) / 64.0f;
+}
 
 static float residual_before(int i) { return (float)((i * 17) % 89 - 44) / 32.0f; }
 
 static float weight_of(int i) { return 0.5f + (float)(i % 7) / 8.0f; }
 
-/* The same in plain C: sums in the order of ranks. */
+/* Computes the result in plain C, with sums in the order of ranks. */
 static void expect(uint32_t ranks, float epsilon, float *sum, float *out) {
   for (int row = 0; row < ROWS; row++) {
     double squares = 0.0;
@@ -41,12 +45,15 @@ static void expect(uint32_t ranks, float epsilon, float *sum, float *out) {
       squares += (double)sum[i] * sum[i];
     }
     double scale = 1.0 / sqrt(squares / HIDDEN + epsilon);
-    for (int i = 0; i < HIDDEN; i++) out[row * HIDDEN + i] = (float)(sum[row * HIDDEN + i] * scale * weight_of(i));
+    for (int i = 0; i < HIDDEN; i++) {
+      out[row * HIDDEN + i] = (float)(sum[row * HIDDEN + i] * scale * weight_of(i));
+    }
   }
 }
 
-/* Elements that differ: residual_out in any bit, the norm by more than its rounding. */
-static int wrong(const float *sum, const float *sum_expected, const float *out, const float *expected) {
+/* Counts the elements that differ: residual_out in any bit, the norm by more than its rounding. */
+static int wrong(const float *sum, const float *sum_expected, const float *out,
+                 const float *expected) {
   int count = 0;
   for (int i = 0; i < COUNT; i++) {
     int same = memcmp(&sum[i], &sum_expected[i], sizeof(float)) == 0;
@@ -79,9 +86,11 @@ int main(int argc, char **argv) {
   const size_t bytes = COUNT * sizeof(float);
   void *window;
   check(fusewire_alloc(comm, 3 * bytes + HIDDEN * sizeof(float), &window), "window");
-  float *input = window, *residual = input + COUNT, *output = residual + COUNT, *weight = output + COUNT;
+  float *input = window, *residual = input + COUNT;
+  float *output = residual + COUNT, *weight = output + COUNT;
 
-  static float host[COUNT], sum[COUNT], out[COUNT], sum_expected[COUNT], expected[COUNT], weights[HIDDEN];
+  static float host[COUNT], sum[COUNT], out[COUNT], sum_expected[COUNT], expected[COUNT];
+  static float weights[HIDDEN];
   for (int i = 0; i < HIDDEN; i++) weights[i] = weight_of(i);
   check(fusewire_upload(comm, weight, weights, sizeof weights), "weight");
 
@@ -122,14 +131,15 @@ int main(int argc, char **argv) {
     check(fusewire_download(comm, sum, residual, bytes), "residual");
     check(fusewire_download(comm, out, output, bytes), "output");
     int count = wrong(sum, sum_expected, out, expected);
-    printf("rank %u of %u on %s: all_reduce + residual + RMSNorm of %d rows of %d, %s: %d of %d wrong\n", rank, size, device,
-           ROWS, HIDDEN, enqueued ? "enqueued" : "blocking", count, COUNT);
+    printf("rank %u of %u on %s: all_reduce + residual + RMSNorm of %d rows of %d, %s: "
+           "%d of %d wrong\n",
+           rank, size, device, ROWS, HIDDEN, enqueued ? "enqueued" : "blocking", count, COUNT);
     failed |= count != 0;
   }
-  printf("rank %u: workspace of %llu bytes; output[0..4] = %.6f %.6f %.6f %.6f\n", rank, (unsigned long long)workspace, out[0],
-         out[1], out[2], out[3]);
+  printf("rank %u: workspace of %llu bytes; output[0..4] = %.6f %.6f %.6f %.6f\n", rank,
+         (unsigned long long)workspace, out[0], out[1], out[2], out[3]);
 
-  check(fusewire_free(comm, window), "giving the window back");
+  check(fusewire_free(comm, window), "freeing the window");
   check(fusewire_barrier(comm), "barrier");
   check(fusewire_comm_destroy(comm), "the end");
   return failed;

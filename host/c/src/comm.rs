@@ -1,4 +1,4 @@
-//! Communicators: made, asked, ended.
+//! Communicators: creation, queries and destruction.
 
 use core::ffi::{c_char, c_int, c_void};
 use std::collections::BTreeMap;
@@ -14,20 +14,19 @@ use crate::types::{FusewireOptions, ParsedOptions};
 /// A communicator on a stream: `fusewire_comm`.
 #[derive(Debug)]
 pub struct FusewireComm {
-    /// On this handle's stream.
+    /// The communicator on this handle's stream.
     pub(crate) comm: Communicator,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What all handles of a communicator share.
+/// State that all handles of a communicator share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// On the communicator's own stream.
+    /// The communicator on its own stream.
     home: Communicator,
     /// Memory in windows, by its first address.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
-    /// The store, where this rank serves it: it is dropped last, with the last communicator that
-    /// used it.
+    /// The store, if this rank serves it. Dropped last, with the last communicator that uses it.
     server: Option<Arc<TcpStoreServer>>,
 }
 
@@ -42,7 +41,7 @@ impl FusewireComm {
         Box::into_raw(Box::new(Self { comm, shared }))
     }
 
-    /// The handle behind what C gave.
+    /// Returns the handle at `comm`; null is refused.
     ///
     /// # Safety
     /// `comm` is null or a handle that lives as long as the result is used.
@@ -52,6 +51,8 @@ impl FusewireComm {
     }
 }
 
+/// Parses a device; null is the CPU.
+///
 /// # Safety
 /// `device` is null or a C string that lives as long as the call.
 unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
@@ -62,7 +63,8 @@ unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
 /// Makes the communicator of the rank that the environment names.
 ///
 /// # Safety
-/// As the header says: text ends in a zero byte, `options` has as many bytes as it says, `comm` is writable.
+/// Text is null or a C string, `options` is null or readable for its `struct_size` bytes, `comm` is
+/// null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_from_env(
     device: *const c_char,
@@ -80,8 +82,8 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
         if parsed.store_is_served {
             return Err(argument(
                 NAME,
-                "store_is_served is for fusewire_comm_create; here TORCHELASTIC_USE_AGENT_STORE \
-                    says who serves",
+                "store_is_served is for fusewire_comm_create; here the environment variable \
+                 TORCHELASTIC_USE_AGENT_STORE decides",
             ));
         }
         let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
 /// Makes the communicator `name` of rank `rank` of `size`, over the store at `store`.
 ///
 /// # Safety
-/// As of [`fusewire_comm_from_env`].
+/// As for [`fusewire_comm_from_env`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_create(
     device: *const c_char,
@@ -131,8 +133,8 @@ pub unsafe extern "C" fn fusewire_comm_create(
                     NAME,
                     format!(
                         "rank 0 cannot serve the store at {address} ({error}); give a free port at \
-                            an address of \
-                         its host, or set store_is_served where another process serves it"
+                         an address of its host, or set store_is_served if another process \
+                         serves it"
                     ),
                 )
             });
@@ -150,7 +152,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
     })
 }
 
-/// `host:port`, where the host may be an IPv6 address in brackets.
+/// Parses `host:port`; the host may be an IPv6 address in brackets.
 fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16)> {
     let parts = address.rsplit_once(':').and_then(|(host, port)| {
         let inner = host
@@ -174,10 +176,12 @@ fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16
     })
 }
 
-/// Another handle of the communicator, whose operations go to `stream`; null for the communicator's own.
+/// Makes another handle of the communicator, whose operations go to `stream`; null means the
+/// communicator's own.
 ///
 /// # Safety
-/// As the header says: `stream` is a stream of the communicator's device, and outlives the use.
+/// `comm` is null or a live handle; `stream` is null or a stream of the communicator's device,
+/// which outlives its use; `on_stream` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_on_stream(
     comm: *const FusewireComm,
@@ -194,12 +198,12 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
         let on = if stream.is_null() {
             home.clone()
         } else if home.device().is_gpu() {
-            // SAFETY: by the caller.
+            // SAFETY: the contract makes `stream` a stream of this device that outlives its use.
             home.on(&unsafe { Stream::adopt(home.device(), stream)? })
         } else {
             return Err(argument(
                 NAME,
-                "the CPU has no streams of a driver's: pass NULL for the communicator's own",
+                "a CPU has no driver streams: pass NULL for the communicator's own stream",
             ));
         };
         let made = Box::new(FusewireComm {
@@ -211,7 +215,7 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
     })
 }
 
-/// Another handle of the communicator, on a new stream of its device.
+/// Makes another handle of the communicator, on a new stream of its device.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `on_stream` is null or writable.
@@ -236,11 +240,12 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
     })
 }
 
-/// A communicator of some ranks of this one, in the order of the list; null where the list is empty. All ranks together.
+/// Makes a communicator of some ranks of this one, in the order of the list; null if the list is
+/// empty. All ranks together.
 ///
 /// # Safety
-/// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C string; `part` is null or
-/// writable.
+/// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C
+/// string; `part` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_split(
     comm: *const FusewireComm,
@@ -263,7 +268,7 @@ pub unsafe extern "C" fn fusewire_comm_split(
         let ranks = if count == 0 {
             &[][..]
         } else {
-            // SAFETY: not null, and as many, by the caller.
+            // SAFETY: not null; the contract makes it readable for `count` elements.
             unsafe { core::slice::from_raw_parts(ranks, count as usize) }
         };
         let Some(made) = handle.comm.split(ranks, name)? else {
@@ -275,17 +280,17 @@ pub unsafe extern "C" fn fusewire_comm_split(
     })
 }
 
-/// Ends a handle; with the last one of a communicator waits for its work and ends it on this rank.
+/// Destroys a handle. The last one of a communicator waits for its work and ends it on this rank.
 ///
 /// # Safety
-/// `comm` is null or a handle that nobody uses any more.
+/// `comm` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_destroy(comm: *mut FusewireComm) -> c_int {
     guard(|| {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: a handle of ours, which the caller gives up.
+        // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the contract.
         let FusewireComm { comm, shared } = *unsafe { Box::from_raw(comm) };
         let Some(_last) = Arc::into_inner(shared) else {
             return Ok(());
@@ -309,7 +314,7 @@ pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int
     })
 }
 
-/// Waits for all work of the handle's stream.
+/// Waits for all work on the handle's stream.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -322,7 +327,7 @@ pub unsafe extern "C" fn fusewire_comm_synchronize(comm: *const FusewireComm) ->
     })
 }
 
-/// Makes beforehand what the first operations would make.
+/// Loads in advance what the first operations would load.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -335,7 +340,7 @@ pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_i
     })
 }
 
-/// The code and message of the communicator's failure; `FUSEWIRE_OK` where it has none.
+/// Returns the code of the communicator's failure, or `FUSEWIRE_OK`.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -351,7 +356,7 @@ pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_i
     })
 }
 
-/// This rank.
+/// Gives this rank.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `rank` is null or writable.
@@ -366,7 +371,7 @@ pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mu
     })
 }
 
-/// Number of ranks.
+/// Gives the number of ranks.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `size` is null or writable.
@@ -381,7 +386,7 @@ pub unsafe extern "C" fn fusewire_comm_size(comm: *const FusewireComm, size: *mu
     })
 }
 
-/// Bytes of workspace that the communicator holds on its device.
+/// Gives the bytes of workspace that the communicator holds on its device.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `bytes` is null or writable.
@@ -399,10 +404,10 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
     })
 }
 
-/// Bytes of workspace that a communicator would hold.
+/// Gives the bytes of workspace that a communicator would hold.
 ///
 /// # Safety
-/// As of [`fusewire_comm_from_env`]; `bytes` is null or writable.
+/// As for [`fusewire_comm_from_env`]; `bytes` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_workspace_bytes(
     device: *const c_char,
@@ -419,10 +424,7 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
         if parsed.backend != "fusewire" {
             return Err(argument(
                 NAME,
-                format!(
-                    "what backend {} allocates is its own affair",
-                    parsed.backend
-                ),
+                format!("the workspace of backend {} is not known", parsed.backend),
             ));
         }
         let needed = parsed.options.workspace_bytes(device, size)?;

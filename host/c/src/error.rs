@@ -1,4 +1,4 @@
-//! Codes, the thread's message, and the fence that no panic passes.
+//! Codes, the message of a thread, and the function that turns panics into codes.
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -8,13 +8,13 @@ use std::panic::catch_unwind;
 
 use fusewire::{Error, FailureKind};
 
-/// What functions return: `FUSEWIRE_OK`, or what kind of thing went wrong.
+/// Codes that functions return: `FUSEWIRE_OK`, or the kind of failure.
 pub mod codes {
     use core::ffi::c_int;
 
-    /// Done.
+    /// Success.
     pub const FUSEWIRE_OK: c_int = 0;
-    /// An argument is not possible; nothing has moved.
+    /// An argument is invalid; nothing has moved.
     pub const FUSEWIRE_ERROR_ARGUMENT: c_int = 1;
     /// A wait was longer than the time-out.
     pub const FUSEWIRE_ERROR_TIMEOUT: c_int = 2;
@@ -26,13 +26,13 @@ pub mod codes {
     pub const FUSEWIRE_ERROR_ABORTED: c_int = 5;
     /// A kernel stopped for another reason.
     pub const FUSEWIRE_ERROR_FAILED: c_int = 6;
-    /// Rank, size or store could not be found out, or the store failed.
+    /// Rank, size or store are not known, or the store failed.
     pub const FUSEWIRE_ERROR_BOOTSTRAP: c_int = 7;
     /// Ranks cannot form a communicator or a window, or the communicator has ended.
     pub const FUSEWIRE_ERROR_COMMUNICATOR: c_int = 8;
     /// A device is not there, or its driver refused.
     pub const FUSEWIRE_ERROR_DEVICE: c_int = 9;
-    /// Memory could not be had, mapped or shared.
+    /// Memory could not be allocated, mapped or shared.
     pub const FUSEWIRE_ERROR_MEMORY: c_int = 10;
     /// The call does not fit the state of a capture.
     pub const FUSEWIRE_ERROR_CAPTURE: c_int = 11;
@@ -40,13 +40,13 @@ pub mod codes {
     pub const FUSEWIRE_ERROR_BACKEND: c_int = 12;
     /// A bounded wait ended before the work did.
     pub const FUSEWIRE_ERROR_NOT_DONE: c_int = 13;
-    /// Something else.
+    /// Another failure.
     pub const FUSEWIRE_ERROR_OTHER: c_int = 14;
     /// A defect of the library: it panicked.
     pub const FUSEWIRE_ERROR_INTERNAL: c_int = 15;
 }
 
-/// A failure on its way to C.
+/// A failure as C receives it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: c_int,
@@ -87,7 +87,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The failure for an argument that is not possible.
+/// Creates the failure for an invalid argument.
 pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Failure {
     Failure {
         code: codes::FUSEWIRE_ERROR_ARGUMENT,
@@ -95,7 +95,7 @@ pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Fail
     }
 }
 
-/// Makes the error of a failed rendezvous.
+/// Creates the failure for a rendezvous that cannot be made.
 pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failure {
     Failure {
         code: codes::FUSEWIRE_ERROR_BOOTSTRAP,
@@ -111,7 +111,7 @@ fn keep(message: String) {
     let mut bytes = message.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let text = CString::new(bytes).unwrap_or_default();
-    // While the thread ends there is nobody to read it.
+    // A thread that ends has dropped the value, and reads no message any more.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = text;
@@ -119,7 +119,7 @@ fn keep(message: String) {
     });
 }
 
-/// Runs a call; keeps the message of its failure and gives its code. No panic passes.
+/// Runs a call and returns its code; keeps the message of its failure. A panic becomes a failure.
 pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
     let ended = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
         let said = panic
@@ -127,7 +127,7 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        // What was thrown may panic when it is dropped.
+        // The payload may panic when it is dropped.
         core::mem::forget(panic);
         Err(Failure {
             code: codes::FUSEWIRE_ERROR_INTERNAL,
@@ -143,7 +143,7 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
     }
 }
 
-/// Text that C gave, or `default` where it is null.
+/// Returns the text at `text`, or `default` if that is null.
 ///
 /// # Safety
 /// `text` is null, or ends in a zero byte and lives as long as the result is used.
@@ -156,13 +156,14 @@ pub(crate) unsafe fn text<'a>(
     if text.is_null() {
         return default.ok_or_else(|| argument(operation, format!("{what} is NULL")));
     }
-    // SAFETY: by the caller.
+    // SAFETY: not null; so it ends in a zero byte and outlives the result, by this function's
+    // contract.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map_err(|_| argument(operation, format!("{what} is not UTF-8: {text:?}")))
 }
 
-/// Writes `value` to where C wants it.
+/// Writes `value` to `to`; null is refused.
 ///
 /// # Safety
 /// `to` is null or writable for a value.
@@ -170,12 +171,12 @@ pub(crate) unsafe fn give<T>(operation: &str, what: &str, to: *mut T, value: T) 
     if to.is_null() {
         return Err(argument(operation, format!("{what} is NULL")));
     }
-    // SAFETY: by the caller.
+    // SAFETY: not null; so it is writable for a value, by this function's contract.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// The message of the last call of this thread that failed; "" before any has.
+/// Returns the message of the last call of this thread that failed; "" before any has.
 #[unsafe(no_mangle)]
 pub extern "C" fn fusewire_last_error() -> *const c_char {
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.as_ptr()))
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     fn message() -> String {
-        // SAFETY: the thread's message, which is a C string.
+        // SAFETY: the message is a C string, which stays until the next failure of this thread.
         let text = unsafe { CStr::from_ptr(fusewire_last_error()) };
         text.to_str().unwrap().to_owned()
     }

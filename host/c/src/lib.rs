@@ -1,12 +1,17 @@
-//! Fusewire's operations from C: what `include/fusewire.h` declares. The header is the documentation; the items
-//! here carry the same names.
+//! Fusewire's operations from C: the functions that `include/fusewire.h` declares. The header is
+//! the documentation; the items here have the same names.
 //!
-//! - Every function but the pure queries gives a code of [`codes`] and leaves a message for its thread
-//!   ([`fusewire_last_error`]). Nothing unwinds into C: a panic is [`codes::FUSEWIRE_ERROR_INTERNAL`].
-//! - Handles are boxes. A null handle is an error; a freed one is the caller's.
-//! - A buffer is an address, a count and a type. Blocking calls use it where it lies. Enqueued calls wrap it in a tensor
-//!   (`Tensor::adopt`), which copies nothing; memory of [`fusewire_alloc`] is kept alive by that, other memory by
-//!   the caller.
+//! - Functions return a code of [`codes`] and leave a message for their thread
+//!   ([`fusewire_last_error`]). No panic unwinds into C: it becomes
+//!   [`codes::FUSEWIRE_ERROR_INTERNAL`].
+//! - Handles are boxes. A null handle is an error; using a destroyed one is undefined behaviour.
+//! - A buffer is an address, a count and a type. Blocking calls use its memory directly. Enqueued
+//!   calls wrap it in a tensor (`Tensor::adopt`), which copies nothing. The tensor keeps memory of
+//!   [`fusewire_alloc`] alive; the caller keeps other memory alive.
+//!
+//! # Safety
+//! The contract of every function is the header's: pointers are null or valid for the call, text
+//! ends in a zero byte, a struct is readable for its `struct_size` bytes, and handles are alive.
 
 mod comm;
 mod error;
@@ -54,7 +59,8 @@ pub use self::work::{
     fusewire_work_join, fusewire_work_wait,
 };
 
-/// Version of the library, as `FUSEWIRE_VERSION` is the header's: major * 10000 + minor * 100 + patch.
+/// Returns the version of the library as a number: major * 10000 + minor * 100 + patch, like the
+/// header's `FUSEWIRE_VERSION`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fusewire_version() -> u32 {
     const fn number(text: &str) -> u32 {

@@ -1,4 +1,4 @@
-//! Buffers: memory in windows, and any other by address, count and type.
+//! Buffers: memory in windows, and other memory by address, count and type.
 
 use core::any::Any;
 use core::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use fusewire::{DType, Error, Input, Output, Registration, Tensor};
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
 
-/// Most bytes of a buffer: what addresses have room for.
+/// Maximum of bytes in a buffer: the size of the address space.
 const MOST_BYTES: usize = 1 << 47;
 
 /// Memory in a window.
@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 1 << 47;
 pub(crate) struct Region {
     tensor: Tensor,
     registration: Registration,
-    /// Whether the library allocated it.
+    /// True if the library allocated the memory.
     owned: bool,
 }
 
@@ -28,7 +28,7 @@ impl Shared {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What keeps the memory at `at` alive, where the library allocated it.
+    /// Returns an owner of the memory at `at`, if the library allocated it.
     fn keeper(&self, at: usize) -> Option<Arc<dyn Any + Send + Sync>> {
         let regions = self.regions();
         let (start, region) = regions.range(..=at).next_back()?;
@@ -37,7 +37,7 @@ impl Shared {
     }
 }
 
-/// Memory that C named, checked.
+/// Memory that C named, after it was checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     at: *mut u8,
@@ -46,7 +46,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// `count` elements at `at`, which is read or written as the operation says.
+    /// Checks `count` elements at `at`, the argument `what` of the operation.
     pub(crate) fn new(
         operation: &str,
         what: &str,
@@ -64,7 +64,7 @@ impl Buffer {
         };
         let refuse = |detail: &str| Err(argument(operation, format!("{what} {detail}")));
         if count == 0 {
-            // Any address will do; null is none.
+            // No element is accessed; the address must only not be null.
             let at = ptr::without_provenance_mut(4096);
             return Ok(Self { at, count, dtype });
         }
@@ -84,13 +84,13 @@ impl Buffer {
         })
     }
 
-    /// The buffer as operations take it; enqueued ones keep a tensor.
+    /// Makes the view that operations take; enqueued ones need a tensor.
     pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
         let tensor = if enqueued {
             let keep = comm.shared.keeper(self.at as usize);
             let device = comm.comm.device();
-            // SAFETY: the header: memory of the device until the work is done and every graph with it is gone; memory of
-            // the library's own is kept by `keep`.
+            // SAFETY: the header's contract keeps the memory allocated until the work is done and
+            // every graph with it is destroyed; `keep` owns memory that the library allocated.
             Some(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
         } else {
             None
@@ -114,7 +114,8 @@ impl View {
         let Buffer { at, count, dtype } = self.buffer;
         match &self.tensor {
             Some(tensor) => tensor.into(),
-            // SAFETY: the header: readable until the call returns.
+            // SAFETY: `Buffer::new` has checked address, size and alignment; the header's contract
+            // makes the elements readable until the call returns.
             None => unsafe { Input::from_raw(at, count, dtype) },
         }
     }
@@ -123,23 +124,24 @@ impl View {
         let Buffer { at, count, dtype } = self.buffer;
         match &self.tensor {
             Some(tensor) => tensor.into(),
-            // SAFETY: the header: writable until the call returns, by nobody else.
+            // SAFETY: `Buffer::new` has checked address, size and alignment; the header's contract
+            // makes the elements writable, and unused by others, until the call returns.
             None => unsafe { Output::from_raw(at, count, dtype) },
         }
     }
 
-    /// The tensor of an enqueued operation.
+    /// Returns the tensor of an enqueued operation.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         self.tensor.as_ref()
     }
 
-    /// Whether both begin at one address.
+    /// Returns true if both begin at the same address.
     pub(crate) fn is_at(&self, other: &Self) -> bool {
         self.buffer.at == other.buffer.at
     }
 }
 
-/// Zeroed memory of the device in a new window. All ranks together, with the same size.
+/// Allocates zeroed memory of the device in a new window. All ranks together, with the same size.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `memory` is null or writable.
@@ -181,7 +183,8 @@ pub unsafe extern "C" fn fusewire_alloc(
 /// Puts memory of a GPU into a window. All ranks together, with the same size.
 ///
 /// # Safety
-/// `comm` is null or a live handle; `memory` is device memory of as many bytes, until it is deregistered.
+/// `comm` is null or a live handle; `memory` is device memory of `bytes` bytes until it is
+/// deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_register(
     comm: *const FusewireComm,
@@ -195,6 +198,13 @@ pub unsafe extern "C" fn fusewire_register(
         if bytes == 0 {
             return Err(argument(NAME, "0 bytes cannot be registered"));
         }
+        if !handle.comm.device().is_gpu() {
+            return Err(argument(
+                NAME,
+                "peers cannot map the memory of a process on the CPU: pass it to operations \
+                 unregistered, which go through staging, or allocate it with fusewire_alloc",
+            ));
+        }
         let buffer = Buffer::new(NAME, "memory", memory, Some(bytes), DType::U8)?;
         let (at, count) = (buffer.at as usize, buffer.count);
         if handle.shared.overlaps(at, count) {
@@ -203,7 +213,8 @@ pub unsafe extern "C" fn fusewire_register(
                 format!("memory at {memory:p} lies in a window already"),
             ));
         }
-        // SAFETY: by the caller.
+        // SAFETY: the contract keeps the memory allocated until it is deregistered, which drops the
+        // tensor.
         let tensor =
             unsafe { Tensor::adopt(handle.comm.device(), buffer.at, DType::U8, count, None)? };
         let registration = handle.comm.tensor_register(&tensor)?;
@@ -226,7 +237,7 @@ impl Shared {
             .is_some_and(|(start, region)| start + region.tensor.len() > at)
     }
 
-    /// Takes the region that begins at `memory` out of the table.
+    /// Removes the region that begins at `memory` from the table.
     fn take(&self, operation: &str, memory: *mut c_void, owned: bool) -> Outcome<Region> {
         let mut regions = self.regions();
         let key = memory as usize;
@@ -251,6 +262,8 @@ impl Shared {
     }
 }
 
+/// Ends the window at `memory`. All ranks together.
+///
 /// # Safety
 /// `comm` is null or a live handle.
 unsafe fn release(
@@ -277,7 +290,7 @@ unsafe fn release(
     })
 }
 
-/// Gives memory of [`fusewire_alloc`] back. All ranks together.
+/// Frees memory of [`fusewire_alloc`]. All ranks together.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -300,7 +313,7 @@ pub unsafe extern "C" fn fusewire_deregister(
     unsafe { release("fusewire_deregister", comm, memory, false) }
 }
 
-/// A tensor over device memory, and the host's address.
+/// Checks both buffers of a copy. Returns a tensor over the device memory and the host's address.
 fn copied(
     operation: &str,
     comm: &FusewireComm,
@@ -311,16 +324,18 @@ fn copied(
     let buffer = Buffer::new(operation, "device memory", device, Some(bytes), DType::U8)?;
     let host = Buffer::new(operation, "host memory", host, Some(bytes), DType::U8)?;
     let host = NonNull::new(host.at).ok_or_else(|| argument(operation, "host memory is NULL"))?;
-    // SAFETY: the header: memory of the device as long as the call.
+    // SAFETY: the contract of `fusewire_upload` and `fusewire_download`, the only callers, keeps
+    // the memory allocated until the call returns, and the tensor does not outlive it.
     let tensor =
         unsafe { Tensor::adopt(comm.comm.device(), buffer.at, DType::U8, buffer.count, None)? };
     Ok((tensor, host))
 }
 
-/// Copies from the host's memory to the device's, now.
+/// Copies from the host's memory to the device's and waits for the end.
 ///
 /// # Safety
-/// As the header says: both are memory of as many bytes that nobody else uses, and they do not overlap.
+/// `comm` is null or a live handle; both buffers are memory of `bytes` bytes that nothing else uses
+/// during the call, and they do not overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_upload(
     comm: *const FusewireComm,
@@ -333,16 +348,18 @@ pub unsafe extern "C" fn fusewire_upload(
         // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, to, from, bytes)?;
-        // SAFETY: readable, by the caller.
+        // SAFETY: `copied` has checked the address and the size; the contract makes `bytes` bytes
+        // readable, and the slice ends with the call.
         let bytes = unsafe { core::slice::from_raw_parts(host.as_ptr(), tensor.len()) };
         Ok(tensor.copy_from_bytes(bytes)?)
     })
 }
 
-/// Copies from the device's memory to the host's, now.
+/// Copies from the device's memory to the host's and waits for the end.
 ///
 /// # Safety
-/// As the header says: both are memory of as many bytes that nobody else uses, and they do not overlap.
+/// `comm` is null or a live handle; both buffers are memory of `bytes` bytes that nothing else uses
+/// during the call, and they do not overlap.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_download(
     comm: *const FusewireComm,
@@ -356,7 +373,8 @@ pub unsafe extern "C" fn fusewire_download(
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, from, to, bytes)?;
         let values = tensor.to_bytes()?;
-        // SAFETY: writable for as many bytes, by the caller; the values are the library's own.
+        // SAFETY: the contract makes `bytes` bytes at `to` writable, as many as the tensor has; the
+        // values are in a vector of this function, so they do not overlap.
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), host.as_ptr(), values.len()) };
         Ok(())
     })

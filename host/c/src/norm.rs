@@ -1,4 +1,4 @@
-//! Fused norms: the reduction, the residual, the norm and fp8 in one launch.
+//! Fused norms: reduction, residual, norm and fp8 in one launch.
 
 use core::ffi::{c_int, c_void};
 
@@ -11,14 +11,14 @@ use crate::operations::{Call, operate};
 use crate::types::{FusewireNorm, algorithm, dtype, numbers as n, read};
 use crate::work::FusewireWork;
 
-/// Which of the two reductions.
+/// The reduction of a fused norm.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     AllReduce,
     ReduceScatter,
 }
 
-/// Which scales, and where.
+/// Scales of fp8 and their memory.
 enum Scales {
     None,
     Static(View),
@@ -43,7 +43,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
     let none = norm.scaling == n::FUSEWIRE_SCALE_NONE;
     if other || none && !norm.scales.is_null() {
         return refuse(format!(
-            "scaling {} does not use what scale or scales points to: set {} to NULL",
+            "scaling {} does not use scale or scales: set {} to NULL",
             norm.scaling,
             if none { "both" } else { "the other" }
         ));
@@ -74,7 +74,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
         }
         other => {
             return refuse(format!(
-                "scaling {other} is none (FUSEWIRE_SCALE_NONE, ...)"
+                "scaling {other} is unknown (FUSEWIRE_SCALE_NONE, ...)"
             ));
         }
     })
@@ -159,8 +159,11 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
     })
 }
 
+/// Runs a fused norm, enqueued if `work` is given.
+///
 /// # Safety
-/// As of [`fusewire_all_reduce_norm_async`], where `work` is given.
+/// As for [`fusewire_all_reduce_norm_async`] if `work` is given, else as for
+/// [`fusewire_all_reduce_norm`].
 unsafe fn fused(
     name: &'static str,
     kind: Kind,
@@ -180,8 +183,8 @@ unsafe fn fused(
 /// Sums over the ranks, adds the residual, normalises each row; every rank gets all rows.
 ///
 /// # Safety
-/// As the header says: `comm` is a live handle, `norm` has as many bytes as it says, and its buffers are memory of the device
-/// until the call returns.
+/// `comm` is null or a live handle, `norm` is null or readable for its `struct_size` bytes, and its
+/// buffers are memory of the device until the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_reduce_norm(
     comm: *const FusewireComm,
@@ -192,10 +195,11 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm(
     unsafe { fused(name, Kind::AllReduce, comm, norm, None) }
 }
 
-/// As [`fusewire_all_reduce_norm`], enqueued on the handle's stream.
+/// Enqueues [`fusewire_all_reduce_norm`] on the handle's stream.
 ///
 /// # Safety
-/// As there, but buffers are memory until the work is done and every graph that holds it is gone; `work` is null or writable.
+/// As for [`fusewire_all_reduce_norm`], but buffers are memory until the work is done and every
+/// graph with it is destroyed; `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     comm: *const FusewireComm,
@@ -207,10 +211,10 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     unsafe { fused(name, Kind::AllReduce, comm, norm, Some(work)) }
 }
 
-/// As [`fusewire_all_reduce_norm`], of which rank r gets its part of the rows.
+/// Does the same as [`fusewire_all_reduce_norm`], but rank r gets only its part of the rows.
 ///
 /// # Safety
-/// As there.
+/// As for [`fusewire_all_reduce_norm`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_norm(
     comm: *const FusewireComm,
@@ -221,10 +225,10 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm(
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, None) }
 }
 
-/// As [`fusewire_reduce_scatter_norm`], enqueued on the handle's stream.
+/// Enqueues [`fusewire_reduce_scatter_norm`] on the handle's stream.
 ///
 /// # Safety
-/// As of [`fusewire_all_reduce_norm_async`].
+/// As for [`fusewire_all_reduce_norm_async`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_norm_async(
     comm: *const FusewireComm,

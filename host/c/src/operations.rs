@@ -1,4 +1,4 @@
-//! Collectives, send and receive: blocking, and enqueued.
+//! Collectives, send and receive: blocking and enqueued.
 
 use core::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ use crate::memory::{Buffer, View};
 use crate::types::{dtype, reduction};
 use crate::work::{FusewireWork, hand_out};
 
-/// What a call works with.
+/// A call of an operation: its name, its communicator and its form.
 pub(crate) struct Call<'a> {
     name: &'static str,
     pub(crate) handle: &'a FusewireComm,
@@ -18,7 +18,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// A buffer of `rows` rows of `count` elements.
+    /// Checks a buffer of `count` elements.
     pub(crate) fn view(
         &self,
         what: &str,
@@ -29,7 +29,7 @@ impl Call<'_> {
         Buffer::new(self.name, what, at, count, dtype)?.view(self.handle, self.enqueued)
     }
 
-    /// Elements of a row for every rank.
+    /// Returns the elements of a row of `count` elements for every rank.
     pub(crate) fn rows(&self, count: u64) -> Option<u64> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
@@ -39,7 +39,7 @@ impl Call<'_> {
     }
 }
 
-/// Runs an operation of the communicator behind `comm`, and hands its work out where it was enqueued.
+/// Runs an operation of the communicator `comm`. Gives its work to C if it was enqueued.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `work` is null or writable.
@@ -52,7 +52,7 @@ pub(crate) unsafe fn operate(
     guard(|| {
         let to = work.unwrap_or(core::ptr::null_mut());
         if !to.is_null() {
-            // SAFETY: writable, by the caller.
+            // SAFETY: not null; so it is writable, by this function's contract.
             unsafe { to.write(core::ptr::null_mut()) };
         }
         // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
@@ -70,7 +70,7 @@ pub(crate) unsafe fn operate(
     })
 }
 
-/// One of the operation's two forms, by whether its buffers are tensors.
+/// Calls the blocking form of an operation with buffers, or the enqueued form with tensors.
 macro_rules! either {
     ($call:ident: $blocking:ident, $enqueued:ident,
      outputs [$($output:ident)?], inputs [$($input:ident)?] $(, $arg:expr)*) => {{
@@ -86,6 +86,7 @@ macro_rules! either {
     }};
 }
 
+/// Returns the failure of an enqueued call whose buffer has no tensor.
 pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failure {
     argument(
         call.name,
@@ -102,17 +103,19 @@ macro_rules! operation {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As the header says: `comm` is a live handle, buffers are memory of its device until the call returns.
+        /// `comm` is null or a live handle; buffers are memory of its device until the call
+        /// returns.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
             // SAFETY: this function's contract is that of the callee.
             unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
         }
 
-        #[doc = concat!("As [`", stringify!($name), "`], enqueued on the handle's stream.")]
+        #[doc = concat!("Enqueues [`", stringify!($name), "`] on the handle's stream.")]
         ///
         /// # Safety
-        /// As there, but until the work is done and every graph that holds it is gone; `work` is null or writable.
+        /// `comm` is null or a live handle; buffers are memory of its device until the work is
+        /// done and every graph with it is destroyed; `work` is null or writable.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name_async(
             comm: *const FusewireComm,
@@ -137,7 +140,8 @@ operation!(
         if input.is_at(&output) {
             either!(call: all_reduce, all_reduce_async, outputs [output], inputs [], op)
         } else {
-            either!(call: all_reduce_into, all_reduce_into_async, outputs [output], inputs [input], op)
+            either!(call: all_reduce_into, all_reduce_into_async,
+                outputs [output], inputs [input], op)
         }
     }
 );
@@ -157,7 +161,7 @@ operation!(
 );
 
 operation!(
-    /// Collects every rank's input as row r of every rank's output.
+    /// Copies the input of rank r to row r of every rank's output.
     fusewire_all_gather, fusewire_all_gather_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32
     ) |call| {
@@ -169,7 +173,7 @@ operation!(
 );
 
 operation!(
-    /// Sends row r of the input to rank r, where it becomes row (this rank) of the output.
+    /// Copies row r of the input to row (this rank) of the output of rank r.
     fusewire_all_to_all, fusewire_all_to_all_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32
     ) |call| {

@@ -14,6 +14,8 @@ use crate::work::FusewireWork;
 #[derive(Debug)]
 pub struct FusewireReadyFlags(ReadyFlags);
 
+/// Returns the flags of a handle.
+///
 /// # Safety
 /// `flags` is null or a handle that lives as long as the result is used.
 unsafe fn flags_of<'a>(
@@ -47,7 +49,7 @@ fn index_of(operation: &str, index: u64) -> Outcome<usize> {
     usize::try_from(index).map_err(|_| argument(operation, format!("word {index} does not exist")))
 }
 
-/// `count` words in memory of the communicator's device, all 0.
+/// Allocates `count` words in memory of the communicator's device, all 0.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `flags` is null or writable.
@@ -73,22 +75,23 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
     })
 }
 
-/// Ends a handle; operations and graphs that use the words keep them.
+/// Destroys a handle; operations and graphs that use the words keep them.
 ///
 /// # Safety
-/// `flags` is null or a handle that nobody uses any more.
+/// `flags` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_destroy(flags: *mut FusewireReadyFlags) -> c_int {
     guard(|| {
         if !flags.is_null() {
-            // SAFETY: a handle of ours, which the caller gives up.
+            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
+            // contract.
             drop(unsafe { Box::from_raw(flags) });
         }
         Ok(())
     })
 }
 
-/// Address of the first word on the device.
+/// Gives the address of the first word on the device.
 ///
 /// # Safety
 /// `flags` is null or a live handle; `words` is null or writable.
@@ -106,7 +109,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
     })
 }
 
-/// Waits on this thread until a chunk is there. CPU only.
+/// Waits on this thread until a chunk has arrived. CPU only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -123,7 +126,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_wait(
     })
 }
 
-/// Adds to a tile's word: what this thread has written is there. CPU only.
+/// Adds to a tile's word, after the writes of this thread to the tile. CPU only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -141,7 +144,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
     })
 }
 
-/// Has what is enqueued on the consumer's stream from now on wait for a chunk.
+/// Has work that is enqueued on the consumer's stream from now on wait for a chunk.
 ///
 /// # Safety
 /// `flags` and `consumer` are null or live handles.
@@ -184,7 +187,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
     })
 }
 
-/// The arguments of both operations.
+/// Arguments of both operations, after they were checked.
 struct Arguments<'a> {
     compute: &'a Stream,
     flags: &'a ReadyFlags,
@@ -192,8 +195,10 @@ struct Arguments<'a> {
     chunk: usize,
 }
 
+/// Reads the arguments of an operation and enqueues it by `run`.
+///
 /// # Safety
-/// As of [`fusewire_all_gather_with_flags`].
+/// As for [`fusewire_all_gather_with_flags`].
 unsafe fn overlapped(
     name: &'static str,
     comm: *const FusewireComm,
@@ -215,7 +220,7 @@ unsafe fn overlapped(
             // SAFETY: the contract makes the handle null or one that stays alive during the call.
             compute: unsafe { stream_of(name, role, compute)? },
             flags,
-            // What is too large is refused as such.
+            // A size beyond `usize` becomes its maximum, which the operation refuses.
             chunk: usize::try_from(overlap.chunk).unwrap_or(usize::MAX),
             overlap,
         };
@@ -225,11 +230,12 @@ unsafe fn overlapped(
     unsafe { operate(name, comm, Some(work), body) }
 }
 
-/// all_gather that raises a word for each chunk.
+/// Enqueues an all_gather that raises a word for each chunk.
 ///
 /// # Safety
-/// As the header says: handles are live, `overlap` has as many bytes as it says, its buffers and flags are memory until the work
-/// is done and every graph that holds it is gone; `work` is null or writable.
+/// Handles are null or live, `overlap` is null or readable for its `struct_size` bytes, its buffers
+/// and flags are memory until the work is done and every graph with it is destroyed; `work` is null
+/// or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     comm: *const FusewireComm,
@@ -250,7 +256,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
         if op != 0 || target != 0 {
             return Err(argument(
                 name,
-                "op and target are of the other operation: set them to 0",
+                "op and target are for fusewire_reduce_scatter_on_arrival: set them to 0",
             ));
         }
         let element = dtype(name, "dtype", given.overlap.dtype)?;
@@ -281,10 +287,10 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     }
 }
 
-/// reduce_scatter that waits for a counter of each tile.
+/// Enqueues a reduce_scatter that waits for a counter of each tile.
 ///
 /// # Safety
-/// As of [`fusewire_all_gather_with_flags`].
+/// As for [`fusewire_all_gather_with_flags`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
     comm: *const FusewireComm,

@@ -1,4 +1,4 @@
-//! Plain structs and numbers of the header.
+//! Structs and numbers of the header.
 
 use core::ffi::{c_char, c_void};
 use core::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use crate::error::{Outcome, argument, text};
 
 /// The header's numbers.
 pub mod numbers {
-    /// Type of elements: that of the input, where one is left out.
+    /// Type of elements: the default of the field.
     pub const FUSEWIRE_DTYPE_DEFAULT: u32 = 0;
     /// Reduction: sum, in rank order.
     pub const FUSEWIRE_SUM: u32 = 1;
@@ -20,7 +20,7 @@ pub mod numbers {
     pub const FUSEWIRE_MIN: u32 = 3;
     /// Reduction: maximum.
     pub const FUSEWIRE_MAX: u32 = 4;
-    /// Reduction: sum over the number of ranks.
+    /// Reduction: sum divided by the number of ranks.
     pub const FUSEWIRE_AVERAGE: u32 = 5;
     /// Reduction: bitwise and.
     pub const FUSEWIRE_BIT_AND: u32 = 6;
@@ -28,7 +28,7 @@ pub mod numbers {
     pub const FUSEWIRE_BIT_OR: u32 = 7;
     /// Reduction: bitwise exclusive or.
     pub const FUSEWIRE_BIT_XOR: u32 = 8;
-    /// Algorithm: the plan chooses.
+    /// Algorithm: chosen by the plan.
     pub const FUSEWIRE_ALGORITHM_AUTO: u32 = 0;
     /// Algorithm: packets.
     pub const FUSEWIRE_ALGORITHM_PACKET: u32 = 1;
@@ -48,11 +48,11 @@ pub mod numbers {
     pub const FUSEWIRE_NORM_DEPENDENT: u32 = 2;
     /// Output of a norm: of the input's type.
     pub const FUSEWIRE_SCALE_NONE: u32 = 0;
-    /// Output of a norm: fp8 by one given scale.
+    /// Output of a norm: fp8 with one given scale.
     pub const FUSEWIRE_SCALE_STATIC: u32 = 1;
-    /// Output of a norm: fp8 by a scale of each row.
+    /// Output of a norm: fp8 with a scale for each row.
     pub const FUSEWIRE_SCALE_ROWS: u32 = 2;
-    /// Output of a norm: fp8 by a scale of each 128 elements.
+    /// Output of a norm: fp8 with a scale for each 128 elements.
     pub const FUSEWIRE_SCALE_GROUPS: u32 = 3;
     /// Elements of a group of scales.
     pub const FUSEWIRE_SCALE_GROUP: u32 = 128;
@@ -80,7 +80,7 @@ pub struct FusewireOptions {
     pub algorithm: u32,
     /// Not 0: reductions in any order of the ranks.
     pub any_order: u32,
-    /// Not 0: somebody else serves the store, else rank 0 does.
+    /// Not 0: another process than rank 0 serves the store.
     pub store_is_served: u32,
     /// Not 0: a failure ends the process.
     pub abort_process: u32,
@@ -102,13 +102,13 @@ pub struct FusewireNorm {
     pub rows: u64,
     /// Elements of a row.
     pub hidden: u64,
-    /// Type of input, weight, bias; and of the output where it is not fp8.
+    /// Type of input, weight and bias; also of the output unless that is fp8.
     pub dtype: u32,
     /// Type of residual and residual_out; 0 for `dtype`.
     pub residual_dtype: u32,
     /// Added to the mean of squares.
     pub epsilon: f32,
-    /// How ranks reduce.
+    /// Algorithm of the reduction.
     pub algorithm: u32,
     /// This rank's part of the sum.
     pub input: *const c_void,
@@ -116,25 +116,26 @@ pub struct FusewireNorm {
     pub weight: *const c_void,
     /// `hidden` elements, or null.
     pub bias: *const c_void,
-    /// As many rows as the result, or null.
+    /// Input residual: as many rows as the result, or null.
     pub residual: *const c_void,
-    /// As many rows as the result, or null.
+    /// Output residual: as many rows as the result, or null.
     pub residual_out: *mut c_void,
     /// The result.
     pub output: *mut c_void,
-    /// Whether the output is fp8, and by which scales.
+    /// Kind of the scales, if the output is fp8.
     pub scaling: u32,
     /// F32, or U8 for powers of two; 0 for F32.
     pub scale_dtype: u32,
     /// The given scale: one f32.
     pub scale: *const c_void,
-    /// Where scales of rows or groups go.
+    /// Output: scales of rows or groups.
     pub scales: *mut c_void,
-    /// From a group's first scale to the next group's; 0 for scales of a row side by side.
+    /// Distance of a group's first scale to the next group's; 0 if the scales of a row are
+    /// contiguous.
     pub scale_stride: u64,
 }
 
-/// `fusewire_vocab`: logits that are split by columns, and what is wanted of them.
+/// `fusewire_vocab`: logits that are split by columns, and the results to compute.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireVocab {
@@ -152,15 +153,15 @@ pub struct FusewireVocab {
     pub first: u64,
     /// This rank's columns.
     pub columns: u64,
-    /// From a row's first logit to the next row's; 0 for `columns`.
+    /// Distance of a row's first logit to the next row's; 0 for `columns`.
     pub stride: u64,
-    /// Logits that are wanted of each row.
+    /// Logits to find in each row.
     pub k: u32,
     /// Type of the indices; 0 for I64.
     pub index_dtype: u32,
     /// This rank's part of each row.
     pub logits: *const c_void,
-    /// `rows * k` columns; null where k is 0.
+    /// `rows * k` columns; null if k is 0.
     pub indices: *mut c_void,
     /// `rows * k` f32, or null.
     pub values: *mut c_void,
@@ -182,49 +183,53 @@ pub struct FusewireOverlap {
     pub target: u32,
     /// 0.
     pub flags: u32,
-    /// Elements a rank.
+    /// Elements of each rank.
     pub count: u64,
     /// Elements of a chunk or tile.
     pub chunk: u64,
-    /// What this rank gives.
+    /// This rank's input.
     pub input: *const c_void,
-    /// What it gets.
+    /// This rank's output.
     pub output: *mut c_void,
     /// A word for each chunk or tile.
     pub ready_flags: *const crate::overlap::FusewireReadyFlags,
 }
 
-/// Structs that C fills: of numbers and addresses only, and with their size first.
+/// Structs that C fills. They hold numbers and addresses only, and their size is the first field.
 ///
 /// # Safety
-/// All zeros is a value, and so are any bytes; the first field is a `usize`.
-pub(crate) unsafe trait Sized1 {
+/// Any bytes must be a value of the type, and its first field must be a `usize`.
+pub(crate) unsafe trait VersionedStruct {
     /// Name in the header.
     const NAME: &'static str;
-    /// Size that the struct had in the first version.
+    /// Size of the struct in the first version of the library.
     const FIRST: usize;
 }
 
-// SAFETY: numbers and addresses, the size first.
-unsafe impl Sized1 for FusewireOptions {
+// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
+// field of a `repr(C)` struct.
+unsafe impl VersionedStruct for FusewireOptions {
     const NAME: &'static str = "fusewire_options";
     const FIRST: usize = 64;
 }
 
-// SAFETY: numbers and addresses, the size first.
-unsafe impl Sized1 for FusewireNorm {
+// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
+// field of a `repr(C)` struct.
+unsafe impl VersionedStruct for FusewireNorm {
     const NAME: &'static str = "fusewire_norm";
     const FIRST: usize = 128;
 }
 
-// SAFETY: numbers and addresses, the size first.
-unsafe impl Sized1 for FusewireVocab {
+// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
+// field of a `repr(C)` struct.
+unsafe impl VersionedStruct for FusewireVocab {
     const NAME: &'static str = "fusewire_vocab";
     const FIRST: usize = 96;
 }
 
-// SAFETY: numbers and addresses, the size first.
-unsafe impl Sized1 for FusewireOverlap {
+// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
+// field of a `repr(C)` struct.
+unsafe impl VersionedStruct for FusewireOverlap {
     const NAME: &'static str = "fusewire_overlap";
     const FIRST: usize = 64;
 }
@@ -234,12 +239,12 @@ const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
-/// The struct at `from`, of as many bytes as its first field says: what an older program does not know is zero; what a
-/// newer one knows and this library does not must be zero.
+/// Reads the struct at `from`, whose size is its first field. Fields that an older program does not
+/// know are zero; fields of a newer program that this library does not know must be zero.
 ///
 /// # Safety
-/// `from` is null, or readable for as many bytes as its first field says.
-pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome<T> {
+/// `from` is null, or readable for the number of bytes in its first field.
+pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -> Outcome<T> {
     if from.is_null() {
         return Err(argument(operation, format!("the {} is NULL", T::NAME)));
     }
@@ -249,7 +254,8 @@ pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome
             format!("the {} at {from:p} is not aligned", T::NAME),
         ));
     }
-    // SAFETY: the first field.
+    // SAFETY: not null and aligned; the first field is a `usize` (`VersionedStruct`), which the
+    // contract makes readable.
     let size = unsafe { from.cast::<usize>().read() };
     if !(T::FIRST..=4096).contains(&size) {
         return Err(argument(
@@ -263,14 +269,14 @@ pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome
         ));
     }
     let known = size.min(size_of::<T>());
-    // SAFETY: readable to its end, by the caller.
+    // SAFETY: the contract makes `size` bytes readable, and `known` is at most `size`.
     let tail = unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if let Some(at) = tail.iter().position(|byte| *byte != 0) {
         return Err(argument(
             operation,
             format!(
-                "byte {} of {} is not zero, and this library (version {}) does not know what it \
-                    asks for: use a newer one",
+                "byte {} of {} is not zero, and this library (version {}) does not know that \
+                 field: use a newer library",
                 known + at,
                 T::NAME,
                 env!("CARGO_PKG_VERSION")
@@ -278,15 +284,15 @@ pub(crate) unsafe fn read<T: Sized1>(operation: &str, from: *const T) -> Outcome
         ));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: both are as long; they do not overlap.
+    // SAFETY: `known` is at most the size of either; the value is a local variable.
     unsafe {
         core::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
     }
-    // SAFETY: any bytes are a value (`Sized1`).
+    // SAFETY: all bytes are initialised, and any bytes are a value (`VersionedStruct`).
     Ok(unsafe { value.assume_init() })
 }
 
-/// The type of elements with this number.
+/// Returns the type of elements with this number.
 pub(crate) fn dtype(operation: &str, what: &str, number: u32) -> Outcome<DType> {
     u8::try_from(number)
         .ok()
@@ -299,7 +305,7 @@ pub(crate) fn dtype(operation: &str, what: &str, number: u32) -> Outcome<DType> 
         })
 }
 
-/// The reduction with this number.
+/// Returns the reduction with this number.
 pub(crate) fn reduction(operation: &str, number: u32) -> Outcome<ReduceOp> {
     Ok(match number {
         numbers::FUSEWIRE_SUM => ReduceOp::Sum,
@@ -319,7 +325,7 @@ pub(crate) fn reduction(operation: &str, number: u32) -> Outcome<ReduceOp> {
     })
 }
 
-/// The algorithm with this number.
+/// Returns the algorithm with this number.
 pub(crate) fn algorithm(operation: &str, number: u32) -> Outcome<Algorithm> {
     Ok(match number {
         numbers::FUSEWIRE_ALGORITHM_AUTO => Algorithm::Auto,
@@ -336,7 +342,7 @@ pub(crate) fn algorithm(operation: &str, number: u32) -> Outcome<Algorithm> {
     })
 }
 
-/// Time that C gave in seconds.
+/// Converts a time-out in seconds.
 pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
     if seconds.is_finite() && seconds > 0.0 && seconds < 1e9 {
         return Ok(Duration::from_secs_f64(seconds));
@@ -347,7 +353,7 @@ pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
     ))
 }
 
-/// Options as C gave them, and what of them is no option of the communicator's.
+/// Options of a communicator, and the fields of the struct that are none.
 pub(crate) struct ParsedOptions {
     pub(crate) options: Options,
     pub(crate) backend: String,
@@ -355,10 +361,11 @@ pub(crate) struct ParsedOptions {
 }
 
 impl ParsedOptions {
-    /// Reads options; null is all defaults.
+    /// Reads options; null means all defaults.
     ///
     /// # Safety
-    /// `from` is null, or as the header says.
+    /// `from` is null, or readable for its `struct_size` bytes, with text that is null or a C
+    /// string.
     pub(crate) unsafe fn read(operation: &str, from: *const FusewireOptions) -> Outcome<Self> {
         let mut options = Options::default();
         options

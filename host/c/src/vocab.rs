@@ -1,4 +1,4 @@
-//! Sampling's reductions over logits that are split by columns.
+//! Reductions for sampling, over logits that are split by columns.
 
 use core::ffi::{c_int, c_void};
 
@@ -55,7 +55,7 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
         DType::F32,
     )?;
 
-    // What is too large is refused as such.
+    // Sizes beyond `usize` become its maximum, which the operation refuses.
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let end = vocab.first.saturating_add(vocab.columns);
     let mut built = VocabParallel::new(logits.input(), size(vocab.rows), size(vocab.vocabulary))
@@ -82,8 +82,11 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
     }
 }
 
+/// Runs the operation, enqueued if `work` is given.
+///
 /// # Safety
-/// As of [`fusewire_vocab_parallel_async`], where `work` is given.
+/// As for [`fusewire_vocab_parallel_async`] if `work` is given, else as for
+/// [`fusewire_vocab_parallel`].
 unsafe fn sample(
     name: &'static str,
     comm: *const FusewireComm,
@@ -99,11 +102,12 @@ unsafe fn sample(
     unsafe { operate(name, comm, work, body) }
 }
 
-/// The greatest logits of each row with their columns, and each row's log-sum-exp; every rank gets all of them.
+/// Finds the greatest logits of each row with their columns, and computes each row's log-sum-exp;
+/// every rank gets all results.
 ///
 /// # Safety
-/// As the header says: `comm` is a live handle, `vocab` has as many bytes as it says, and its buffers are memory of the device
-/// until the call returns.
+/// `comm` is null or a live handle, `vocab` is null or readable for its `struct_size` bytes, and
+/// its buffers are memory of the device until the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_vocab_parallel(
     comm: *const FusewireComm,
@@ -113,10 +117,11 @@ pub unsafe extern "C" fn fusewire_vocab_parallel(
     unsafe { sample("fusewire_vocab_parallel", comm, vocab, None) }
 }
 
-/// As [`fusewire_vocab_parallel`], enqueued on the handle's stream.
+/// Enqueues [`fusewire_vocab_parallel`] on the handle's stream.
 ///
 /// # Safety
-/// As there, but buffers are memory until the work is done and every graph that holds it is gone; `work` is null or writable.
+/// As for [`fusewire_vocab_parallel`], but buffers are memory until the work is done and every
+/// graph with it is destroyed; `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_vocab_parallel_async(
     comm: *const FusewireComm,

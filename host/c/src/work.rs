@@ -16,7 +16,7 @@ pub struct FusewireWork(Work);
 #[derive(Debug)]
 pub struct FusewireGraph(GraphExec);
 
-/// Gives the handle of `enqueued` to whoever wants it.
+/// Writes a handle of `enqueued` to `to`, unless that is null.
 ///
 /// # Safety
 /// `to` is null or writable.
@@ -24,11 +24,11 @@ pub(crate) unsafe fn hand_out(enqueued: Work, to: *mut *mut FusewireWork) {
     if to.is_null() {
         return;
     }
-    // SAFETY: writable, by the caller.
+    // SAFETY: not null; so it is writable, by this function's contract.
     unsafe { to.write(Box::into_raw(Box::new(FusewireWork(enqueued)))) };
 }
 
-/// Waits until the operation has ended; its result.
+/// Waits until the operation has ended. Returns its result.
 ///
 /// # Safety
 /// `work` is null or a live handle.
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn fusewire_work_wait(
     })
 }
 
-/// Has what is enqueued on the handle's stream from now on wait for the operation.
+/// Has work that is enqueued on the handle's stream from now on wait for the operation.
 ///
 /// # Safety
 /// `work` and `comm` are null or live handles.
@@ -67,15 +67,16 @@ pub unsafe extern "C" fn fusewire_work_join(
     })
 }
 
-/// Ends a handle; the operation runs on.
+/// Destroys a handle; the operation continues.
 ///
 /// # Safety
-/// `work` is null or a handle that nobody uses any more.
+/// `work` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_work_destroy(work: *mut FusewireWork) -> c_int {
     guard(|| {
         if !work.is_null() {
-            // SAFETY: a handle of ours, which the caller gives up.
+            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
+            // contract.
             drop(unsafe { Box::from_raw(work) });
         }
         Ok(())
@@ -95,7 +96,7 @@ pub unsafe extern "C" fn fusewire_capture_begin(comm: *const FusewireComm) -> c_
     })
 }
 
-/// Ends the capture, and makes what was recorded a graph that can run.
+/// Ends the capture and makes a graph of the recorded operations.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `graph` is null or writable.
@@ -117,6 +118,8 @@ pub unsafe extern "C" fn fusewire_capture_end(
     })
 }
 
+/// Returns the graph of a handle.
+///
 /// # Safety
 /// `graph` is null or a handle that lives as long as the result is used.
 unsafe fn graph_of<'a>(operation: &str, graph: *const FusewireGraph) -> Outcome<&'a GraphExec> {
@@ -166,15 +169,16 @@ pub unsafe extern "C" fn fusewire_graph_launch(
     })
 }
 
-/// Ends a graph; replays that are enqueued run on.
+/// Destroys a graph; replays that are enqueued continue.
 ///
 /// # Safety
-/// `graph` is null or a handle that nobody uses any more.
+/// `graph` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_graph_destroy(graph: *mut FusewireGraph) -> c_int {
     guard(|| {
         if !graph.is_null() {
-            // SAFETY: a handle of ours, which the caller gives up.
+            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
+            // contract.
             drop(unsafe { Box::from_raw(graph) });
         }
         Ok(())

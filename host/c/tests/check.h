@@ -1,4 +1,4 @@
-/* What the parts of operations.c share: the communicator, comparisons, memory. */
+/* State and helpers of the parts of operations.c: the communicator, comparisons, memory. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -19,13 +19,14 @@ static int failures;
 
 static void expect_(int line, int code, int wanted, const char *what) {
   if (code != wanted) {
-    printf("line %d: %s gave %d instead of %d: %s\n", line, what, code, wanted, fusewire_last_error());
+    printf("line %d: %s gave %d instead of %d: %s\n", line, what, code, wanted,
+           fusewire_last_error());
     exit(1);
   }
 }
 #define OK(call) expect_(__LINE__, (call), FUSEWIRE_OK, #call)
 #define GIVES(code, call) expect_(__LINE__, (call), (code), #call)
-/* The code, and words that the message has. */
+/* Checks the code, and that the message has some words. */
 #define SAYS(code, words, call)                                                     \
   do {                                                                              \
     GIVES(code, call);                                                              \
@@ -44,7 +45,7 @@ static void expect_(int line, int code, int wanted, const char *what) {
 
 static int on_cpu(void) { return strcmp(device, "cpu") == 0; }
 
-/* Memory in a window, or any other: a GPU's comes from windows here. */
+/* Allocates memory in a window, or plain memory on a CPU. */
 static void *memory(size_t bytes, int plain) {
   void *at = NULL;
   if (plain && on_cpu()) return malloc(bytes);

@@ -45,7 +45,9 @@ static void collectives(int plain, int form) {
 
   RUN(all_to_all, in, out, N, FUSEWIRE_F32);
   get(out, RANKS * N);
-  for (int i = 0; i < RANKS * N; i++) TRUE(got[i] == value((uint32_t)(i / N), (int)rank * N + i % N));
+  for (int i = 0; i < RANKS * N; i++) {
+    TRUE(got[i] == value((uint32_t)(i / N), (int)rank * N + i % N));
+  }
 
   put(out, N);
   RUN(broadcast, out, N, FUSEWIRE_F32, 1);
@@ -73,16 +75,18 @@ static double e4m3(uint8_t byte) {
   return byte & 128 ? -magnitude : magnitude;
 }
 
-/* Layer norm with bias and unit offset of a reduce_scatter's rows; fp8 with the scales of groups in columns, powers of two. */
+/* Layer norm with bias and unit offset of a reduce_scatter's rows; fp8 with the scales of groups in
+   columns, powers of two. */
 static void norms(int enqueued) {
   enum { ROWS = 3, HIDDEN = 320, GROUPS = 3, STRIDE = 5, COUNT = ROWS * HIDDEN };
-  float *in = memory(RANKS * COUNT * 4, 0), *weight = memory(HIDDEN * 4, 0), *bias = memory(HIDDEN * 4, 0);
+  float *in = memory(RANKS * COUNT * 4, 0);
+  float *weight = memory(HIDDEN * 4, 0), *bias = memory(HIDDEN * 4, 0);
   float *kept = memory(COUNT * 4, 0), *out = memory(COUNT * 4, 0);
   uint8_t *scales = memory(16, 0);
   put(in, RANKS * COUNT);
   put(weight, HIDDEN);
   put(bias, HIDDEN);
-  /* weight and bias are this rank's values: rank 0's and rank 1's differ, which a reduce_scatter may have */
+  /* Weight and bias differ between the ranks, which a reduce_scatter allows. */
   fusewire_norm norm;
   memset(&norm, 0, sizeof norm);
   norm.struct_size = sizeof norm;
@@ -142,13 +146,16 @@ static void norms(int enqueued) {
       double most = 0, scale = ldexp(1.0, exponents[group * STRIDE + row] - 127);
       for (int i = first; i < first + count; i++) most = fmax(most, fabs(y[i]));
       TRUE(scale >= most / 448 * 0.9999 && scale < most / 448 * 2.0001);
-      for (int i = first; i < first + count; i++) TRUE(fabs(e4m3(bytes[i]) * scale - y[i]) <= fabs(y[i]) / 15 + scale / 512);
+      for (int i = first; i < first + count; i++) {
+        TRUE(fabs(e4m3(bytes[i]) * scale - y[i]) <= fabs(y[i]) / 15 + scale / 512);
+      }
     }
   }
   for (int at = 0; at < 16; at++) {
     if (at % STRIDE >= ROWS || at >= (GROUPS - 1) * STRIDE + ROWS) TRUE(exponents[at] == 0);
   }
-  release(in, 0), release(weight, 0), release(bias, 0), release(kept, 0), release(out, 0), release(scales, 0);
+  release(in, 0), release(weight, 0), release(bias, 0);
+  release(kept, 0), release(out, 0), release(scales, 0);
 }
 
 /* Captured once, replayed twice. */
@@ -170,7 +177,7 @@ static void graph(void) {
   release(x, 0);
 }
 
-/* A function of the driver's. */
+/* Looks up a function of the driver. */
 static void symbol(void *library, const char *name, void *function) {
   void *found = dlsym(library, name);
   if (found == NULL) {
@@ -180,12 +187,13 @@ static void symbol(void *library, const char *name, void *function) {
   memcpy(function, &found, sizeof found);
 }
 
-/* The caller's own stream and memory, made by CUDA's driver, as an engine has them. */
+/* The caller's own stream and memory, from CUDA's driver, as an inference engine has them. */
 static void own_stream(void) {
   if (strncmp(device, "cuda", 4) != 0) return;
   void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *stream, *raw;
-  int gpu, (*get_device)(int *, int), (*retain)(void **, int), (*set_current)(void *), (*create)(void **, unsigned);
-  int (*wait)(void *), (*destroy)(void *), (*allocate)(unsigned long long *, size_t), (*release_memory)(unsigned long long);
+  int gpu, (*get_device)(int *, int), (*retain)(void **, int), (*set_current)(void *);
+  int (*create)(void **, unsigned), (*wait)(void *), (*destroy)(void *);
+  int (*allocate)(unsigned long long *, size_t), (*release_memory)(unsigned long long);
   unsigned long long x;
   TRUE(driver != NULL);
   symbol(driver, "cuDeviceGet", &get_device);
@@ -205,7 +213,8 @@ static void own_stream(void) {
   OK(fusewire_comm_on_stream(comm, stream, &on));
   for (int registered = 0; registered < 2; registered++) {
     if (registered) OK(fusewire_register(comm, raw, N * 4));
-    if (registered) SAYS(FUSEWIRE_ERROR_ARGUMENT, "in a window already", fusewire_register(comm, raw, 4));
+    if (registered) SAYS(FUSEWIRE_ERROR_ARGUMENT, "in a window already",
+                         fusewire_register(comm, raw, 4));
     put(raw, N);
     OK(fusewire_all_reduce_async(on, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
     TRUE(wait(stream) == 0);
@@ -224,17 +233,19 @@ static void own_stream(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, raw));
   OK(fusewire_deregister(comm, raw));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_register", fusewire_deregister(comm, raw));
-  /* The communicator leaves the stream. */
+  /* The next operation is on another stream, so the communicator needs this one no more. */
   OK(fusewire_barrier(comm));
   OK(fusewire_comm_destroy(on));
   TRUE(wait(stream) == 0 && destroy(stream) == 0 && release_memory(x) == 0);
 }
 
-/* The two greatest of each row of logits, which ascend over both ranks' columns, and the rows' sums; rank 1 has fewer columns. */
+/* The two greatest of each row of logits, which ascend over both ranks' columns, and the rows'
+   sums; rank 1 has fewer columns. */
 static void sampling(int enqueued) {
   enum { ROWS = 3, FIRST = 20, ALL = 33, STRIDE = 24, K = 2 };
   static float logits[ROWS * STRIDE];
-  float *in = memory(sizeof logits, 0), *values = memory(ROWS * K * 4, 0), *sums = memory(ROWS * 4, 0);
+  float *in = memory(sizeof logits, 0);
+  float *values = memory(ROWS * K * 4, 0), *sums = memory(ROWS * 4, 0);
   int32_t *indices = memory(ROWS * K * 4, 0);
   int first = rank == 0 ? 0 : FIRST, columns = rank == 0 ? FIRST : ALL - FIRST;
   for (int at = 0; at < ROWS * STRIDE; at++) {
@@ -285,7 +296,7 @@ static void sampling(int enqueued) {
   release(indices, 0);
 }
 
-/* What is refused moves nothing: this rank alone makes the calls, and the next operation of both works. */
+/* Refused calls move nothing: only this rank makes them, and the next operation of both works. */
 static void refused(void) {
   float x[16] = {0};
   void *at = x;
@@ -293,15 +304,22 @@ static void refused(void) {
   fusewire_work *work = (fusewire_work *)x;
   memset(&norm, 0, sizeof norm);
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "communicator is NULL", fusewire_barrier(NULL));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "input is NULL", fusewire_all_reduce(comm, NULL, x, 4, FUSEWIRE_F32, FUSEWIRE_SUM));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "99 is no type", fusewire_all_reduce(comm, x, x, 4, 99, FUSEWIRE_SUM));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 is no reduction", fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, 0));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no reduction", fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, FUSEWIRE_BIT_OR));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "not aligned", fusewire_broadcast(comm, (char *)x + 1, 1, FUSEWIRE_F32, 0));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "more elements", fusewire_all_gather(comm, x, x, UINT64_MAX, FUSEWIRE_F32));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "input is NULL",
+       fusewire_all_reduce(comm, NULL, x, 4, FUSEWIRE_F32, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "99 is no type",
+       fusewire_all_reduce(comm, x, x, 4, 99, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 is no reduction",
+       fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, 0));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "no reduction",
+       fusewire_all_reduce(comm, x, x, 4, FUSEWIRE_F32, FUSEWIRE_BIT_OR));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "not aligned",
+       fusewire_broadcast(comm, (char *)x + 1, 1, FUSEWIRE_F32, 0));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "more elements",
+       fusewire_all_gather(comm, x, x, UINT64_MAX, FUSEWIRE_F32));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "overlap", fusewire_all_to_all(comm, x, x + 1, 4, FUSEWIRE_F32));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "root 2", fusewire_broadcast(comm, x, 4, FUSEWIRE_F32, 2));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "this rank itself", fusewire_send_async(comm, x, 4, FUSEWIRE_F32, rank, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "this rank itself",
+       fusewire_send_async(comm, x, 4, FUSEWIRE_F32, rank, &work));
   TRUE(work == NULL);
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "struct_size is 0", fusewire_all_reduce_norm(comm, &norm));
   norm.struct_size = sizeof norm;
@@ -354,7 +372,7 @@ static void refused(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x2", fusewire_vocab_parallel(comm, &vocab));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "vocab is NULL", fusewire_vocab_parallel(comm, NULL));
 
-  /* A newer program's struct: zeros are no demand, other bytes are. */
+  /* A newer program's struct: unknown fields may be zero, but have no other value. */
   struct {
     fusewire_norm norm;
     uint64_t more;
@@ -365,7 +383,7 @@ static void refused(void) {
   newer.norm.kind = 7;
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "kind 7", fusewire_all_reduce_norm(comm, &newer.norm));
   newer.more = 1;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "use a newer one", fusewire_all_reduce_norm(comm, &newer.norm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "use a newer library", fusewire_all_reduce_norm(comm, &newer.norm));
 
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, x));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 bytes", fusewire_alloc(comm, 0, &at));
@@ -380,22 +398,25 @@ static void refused(void) {
     SAYS(FUSEWIRE_ERROR_ARGUMENT, "streams", fusewire_comm_on_stream(comm, x, &other));
     TRUE(other == NULL);
     OK(fusewire_capture_begin(comm));
-    GIVES(FUSEWIRE_ERROR_CAPTURE, fusewire_barrier(comm) == FUSEWIRE_OK ? fusewire_capture_begin(comm) : -1);
+    OK(fusewire_barrier(comm));
+    GIVES(FUSEWIRE_ERROR_CAPTURE, fusewire_capture_begin(comm));
     fusewire_graph *replay;
     OK(fusewire_capture_end(comm, &replay));
     OK(fusewire_graph_destroy(replay));
   }
 }
 
-/* What other processes cannot map is refused on every rank alike, and staged all the same. */
+/* Memory that peers cannot map is refused on every rank, with advice for C, and goes through
+   staging. */
 static void registration(void) {
   if (!on_cpu()) return;
   static float x[64];
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "did not allocate", fusewire_register(comm, x, sizeof x));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "allocate it with fusewire_alloc",
+       fusewire_register(comm, x, sizeof x));
   OK(fusewire_all_reduce(comm, x, x, 64, FUSEWIRE_F32, FUSEWIRE_SUM));
 }
 
-/* Parts: both ranks in the other order, each alone, and one that is in none. */
+/* Parts of a communicator: both ranks in the other order, each rank alone, and a rank in none. */
 static void parts(void) {
   const uint32_t turned[RANKS] = {1, 0};
   fusewire_comm *part;
@@ -418,12 +439,14 @@ static void parts(void) {
   OK(fusewire_comm_split(comm, rank == 0 ? &rank : NULL, rank == 0, NULL, &part));
   TRUE((part == NULL) == (rank == 1));
   OK(fusewire_comm_destroy(part));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not have this rank", fusewire_comm_split(comm, &turned[rank], 1, NULL, &part));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "does not have this rank",
+       fusewire_comm_split(comm, &turned[rank], 1, NULL, &part));
   TRUE(part == NULL);
   release(x, 1);
 }
 
-/* More communicators over the store that the first one serves; each must fail with the expected error. */
+/* More communicators over the store that the first one serves; each must fail with the expected
+   error. */
 static void failing(const char *store) {
   fusewire_options options;
   fusewire_comm *other;
@@ -435,7 +458,8 @@ static void failing(const char *store) {
   OK(fusewire_comm_create("cpu", rank, RANKS, store, "aborted", &options, &other));
   OK(fusewire_comm_failure(other));
   OK(fusewire_barrier(other));
-  /* Rank 1 may be through that barrier while rank 0 still looks for its signal: an abort then ends it too. */
+  /* Rank 1 may leave that barrier while rank 0 still waits for its signal; an abort would end that
+     wait, too. */
   OK(fusewire_barrier(comm));
   if (rank == 0) {
     SAYS(FUSEWIRE_ERROR_ABORTED, "aborted", fusewire_barrier(other));
@@ -446,18 +470,21 @@ static void failing(const char *store) {
   GIVES(FUSEWIRE_ERROR_ABORTED, fusewire_comm_destroy(other));
 
   OK(fusewire_comm_create("cpu", rank, RANKS, store, "mismatched", &options, &other));
-  SAYS(FUSEWIRE_ERROR_MISMATCH, "all_reduce", fusewire_all_reduce(other, x, x, 8 + rank, FUSEWIRE_F32, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_MISMATCH, "all_reduce",
+       fusewire_all_reduce(other, x, x, 8 + rank, FUSEWIRE_F32, FUSEWIRE_SUM));
   GIVES(FUSEWIRE_ERROR_MISMATCH, fusewire_comm_destroy(other));
 
   options.store_is_served = 0;
   if (rank == 0) {
-    SAYS(FUSEWIRE_ERROR_BOOTSTRAP, "rank 0 cannot serve", fusewire_comm_create("cpu", 0, RANKS, store, "second", &options, &other));
+    SAYS(FUSEWIRE_ERROR_BOOTSTRAP, "rank 0 cannot serve",
+         fusewire_comm_create("cpu", 0, RANKS, store, "second", &options, &other));
   }
   options.store_is_served = 1;
   options.timeout_seconds = 0.2;
   OK(fusewire_barrier(comm));
   if (rank == 0) {
-    SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "rank 1 did not join", fusewire_comm_create("cpu", 0, RANKS, store, "alone", &options, &other));
+    SAYS(FUSEWIRE_ERROR_COMMUNICATOR, "rank 1 did not join",
+         fusewire_comm_create("cpu", 0, RANKS, store, "alone", &options, &other));
   }
   TRUE(rank != 0 || other == NULL);
   OK(fusewire_barrier(comm));
@@ -471,10 +498,14 @@ int main(int argc, char **argv) {
   uint32_t own;
   TRUE(strcmp(fusewire_last_error(), "") == 0);
   TRUE(fusewire_version() == FUSEWIRE_VERSION);
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "host:port", fusewire_comm_create(device, 0, 1, "nowhere", NULL, NULL, &comm));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "\"abacus\"", fusewire_comm_create("abacus", 0, 1, argv[3], NULL, NULL, &comm));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "rank 5 of 2", fusewire_comm_create(device, 5, 2, argv[3], NULL, NULL, &comm));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "comm is NULL", fusewire_comm_create(device, 0, 1, argv[3], NULL, NULL, NULL));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "host:port",
+       fusewire_comm_create(device, 0, 1, "nowhere", NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "\"abacus\"",
+       fusewire_comm_create("abacus", 0, 1, argv[3], NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "rank 5 of 2",
+       fusewire_comm_create(device, 5, 2, argv[3], NULL, NULL, &comm));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "comm is NULL",
+       fusewire_comm_create(device, 0, 1, argv[3], NULL, NULL, NULL));
   OK(fusewire_comm_create(device, rank, RANKS, argv[3], "operations", NULL, &comm));
   OK(fusewire_comm_rank(comm, &own));
   TRUE(own == rank);

@@ -1,7 +1,8 @@
 /* Part of operations.c: collectives that overlap with a consumer or a producer stream. */
 #include "check.h"
 
-/* all_gather and reduce_scatter on a stream of their own, concurrently with the compute stream, that of `comm`. */
+/* Runs all_gather and reduce_scatter on a new stream, concurrently with the compute stream, which
+   is that of `comm`. */
 static void overlapped(void) {
   enum { CHUNK = 700, CHUNKS = (N + CHUNK - 1) / CHUNK };
   float *part = memory(N * 4, 0), *all = memory(sizeof host, 0);
@@ -61,16 +62,22 @@ static void overlapped(void) {
     TRUE(got[i] == value(0, at) + value(1, at));
   }
 
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream", fusewire_reduce_scatter_on_arrival(comm, comm, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "producer is NULL", fusewire_reduce_scatter_on_arrival(on, NULL, &overlap, &work));
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target", fusewire_all_gather_with_flags(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "stream",
+       fusewire_reduce_scatter_on_arrival(comm, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "producer is NULL",
+       fusewire_reduce_scatter_on_arrival(on, NULL, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "op and target",
+       fusewire_all_gather_with_flags(on, comm, &overlap, &work));
   overlap.flags = 4;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x4",
+       fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   overlap.flags = 0;
   overlap.ready_flags = few;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "words", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "words",
+       fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   overlap.ready_flags = NULL;
-  SAYS(FUSEWIRE_ERROR_ARGUMENT, "ready flags are NULL", fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "ready flags are NULL",
+       fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "1", fusewire_ready_flags_stream_wait(few, comm, 1));
   TRUE(work == NULL);
   OK(fusewire_ready_flags_destroy(few));

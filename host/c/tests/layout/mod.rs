@@ -1,4 +1,5 @@
-//! What the library's types say, in C: lines that a program prints, and prototypes that its compiler compares.
+//! The library's types in C: lines that a program prints, and prototypes that its compiler
+//! compares.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write as _;
@@ -10,7 +11,7 @@ use fusewire_c::{
     FusewireReadyFlags, FusewireVocab, FusewireWork, codes, numbers,
 };
 
-/// A type that C has as well.
+/// A type that exists in C, too.
 trait CType {
     fn c() -> String;
 }
@@ -56,7 +57,7 @@ impl<T: CType> CType for *mut T {
 
 /// A function that C can call.
 trait Prototype {
-    /// The declaration of a pointer `name` to it.
+    /// Returns the declaration of a pointer `name` to the function.
     fn pointer(self, name: &str) -> String;
 }
 
@@ -74,7 +75,7 @@ macro_rules! prototypes {
 
 prototypes!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G));
 
-/// What is compared.
+/// The lines and names that are compared.
 #[derive(Default)]
 pub(crate) struct Lines {
     expected: Vec<String>,
@@ -123,22 +124,24 @@ impl Lines {
     pub(crate) fn new() -> Self {
         let mut lines = Self::default();
         fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
-            packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process backend);
-        fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype residual_dtype
-            epsilon algorithm input weight bias residual residual_out output scaling scale_dtype scale
-            scales scale_stride);
-        fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first columns
-            stride k index_dtype logits indices values log_sum_exp);
-        fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count chunk
-            input output ready_flags);
+            packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process
+            backend);
+        fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype
+            residual_dtype epsilon algorithm input weight bias residual residual_out output scaling
+            scale_dtype scale scales scale_stride);
+        fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first
+            columns stride k index_dtype logits indices values log_sum_exp);
+        fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count
+            chunk input output ready_flags);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
             FUSEWIRE_ERROR_MISMATCH FUSEWIRE_ERROR_PEER FUSEWIRE_ERROR_ABORTED FUSEWIRE_ERROR_FAILED
             FUSEWIRE_ERROR_BOOTSTRAP FUSEWIRE_ERROR_COMMUNICATOR FUSEWIRE_ERROR_DEVICE
             FUSEWIRE_ERROR_MEMORY FUSEWIRE_ERROR_CAPTURE FUSEWIRE_ERROR_BACKEND
             FUSEWIRE_ERROR_NOT_DONE FUSEWIRE_ERROR_OTHER FUSEWIRE_ERROR_INTERNAL);
         numbers_of!(lines from numbers: FUSEWIRE_DTYPE_DEFAULT);
-        numbers_of!(lines: FUSEWIRE_F64 = DType::F64, FUSEWIRE_F32 = DType::F32, FUSEWIRE_F16 = DType::F16,
-            FUSEWIRE_BF16 = DType::Bf16, FUSEWIRE_E4M3 = DType::E4m3, FUSEWIRE_E5M2 = DType::E5m2,
+        numbers_of!(lines: FUSEWIRE_F64 = DType::F64, FUSEWIRE_F32 = DType::F32,
+            FUSEWIRE_F16 = DType::F16, FUSEWIRE_BF16 = DType::Bf16,
+            FUSEWIRE_E4M3 = DType::E4m3, FUSEWIRE_E5M2 = DType::E5m2,
             FUSEWIRE_I8 = DType::I8, FUSEWIRE_U8 = DType::U8, FUSEWIRE_I32 = DType::I32,
             FUSEWIRE_U32 = DType::U32, FUSEWIRE_I64 = DType::I64, FUSEWIRE_U64 = DType::U64,);
         numbers_of!(lines from numbers: FUSEWIRE_SUM FUSEWIRE_PRODUCT FUSEWIRE_MIN FUSEWIRE_MAX
@@ -152,14 +155,16 @@ impl Lines {
             fusewire_version() fusewire_last_error()
             fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
             fusewire_comm_split(_, _, _, _, _)
-            fusewire_comm_on_stream(_, _, _) fusewire_comm_on_new_stream(_, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
+            fusewire_comm_on_stream(_, _, _) fusewire_comm_on_new_stream(_, _)
+            fusewire_comm_destroy(_) fusewire_comm_abort(_)
             fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
             fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)
             fusewire_workspace_bytes(_, _, _, _)
             fusewire_alloc(_, _, _) fusewire_free(_, _) fusewire_register(_, _, _)
             fusewire_deregister(_, _) fusewire_upload(_, _, _, _) fusewire_download(_, _, _, _)
             fusewire_all_reduce(_, _, _, _, _, _) fusewire_all_reduce_async(_, _, _, _, _, _, _)
-            fusewire_reduce_scatter(_, _, _, _, _, _) fusewire_reduce_scatter_async(_, _, _, _, _, _, _)
+            fusewire_reduce_scatter(_, _, _, _, _, _)
+            fusewire_reduce_scatter_async(_, _, _, _, _, _, _)
             fusewire_all_gather(_, _, _, _, _) fusewire_all_gather_async(_, _, _, _, _, _)
             fusewire_all_to_all(_, _, _, _, _) fusewire_all_to_all_async(_, _, _, _, _, _)
             fusewire_broadcast(_, _, _, _, _) fusewire_broadcast_async(_, _, _, _, _, _)
@@ -169,10 +174,12 @@ impl Lines {
             fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
             fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
             fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
-            fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_) fusewire_ready_flags_words(_, _)
+            fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_)
+            fusewire_ready_flags_words(_, _)
             fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
             fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
-            fusewire_all_gather_with_flags(_, _, _, _) fusewire_reduce_scatter_on_arrival(_, _, _, _)
+            fusewire_all_gather_with_flags(_, _, _, _) fusewire_reduce_scatter_on_arrival(_, _, _,
+            _)
             fusewire_work_wait(_, _) fusewire_work_join(_, _) fusewire_work_destroy(_)
             fusewire_capture_begin(_) fusewire_capture_end(_, _)
             fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)
@@ -199,7 +206,7 @@ impl Lines {
         .expect("memory");
     }
 
-    /// The program.
+    /// Returns the program.
     pub(crate) fn program(&self) -> String {
         format!(
             "#include <fusewire.h>\n#include <stdio.h>\n{}int main(void) {{\n{}  return 0;\n}}\n",
@@ -207,7 +214,7 @@ impl Lines {
         )
     }
 
-    /// What it prints.
+    /// Returns the lines that the program prints.
     pub(crate) fn expected(&self) -> &[String] {
         &self.expected
     }
