@@ -1,6 +1,6 @@
-//! What a GPU is asked first: a short form of everything, each test on its own and within seconds.
-//! The device is that of `FUSEWIRE_TEST_DEVICE`; on the CPU the same tests show that they
-//! themselves are right. `fusewire-build bundle` takes them to a machine with a GPU.
+//! First tests of a GPU: a short form of everything; each test is independent and takes seconds.
+//! `FUSEWIRE_TEST_DEVICE` names the device; runs on the CPU check the tests themselves.
+//! `fusewire-build bundle` packs them for a machine with a GPU.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -16,9 +16,9 @@ use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 use fusewire_tests::skip::skip;
 use fusewire_tests::{device, oracle};
 
-/// Bound of what is awaited: far beyond, as processes that share a GPU take turns.
+/// Time limit of the tests' waits, long enough for processes that take turns on a GPU.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bound of a wait that is to expire. Ranks that are processes get more.
+/// A time-out that must expire. Ranks that are processes have a longer one.
 const SHORT: Duration = Duration::from_secs(2);
 const SHORT_OF_PROCESSES: Duration = Duration::from_secs(10);
 
@@ -29,7 +29,7 @@ fn options(timeout: Duration) -> Options {
     options
 }
 
-/// Runs `list` and prints how much that was.
+/// Runs `list` and prints the number of calls.
 fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     match runner.run(&setup, list) {
         Ok(calls) => println!("{list}: {calls} calls a rank, {setup:?}"),
@@ -37,7 +37,7 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     }
 }
 
-/// Blocks of a launch: one, some, and on a GPU as many as without being asked.
+/// Returns numbers of blocks of a launch: one, several, and on a GPU 0 for the default.
 fn blocks() -> &'static [u32] {
     if device().is_gpu() {
         &[1, 3, 0]
@@ -115,7 +115,7 @@ fn two_ranks_as_processes() {
     }
 }
 
-/// A sum of `size` ranks of the device, right on each of them.
+/// Checks a sum of `size` ranks on the device.
 fn works(size: u32) {
     for result in run_threads(size, &options(TEST_TIMEOUT), |comm| {
         let x = comm.alloc(DType::F32, 3000)?;
@@ -161,7 +161,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             let error = result.expect("joined").expect("a failure on every rank");
             let text = error.to_string();
             if multi_rank_grid {
-                // The host misses it: there is no grid without it.
+                // The host reports it, because the grid starts only with all ranks.
                 assert!(
                     text.contains(
                         "rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"
@@ -181,7 +181,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             );
             println!("graph {graph}: {text}");
         }
-        // In the same process, with the same context of the GPU.
+        // The same process and GPU context remain usable.
         works(3);
     }
 }
@@ -196,7 +196,7 @@ fn a_process_that_ends_is_named() {
         comm.all_reduce(&x, ReduceOp::Sum).expect("both ranks");
         report("running");
         if comm.rank() == 1 {
-            // Without any farewell.
+            // Ends without `finalize`.
             std::process::abort();
         }
         let error = comm.all_reduce(&x, ReduceOp::Sum).expect_err("rank 1 ends");
@@ -233,7 +233,7 @@ const REDUCTIONS: [ReduceOp; 6] = [
     ReduceOp::Average,
     ReduceOp::PreMulSum(0.3),
 ];
-/// For packets, for staging and for both shots.
+/// Counts for packets, for staging, and for one shot and two shots.
 const COUNTS: [usize; 3] = [331, 9001, 70_001];
 const HIDDEN: usize = 776;
 
@@ -243,7 +243,7 @@ fn filled(comm: &Communicator, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// What each rank has after everything that rounds, by name.
+/// Returns each rank's results of all operations that round, by name.
 fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     let mut options = setup.options();
     options.packet_slot_bytes = 8192;
@@ -283,7 +283,7 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// Where two ranks' bits differ first.
+/// Describes the first difference of two ranks' results; `None` if they are equal.
 fn difference(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)]) -> Option<String> {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).find_map(|((name, a), (_, b))| {
@@ -303,7 +303,7 @@ fn the_bits_are_those_of_the_cpu() {
         for blocks in [1, 3] {
             let setup = Setup {
                 blocks,
-                // The CPU has another way of its own.
+                // On the CPU, compares with lanes as threads.
                 lanes: if device().is_gpu() { 1 } else { 32 },
                 ..Setup::new(ranks)
             };
@@ -314,10 +314,10 @@ fn the_bits_are_those_of_the_cpu() {
             }
         }
         println!(
-            "{ranks} ranks: {} results, as the CPU has them",
+            "{ranks} ranks: {} results with the bits of the CPU",
             cpu[0].len()
         );
-        // The comparison itself.
+        // A negative control of the comparison.
         let mut flipped = cpu[0].clone();
         let last = flipped.last_mut().and_then(|(_, bytes)| bytes.last_mut());
         *last.expect("results") ^= 1;
@@ -326,25 +326,25 @@ fn the_bits_are_those_of_the_cpu() {
     }
 }
 
-/// `bytes` bytes of the driver's own allocation: a sanitizer knows where those end, to the byte,
-/// which it does not of memory that was mapped in pages. Never freed.
+/// Allocates `bytes` bytes by `cuMemAlloc` and never frees them. A sanitizer knows the exact end of
+/// such memory, but not of memory that is mapped in pages.
 fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String> {
-    /// Calls a function of the driver, all of which give 0 when all is well.
+    /// Calls a function of the driver. Returns an error from the enclosing function if it fails.
     macro_rules! call {
         ($library:expr, $name:literal, ($($type:ty),*), $($argument:expr),*) => {{
+            let symbol = concat!($name, "\0").as_bytes();
             // SAFETY: the type is that of cuda.h.
-            let function = unsafe {
-                $library.get::<unsafe extern "C" fn($($type),*) -> i32>(concat!($name, "\0").as_bytes())
-            }
-            .map_err(|error| error.to_string())?;
-            // SAFETY: the pointers are to locals of the types that cuda.h has.
+            let function =
+                unsafe { $library.get::<unsafe extern "C" fn($($type),*) -> i32>(symbol) }
+                    .map_err(|error| error.to_string())?;
+            // SAFETY: pointers refer to live variables of the types in cuda.h.
             match unsafe { function($($argument),*) } {
                 0 => {}
-                code => return Err(format!("{} gave {code}", $name)),
+                code => return Err(format!("{} returned {code}", $name)),
             }
         }};
     }
-    // SAFETY: the driver's initialisers are meant to be run by dlopen.
+    // SAFETY: the driver's initialisers have no requirements.
     let library =
         unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
     let (mut ordinal_of, mut context) = (0i32, core::ptr::null_mut::<c_void>());
@@ -372,13 +372,13 @@ fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String
         &raw mut address,
         bytes
     );
-    // The context lives on, and so must the library.
+    // The context is never released, so the library must stay loaded.
     core::mem::forget(library);
     Ok(address)
 }
 
 #[test]
-#[ignore = "writes two bytes beyond its memory, which a sanitizer must find"]
+#[ignore = "writes two bytes beyond its memory; a sanitizer must report it"]
 fn seeded_write_beyond_memory() {
     const COUNT: usize = 100;
     let Device::Cuda(ordinal) = device() else {
@@ -388,20 +388,20 @@ fn seeded_write_beyond_memory() {
         let source = tensor(DType::F32, COUNT + 1)?;
         source.copy_from(&vec![1.5f32; COUNT + 1])?;
         let address = driver_memory(ordinal, COUNT * 2).expect("memory of the driver");
-        // SAFETY: the memory was allocated just now, and is never freed.
+        // SAFETY: `address` has `COUNT` bf16 elements and is never freed.
         let target =
             unsafe { Tensor::adopt(device(), address as *mut u8, DType::Bf16, COUNT, None)? };
         let params = QuantizeParams {
             source: source.as_ptr().cast(),
             target: target.as_ptr().cast(),
-            // One element too many.
+            // One element too many: the seeded bug.
             count: COUNT as u64 + 1,
             seed: 1,
         };
-        // SAFETY: none in the one element beyond; the driver's allocations are multiples of 256
-        // bytes, so that it is nobody's.
+        // SAFETY: the extra element is in no other allocation, because the driver's allocations
+        // are multiples of 256 bytes.
         unsafe { comm.launch(&QUANTIZE, params, [Some(&source), Some(&target), None])? };
-        // What is inside was written, so the kernel has run.
+        // Shows that the kernel has run.
         target.to_bytes()
     }) {
         let bytes = result.expect("the launch");
@@ -415,7 +415,7 @@ fn seeded_write_beyond_memory() {
 }
 
 #[test]
-#[ignore = "a race in shared memory, which a sanitizer must find"]
+#[ignore = "a race in shared memory; a sanitizer must report it"]
 fn seeded_race() {
     SeededBug::Race { ordered: false }.run();
 }
@@ -427,14 +427,13 @@ fn seeded_race_fixed() {
 }
 
 #[test]
-#[ignore = "a barrier that one of two warps goes around, which a sanitizer must find"]
+#[ignore = "a barrier that one of two warps skips; a sanitizer must report it"]
 fn seeded_divergence_of_warps() {
     SeededBug::Divergence { limit: LANES / 2 }.run();
 }
 
 #[test]
-#[ignore = "a barrier that a part of a warp goes around, which a sanitizer must find; it may hang \
-    without one"]
+#[ignore = "a barrier that part of a warp skips; a sanitizer must report it; may hang without one"]
 fn seeded_divergence_in_a_warp() {
     SeededBug::Divergence {
         limit: LANES / 2 + 8,

@@ -1,5 +1,5 @@
-//! A steady call or replay allocates nothing and makes no system call of its own. Waiting for a
-//! peer that is late gives the core away, which is a system call, and allowed.
+//! Steady calls and replays: they allocate nothing and make no system calls, except to yield the
+//! core in a wait for a late peer.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,8 +21,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a rank calls again and again: packets, one shot, two shots; in windows, in slices;
-/// movements; replays.
+/// Repeated calls of a rank: packets, one shot and two shots, in windows and on slices; operations
+/// that move data; replays.
 struct Steady {
     comm: Communicator,
     tensors: [Tensor; 3],
@@ -62,7 +62,7 @@ impl Steady {
         })
     }
 
-    /// One of each; fails as its calls do.
+    /// Makes each call once. Returns the first error.
     fn step(&mut self) -> Result<()> {
         let comm = &self.comm;
         for tensor in &self.tensors {
@@ -113,8 +113,8 @@ fn steady_calls_and_replays_allocate_nothing() {
 fn the_counter_counts() {
     let before = calls();
     drop(core::hint::black_box(Box::new(7)));
-    assert_eq!(calls() - before, 2, "an allocation and a free");
-    // An asynchronous call does allocate: its launch goes into a queue.
+    assert_eq!(calls() - before, 2, "one allocation and one free");
+    // An asynchronous call allocates an entry of the launch queue.
     for result in run_threads(1, &options(), |comm| {
         let x = comm.alloc(DType::F32, 4)?;
         let before = calls();
@@ -125,17 +125,17 @@ fn the_counter_counts() {
     }
 }
 
-/// A child: ranks as threads, each of which is then allowed next to nothing. Ends the process.
+/// Runs ranks as threads, restricts each to the system calls `allowed`, and ends the process.
 fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
     let done = AtomicU32::new(0);
     let refused: Mutex<Option<io::Error>> = Mutex::default();
     let exit = |code: i32| -> ! {
-        // SAFETY: ends the process at once; filtered threads cannot end themselves.
+        // SAFETY: `_exit` has no preconditions. Filtered threads cannot exit otherwise.
         unsafe { libc::_exit(code) }
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // This thread stays free, and ends the process.
+            // This thread is not filtered, so it can end the process.
             while done.load(Ordering::Acquire) < ranks {
                 if let Some(error) = &*refused.lock().expect("no panic") {
                     eprintln!("@@ refused {error}");
@@ -159,13 +159,13 @@ fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
                 right &= steady.step().is_ok();
             }
             if forbidden {
-                // SAFETY: no preconditions.
+                // SAFETY: `getppid` has no preconditions.
                 unsafe { libc::getppid() };
             }
             if right {
                 done.fetch_add(1, Ordering::Release);
             }
-            // The process ends under this thread: it may not even return.
+            // Waits for the end of the process, because this thread cannot exit.
             let started = Instant::now();
             while started.elapsed() < TEST_TIMEOUT {
                 spin_loop();
@@ -196,7 +196,7 @@ fn steady_calls_make_no_system_call() {
         }
         let status = child.wait(TEST_TIMEOUT).expect("its end");
         if role == "control" {
-            // A call that does make one is caught.
+            // A forbidden system call kills the process.
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{said:?}");
         } else {
             assert_eq!(said.as_deref(), Ok("done"), "{role}: {status:?}");

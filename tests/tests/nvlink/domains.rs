@@ -1,4 +1,4 @@
-//! Ranks of several hosts, by name only, whose GPUs are in one NVLink domain or in several.
+//! Ranks on hosts that differ only in their names, with GPUs in one NVLink domain or in several.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -9,13 +9,13 @@ use fusewire_tests::process::{Host, Ranks, report, role};
 
 use super::{Driver, TEST_TIMEOUT, algorithm, options, sum};
 
-/// Environment of a rank.
+/// Environment variables of a rank.
 type Variables<'a> = Vec<(&'static str, &'a str)>;
 
-/// A cluster, as NVML reports it.
+/// State of a cluster as NVML reports it.
 const CLUSTER: &str = "3:0:00112233445566778899aabbccddeeff:7";
 
-/// The variables of a host with one GPU in domain `domain`, whose fabric is `fabric`.
+/// Returns the variables of host `name` with device number `number`, and `more`.
 fn host<'a>(name: &'a str, number: &'a str, more: &[(&'static str, &'a str)]) -> Variables<'a> {
     let mut all = vec![
         ("FUSEWIRE_HOST_ID", name),
@@ -33,7 +33,7 @@ fn start(driver: &Driver, test: &str, role: &str, ranks: &[Variables<'_>]) -> Ra
     })
 }
 
-/// What every rank says.
+/// Returns the next report of every rank.
 fn reports(ranks: &mut Ranks) -> Vec<String> {
     let processes = ranks.processes.iter_mut();
     processes
@@ -41,7 +41,8 @@ fn reports(ranks: &mut Ranks) -> Vec<String> {
         .collect()
 }
 
-/// A child: everything that goes between hosts of a domain.
+/// Uses everything that hosts of a domain share, if this process is a child. Returns true if it
+/// is.
 fn works() -> bool {
     if role().as_deref() != Some("works") {
         return false;
@@ -50,7 +51,7 @@ fn works() -> bool {
     let comm = Communicator::from_env(Device::Cuda(0), options()).expect("a communicator");
     let (rank, size) = (comm.rank(), comm.size());
     assert!(comm.backend_impl().is_none(), "kernels alone");
-    // Staged, then in windows; small and large.
+    // Staged, then in windows.
     for count in [1, 1000, 70_000] {
         sum(&comm, &comm.tensor(DType::F32, count).expect("memory")).expect("a staged sum");
         sum(&comm, &comm.alloc(DType::F32, count).expect("a window")).expect("a sum");
@@ -71,9 +72,10 @@ fn works() -> bool {
     let found = target.to_vec::<i32>().expect("contents");
     assert_eq!(found, [theirs as i32 + 1; 8]);
     window.free().expect("an end");
-    // What another library allocates has no fabric handle: all ranks refuse, and go on.
+    // Memory of another library has no fabric handle. All ranks refuse to register it and
+    // remain usable.
     let address = fake.allocate(4096);
-    // SAFETY: allocated just now, and never freed.
+    // SAFETY: `address` has 4096 bytes, which is 1024 elements, and is never freed.
     let foreign = unsafe { Tensor::adopt(Device::Cuda(0), address, DType::F32, 1024, None) };
     let foreign = foreign.expect("a tensor");
     let refused = comm
@@ -105,7 +107,7 @@ fn hosts_of_one_domain_work_as_one() {
             vec![host("x", "1", &[named]), host("y", "2", &[named])],
             "by two_shot",
         ),
-        // As the management library says; without file descriptors.
+        // The management library reports the domain; there are no file descriptors.
         (
             vec![
                 host("x", "1", &[reported, alone]),
@@ -129,7 +131,7 @@ fn hosts_of_one_domain_work_as_one() {
     }
 }
 
-/// A child: the other host is out of reach.
+/// Reports the backend or the refusal, if this process is a child. Returns true if it is.
 fn is_apart() -> bool {
     if role().as_deref() != Some("apart") {
         return false;
@@ -164,13 +166,13 @@ fn hosts_of_different_domains_do_not_share_memory() {
     let no_fabric = ("FUSEWIRE_CUDA_FAKE_FABRIC", "");
     for (one, other) in [
         (vec![named("d")], vec![named("e")]),
-        // An empty name is none, also where the management library has one.
+        // An empty name means no domain, also if the management library reports one.
         (vec![named(""), cluster], vec![named(""), cluster]),
-        // Without fabric handles a name is of no use.
+        // Without fabric handles a name has no effect.
         (vec![named("d"), no_fabric], vec![named("d"), no_fabric]),
         (vec![cluster], vec![named("d")]),
-        // Another clique; another cluster; not registered yet; in vain; of one host only; nothing
-        // said.
+        // A different clique, a different cluster, a registration in progress, a failed
+        // registration, a cluster id of zero, and no report.
         (
             vec![cluster],
             vec![reported("3:0:00112233445566778899aabbccddeeff:8")],
@@ -193,7 +195,7 @@ fn hosts_of_different_domains_do_not_share_memory() {
         let ranks = [host("x", "1", &one), host("y", "2", &other)];
         let mut started = start(&driver, test, "apart", &ranks);
         if gloo {
-            // Whatever it comes to between hosts, kernels alone it is not.
+            // With Gloo, any result between hosts is correct except kernels only.
             assert!(reports(&mut started).iter().all(|said| said != "kernels"));
             continue;
         }
@@ -202,7 +204,7 @@ fn hosts_of_different_domains_do_not_share_memory() {
     }
 }
 
-/// A child: rank 1 dies, which rank 0 finds out by its time-out.
+/// Kills rank 1, if this process is a child; rank 0 reports its failure. Returns true if it is.
 fn outlives() -> bool {
     if role().as_deref() != Some("outlives") {
         return false;
@@ -245,7 +247,7 @@ fn a_death_on_another_host_is_found_by_the_timeout() {
             .next_report(TEST_TIMEOUT)
             .expect("a report");
         let took: u32 = took.parse().expect("milliseconds");
-        // On one host the process is watched.
+        // On one host, the library watches the process.
         assert!(bounds.contains(&took), "{other}: {took} ms");
         started.processes[0]
             .succeed(TEST_TIMEOUT)

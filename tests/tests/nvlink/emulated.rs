@@ -1,8 +1,8 @@
-//! By multicast: when it is taken, when it is refused, and which elements it really carries.
+//! Emulated multicast: when the plan selects it, when it is refused, and which elements it carries.
 //!
-//! The switch hands sums of bf16 back rounded, so an average is rounded twice; the ordinary way
-//! rounds once. With contents for which the two differ, a result shows of every element which way
-//! it took.
+//! The switch returns rounded sums of bf16, so multicast rounds an average twice; the other
+//! algorithms round once. With contents for which the two differ, every element of a result shows
+//! the algorithm.
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
@@ -11,9 +11,9 @@ use fusewire::{
 use half::bf16;
 
 const RANKS: u32 = 3;
-/// Elements in 16 bytes.
+/// Number of elements in 16 bytes.
 const VECTOR: usize = 8;
-/// Elements to multiples of which a rank's shard starts.
+/// Alignment of a rank's shard in elements.
 const ALIGNMENT: usize = 64;
 
 fn options(algorithm: Algorithm) -> Options {
@@ -25,7 +25,7 @@ fn options(algorithm: Algorithm) -> Options {
     options
 }
 
-/// One number a rank, and their average rounded once and twice, which differ.
+/// Returns a number per rank, and their average rounded once and twice, which differ.
 fn distinguishing_values() -> ([bf16; 3], bf16, bf16) {
     for i in 0..128u16 {
         for j in 0..128u16 {
@@ -42,33 +42,33 @@ fn distinguishing_values() -> ([bf16; 3], bf16, bf16) {
             }
         }
     }
-    panic!("no sum is rounded so that its third differs");
+    panic!("no numbers with different averages");
 }
 
 fn fill(tensor: &Tensor, value: bf16) {
     for i in 0..tensor.len() {
-        // SAFETY: within the tensor; no operation is running.
+        // SAFETY: `i` is less than the tensor's length, and no operation is running.
         unsafe { tensor.as_ptr().cast::<bf16>().add(i).write(value) };
     }
 }
 
 fn read(tensor: &Tensor) -> Vec<bf16> {
     (0..tensor.len())
-        // SAFETY: within the tensor; no operation is running.
+        // SAFETY: `i` is less than the tensor's length, and no operation is running.
         .map(|i| unsafe { tensor.as_ptr().cast::<bf16>().add(i).read() })
         .collect()
 }
 
-/// Which of `length` elements, the first at element `offset` of a window, multicast carries: whole
-/// vectors.
+/// Returns true for each of `length` elements that multicast carries, which are whole vectors. The
+/// first is at element `offset` of a window.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
     let end = head + (length - head) / VECTOR * VECTOR;
     (0..length).map(|i| i >= head && i < end).collect()
 }
 
-/// Averages `count` elements from `input` on to `output` on (elements of one window, by rank) and
-/// checks which way every element came.
+/// Averages `count` elements from `input` to `output`, which are first elements in one window, and
+/// checks that exactly the expected elements were carried by multicast.
 fn all_reduce(
     comm: &Communicator,
     memory: &Tensor,
@@ -108,12 +108,12 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
         let me = comm.rank() as usize;
         for count in [0, 1, 7, 8, 9, 64, 200, 1001] {
             for offset in [0, 1, 5, 8, 15] {
-                // In place, and apart by a multiple of 16 bytes: by multicast.
+                // In place, or at a distance that is a multiple of 16 bytes: by multicast.
                 all_reduce(&comm, &memory, offset, offset, count, true)?;
                 all_reduce(&comm, &memory, offset, offset + 2048, count, true)?;
-                // Apart by something else.
+                // At another distance.
                 all_reduce(&comm, &memory, offset, offset + 2049, count, false)?;
-                // Elsewhere on each rank, on one rank only, and only the output.
+                // Offsets that differ on all ranks, on one rank, and of the output only.
                 let moved = offset + 8 * me;
                 all_reduce(&comm, &memory, moved, moved, count, false)?;
                 let moved = offset + 8 * usize::from(me == 1);
@@ -121,7 +121,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
                 all_reduce(&comm, &memory, offset, moved + 2048, count, false)?;
             }
         }
-        // In no window, on all ranks or on one.
+        // Not in a window, on all ranks or on one.
         let ordinary = Tensor::new(DType::Bf16, 4096)?;
         all_reduce(&comm, &ordinary, 0, 2048, 1001, false)?;
         let one = if me == 2 { &ordinary } else { &memory };
@@ -134,7 +134,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
 
 #[test]
 fn the_ordinary_algorithms_round_once() {
-    // The control of the test above: the difference is not an artefact of the contents.
+    // A control of the previous test: the contents alone do not cause the difference.
     for algorithm in [Algorithm::Auto, Algorithm::Signal, Algorithm::TwoShot] {
         for result in run_threads(RANKS, &options(algorithm), |comm| {
             let memory = comm.alloc(DType::Bf16, 4096)?;
@@ -155,7 +155,7 @@ fn reduce_scatter_carries_whole_vectors_of_a_row() {
         for (input, output, multicast) in [
             (0, 3200, true),
             (3, 3201, true),
-            // The output is this rank's own affair.
+            // The output's offset may differ by rank.
             (8, 3200 + me, true),
             (8 * me, 3200, false),
         ] {
@@ -193,15 +193,17 @@ fn multicast_is_refused_with_bitwise_determinism() {
     let mut bitwise = options(Algorithm::Nvls);
     bitwise.determinism = Determinism::Bitwise;
     for result in run_threads(2, &bitwise, |_| Ok(())) {
-        let error = result.expect_err("bits are promised");
+        let error = result.expect_err("determinism is bitwise");
         assert!(refused(&error), "{error}");
     }
     bitwise.algorithm = Algorithm::Auto;
     let hint = CallOptions::new().hint("algorithm", "nvls");
     for result in run_threads(2, &bitwise, |comm| {
-        let error = comm.with_options(&hint).expect_err("bits are promised");
+        let error = comm
+            .with_options(&hint)
+            .expect_err("determinism is bitwise");
         assert!(refused(&error), "{error}");
-        // And the communicator still works.
+        // The communicator remains usable.
         comm.barrier()
     }) {
         result.expect("both ranks");
@@ -255,7 +257,7 @@ fn the_plan_names_multicast() {
             algorithm(Operation::Reduce, DType::F32, Some(ReduceOp::Sum))?,
             (false, true)
         );
-        // A CPU has no multicast of its own: only who asks gets the emulation.
+        // The CPU has no multicast, so it is emulated only on request.
         let auto = comm.with_options(&CallOptions::new().hint("algorithm", "auto"))?;
         let memory = comm.alloc(DType::F32, 16)?;
         let plan = auto.plan(reduce, 1 << 20, DType::F32, Some(ReduceOp::Sum))?;

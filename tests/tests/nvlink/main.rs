@@ -1,5 +1,5 @@
-//! What NVLink switches give, on a machine without a GPU: multicast objects, and ranks of several
-//! hosts in one domain. The executing fake of the driver has both.
+//! NVLink switches on a machine without a GPU: multicast objects, and domains with ranks of several
+//! hosts. The executing fake of the driver has both.
 
 mod domains;
 mod emulated;
@@ -12,17 +12,17 @@ use fusewire_tests::process::{report, role, start};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Where the fake is installed: for child processes.
+/// A folder with the installed fake, for child processes.
 struct Driver(tempfile::TempDir);
 
 impl Driver {
     fn install() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        fusewire_cuda_fake::install(folder.path()).expect("the fake, built beside this test");
+        fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
         Self(folder)
     }
 
-    /// The environment of a process that finds the fake, and `more` of it.
+    /// Returns the environment of a process that uses the fake, with `more`.
     fn environment<'a>(&self, device: &str, more: &[(&'a str, &str)]) -> Vec<(&'a str, String)> {
         let mut all = vec![
             ("LD_LIBRARY_PATH", self.0.path().display().to_string()),
@@ -36,8 +36,8 @@ impl Driver {
     }
 }
 
-/// Runs `body` in a child process on the fake, whose ranks have a device each; it is test `test` of
-/// this binary.
+/// Runs `body` in a child process on the fake, whose ranks have a device each. `test` is the name
+/// of the calling test.
 fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
         body();
@@ -55,10 +55,10 @@ fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     assert_eq!(said.as_deref(), Ok("done"), "{test}");
     child
         .succeed(TEST_TIMEOUT)
-        .expect("success behind its report");
+        .expect("success after its report");
 }
 
-/// Any order of additions, so that the switch may add.
+/// Returns options that permit any order of additions, so that the switch may add.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
@@ -69,7 +69,7 @@ fn options() -> Options {
     options
 }
 
-/// What a large sum will be done by.
+/// Returns the planned algorithm of a large sum.
 fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
     let plan = comm.plan(
         Operation::AllReduce,
@@ -80,7 +80,7 @@ fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
     Ok(plan.algorithm)
 }
 
-/// Sums whole numbers in `tensor`, of f32, and checks the result.
+/// Sums integers in `tensor`, which is of f32, and checks the result.
 fn sum(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     let (rank, size) = (comm.rank() as usize, comm.size() as usize);
     let own: Vec<f32> = (0..tensor.len())

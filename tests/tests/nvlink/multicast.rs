@@ -1,5 +1,5 @@
-//! Windows with multicast addresses: that they are made and go, that operations by them are right,
-//! and that a rank that cannot take part leaves all of them without.
+//! Windows with multicast addresses: their creation and release, the results of their operations,
+//! and ranks without multicast, which disable it on all ranks.
 
 use core::ffi::CStr;
 use core::time::Duration;
@@ -20,12 +20,12 @@ use super::{Driver, TEST_TIMEOUT, algorithm, on_fake, options, sum};
 
 const SWITCH: (&str, &str) = ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1");
 
-/// Devices for that many ranks, with a switch.
+/// Returns the environment of `count` devices with a switch.
 const fn devices(count: &str) -> [(&str, &str); 2] {
     [("FUSEWIRE_CUDA_FAKE_DEVICES", count), SWITCH]
 }
 
-/// What lives of multicast, and of the memory under it.
+/// Returns the numbers of live objects of multicast and of its memory.
 fn live(fake: &Fake) -> [u64; 5] {
     [
         c"multicast",
@@ -37,8 +37,8 @@ fn live(fake: &Fake) -> [u64; 5] {
     .map(|kind| fake.live(kind))
 }
 
-/// Waits until as much lives as `wanted`. What the last operation on a device has held goes when
-/// the device is used again.
+/// Waits until the numbers of live objects are `wanted`. The resources of a device's last operation
+/// are released when the device is used again.
 fn settles(fake: &Fake, wanted: &[u64]) {
     let devices = std::env::var("FUSEWIRE_CUDA_FAKE_DEVICES").expect("set by the parent");
     let devices: u32 = devices.parse().expect("a number");
@@ -143,19 +143,19 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
         let fake = Fake::open().expect("the fake");
         let barrier = Barrier::new(3);
         let work = |comm: Communicator| {
-            assert_eq!(algorithm(&comm)?, Algorithm::TwoShot, "there is no window");
+            assert_eq!(algorithm(&comm)?, Algorithm::TwoShot, "without a window");
             let window =
                 comm.alloc_window(DType::F32, 70_000, fusewire::WindowOptions::default())?;
             assert_eq!(algorithm(&comm)?, Algorithm::Nvls);
             sum(&comm, window.tensor())?;
             barrier.wait();
-            // One handle and one binding a rank, of the tensor and of the signals.
+            // A handle and a binding per rank, for the tensor and for the signals.
             assert_eq!(live(&fake)[..2], [6, 6]);
             barrier.wait();
             window.free()?;
             comm.barrier()?;
             barrier.wait();
-            assert_eq!(live(&fake)[..2], [0, 0], "freed with the window");
+            assert_eq!(live(&fake)[..2], [0, 0], "objects of a freed window");
             barrier.wait();
             let (first, second) = (
                 comm.alloc(DType::F32, 1000)?,
@@ -168,7 +168,7 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
             barrier.wait();
             comm.finalize()
         };
-        // Freed with the communicator; nothing grows from one to the next.
+        // The communicator frees its windows, and a second one needs no more memory.
         run_each(3, work);
         settles(&fake, &[0, 0, 0, 0, 0]);
         run_each(3, work);
@@ -176,13 +176,13 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
     });
 }
 
-/// Each rank has its own memory and its peers' mapped for its device, so the counts below are for
-/// three ranks.
+/// Driver calls that fail, with the number of the failing call. Ranks map the memory of all three
+/// ranks, so the numbers depend on the number of ranks.
 const REFUSED: [(&CStr, u64); 9] = [
     (c"cuMulticastCreate", 1),
-    // One for each window, then that of the object.
+    // The export of the object, after those of three windows.
     (c"cuMemExportToShareableHandle", 4),
-    // Each rank takes two windows, then the object.
+    // An import of the object, after two imports of windows per rank.
     (c"cuMemImportFromShareableHandle", 7),
     (c"cuMulticastAddDevice", 1),
     (c"cuMulticastAddDevice", 3),
@@ -202,7 +202,7 @@ fn a_driver_error_on_one_rank_disables_multicast_on_all() {
             let said = run_each(3, |comm| {
                 barrier.wait();
                 if let Some((call, nth)) = refused.filter(|_| comm.rank() == 0) {
-                    // CUDA_ERROR_NOT_SUPPORTED
+                    // 801 is CUDA_ERROR_NOT_SUPPORTED.
                     fake.fail(call, nth, 801);
                 }
                 barrier.wait();
@@ -213,7 +213,7 @@ fn a_driver_error_on_one_rank_disables_multicast_on_all() {
                 let held = live(&fake)[..2].to_vec();
                 barrier.wait();
                 sum(&comm, &window)?;
-                // The next one has an address, but some operations are on the first.
+                // A second window gets an address, but large operations use the first.
                 sum(&comm, &comm.alloc(DType::F32, 1000)?)?;
                 assert_eq!(algorithm(&comm)?, by);
                 Ok((by, said, held))
@@ -245,7 +245,7 @@ fn ranks_that_share_a_gpu_do_not_use_multicast() {
     let test = "multicast::ranks_that_share_a_gpu_do_not_use_multicast";
     on_fake(test, &devices("2"), || {
         let fake = Fake::open().expect("the fake");
-        // With as many devices; gives whether the ranks ask each other for a window's object.
+        // Runs `ranks` ranks on two devices. Returns true if they exchange a window's object.
         let asked = |ranks: u32, expected: Algorithm| {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
             thread::scope(|scope| {
@@ -266,14 +266,21 @@ fn ranks_that_share_a_gpu_do_not_use_multicast() {
                 store.check(&[key.as_str()]).expect("an answer")
             })
         };
-        assert!(!asked(3, Algorithm::TwoShot), "two ranks share device 0");
+        assert!(
+            !asked(3, Algorithm::TwoShot),
+            "two ranks that share device 0 used multicast"
+        );
         assert_eq!(fake.calls(c"cuMulticastCreate"), 0);
-        assert!(asked(2, Algorithm::Nvls), "a device each");
+        assert!(
+            asked(2, Algorithm::Nvls),
+            "ranks with a device each did not use multicast"
+        );
         assert_eq!(fake.calls(c"cuMulticastCreate"), 1);
     });
 }
 
-/// A child: makes a window, and says what it has.
+/// Allocates a window and reports its multicast objects, if this process is a child. Returns true
+/// if it is.
 fn one_window() -> bool {
     if role().as_deref() != Some("one window") {
         return false;
@@ -298,7 +305,7 @@ fn one_window() -> bool {
     true
 }
 
-/// Starts three processes, of which the last has `last` in its environment; what they say.
+/// Starts three processes; the last has `last` in its environment. Returns their reports.
 fn three_processes(test: &str, last: (&'static str, &str)) -> Vec<String> {
     let driver = Driver::install();
     let mut ranks = Ranks::start_each(test, "one window", 3, Host::Parent, |rank| {

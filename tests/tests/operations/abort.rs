@@ -1,4 +1,4 @@
-//! Abort, time-outs by call, hooks on abort, the watchdog, finalize.
+//! Abort, time-outs of calls, abort hooks, the watchdog, finalize.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -20,7 +20,7 @@ fn options() -> Options {
     options
 }
 
-/// Rank 0 aborts while the others wait in something; what they wait in.
+/// A call in which ranks wait while rank 0 aborts.
 type Wait = fn(&Communicator) -> fusewire::Result<()>;
 
 const WAITS: [(&str, Wait); 6] = [
@@ -53,7 +53,7 @@ fn abort_ends_waits() {
         let results = run_threads(3, &options(), |comm| {
             comm.barrier()?;
             if comm.rank() == 0 {
-                // From another thread than the one that uses it.
+                // Aborts from a thread that does not use the communicator otherwise.
                 let other = comm.clone();
                 std::thread::sleep(Duration::from_millis(50));
                 let at = std::thread::spawn(move || {
@@ -75,7 +75,7 @@ fn abort_ends_waits() {
                 "{error}"
             );
             assert!(comm.is_aborted());
-            // Every later call says the same.
+            // Later calls return the same error.
             assert_eq!(
                 comm.barrier().expect_err("aborted").to_string(),
                 error.to_string()
@@ -92,7 +92,7 @@ fn abort_ends_waits() {
             }
         }
     }
-    println!("from abort to the last freed rank: {slowest:?}");
+    println!("from the abort to the end of the last wait: {slowest:?}");
     assert!(slowest < TEST_TIMEOUT / 2);
 }
 
@@ -119,7 +119,7 @@ fn a_time_out_names_the_late_rank_and_every_activity() {
             .all_reduce(x.as_mut_slice(), ReduceOp::Sum)
     });
     for result in results {
-        let error = result.expect_err("rank 2 does not come");
+        let error = result.expect_err("rank 2 does not call it");
         assert!(
             error
                 .to_string()
@@ -144,7 +144,11 @@ fn a_time_out_names_the_late_rank_and_every_activity() {
             ]
         );
     }
-    assert_eq!(seen.load(Ordering::Relaxed), 3, "each rank's hook, once");
+    assert_eq!(
+        seen.load(Ordering::Relaxed),
+        3,
+        "calls of hooks: one per rank"
+    );
 }
 
 #[test]
@@ -184,13 +188,14 @@ fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
         .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// A child whose communicator fails; with the watchdog the process ends.
+/// Lets the communicator fail, if this process is a child; the watchdog then ends it. Returns true
+/// if it is a child and still alive.
 fn watched() -> bool {
     let Some(kind) = role() else { return false };
     let mut options = Options::default();
     options.timeout = Duration::from_millis(300);
     match kind.as_str() {
-        // torchcomms' default.
+        // The default, as in torchcomms.
         "default" => {}
         "asked" => options.abort_process_on_timeout_or_error = Some(true),
         "not" => options.abort_process_on_timeout_or_error = Some(false),

@@ -1,4 +1,4 @@
-//! Batches of sends and receives: any pattern, any size, no deadlock; order between two ranks.
+//! Batches of sends and receives: any pattern and size without deadlock, in order per pair.
 
 use core::time::Duration;
 
@@ -38,7 +38,7 @@ fn is_filled(tensor: &Tensor, seed: u32) -> Result<bool> {
     Ok(tensor.to_vec::<u32>()? == filled(tensor.len(), seed)?.to_vec::<u32>()?)
 }
 
-/// Everybody sends to the next rank and receives from the one before, more than any channel holds.
+/// Sends to the next rank and receives from the previous one, up to more than a channel holds.
 #[test]
 fn a_ring_of_any_size_does_not_deadlock() {
     for ranks in [1, 2, 3, 5, 8] {
@@ -59,7 +59,7 @@ fn a_ring_of_any_size_does_not_deadlock() {
     }
 }
 
-/// Everybody to everybody, several messages a pair, receives listed before sends on odd ranks.
+/// Every rank sends several messages to every rank. Odd ranks list receives before sends.
 #[test]
 fn every_pair_in_order() {
     let mut several = options();
@@ -182,7 +182,7 @@ fn refused_before_anything_moves() {
         batch.send(&four, comm.rank())?;
         let error = batch
             .issue()
-            .expect_err("a send to oneself without a receive");
+            .expect_err("a send to this rank without a receive");
         assert!(
             error.to_string().contains("each needs its other side"),
             "{error}"

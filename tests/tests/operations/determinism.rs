@@ -1,4 +1,4 @@
-//! The same bits whatever the algorithm, lanes, blocks, replay, instruction set, or batch.
+//! The same bits for every algorithm, number of lanes and blocks, replay, instruction set, batch.
 
 use core::time::Duration;
 
@@ -10,10 +10,10 @@ use fusewire_tests::runner::Setup;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Small enough for packets of every lane count, and no multiple of anything.
+/// Small enough for packets with any number of lanes, and prime.
 const COUNT: usize = 331;
 
-/// Inputs of a rank: ordinary numbers, and among them every special one beside every other.
+/// Returns the inputs of a rank: ordinary numbers, and all pairs of special numbers.
 fn inputs(dtype: DType, rank: u32) -> Vec<u8> {
     let size = dtype.size();
     let mut bytes = oracle::fill(dtype, rank, 77, COUNT);
@@ -43,7 +43,7 @@ fn inputs(dtype: DType, rank: u32) -> Vec<u8> {
         _ => return bytes,
     };
     for i in 0..64 {
-        // All pairs for two ranks.
+        // All pairs on two ranks.
         let which = if rank.is_multiple_of(2) { i % 8 } else { i / 8 };
         let at = (100 + i) * size;
         bytes[at..at + size].copy_from_slice(&special[which].to_le_bytes()[..size]);
@@ -75,7 +75,8 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(0.3),
 ];
 
-/// Everything that reduces, for all floats and reductions, as one string of bytes a rank.
+/// Returns the concatenated results of everything that reduces, for all floats and reductions, per
+/// rank.
 fn everything(setup: &Setup) -> Vec<Vec<u8>> {
     let mut options: Options = setup.options();
     options.packet_slot_bytes = 8192;
@@ -117,7 +118,7 @@ fn everything(setup: &Setup) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Where two results differ first, in words.
+/// Describes the first difference of two results.
 fn difference(a: &[u8], b: &[u8]) -> String {
     let at = a.iter().zip(b).position(|(a, b)| a != b);
     at.map_or("nowhere".to_owned(), |at| {
@@ -203,7 +204,7 @@ fn special_numbers_equal_the_reference() {
                 let got = read(&y);
                 for (i, (got, expected)) in got.chunks(size).zip(expected.chunks(size)).enumerate()
                 {
-                    // Which NaN an addition of f32 and f64 gives is the machine's affair.
+                    // The bits of a NaN from an addition of f32 or f64 depend on the machine.
                     let nan = is_nan(dtype, got) && is_nan(dtype, expected);
                     assert!(
                         got == expected || nan && size > 2,
@@ -338,7 +339,7 @@ fn the_fused_norm_equals_its_steps() {
                 .with_residual(&residual)
                 .with_residual_out(&kept);
             comm.all_reduce_norm(&norm)?;
-            // One by one: the sum by all_reduce, the residual here.
+            // The steps: the sum by all_reduce, the residual here.
             comm.all_reduce_into(&summed, &x, ReduceOp::Sum)?;
             let added: Vec<f32> = oracle::widen(dtype, &read(&summed))
                 .iter()

@@ -19,7 +19,7 @@ fn all<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> 
         .collect()
 }
 
-/// What rank `from` has for rank `to`.
+/// Returns the values that rank `from` has for rank `to`.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     (0..count as i32)
         .map(|i| i * 7 + from as i32 * 1000 + to as i32 * 100_000)
@@ -32,7 +32,7 @@ fn filled(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Tensors of these lengths: each on its own, or all parts of one.
+/// Allocates tensors of these lengths: separately, or as contiguous slices of one if `joined`.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     if !joined {
         return lengths
@@ -75,7 +75,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
     let (rank, size) = (comm.rank(), comm.size());
     let stream = stream();
     let on = comm.on(&stream);
-    // Runs both forms: the blocking one in the first mode, the other one in the others.
+    // Runs the blocking form in the first mode, else the asynchronous form.
     let run = |blocking: &dyn Fn(&Communicator) -> Result<()>,
                later: &dyn Fn(&Communicator) -> Result<fusewire::Work>|
      -> Result<()> {
@@ -136,7 +136,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
             .collect();
         assert_eq!(output.to_vec::<i32>()?, expected);
     }
-    // all_to_all: a length for each pair
+    // all_to_all with a length for each pair
     let pair = |from: u32, to: u32| count * ((from + 2 * to) % 3) as usize;
     let sends: Vec<usize> = (0..size).map(|to| pair(rank, to)).collect();
     let receives: Vec<usize> = (0..size).map(|from| pair(from, rank)).collect();
@@ -150,7 +150,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
     for (from, output) in (0..).zip(&outputs) {
         assert_eq!(output.to_vec::<i32>()?, values(from, rank, output.len()));
     }
-    // scatter and gather, from and to every root
+    // scatter and gather with every root
     for root in 0..size {
         let rows = if rank == root {
             vec![count; size as usize]
@@ -180,7 +180,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
 
 #[test]
 fn every_list_operation() {
-    // Where all ranks share one GPU, with many blocks each, fewer do.
+    // Ranks that share a GPU have many blocks each, so there are fewer ranks.
     let most = if fusewire_tests::device().is_gpu() {
         3
     } else {
@@ -282,8 +282,8 @@ fn quantised_reduce_scatter() {
                     .sum()
             })
             .collect();
-        // One result is within bf16's spacing of each of the four terms; the mean of many is exact
-        // to much less.
+        // The error of one result is at most bf16's spacing for each of four terms. The error of
+        // the mean of many results is much smaller.
         let mut mean = vec![0.0f64; COUNT];
         const ROUNDS: u64 = 64;
         for seed in 0..ROUNDS {
@@ -298,7 +298,7 @@ fn quantised_reduce_scatter() {
             assert_eq!(
                 output.to_vec::<f32>()?,
                 once,
-                "the same seed, the same bits"
+                "different bits with the same seed"
             );
         }
         let bias: f64 = mean
@@ -307,7 +307,7 @@ fn quantised_reduce_scatter() {
             .map(|(mean, exact)| (mean - exact) / exact)
             .sum::<f64>()
             / COUNT as f64;
-        // Rounding to nearest has no bias on average either; truncation would have 1/512.
+        // Rounding to nearest would also have no bias on average; truncation would have 1/512.
         assert!(bias.abs() < 1e-4, "{bias}");
         let nearest: f64 = mean
             .iter()
@@ -315,10 +315,10 @@ fn quantised_reduce_scatter() {
             .map(|(mean, exact)| ((mean - exact) / exact).abs())
             .sum::<f64>()
             / COUNT as f64;
-        // The mean of 64 is off by an eighth of the error of one, which rounding to nearest keeps:
-        // about 1/1024.
+        // The error of the mean of 64 is an eighth of that of one result. Rounding to nearest would
+        // keep the error of one, about 1/1024.
         assert!(nearest < 4e-4, "{nearest}");
-        // Values that bf16 has stay what they are.
+        // Rounding does not change values that bf16 represents exactly.
         input.copy_from(&vec![1.5f32; COUNT * size])?;
         comm.reduce_scatter_quantized(&output, &input, ReduceOp::Average, 7)?;
         assert_eq!(output.to_vec::<f32>()?, vec![1.5f32; COUNT]);
@@ -340,19 +340,20 @@ fn quantised_reduce_scatter() {
     });
 }
 
-/// Sets the flag of this thread that flushes subnormal results to zero; the stream's thread
-/// inherits it.
+/// Sets this thread's flag that flushes subnormal results to zero. Threads of new streams inherit
+/// it.
 #[cfg(target_arch = "x86_64")]
 fn flush_to_zero(on: bool) {
     let mut flags = 0u32;
-    // SAFETY: reads the control register into a live variable.
+    // SAFETY: the instruction writes 4 bytes to `flags`.
     unsafe { core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut flags, options(nostack)) };
     flags = if on {
         flags | 1 << 15
     } else {
         flags & !(1 << 15)
     };
-    // SAFETY: sets a flag that only this thread's arithmetic depends on.
+    // SAFETY: the instruction reads 4 bytes from `flags`, which differ from the register only in a
+    // flag that does not affect this test's arithmetic.
     unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const flags, options(nostack)) };
 }
 
@@ -360,16 +361,16 @@ fn flush_to_zero(on: bool) {
 #[test]
 fn a_launch_that_fails_is_the_work_of_the_list_operation() {
     if fusewire_tests::device().is_gpu() {
-        return fusewire_tests::skip::skip("cpu", "GPUs have no such flag of a thread");
+        return fusewire_tests::skip::skip("cpu", "GPUs have no flush-to-zero flag of a thread");
     }
-    // A stream whose thread would round otherwise refuses kernels.
+    // A stream refuses kernels if its thread flushes subnormal results.
     all(1, |comm| {
         let input = filled(&[1, 2, 3])?;
         let output = filled(&[7, 7, 7])?;
         flush_to_zero(true);
         let stream = stream();
         let on = comm.on(&stream);
-        // One list of its own memory, so that there is a copy behind the operation.
+        // The list is in separate memory, so a copy follows the operation.
         let other = filled(&[0, 0, 0])?;
         let work =
             on.reduce_scatter_async(&output, core::slice::from_ref(&input), ReduceOp::Sum)?;
@@ -379,7 +380,7 @@ fn a_launch_that_fails_is_the_work_of_the_list_operation() {
         if let Ok(gathered) = gathered {
             assert!(gathered.wait_blocking().is_err());
         }
-        // Nothing was copied over what the failed operations did not write.
+        // The failed operations did not copy their results.
         assert_eq!(output.to_vec::<i32>()?, [7, 7, 7]);
         assert_eq!(other.to_vec::<i32>()?, [0, 0, 0]);
         assert!(

@@ -1,5 +1,5 @@
-//! Operations beyond the conformance list, on the device of the tests, and what is said of calls
-//! that differ.
+//! Operations that the conformance lists do not cover, on the device of the tests, and errors of
+//! different calls.
 
 mod abort;
 mod batch;

@@ -1,4 +1,4 @@
-//! Ranks that call different operations: all of them get an error at once, not at the time-out.
+//! Ranks that make different calls: every rank gets an error immediately, not after the time-out.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use fusewire::{
 };
 use fusewire_tests::device::run_threads;
 
-/// The time-out; a mismatch must be reported in much less.
+/// The time-out. A mismatch must be reported in much less.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Bound for that: not a measurement, but far from the time-out.
+/// Time limit of a report: far below the time-out, and long enough for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 type Call = fn(&Communicator) -> Result<()>;
@@ -21,7 +21,7 @@ fn f32s(count: usize) -> Vec<f32> {
     vec![1.0; count]
 }
 
-/// One row, perhaps with a residual and a bias.
+/// Calls the fused norm on one row, optionally with a residual and a bias.
 fn norm(comm: &Communicator, residual: bool, bias: bool, epsilon: f32) -> Result<()> {
     let (mut out, row) = (f32s(16), f32s(16));
     let mut norm = Norm::rms(&mut out[..], &row[..], &row[..], epsilon);
@@ -34,80 +34,80 @@ fn norm(comm: &Communicator, residual: bool, bias: bool, epsilon: f32) -> Result
     comm.all_reduce_norm(&norm)
 }
 
-/// What most ranks call, what one calls instead, and whether ranks can go different ways.
+/// Name of a case, the call of most ranks, and the different call of one rank.
 const CASES: &[(&str, Call, Call)] = &[
     (
-        "another operation, packets against signals",
+        "different operations, packets and signals",
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
         |comm| comm.barrier(),
     ),
     (
-        "another operation, signals against signals",
+        "different operations, signals and signals",
         |comm| comm.barrier(),
         |comm| comm.broadcast(&mut f32s(16), 0),
     ),
     (
-        "another count, packets",
+        "different counts, packets",
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(17), ReduceOp::Sum),
     ),
     (
-        "another count of as many lines",
+        "different counts with equal numbers of lines",
         |comm| comm.all_reduce(&mut f32s(1), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(2), ReduceOp::Sum),
     ),
     (
-        "no elements against some",
+        "no elements and some",
         |comm| comm.all_reduce(&mut f32s(0), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(2), ReduceOp::Sum),
     ),
     (
-        "another count, two shots",
+        "different counts, two shots",
         |comm| comm.all_reduce(&mut f32s(100_000), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(100_001), ReduceOp::Sum),
     ),
     (
-        "another algorithm, by a size on the other side of a threshold",
+        "different algorithms by counts on both sides of a threshold",
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(100_000), ReduceOp::Sum),
     ),
     (
-        "another type of equal size, packets against signals",
+        "different types of equal size, packets and signals",
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut vec![1i32; 16], ReduceOp::Sum),
     ),
     (
-        "another type of equal size, packets",
+        "different types of equal size, packets",
         |comm| comm.all_reduce(&mut vec![fusewire::F16(0); 16], ReduceOp::Sum),
         |comm| comm.all_reduce(&mut vec![fusewire::Bf16(0); 16], ReduceOp::Sum),
     ),
     (
-        "another type of equal size, moved",
+        "different types of equal size, moved",
         |comm| comm.broadcast(&mut vec![1i32; 16], 0),
         |comm| comm.broadcast(&mut f32s(16), 0),
     ),
     (
-        "another reduction, packets",
+        "different reductions, packets",
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Sum),
         |comm| comm.all_reduce(&mut f32s(16), ReduceOp::Max),
     ),
     (
-        "another reduction, signals",
+        "different reductions, signals",
         |comm| comm.all_reduce(&mut vec![1i64; 16], ReduceOp::Sum),
         |comm| comm.all_reduce(&mut vec![1i64; 16], ReduceOp::BitXor),
     ),
     (
-        "another root",
+        "different roots",
         |comm| comm.broadcast(&mut f32s(16), 0),
         |comm| comm.broadcast(&mut f32s(16), 1),
     ),
     (
-        "another root of a reduction",
+        "different roots of a reduction",
         |comm| comm.reduce(&mut f32s(16), 0, ReduceOp::Sum),
         |comm| comm.reduce(&mut f32s(16), 1, ReduceOp::Sum),
     ),
     (
-        "gather against all_gather",
+        "gather and all_gather",
         |comm| {
             let mut out = f32s(16 * comm.size() as usize);
             comm.all_gather_single(&mut out, &f32s(16))
@@ -118,7 +118,7 @@ const CASES: &[(&str, Call, Call)] = &[
         },
     ),
     (
-        "counts of an all_gather_v",
+        "different counts of an all_gather_v",
         |comm| {
             let counts = vec![4; comm.size() as usize];
             let mut out = f32s(4 * comm.size() as usize);
@@ -133,7 +133,7 @@ const CASES: &[(&str, Call, Call)] = &[
         },
     ),
     (
-        "splits of an all_to_all_v",
+        "different splits of an all_to_all_v",
         |comm| {
             let splits = vec![4; comm.size() as usize];
             let mut out = f32s(4 * comm.size() as usize);
@@ -160,7 +160,7 @@ const CASES: &[(&str, Call, Call)] = &[
         |comm| norm(comm, true, true, 1e-6),
     ),
     (
-        "a norm with another epsilon",
+        "norms with different epsilons",
         |comm| norm(comm, true, true, 1e-6),
         |comm| norm(comm, true, true, 1e-5),
     ),
@@ -169,7 +169,7 @@ const CASES: &[(&str, Call, Call)] = &[
 fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &Options) {
     let started = Instant::now();
     let results = run_threads(ranks, options, |comm| {
-        // A slower rank may get the mismatch while it is still in an earlier call.
+        // A slow rank may get the mismatch in an earlier call.
         let call = if comm.rank() == who { odd } else { usual };
         let first = comm
             .barrier()
@@ -180,7 +180,7 @@ fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &
         Ok((first, again))
     });
     let context = format!(
-        "{name}, {ranks} ranks, rank {who} is odd, lanes {}",
+        "{name}, {ranks} ranks, rank {who} differs, lanes {}",
         options.lanes
     );
     for (rank, result) in results.into_iter().enumerate() {
@@ -229,8 +229,8 @@ fn different_calls_are_reported_with_lanes_as_threads() {
     }
 }
 
-/// Runs `usual` on all of three ranks but rank 1, which runs `odd`; returns the message, which is
-/// the same on all ranks.
+/// Runs `odd` on rank 1 and `usual` on the other two ranks. Returns the message, which is the same
+/// on all ranks.
 fn message(usual: Call, odd: Call) -> String {
     let mut options = Options::default();
     options.timeout = TIMEOUT;
@@ -422,7 +422,7 @@ fn local_options_may_differ() {
 
 #[test]
 fn a_wrong_packet_header_is_seen_without_a_stall() {
-    // Polls go on for so long that no wait stalls: only what travels with the data can show it.
+    // Waits poll for so long that only the packet header can reveal the mismatch.
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     options.lanes = 32;
@@ -433,7 +433,7 @@ fn a_wrong_packet_header_is_seen_without_a_stall() {
     }) {
         let error = result
             .expect("joined")
-            .expect_err("ranks reduced differently");
+            .expect_err("ranks called different reductions");
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
     }
 }

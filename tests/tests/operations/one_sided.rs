@@ -1,4 +1,4 @@
-//! Put with signal round a ring: the ready kernel of the library, launched as a user would.
+//! Put with signal in a ring: the library's ready kernel, launched like a user's kernel.
 
 use core::time::Duration;
 
@@ -12,7 +12,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(20);
         options.lanes = lanes;
-        // What the kernel is for.
+        // The kernel requires one block.
         options.blocks = 1;
         for result in run_threads(ranks, &options, |comm| {
             for (signal, count) in [(0u64, 0usize), (1, 1), (5, 333), (63, 5000)] {
@@ -25,7 +25,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     count: count as u64,
                     timeout_ns: 0,
                     source: source.as_ptr().cast(),
-                    // An empty tensor has no window address; nothing is put there.
+                    // An empty tensor has no window address, and the put is empty.
                     target_at: if count == 0 {
                         0
                     } else {
@@ -36,7 +36,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 };
                 let tensors = [Some(&source), Some(&target), Some(&launches)];
                 comm.stream().begin_capture()?;
-                // SAFETY: the tensors hold what the kernel names; the target is the same window on
+                // SAFETY: the tensors have `count` elements, and the target is the same window on
                 // all ranks.
                 let captured = unsafe { comm.launch_async(&RING_PUT, params, tensors) };
                 let graph = comm.stream().end_capture()?.instantiate()?;
@@ -50,7 +50,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 for round in 0..rounds {
                     source.copy_from(&from(round, comm.rank()))?;
                     if round % 2 == 0 {
-                        // SAFETY: as above.
+                        // SAFETY: see the captured launch.
                         unsafe { comm.launch(&RING_PUT, params, tensors)? };
                     } else {
                         graph.run(comm.stream())?;
@@ -80,13 +80,13 @@ fn a_put_outside_of_a_window_is_refused() {
             count: 100,
             timeout_ns: 0,
             source: source.as_ptr().cast(),
-            // One word too far.
+            // One word past the correct address.
             target_at: comm.window_addr(&source)?.0 + 8,
             signal: 0,
             launches: launches.as_ptr().cast(),
         };
         let tensors = [Some(&source), Some(&launches), None];
-        // SAFETY: what the kernel would write is checked against the window; that is the test.
+        // SAFETY: the kernel checks the target against the window before it writes.
         Ok(unsafe { comm.launch(&RING_PUT, params, tensors) })
     }) {
         let error = result.expect("joined").expect_err("outside of the window");

@@ -1,5 +1,5 @@
 //! all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile,
-//! eager: results, words, what is refused, and what is said of a tile that nobody makes.
+//! eager: results, flags and counters, wrong arguments, and the error of a missing tile.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -33,17 +33,17 @@ fn all<R: Send>(
         .collect()
 }
 
-/// A communicator whose operations run on a stream of their own, and the compute stream.
-fn beside(comm: &Communicator) -> (Communicator, Stream) {
+/// Returns the communicator on a new stream, and the compute stream.
+fn with_streams(comm: &Communicator) -> (Communicator, Stream) {
     (comm.on(&stream()), stream())
 }
 
-/// Where buffers lie.
+/// Kind of memory of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Registered,
     Ordinary,
-    /// Odd ranks' in windows.
+    /// In windows on odd ranks.
     Mixed,
 }
 
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-/// Words behind those of an operation, which must stay as they are cleared.
+/// Flags after those of an operation, which must remain zero.
 const GUARD: usize = 3;
 
 fn gather(
@@ -95,7 +95,7 @@ fn gather(
     Ok(())
 }
 
-/// Counts and chunks: none, less than a chunk, dividing and not, more than staging takes at once.
+/// Counts and chunk lengths: empty, less than a chunk, multiples and not, larger than staging.
 const SHAPES: [[usize; 2]; 8] = [
     [0, 5],
     [1, 1],
@@ -122,7 +122,7 @@ fn chunks_of_every_rank_arrive() {
         let mut options = options(lanes, blocks);
         options.staging_bytes = 64 << 10;
         all(ranks, &options, |comm| {
-            let (comm, compute) = beside(&comm);
+            let (comm, compute) = with_streams(&comm);
             for (i, shape) in SHAPES.into_iter().enumerate() {
                 let flags = comm.ready_flags(comm.chunks(shape[0], shape[1]) + GUARD)?;
                 let dtype = [DType::F32, DType::U8, DType::I64, DType::Bf16][i % 4];
@@ -151,7 +151,7 @@ fn scatter(
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
         let work =
             comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)?;
-        // In another order than they are taken.
+        // In a different order from that of the operation.
         for index in (0..per_row * rows).rev() {
             tiles.stream_write(compute, index, 3)?;
         }
@@ -161,7 +161,7 @@ fn scatter(
         comm.reduce_scatter_single(&whole, &input, op)?;
         let case = (dtype, op, count, tile, memory, call);
         let found = output.to_bytes()?;
-        assert!(found == whole.to_bytes()?, "{case:?}: other bits");
+        assert!(found == whole.to_bytes()?, "{case:?}: different bits");
         let inputs: Vec<Vec<u8>> = (0..ranks)
             .map(|rank| {
                 let row = count * dtype.size();
@@ -206,7 +206,7 @@ fn tiles_of_every_rank_are_reduced_to_the_same_bits() {
         let mut options = options(lanes, blocks);
         options.staging_bytes = 64 << 10;
         all(ranks, &options, |comm| {
-            let (comm, compute) = beside(&comm);
+            let (comm, compute) = with_streams(&comm);
             for (i, kind) in kinds.into_iter().enumerate() {
                 let memory = memories[(i + ranks as usize) % 3];
                 let shape = shapes[(i + lanes as usize) % shapes.len()];
@@ -226,7 +226,7 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
     const CHUNK: usize = 300;
     let turn = AtomicU64::new(0);
     all(3, &options(1, 1), |comm| {
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let ranks = comm.size() as usize;
         let (x, y) = (
             comm.alloc(DType::U64, COUNT)?,
@@ -239,7 +239,7 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
         );
         let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
         for round in 1..60_u64 {
-            // Ranks come one after the other, another one first each time.
+            // Ranks start one after another, and the first differs by round.
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
@@ -253,14 +253,14 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
                 2,
                 ReduceOp::Sum,
             )?;
-            // The words of both are cleared once the compute stream has been synchronized.
+            // The flags and counters are cleared when the compute stream has been synchronized.
             compute.synchronize()?;
             let per_row = COUNT.div_ceil(CHUNK);
             for chunk in 0..per_row {
                 for rank in 0..ranks {
                     let index = rank * per_row + chunk;
                     flags.wait(index)?;
-                    // At once: what is not there yet is of the round before.
+                    // A flag that was set too early would give data of the previous round.
                     let (from, to) = (chunk * CHUNK, COUNT.min((chunk + 1) * CHUNK));
                     let part = y.slice(rank * COUNT + from, to - from)?.to_vec::<u64>()?;
                     let value = round * 10 + rank as u64;
@@ -284,7 +284,7 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
 #[test]
 fn flags_in_the_callers_memory() {
     all(2, &options(1, 1), |comm| {
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let words = tensor(DType::U32, 9)?;
         words.copy_from(&[7_u32; 9])?;
         let flags = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
@@ -303,13 +303,13 @@ fn a_missing_tile_is_named() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(2);
     let failures = all(2, &options, |comm| {
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
         let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
         let work = comm.reduce_scatter_on_arrival_async(&compute, &y, &x, &tiles, 30, 5, sum)?;
         for index in 0..tiles.len() {
-            // Rank 1's GEMM is one short of tile 2 of row 1.
+            // Rank 1's producer writes a count that is one too low for tile 2 of row 1.
             let short = u32::from(comm.rank() == 1 && index == 6);
             tiles.stream_write(&compute, index, 5 - short)?;
         }
@@ -344,21 +344,21 @@ fn a_gather_that_fails_releases_its_consumer() {
             }
             return Ok(());
         }
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
         let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50)?;
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
         }
-        // On the CPU the waits themselves fail; a GPU's have no result, and pass.
+        // On the CPU the waits fail; on a GPU a wait has no result and returns.
         assert_eq!(compute.synchronize().is_err(), !device().is_gpu());
-        let error = work.wait_blocking().expect_err("rank 1 does not come");
+        let error = work.wait_blocking().expect_err("rank 1 does not call it");
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         let words = flags.words().to_vec::<u32>()?;
-        assert_eq!(words[..2], [1, 1], "own chunks need nobody");
+        assert_eq!(words[..2], [1, 1], "chunks of this rank are ready");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
-        // What is launched on a communicator that has failed is refused before it clears anything.
+        // A call on a failed communicator is refused before it clears the flags.
         let again = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50);
         assert!(matches!(again, Err(Error::Timeout(_))));
         assert_eq!(flags.words().to_vec::<u32>()?, words);
@@ -371,7 +371,7 @@ fn different_chunk_lengths_are_an_error() {
     let mut options = options(1, 1);
     options.timeout = Duration::from_secs(5);
     let texts = all(2, &options, |comm| {
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
@@ -386,7 +386,7 @@ fn different_chunk_lengths_are_an_error() {
 #[test]
 fn wrong_arguments_are_refused() {
     all(2, &options(1, 1), |comm| {
-        let (comm, compute) = beside(&comm);
+        let (comm, compute) = with_streams(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
         let says = |what: &str, result: Result<fusewire::Work>| match result {
@@ -422,9 +422,9 @@ fn wrong_arguments_are_refused() {
             assert!(flags.add(0, 1).is_err());
             says("stream", gather(&Stream::new(), &y, &flags, 50));
         }
-        // Nothing of this counts as a call.
+        // Refused calls have no sequence number.
         comm.barrier()?;
-        // Nothing to move is no mistake, and takes no words.
+        // Empty operations are permitted and need no flags.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
         comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0)?
             .wait_blocking()?;

@@ -1,6 +1,6 @@
-//! Vocabulary-parallel top-k and log-sum-exp against an oracle of the tests' own: to the bit, for
-//! every type, number of ranks, lanes and blocks, with ties, infinities and NaN; in graphs with
-//! changing inputs; however many rows there are.
+//! Vocabulary-parallel top-k and log-sum-exp against an independent oracle: bit for bit for every
+//! type, number of ranks, lanes and blocks, with ties, infinities and NaN, in graphs with changing
+//! inputs, with any number of rows.
 
 use core::ops::Range;
 
@@ -12,28 +12,28 @@ use fusewire_tests::vocab::{Contents, difference, expected};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 const INDICES: [DType; 4] = [DType::I64, DType::I32, DType::U32, DType::U64];
-/// Elements behind each output that must stay as they are.
+/// Elements after each output that must not change.
 const GUARD: usize = 16;
 
-/// How columns are split.
+/// Split of the columns over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// As the library does by itself.
+    /// The library's default.
     Even,
     /// The last rank's part is half as long.
     ShortLast,
-    /// Rank 1 (of several) has none, nobody has the last column.
+    /// Rank 1 has no columns, and no rank has the last column.
     Gaps,
 }
 
-/// One call.
+/// One case.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     contents: Contents,
     dtype: DType,
     rows: usize,
     vocabulary: usize,
-    /// 0: no logits are wanted.
+    /// Number of greatest logits; 0 for none.
     k: usize,
     sums: bool,
     values: bool,
@@ -96,7 +96,7 @@ impl Buffers {
         })
     }
 
-    /// Logits of `round`; between rows what would win.
+    /// Writes the logits of `round`. Padding between rows has values that would be the greatest.
     fn fill(&self, round: u64) -> Result<()> {
         let case = self.case;
         let mut logits = Vec::new();
@@ -149,7 +149,7 @@ impl Buffers {
         let (sums, sums_guard) = words(&self.sums, case.rows)?;
         assert!(
             indices_guard && values_guard && sums_guard,
-            "{case:?}: written behind an output's end"
+            "{case:?}: written after an output's end"
         );
         for row in 0..case.rows {
             let logits = case.contents.row(case.dtype, round, row, case.vocabulary);
@@ -174,8 +174,8 @@ impl Buffers {
     }
 }
 
-/// The first `count` elements, by their low halves; whether the rest is poison. The upper half of 8
-/// bytes must be 0, or all ones with all ones below.
+/// Returns the low 32 bits of the first `count` elements, and true if the rest is poison. Panics if
+/// the upper half of a 64-bit element is not the sign extension that indices have.
 fn words(tensor: &Tensor, count: usize) -> Result<(Vec<u32>, bool)> {
     let bytes = tensor.to_bytes()?;
     let size = tensor.dtype().size();
@@ -194,7 +194,7 @@ fn words(tensor: &Tensor, count: usize) -> Result<(Vec<u32>, bool)> {
 
 fn options(setup: &Setup) -> Options {
     let mut options = setup.options();
-    // A row of 64 fits it twice.
+    // Holds two rows with k = 64.
     options.packet_slot_bytes = 2304;
     options.staging_bytes = setup.staging;
     options
@@ -215,7 +215,7 @@ fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Every kind of contents for each shape, with the rest in turn.
+/// Returns every kind of contents for each shape, with the other settings in turn.
 fn cases(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (c, contents) in Contents::ALL.into_iter().enumerate() {
@@ -284,7 +284,7 @@ fn every_k() {
 #[test]
 fn lanes_give_the_same_bits() {
     if device().is_gpu() {
-        println!("lanes are those of the GPU");
+        println!("the number of lanes is fixed on a GPU");
         return;
     }
     for (lanes, ranks) in [(32, 1), (64, 2), (32, 3)] {
@@ -292,7 +292,7 @@ fn lanes_give_the_same_bits() {
             lanes,
             ..Setup::new(ranks)
         };
-        // Fewer lanes than k and more; candidates that fit the buffer, and that do not.
+        // Fewer and more lanes than k; candidates that fit the buffer and that do not.
         let shapes = [
             (2, 300, 5),
             (1, 5000, 64),
@@ -305,7 +305,7 @@ fn lanes_give_the_same_bits() {
     }
 }
 
-/// More keys than are sorted at once: sixteen ranks' 64.
+/// Sixteen ranks with k = 64, which is more keys than are sorted at once.
 #[test]
 fn many_ranks() {
     let list = cases(&[(1, 2000, 64), (3, 200, 3)]);
@@ -329,7 +329,7 @@ fn epochs_that_wrap() {
             first_epoch,
             ..Setup::new(2)
         };
-        // Several rounds a launch.
+        // A launch has several rounds.
         run(&setup, &cases(&[(9, 90, 64)])[..3]);
     }
 }
@@ -362,11 +362,11 @@ fn graphs_replay_with_changing_logits() {
     }
 }
 
-/// What a call gives, with these lanes and blocks: indices, values and sums.
+/// Returns the indices, values and sums of every rank.
 fn outcome(setup: &Setup, rows: usize) -> Vec<[Vec<u8>; 3]> {
     const COLUMNS: usize = 2500;
     const K: usize = 5;
-    // Few different rows, generated once.
+    // Few different rows, to save time.
     let some: Vec<Vec<f32>> = (0..8)
         .map(|row| Contents::Ordinary.row(DType::Bf16, 3, row, 2 * COLUMNS))
         .collect();
@@ -484,7 +484,7 @@ fn refusals() {
             .expect_err("a slice");
         let text = error.to_string();
         assert!(text.contains("tensor"), "{text}");
-        // The communicator is as before.
+        // The communicator remains usable.
         comm.vocab_parallel(&top(2).with_values(&v).with_log_sum_exp(&sums))
     }) {
         result.expect("both ranks");

@@ -1,4 +1,4 @@
-//! Windows: put, get, signal, wait, registered memory; the device window in a kernel of its own.
+//! Windows: put, get, signal, wait, registered memory, and a kernel with a device window.
 
 use core::time::Duration;
 
@@ -53,7 +53,7 @@ fn ring_put(dtype: DType, count: usize, ranks: u32, put_async: bool, signal_asyn
             }
             window.wait_signal(0, Some(before), Compare::GreaterEqual, round)?;
             let row = window.tensor().slice(before as usize * count, count)?;
-            // The signal covers the put, and the sender waits for the barrier below.
+            // The signal covers the put, and the sender does not write again before the barrier.
             let seen = row.to_bytes()?;
             assert!(
                 seen.iter().all(|byte| *byte == fill(before)),
@@ -81,7 +81,7 @@ fn put_round_a_ring() {
 fn get_map_remote_and_every_comparison() {
     all(3, &options(), |comm| {
         let (rank, size) = (comm.rank(), comm.size());
-        // A slice of a larger tensor, at another offset on each rank.
+        // A slice of a larger tensor, at an offset that differs by rank.
         let large = tensor(DType::U64, 100)?;
         let mine = large.slice(10 * rank as usize, 20)?;
         mine.copy_from(&[u64::from(rank) + 100; 20])?;
@@ -97,7 +97,7 @@ fn get_map_remote_and_every_comparison() {
             );
         }
         comm.barrier()?;
-        // Signals: 0 at the start.
+        // Signals start at 0.
         window.wait_signal(1, None, Compare::Equal, 0)?;
         comm.barrier()?;
         for peer in 0..size {
@@ -152,7 +152,7 @@ fn windows_are_allocated_and_freed_repeatedly() {
             }
             comm.barrier()?;
         }
-        // Other tests of this process come and go, too; sixty windows of two ranks would be
+        // Concurrent tests open descriptors, too; sixty leaked windows of two ranks would be
         // hundreds.
         assert!(descriptors() < first + 60, "{first} then {}", descriptors());
         Ok(())
@@ -174,7 +174,7 @@ fn a_wait_is_bounded_and_names_the_sender() {
         comm.failure().map_or(Ok(()), Err)
     });
     for result in results {
-        let error = result.expect_err("nobody signals");
+        let error = result.expect_err("no rank signals");
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         assert!(
             error.to_string().contains("rank 1 did not take part"),
@@ -214,7 +214,7 @@ fn ranks_that_register_different_sizes_are_reported() {
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
     assert!(results.iter().all(Result::is_err));
-    // Memory of one size, parts of two.
+    // Memory of equal size, slices of different lengths.
     let results = run_threads(2, &options(), |comm| {
         let tensor = tensor(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
@@ -232,8 +232,8 @@ fn captured_and_replayed() {
         let peer = 1 - comm.rank();
         let window = comm.alloc_window(DType::U64, 4, WindowOptions::default())?;
         let source = tensor(DType::U64, 4)?;
-        // A signal that is set to the same value by each replay would be satisfied already: it is
-        // added to, and what is awaited is reset by the receiver between replays.
+        // Each replay adds to the signal, and the receiver resets it between replays. If replays
+        // set it to the same value, later waits would return immediately.
         let on_stream = window.on(&stream);
         stream.begin_capture()?;
         on_stream.put_signal_async(&source, peer, 0, 1)?;
@@ -251,11 +251,12 @@ fn captured_and_replayed() {
     });
 }
 
-/// Every rank puts its word to everybody with a signal, waits for all, adds up what has come, and
-/// enters barrier 0.
+/// Puts this rank's word to every rank with a signal, waits for all words, adds them, and enters
+/// barrier 0.
 ///
 /// # Safety
-/// `window` belongs to the communicator, with two u64 per rank; `source` and `sum` are this rank's.
+/// `constants` meets the requirements of [`Session::begin`]. `window` is a window of the same
+/// communicator with two u64 per rank. `source` and `sum` are valid memory of this rank.
 #[kernel]
 unsafe fn exchange(
     block: Block<impl Machine>,
@@ -267,18 +268,19 @@ unsafe fn exchange(
     sum: *mut u64,
     launch: u64,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `constants` meets the requirements of `begin` by this function's own.
     let Some(session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) }) else {
         return;
     };
     let (comm, ctx) = (*session.comm(), *session.ctx());
-    // SAFETY: the caller's promise.
+    // SAFETY: `window` is valid by this function's requirements and is not written meanwhile.
     let window = unsafe { mem::read(window) };
     let at = u64::from(comm.rank()) * 8;
     let mut failed = false;
     let mut peer = 0;
     while peer < comm.size() {
-        // SAFETY: each rank has a slot of its own at each peer, free since the last barrier.
+        // SAFETY: only this rank writes its slot at each peer, which has read it before the last
+        // barrier.
         let put = unsafe { window.put(block, &comm, at, source.cast(), 8, peer, Some(0), Some(0)) };
         failed |= put.is_err();
         peer += 1;
@@ -292,12 +294,13 @@ unsafe fn exchange(
         let mut rank = 0;
         while rank < comm.size() {
             if let Some(word) = window.address(&comm, comm.rank(), u64::from(rank) * 8, 8) {
-                // SAFETY: the signals cover the puts.
+                // SAFETY: `address` has checked the word against the window, and the signals cover
+                // the puts.
                 total += unsafe { mem::read(word.cast::<u64>()) };
             }
             rank += 1;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: `sum` is valid by this function's requirements, and only the leader writes it.
         unsafe { mem::write(sum, total) };
     }
     if window.barrier(block, &ctx, &comm, 0) {
@@ -310,7 +313,7 @@ fn the_device_window_in_a_kernel() {
     if device().is_gpu() {
         return fusewire_tests::skip::skip(
             "image",
-            "this test's own kernel has no image for a GPU",
+            "the kernel of this test has no image for a GPU",
         );
     }
     for (ranks, lanes) in [(1, 1), (3, 1), (8, 1), (2, 32), (2, 64)] {
@@ -331,7 +334,7 @@ fn the_device_window_in_a_kernel() {
                     sum: sum.as_ptr().cast(),
                     launch,
                 };
-                // SAFETY: the pointers are this rank's and live as long as the call.
+                // SAFETY: the pointers refer to memory of this rank that outlives the call.
                 unsafe { comm.launch(&EXCHANGE, params, [Some(&source), Some(&sum), None])? };
                 let ranks = u64::from(comm.size());
                 let expected = ranks * (ranks - 1) / 2 + ranks * launch * 10;
@@ -353,7 +356,7 @@ fn freeing_a_captured_window_is_an_error_and_no_crash() {
         let on_stream = window.on(&stream);
         stream.begin_capture()?;
         on_stream.put_async(&source, peer, 0)?;
-        // A barrier would be captured, and nothing would have ended.
+        // `free` has a barrier, which the capture would record instead of executing it.
         let error = on_stream.clone().free().expect_err("while capturing");
         assert!(error.to_string().contains("capturing"), "{error}");
         let graph = stream.end_capture()?.instantiate()?;
@@ -362,7 +365,7 @@ fn freeing_a_captured_window_is_an_error_and_no_crash() {
     .into_iter()
     .for_each(|(comm, graph, stream)| {
         drop(comm);
-        // Windows that were not ended, and memory that the graph holds.
-        graph.run(&stream).expect("the memory is still there");
+        // The windows were not freed, and the graph keeps their memory.
+        graph.run(&stream).expect("the graph keeps the memory");
     });
 }

@@ -1,4 +1,4 @@
-//! A fused norm in a test: its buffers, filled, called and compared with the oracle.
+//! A case of a fused norm: allocates and fills its buffers, calls it, and compares with the oracle.
 
 use fusewire::{Algorithm, Communicator, DType, Norm, Options, Result, ScaleLayout, Tensor};
 use fusewire_tests::device::{run_threads, tensor};
@@ -10,7 +10,7 @@ pub(super) const EPSILON: f32 = 1e-6;
 pub(super) const SCALE: f32 = 0.37;
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// How rows are reduced.
+/// Reduction of the rows over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     AllReduce(Algorithm),
@@ -18,7 +18,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    /// How many times the result's rows the input has.
+    /// Returns the number of rows of the input per row of the result.
     pub(super) fn shards(self, ranks: u32) -> usize {
         if self == Self::ReduceScatter {
             ranks as usize
@@ -35,16 +35,16 @@ pub(super) const ROUTES: [Route; 4] = [
     Route::ReduceScatter,
 ];
 
-/// Where buffers lie.
+/// Kind of memory of the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     Registered,
     Ordinary,
-    /// Odd ranks' in windows.
+    /// In windows on odd ranks.
     Mixed,
 }
 
-/// One call.
+/// One case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) form: NormForm,
@@ -54,7 +54,7 @@ pub(super) struct Case {
     pub(super) rows: usize,
     pub(super) hidden: usize,
     pub(super) memory: Memory,
-    /// Rows are written over the input, the sum over the residual.
+    /// The output overwrites the input, and the sum overwrites the residual.
     pub(super) in_place: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Buffers {
     stride: usize,
 }
 
-/// Elements behind each output that must stay as they are.
+/// Elements after each output that must not change.
 const GUARD: usize = 16;
 
 impl Buffers {
@@ -89,7 +89,7 @@ impl Buffers {
             Memory::Mixed => comm.rank() % 2 == 1,
         };
         let get = |dtype, count: usize| {
-            // All ranks allocate alike; who is to have ordinary memory takes that.
+            // All ranks must allocate the window, also those that use ordinary memory.
             let window = if case.memory == Memory::Ordinary {
                 None
             } else {
@@ -146,7 +146,7 @@ impl Buffers {
         self.case.rows * self.case.hidden
     }
 
-    /// Inputs of `round`; everything else poisoned.
+    /// Writes the inputs of `round`, and poison elsewhere.
     pub(super) fn fill(&self, comm: &Communicator, round: u64) -> Result<()> {
         let (form, dtype, hidden) = (self.case.form, self.case.dtype, self.case.hidden);
         for poisoned in [&self.output, &self.kept, &self.scales] {
@@ -282,7 +282,7 @@ impl Buffers {
         }
         if form.output_format == OutputFormat::Unquantized {
             let found = widen(dtype, &self.output.to_bytes()?);
-            // Three roundings of the type and the sums in f32.
+            // The bound covers three roundings of the type and sums in f32.
             let bound = if dtype == DType::F32 { 1e-4 } else { 0.02 };
             for (i, want) in want.exact.iter().enumerate() {
                 let off = (f64::from(found[i]) - want).abs();
@@ -297,7 +297,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// `want` at the beginning of `tensor`, poison behind it.
+    /// Checks that `tensor` begins with `want`, followed by poison.
     fn same(&self, what: &str, tensor: &Tensor, want: &[u8], round: u64) {
         let found = tensor.to_bytes().expect("a copy");
         let at = want
@@ -311,11 +311,11 @@ impl Buffers {
             at.unwrap_or(0),
             want.len()
         );
-        // A guard in the input's or the residual's memory holds what these held.
+        // In place, the guard elements hold inputs instead of poison.
         if !self.case.in_place {
             assert!(
                 found[want.len()..].iter().all(|byte| *byte == 0x5a),
-                "{:?}: {what}: written behind its end",
+                "{:?}: {what}: written after its end",
                 self.case
             );
         }
@@ -336,7 +336,7 @@ fn inputs(case: Case, ranks: u32, round: u64) -> Vec<Vec<u8>> {
 
 fn residual(case: Case, comm: &Communicator, round: u64) -> Vec<u8> {
     let kept = case.form.residual_type(case.dtype);
-    // The same on all ranks where they share rows.
+    // Equal on all ranks, unless each has its own rows.
     let rank = if case.route == Route::ReduceScatter {
         comm.rank()
     } else {
@@ -363,7 +363,7 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
             buffers.call(&comm, index % 2 == 1)?;
             comm.stream().synchronize()?;
             buffers.check(&comm, round)?;
-            // Nobody poisons what a peer still checks.
+            // All ranks have checked before any rank poisons its memory.
             comm.barrier()?;
         }
         Ok(())
@@ -372,7 +372,7 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Every form and route, for one type, with memories and offsets in turn.
+/// Returns every form and route for one type, with kinds of memory in turn.
 pub(super) fn cases(dtype: DType, shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (f, form) in NormForm::all().into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Fused norms against an oracle of the tests' own: to the bit for every form, type, route, number
-//! of ranks and lanes, and against f64; registered and staged, in place, in graphs with changing
+//! Fused norms against an independent oracle: bit for bit for every form, type, route, number of
+//! ranks and lanes, and close to f64; registered and staged, in place, in graphs with changing
 //! inputs, with rows longer than shared memory.
 
 mod case;
@@ -17,7 +17,7 @@ fn every_form_and_route() {
         for blocks in [1, 3] {
             let setup = Setup {
                 blocks,
-                // Several rounds.
+                // Small enough for several rounds.
                 staging: 64 << 10,
                 ..Setup::new(ranks)
             };
@@ -49,7 +49,7 @@ fn rows_that_are_longer_than_shared_memory() {
         ..Setup::new(2)
     };
     let mut list = cases(DType::Bf16, &[(3, 8192), (3, 8200), (2, 16_384)]);
-    // Packets have no room for them.
+    // The longer rows do not fit packet slots.
     list.retain(|case| case.route != Route::AllReduce(Algorithm::Packet) || case.hidden == 8192);
     run(&setup, &list);
 }
@@ -57,7 +57,7 @@ fn rows_that_are_longer_than_shared_memory() {
 #[test]
 fn lanes_give_the_same_bits() {
     if device().is_gpu() {
-        println!("lanes are those of the GPU");
+        println!("the number of lanes is fixed on a GPU");
         return;
     }
     let runs = [
@@ -180,7 +180,7 @@ fn rows_whose_outputs_do_not_fit_staging_take_one_shot() {
 
 #[test]
 fn special_values() {
-    // A NaN makes its row NaN, and its scale; a row of zeros stays one; others are as without them.
+    // A NaN makes its row and scale NaN, a row of zeros stays zero, and other rows do not change.
     for result in run_threads(
         2,
         &options(&Setup {
