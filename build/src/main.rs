@@ -8,7 +8,7 @@ use clap::Parser;
 
 use crate::command::{Command, build, bundle, check, doctor, images, new};
 
-/// Compiles Fusewire kernels for GPUs, and checks what came out.
+/// Compiles Fusewire kernels for GPUs and checks the result.
 #[derive(Debug, Parser)]
 #[command(name = "fusewire-build", version)]
 struct Arguments {

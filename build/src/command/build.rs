@@ -14,28 +14,31 @@ use fusewire_build::{
 
 use super::{CrateSelector, print_findings, shown};
 
-/// What to build.
+/// Arguments of `fusewire-build build`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     which: CrateSelector,
-    /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
+    /// Targets, separated by commas: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
-    /// Folder for images and manifest; by default one of the images' name in `fusewire-gpu/out` of cargo's target folder.
+    /// Folder for images and manifest. By default a folder named after the images in
+    /// `fusewire-gpu/out` of cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// For tests with several ranks on one GPU: every kernel NAME is exported in its grid form, NAME__grid, which runs the
-    /// blocks of all ranks in one launch.
+    /// Exports every kernel NAME in its grid form, NAME__grid, which runs the blocks of all ranks
+    /// in one launch. For tests with several ranks on one GPU.
     #[arg(long)]
     multi_rank_grid: bool,
-    /// For `fusewire-benches wait-cost`: kernels whose waits have no bounds; an image for each family.
+    /// Compiles kernels whose waits have no bounds, with one image per family. For
+    /// `fusewire-benches wait-cost`.
     #[arg(long)]
     unbounded: bool,
 }
 
 impl Arguments {
-    /// The ordinary images of the crate in `folder` for `target`, at the path where the host library finds them.
+    /// Returns the arguments for the ordinary images of the crate in `folder` for `target`, at the
+    /// path where the host library finds them.
     pub(crate) fn of(folder: PathBuf, target: &str) -> Self {
         Self {
             which: CrateSelector::folder(folder),
@@ -54,7 +57,7 @@ struct Manifest<'a> {
     images: Vec<ManifestImage>,
 }
 
-/// Compiles, and writes images and a manifest.
+/// Compiles the crate and writes its images and their manifest.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let targets = Target::list(&arguments.target)?;
     let toolchain = Toolchain::find()?;
@@ -129,7 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How kernels without bounds are compiled: families apart, so that each can stand in for the library's own.
+/// Returns the options for kernels without bounded waits. Each family gets its own image, which can
+/// replace the library's image of the family.
 pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
     Ok(Options {
         families: host::probe(project)?.families(),
@@ -138,9 +142,12 @@ pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
     })
 }
 
-/// The image in the file `from` as it is to lie in a folder: under the name by which the host library finds it, and with the
-/// hash of its sources where it is PTX of grid forms. Their own parameters say nothing of the structs in their table, so
-/// the library compares the hash with that of its own images.
+/// Returns the file name by which the host library finds the image in the file `from`, and the
+/// content of that file.
+///
+/// PTX of grid forms ends with the hash of its sources. The parameters of grid forms do not
+/// describe the structs in their table, so the library compares this hash with the one of its own
+/// images.
 pub(super) fn installed(
     project: &Project,
     options: &Options,
@@ -150,7 +157,7 @@ pub(super) fn installed(
 ) -> anyhow::Result<(String, Vec<u8>)> {
     let suffix = match options.families.is_empty() {
         true => options.suffix(),
-        // Named as the library looks for a family.
+        // The library looks for a family by its plain name.
         false => String::new(),
     };
     let file = format!("{name}{suffix}.{target}.{}", target.extension());

@@ -15,29 +15,28 @@ use fusewire_build::{
 
 use super::{CrateSelector, each_target, print_findings};
 
-/// What to check.
+/// Arguments of `fusewire-build check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     which: CrateSelector,
-    /// Targets: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
+    /// Targets, separated by commas: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
-    /// Only the native code.
+    /// Checks only the native code.
     #[arg(long)]
     native: bool,
-    /// Checks images of grid forms (see `build --multi-rank-grid`) instead of the ordinary ones,
-    /// and nothing else.
+    /// Checks images of grid forms (see `build --multi-rank-grid`), and nothing else.
     #[arg(long, conflicts_with = "native")]
     multi_rank_grid: bool,
     /// Prints every violation, not one for each kernel and rule, and every negative control.
     #[arg(long)]
     verbose: bool,
-    /// Runs the negative controls: kernels that break each rule and must be caught. Always so for
+    /// Runs the negative controls: kernels that break each rule and must be caught. Always set for
     /// fusewire-kernels.
     #[arg(long)]
     controls: bool,
-    /// What may not be skipped: ptx, amdgcn, native; added to `$FUSEWIRE_REQUIRE`.
+    /// Checks that must not be skipped: ptx, amdgcn, native; added to `$FUSEWIRE_REQUIRE`.
     #[arg(long, value_delimiter = ',')]
     require: Vec<String>,
 }
@@ -48,7 +47,7 @@ impl Arguments {
     }
 }
 
-/// What has gone wrong so far.
+/// Counts of violations, missed controls and missing tools.
 #[derive(Default)]
 struct Report {
     verbose: bool,
@@ -88,8 +87,8 @@ impl Report {
     }
 }
 
-/// Runs the verifier; fails on a violation, on a control that was not caught, and on what was required and is
-/// missing.
+/// Runs the verifier. Fails on a violation, on a control that was not caught, and if a required
+/// check was skipped.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let mut report = Report {
@@ -266,8 +265,8 @@ fn check_images(
     if arguments.multi_rank_grid || !arguments.controls(project) {
         return Ok(());
     }
-    // The rules see the texts of a vendor, not of a GPU: one control run a vendor, for the newest GPU, which has
-    // whatever older ones have.
+    // The rules depend on the vendor's text formats, not on the GPU, so one run of the controls per
+    // vendor is enough. The newest target has all instructions of the older ones.
     for vendor in [Vendor::Nvidia, Vendor::Amd] {
         let newest = targets
             .iter()
@@ -281,8 +280,8 @@ fn check_images(
     Ok(())
 }
 
-/// Grid forms are for tests. They have one pointer more than the ordinary forms, which fill the
-/// registers.
+/// Returns exemptions for grid forms, which only tests use. They take one pointer more than the
+/// ordinary forms, which already use all registers.
 fn exemptions_of_grid_forms() -> impl Iterator<Item = Exemption> {
     ["*_nvls_*", "reduce_norm*"]
         .into_iter()
@@ -291,7 +290,7 @@ fn exemptions_of_grid_forms() -> impl Iterator<Item = Exemption> {
             kernel: kernel.to_owned(),
             containing: String::new(),
             limit: None,
-            reason: "one pointer more than in the ordinary form".to_owned(),
+            reason: "one pointer more than the ordinary form".to_owned(),
         })
 }
 

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use fusewire_build::toolchain::{self, MissingTool};
 use fusewire_build::{Error, Toolchain};
 
-/// Prints what is there and what is missing; fails where kernels cannot be compiled.
+/// Prints the tools that were found and those that are missing. Fails if kernels cannot be
+/// compiled.
 pub(crate) fn run() -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     match Toolchain::find() {
@@ -28,7 +29,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
             optional("ld.lld", "AMD code objects", found.lld);
         }
         Err(Error::Toolchain(missing)) => {
-            println!("--  device tool chain: none; either of these makes one");
+            println!("--  device tool chain: none; install the missing tools of one of these");
             for lack in missing {
                 println!("{lack}");
             }

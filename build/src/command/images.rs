@@ -9,13 +9,13 @@ use fusewire_build::{Image, Options, Project, Target, Toolchain, compile, host};
 
 use super::{each_target, shown};
 
-/// What to make.
+/// Arguments of `fusewire-build images`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Writes nothing; fails where the images are not what the sources give.
+    /// Writes nothing; fails if the images differ from what the sources give.
     #[arg(long)]
     check: bool,
-    /// Compares the images of these targets alone, separated by commas.
+    /// Compares only the images of these targets, separated by commas.
     #[arg(long, requires = "check")]
     target: Option<String>,
     /// Folder of the images; by default `host/images` of this workspace.
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Makes the portable images of Fusewire's kernels, or compares them.
+/// Makes the portable images of Fusewire's kernels, or compares them with the committed ones.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let project = Project::named("fusewire-kernels")?;
@@ -61,9 +61,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             made.manifest.images.len(),
             shown(&folder).display(),
             match differences.len() {
-                0 => "as the sources give them".to_owned(),
-                count =>
-                    format!("{count} differences; make them anew by `{COMMAND}` and commit them"),
+                0 => "equal to what the sources give".to_owned(),
+                count => format!("{count} differences; run `{COMMAND}` and commit the images"),
             },
             start.elapsed().as_secs_f64()
         );

@@ -1,4 +1,4 @@
-//! What the command can do.
+//! The subcommands of `fusewire-build`.
 
 pub(crate) mod build;
 pub(crate) mod bundle;
@@ -17,24 +17,25 @@ use fusewire_build::findings::Finding;
 use fusewire_build::lines::Frame;
 use fusewire_build::{Project, Result, Target, verify};
 
-/// A thing to do.
+/// A subcommand.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
     /// Compiles a kernel crate for GPUs.
     Build(build::Arguments),
-    /// Puts tests, benches and one script into a folder, for a machine with a GPU's driver and nothing else.
+    /// Puts tests, benches and one script into a folder, for a machine with a GPU driver and no
+    /// compiler.
     Bundle(bundle::Arguments),
-    /// Compiles, and checks every rule that an image must keep.
+    /// Compiles a kernel crate and checks the rules for images.
     Check(check::Arguments),
-    /// Says which tools are there, and how to install what is missing.
+    /// Lists the tools that were found, and how to install missing ones.
     Doctor,
-    /// Makes the portable images that the host library carries, or checks that they are what the sources give.
+    /// Makes the portable images that the host library includes, or compares them with the sources.
     Images(images::Arguments),
     /// Makes a kernel crate that can be built, tested and checked.
     New(new::Arguments),
 }
 
-/// Which crate.
+/// Options that select a kernel crate.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CrateSelector {
     /// Folder of the kernel crate.
@@ -46,7 +47,7 @@ pub(crate) struct CrateSelector {
 }
 
 impl CrateSelector {
-    /// The crate in a folder.
+    /// Selects the crate in a folder.
     pub(crate) fn folder(folder: PathBuf) -> Self {
         Self {
             krate: Some(folder),
@@ -54,8 +55,8 @@ impl CrateSelector {
         }
     }
 
-    /// The crate that was named; else this workspace's `fusewire-kernels`, else the package in the current
-    /// folder.
+    /// Returns the selected crate; else this workspace's `fusewire-kernels`, else the package in
+    /// the current folder.
     pub(crate) fn project(&self) -> Result<Project> {
         match (&self.krate, &self.package) {
             (Some(folder), _) => Project::at(folder),
@@ -66,7 +67,7 @@ impl CrateSelector {
     }
 }
 
-/// What `work` gives for every target, in their order, by as many threads as there are cores.
+/// Returns the result of `work` for every target, in order. Runs on one thread per core.
 pub(crate) fn each_target<T: Send>(
     targets: &[Target],
     work: impl Fn(Target) -> T + Sync,
@@ -95,7 +96,7 @@ pub(crate) fn each_target<T: Send>(
     all.into_iter().map(|(_, done)| done).collect()
 }
 
-/// `path` from the current folder on, where it lies in there.
+/// Returns `path` relative to the current folder, if it lies inside.
 pub(crate) fn shown(path: &Path) -> &Path {
     std::env::current_dir()
         .ok()
@@ -103,7 +104,7 @@ pub(crate) fn shown(path: &Path) -> &Path {
         .unwrap_or(path)
 }
 
-/// Prints violations, one for each kernel and rule, with the lines and what to do about each rule.
+/// Prints one violation per kernel and rule, or all if `verbose`, with lines and advice.
 pub(crate) fn print_findings(mark: &str, target: &str, findings: &[Finding], verbose: bool) {
     let mut groups: Vec<(&Finding, usize)> = Vec::new();
     for finding in findings {

@@ -1,4 +1,4 @@
-//! What cargo is asked to build, and where it has put it.
+//! Builds the programs of a bundle with cargo and locates them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
-/// A line of `--message-format=json`, as far as it counts here.
+/// The fields of a `--message-format=json` line that are used here.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -29,7 +29,7 @@ struct Profile {
     test: bool,
 }
 
-/// Programs that were built: path by (kind, name), where the kind is `test` or `bin`.
+/// Built programs: path by (kind, name), where the kind is `test` or `bin`.
 pub(super) type Programs = BTreeMap<(String, String), PathBuf>;
 
 fn cargo(workspace: &Path) -> Command {
@@ -38,7 +38,7 @@ fn cargo(workspace: &Path) -> Command {
     command
 }
 
-/// Root of the workspace around the current folder.
+/// Returns the root of the workspace around the current folder.
 pub(super) fn workspace() -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("cannot read the current folder")?;
     let output = cargo(&here)
@@ -55,8 +55,8 @@ pub(super) fn workspace() -> anyhow::Result<PathBuf> {
     Ok(root)
 }
 
-/// Builds the test binaries `tests` of the package in `tests/` and the programs `bins`, for release. The packages are built
-/// with the features that a build of the default members has, so that what such a build left is used again.
+/// Builds the test binaries `tests` of the package in `tests/` and the programs `bins` in release
+/// mode. Uses the features of a build of the default members, so that its artifacts are reused.
 pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::Result<Programs> {
     let mut programs = Programs::new();
     let mut command = cargo(workspace);
@@ -75,27 +75,27 @@ pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::
 }
 
 fn collect(command: &mut Command, programs: &mut Programs) -> anyhow::Result<()> {
-    // In the workspace's root: of its default members.
+    // The current folder is the workspace's root, so cargo builds its default members.
     command.arg("--release");
     command.arg("--message-format=json-render-diagnostics");
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start cargo")?;
-    let stdout = child.stdout.take().context("cargo's output")?;
+    let stdout = child.stdout.take().context("cargo's output is not piped")?;
     for line in BufReader::new(stdout).lines() {
         let line = line.context("cannot read cargo's output")?;
         let Ok(message) = serde_json::from_str::<Message>(&line) else {
-            // What programs that cargo runs have printed.
+            // Output of a program that cargo runs, such as a build script.
             continue;
         };
         if let Some((key, path)) = program(message) {
             programs.insert(key, path);
         }
     }
-    let status = child.wait().context("cargo's end")?;
+    let status = child.wait().context("cannot wait for cargo")?;
     if !status.success() {
-        bail!("cargo ended with {status}; what it said is above");
+        bail!("cargo failed with {status}; its messages are above");
     }
     Ok(())
 }
@@ -115,7 +115,8 @@ fn program(message: Message) -> Option<((String, String), PathBuf)> {
     Some(((kind.to_owned(), target.name), executable))
 }
 
-/// The commit of the checkout, with `+` where files have changed since; `None` where git does not say.
+/// Returns the commit of the checkout, followed by `+` if tracked files have changed; `None` if git
+/// fails.
 pub(super) fn commit(workspace: &Path) -> Option<String> {
     let git = |arguments: &[&str]| -> Option<String> {
         let output = Command::new("git")
@@ -146,7 +147,8 @@ mod tests {
     fn only_tests_of_the_tests_and_programs_are_taken() {
         let line = |folder: &str, kind: &str, test: bool| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/w/{folder}/Cargo.toml","target":{{"name":"n","kind":["{kind}"]}},
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/{folder}/Cargo.toml",
+                "target":{{"name":"n","kind":["{kind}"]}},
                 "profile":{{"test":{test}}},"executable":"/w/target/n"}}"#
             )
         };

@@ -1,4 +1,4 @@
-//! What lies in a bundle, and the folder that it lies in.
+//! The files of a bundle, their manifest and their folder.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 
 /// File that marks a folder as a bundle.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// The sums of all files, for `sha256sum -c`.
+/// File with the hashes of all files, for `sha256sum -c`.
 pub(super) const SUMS: &str = "SHA256SUMS";
 const FORMAT: &str = "fusewire-bundle-1";
 
-/// What `manifest.json` says.
+/// Content of `manifest.json`.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Manifest {
     format: String,
     pub(super) version: String,
     pub(super) commit: Option<String>,
     pub(super) machine: String,
-    /// The newest version of glibc that a program asks for.
+    /// The newest version of glibc that a program requires.
     pub(super) glibc: Option<String>,
     pub(super) files: Vec<File>,
-    /// Tests that are not in it, and why.
+    /// Tests that the bundle does not include, with the reasons.
     pub(super) left_out: Vec<(String, String)>,
 }
 
@@ -52,8 +52,7 @@ impl Manifest {
         }
     }
 
-    /// Packs the program `path` of the folder, and takes it into the list as `path.gz`: programs have much in common, and
-    /// are a third as large.
+    /// Compresses the program `path` of the folder to about a third and lists it as `path.gz`.
     pub(super) fn add_packed(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let program = folder.join(path);
         if let Some(needed) = glibc(&read(&program)?) {
@@ -62,7 +61,7 @@ impl Manifest {
                 self.glibc = Some(needed);
             }
         }
-        // No name and no time in it.
+        // `-n` omits name and time, so that equal programs give equal files.
         let output = Command::new("gzip")
             .args(["-9", "-n", "-f"])
             .arg(&program)
@@ -77,7 +76,7 @@ impl Manifest {
         self.add(folder, &format!("{path}.gz"))
     }
 
-    /// Takes the file `path` of the folder into the list.
+    /// Adds the file `path` of the folder to the list.
     pub(super) fn add(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let bytes = read(&folder.join(path))?;
         self.files.push(File {
@@ -88,7 +87,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Writes manifest and sums.
+    /// Writes the manifest and the hashes.
     pub(super) fn write(&self, folder: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)? + "\n";
         write(&folder.join(MANIFEST), text.as_bytes())?;
@@ -100,12 +99,12 @@ impl Manifest {
         write(&folder.join(SUMS), sums.as_bytes())
     }
 
-    /// Bytes of all files.
+    /// Returns the total size of the files in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// An error that names the largest files, where all together are more than `mib` MiB.
+    /// Fails if the files have more than `mib` MiB; the error names the largest ones.
     pub(super) fn check_size(&self, mib: u64) -> anyhow::Result<()> {
         if self.bytes() <= mib << 20 {
             return Ok(());
@@ -126,8 +125,8 @@ impl Manifest {
     }
 }
 
-/// Makes `folder` an empty one: creates it, or takes the files of a former bundle out of it. What the manifest does not
-/// name, as results, stays.
+/// Creates `folder`, or removes the files of an earlier bundle from it. Keeps files that the
+/// manifest does not name, such as results.
 pub(super) fn prepare(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut entries =
@@ -141,7 +140,7 @@ pub(super) fn prepare(folder: &Path) -> anyhow::Result<()> {
         .filter(|manifest| manifest.format == FORMAT);
     let Some(former) = former else {
         bail!(
-            "{} is neither empty nor a former bundle; name another folder, or empty it",
+            "{} is neither empty nor an earlier bundle; name another folder, or empty it",
             folder.display()
         );
     };
@@ -181,10 +180,10 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Programs that strip, best first, with the options for debug information alone and for all symbols.
+/// Programs that remove symbols, in order of preference.
 const STRIPPERS: [&str; 4] = ["llvm-strip", "llvm-strip-22", "strip", "objcopy"];
 
-/// What takes debug information out of programs.
+/// Tool that removes symbols from programs.
 #[derive(Debug)]
 pub(super) struct Stripper {
     /// The tool, if there is one.
@@ -193,7 +192,8 @@ pub(super) struct Stripper {
 }
 
 impl Stripper {
-    /// A tool of this machine; `all`: for symbols too, which names in backtraces come from.
+    /// Finds a tool of this machine. Removes debug information, or with `all` all symbols, after
+    /// which backtraces have no names.
     pub(super) fn find(all: bool) -> Self {
         let works = |program: &&'static str| {
             Command::new(program)
@@ -207,7 +207,7 @@ impl Stripper {
         }
     }
 
-    /// Copies the program `from` to `to`, without debug information where there is a tool.
+    /// Copies the program `from` to `to` and strips the copy, if a tool was found.
     pub(super) fn copy(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
         if let Some(folder) = to.parent() {
             fs::create_dir_all(folder)
@@ -234,7 +234,7 @@ impl Stripper {
     }
 }
 
-/// The newest `GLIBC_x.y` that an ELF file names; `None` for other files.
+/// Returns the newest `GLIBC_x.y` that an ELF file names; `None` for other files.
 fn glibc(bytes: &[u8]) -> Option<String> {
     if !bytes.starts_with(b"\x7fELF") {
         return None;
@@ -242,7 +242,7 @@ fn glibc(bytes: &[u8]) -> Option<String> {
     const PREFIX: &[u8] = b"GLIBC_";
     let mut newest: Option<(Vec<u32>, String)> = None;
     for at in 0..bytes.len().saturating_sub(PREFIX.len()) {
-        // A name of the table of strings: after the end of another one, and ended itself.
+        // A name in the string table follows a zero byte and ends with one.
         if !bytes[at..].starts_with(PREFIX) || (at > 0 && bytes[at - 1] != 0) {
             continue;
         }
@@ -264,7 +264,8 @@ fn numbers(version: &str) -> Option<Vec<u32>> {
     version.split('.').map(|part| part.parse().ok()).collect()
 }
 
-/// The images of the crate `name` that `fusewire-build build` has left in cargo's target folder.
+/// Returns the images of the crate `name` that `fusewire-build build` left in cargo's target
+/// folder.
 pub(super) fn images(target: &Path, name: &str) -> Vec<PathBuf> {
     let folder = target.join("fusewire-gpu/out").join(name);
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
@@ -312,20 +313,20 @@ mod tests {
     }
 
     #[test]
-    fn only_former_bundles_are_emptied() {
+    fn only_earlier_bundles_are_emptied() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path();
         write(&at.join("mine"), b"1").expect("written");
         let error = prepare(at).expect_err("not a bundle").to_string();
         assert!(
-            error.contains("neither empty nor a former bundle"),
+            error.contains("neither empty nor an earlier bundle"),
             "{error}"
         );
         write(&at.join("tests/old"), b"1").expect("written");
         let mut manifest = Manifest::new(None, &[]);
         manifest.add(at, "tests/old").expect("it is there");
         manifest.write(at).expect("written");
-        prepare(at).expect("a former bundle");
+        prepare(at).expect("an earlier bundle");
         assert!(!at.join("tests/old").exists() && !at.join(MANIFEST).exists());
         assert!(at.join("mine").exists());
         manifest.files[0].path = "../outside".to_owned();

@@ -1,4 +1,5 @@
-//! `fusewire-build bundle`: tests, benches and one script in a folder, for a machine that has a GPU's driver and nothing else.
+//! `fusewire-build bundle`: puts tests, benches and one script into a folder, for a machine that
+//! has a GPU driver and no compiler.
 
 mod cargo;
 mod contents;
@@ -13,28 +14,29 @@ use fusewire_build::{Options, Project, Target, Toolchain, compile};
 use self::contents::{Manifest, Stripper};
 use super::build::installed;
 
-/// What to bundle.
+/// Arguments of `fusewire-build bundle`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The folder: a new one, an empty one, or a former bundle.
+    /// Folder of the bundle: a new one, an empty one, or an earlier bundle.
     dir: PathBuf,
-    /// Takes all symbols out of the programs, not only debug information: smaller, but backtraces have no names.
+    /// Removes all symbols from the programs, not only debug information. Backtraces then have no
+    /// names.
     #[arg(long)]
     strip: bool,
-    /// Most that the bundle may have, in MiB.
+    /// Maximum size of the bundle in MiB.
     #[arg(long, default_value_t = 64)]
     max_mib: u64,
 }
 
-/// The test binaries of `tests/` that a bundle has: they run on the device that `FUSEWIRE_TEST_DEVICE` names, and need no file
-/// but themselves.
+/// Test binaries of `tests/` that a bundle includes. They run on the device that
+/// `FUSEWIRE_TEST_DEVICE` names and need no other file.
 const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
-/// The test binaries that it does not have.
+/// Test binaries that a bundle does not include, with the reasons.
 const LEFT_OUT: [(&str, &str); 14] = [
     (
         "calls",
-        "cases of the CPU, its lanes and checkers; conformance has those of a device",
+        "tests the CPU device, its lanes and checkers; conformance tests other devices",
     ),
     (
         "ccl_backend",
@@ -47,61 +49,61 @@ const LEFT_OUT: [(&str, &str); 14] = [
     ),
     (
         "failures",
-        "ranks on the CPU; on_device has those of a device",
+        "runs its ranks on the CPU; on_device tests failures on other devices",
     ),
-    ("file_store", "no device"),
+    ("file_store", "uses no device"),
     ("graph_capture", "counts the calls of a fake of the driver"),
     (
         "grid",
-        "backends that cargo builds next to it; conformance has ours",
+        "needs backends that cargo builds next to it; conformance tests the built-in ones",
     ),
     ("hosts", "needs network namespaces and a build with Gloo"),
     ("launchers", "needs mpirun and torchrun"),
     (
         "multi_rank_grid",
-        "runs on a fake of the driver; on_device has it with FUSEWIRE_TEST_MULTI_RANK_GRID=1",
+        "runs on a fake of the driver; on_device uses one with FUSEWIRE_TEST_MULTI_RANK_GRID=1",
     ),
     ("nvlink", "runs on a fake of the driver and of its switch"),
     ("steady", "counts the CPU's system calls and allocations"),
     ("torch_store", "needs PyTorch and the checkout"),
 ];
 
-/// The programs that it has.
+/// Programs that a bundle includes.
 const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 
-/// The example of a user's kernel crate, whose images are taken where they have been made.
+/// Example of a user's kernel crate. Its images are included if they have been built.
 const EXAMPLE: &str = "vocab-argmax";
 
-/// Target of the images for multi-rank grids: its PTX runs on every GPU from sm_80 on.
+/// Targets of the images for multi-rank grids. Their PTX runs on every GPU from sm_80 on.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
-/// The crate of kernels with an error on purpose, in its folder; its image is made with the bundle. PTX for sm_80 runs on all
-/// later GPUs.
+/// Crate of kernels with deliberate bugs: its name, its folder and the target of its image, which
+/// is built with the bundle. PTX for sm_80 runs on all later GPUs.
 const SEEDED_BUGS: (&str, &str, &str) = ("seeded-bugs", "tests/seeded-bugs", "sm_80");
 
-/// Targets and family of the kernels without bounded waits. The targets are those of the library's own PTX, so that both sides of the
-/// comparison are made for the same.
+/// Targets and family of the kernels without bounded waits. The library's own PTX has the same
+/// targets, so that the comparison is between images for the same GPU.
 const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
 
-/// What the CUDA C++ baseline is compiled for.
+/// Targets of the CUDA C++ baseline.
 const BASELINE_TARGETS: [&str; 2] = ["sm_80", "sm_90"];
 
 const SCRIPT: &str = include_str!("run.sh");
 const README: &str = include_str!("README.txt");
 
-/// Builds, gathers, and says what there is.
+/// Builds the programs and images, writes the bundle and prints its contents.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::path::absolute(&arguments.dir)
         .with_context(|| format!("cannot make {} an absolute path", arguments.dir.display()))?;
-    // Refused before minutes of building.
+    // Checked first, because building takes minutes.
     contents::prepare(&folder)?;
     let workspace = cargo::workspace()?;
     let programs = cargo::build(&workspace, &TESTS, &PROGRAMS)?;
     let mut manifest = Manifest::new(cargo::commit(&workspace), &LEFT_OUT);
     let stripper = Stripper::find(arguments.strip);
     match stripper.program {
-        Some(program) => println!("debug information is taken out by {program}"),
-        None => println!("debug information stays in: there is no llvm-strip, strip or objcopy"),
+        Some(program) => println!("debug information is removed by {program}"),
+        None => println!("debug information is kept: found no llvm-strip, strip or objcopy"),
     }
     let wanted = TESTS.iter().map(|name| ("test", "tests", *name));
     let wanted = wanted.chain(PROGRAMS.iter().map(|name| ("bin", "bin", *name)));
@@ -123,24 +125,24 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     add_grid_images(&mut manifest, &folder)?;
     add_unbounded_images(&mut manifest, &folder)?;
     add_baseline(&mut manifest, &folder)?;
-    // When the baseline has been made by one of them.
+    // Compressed last, because `add_baseline` runs one of the programs.
     for path in packed {
         manifest.add_packed(&folder, &path)?;
     }
     add_texts(&mut manifest, &folder)?;
-    // Also where it is too large: a former bundle can be made anew.
+    // Also if the bundle is too large: the next call can then replace it.
     manifest.write(&folder)?;
     summary(&manifest, &folder);
     manifest.check_size(arguments.max_mib)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles the seeded bugs. A machine without a device tool chain makes a bundle without them.
+/// Compiles the seeded bugs. Without a device tool chain the bundle does not include them.
 fn make_seeded_bugs(workspace: &Path) {
     let (name, path, target) = SEEDED_BUGS;
     let arguments = super::build::Arguments::of(workspace.join(path), target);
     if let Err(error) = super::build::run(&arguments) {
-        println!("the image of {name} is not made: {error:#}");
+        println!("cannot build the image of {name}: {error:#}");
     }
 }
 
@@ -153,8 +155,8 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
         let found = contents::images(target, name);
         if found.is_empty() {
             println!(
-                "left out: images of {name}: not made; `fusewire-build build --crate {path}` makes \
-                    them"
+                "left out: images of {name}: not built; build them by \
+                    `fusewire-build build --crate {path}`"
             );
         }
         images.extend(found);
@@ -170,12 +172,12 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
     Ok(())
 }
 
-/// Makes the images of grid forms, or finds them made: they are for sanitizers, which are NVIDIA's.
+/// Adds the images of grid forms for NVIDIA's sanitizers.
 fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
         Err(error) => {
-            println!("left out: images for all ranks in a multi-rank grid: {error}");
+            println!("left out: images for multi-rank grids: {error}");
             return Ok(());
         }
     };
@@ -198,7 +200,8 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Makes the images of kernels without bounded waits that `fusewire-benches wait-cost` measures beside the library's own.
+/// Adds the images of kernels without bounded waits, which `fusewire-benches wait-cost` compares
+/// with the library's own.
 fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
@@ -225,8 +228,8 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
     Ok(())
 }
 
-/// The CUDA C++ baseline of the kernels, which `fusewire-benches versus cuda` measures beside them, where there is nvcc. It
-/// can also be made on the GPU machine.
+/// Adds the CUDA C++ baseline, which `fusewire-benches versus cuda` compares with the kernels, if
+/// there is nvcc. The GPU machine can also compile it.
 fn add_baseline(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let made = Command::new(folder.join("bin/fusewire-benches"))
         .args(["baseline", "--target", &BASELINE_TARGETS.join(","), "--out"])
@@ -289,7 +292,7 @@ fn summary(manifest: &Manifest, folder: &Path) {
         manifest.machine,
         manifest.glibc.as_deref().unwrap_or("of any version")
     );
-    println!("copy it to the GPU machine; there: ./run.sh --device cuda --out results");
+    println!("on the GPU machine: ./run.sh --device cuda --out results");
 }
 
 #[cfg(test)]
@@ -308,11 +311,14 @@ mod tests {
             let left_out = LEFT_OUT.iter().any(|(known, _)| known == name);
             assert!(
                 TESTS.contains(&name.as_str()) != left_out,
-                "{name} is to be in TESTS, or in LEFT_OUT with the reason"
+                "add {name} to TESTS, or to LEFT_OUT with the reason"
             );
         }
         for name in TESTS {
-            assert!(there.iter().any(|known| known == name), "{name} is gone");
+            assert!(
+                there.iter().any(|known| known == name),
+                "TESTS names {name}, which does not exist"
+            );
         }
     }
 }
