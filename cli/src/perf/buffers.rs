@@ -115,8 +115,8 @@ impl Buffers {
         })
     }
 
-    /// Poisons the output and the guards, and writes the inputs of `case`. No operation in flight may
-    /// use them.
+    /// Poisons the output and the guards, and writes the inputs of `case`. No operation in flight
+    /// may use them.
     pub(crate) fn prepare(&self, case: &Case) -> Result<()> {
         self.guards.iter().try_for_each(poison)?;
         poison(&self.output)?;
@@ -130,8 +130,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the first difference of the output from the reference: in any bit if `exact`, or else
-    /// beyond rounding, because some backends reduce in another order of ranks.
+    /// Returns the first difference of the output from the reference: in any bit if `exact`, or
+    /// else beyond rounding, because some backends reduce in another order of ranks.
     pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
         let Some(expected) = case.expected() else {
             return Ok(None);

@@ -166,7 +166,7 @@ impl fmt::Display for Activity {
     }
 }
 
-/// The first failure of a communicator: every later call returns it.
+/// The first failure of a communicator. Every later call returns it.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Failure {
@@ -180,23 +180,24 @@ pub struct Failure {
     pub rank: u32,
     /// The rank that the reporter waited for.
     pub awaited: u32,
-    /// What went wrong.
+    /// The kind of the failure.
     pub kind: FailureKind,
-    /// What the reporter was doing.
+    /// The call that the reporter was in.
     pub activity: Activity,
-    /// What the blamed rank was doing, by its progress words.
+    /// The call that the blamed rank was in, by its progress words.
     pub blamed: Activity,
-    /// What the wait was for, as messages name it.
+    /// The event that the reporter waited for, as messages name it.
     pub wait_kind: &'static str,
-    /// The value that was awaited.
+    /// The value that the wait was for; for a mismatch of sizes the size that was expected.
     pub expected: u64,
-    /// The value that was there.
+    /// The value that the wait saw last; for a mismatch of sizes the size that was sent.
     pub observed: u64,
     /// Seconds that the reporter waited.
     pub seconds: f64,
     /// Peer of a send or receive.
     pub peer: Option<u32>,
-    /// What every rank was doing when this rank learned of the failure, by its progress words.
+    /// The calls that the ranks were in when this rank noticed the failure, by their progress
+    /// words.
     pub progress: Vec<Activity>,
 }
 
@@ -254,7 +255,7 @@ impl Failure {
         }
     }
 
-    /// The tile of this rank's own input that was waited for, where it was that.
+    /// Returns the tile of this rank's own input, if the wait was for one.
     pub fn tile(&self) -> Option<u32> {
         (self.wait_kind == TILE_WORDS).then_some((self.expected >> 32) as u32)
     }
