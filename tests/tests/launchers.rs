@@ -1,5 +1,6 @@
-//! Ranks that real launchers start: `mpirun` without an address, and `torchrun` with its two kinds
-//! of store. What is not installed is skipped; `FUSEWIRE_REQUIRE` may name `mpi` and `torch`.
+//! Ranks started by installed launchers: `mpirun` without an address, and `torchrun` with its two
+//! kinds of store. Tests of missing launchers are skipped, or fail if `FUSEWIRE_REQUIRE` names
+//! `mpi` or `torch`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,8 +11,8 @@ use fusewire::{Communicator, Device, Options, ReduceOp};
 use fusewire_tests::process::{report, role};
 use fusewire_tests::skip::skip;
 
-/// One rank, as a launcher has started it, which joins the others `times` times in sequence: a
-/// later rendezvous must not find keys of an earlier one.
+/// Runs one rank that a launcher has started. It joins the others `times` times in sequence,
+/// because a later rendezvous must not find keys of an earlier one.
 fn rank(times: u32) {
     for call in 0..times {
         let mut options = Options::default();
@@ -29,7 +30,7 @@ fn rank(times: u32) {
     }
 }
 
-/// Removes the variables of an outer job from what a launcher inherits.
+/// Variables of an outer job, which launchers must not inherit.
 const OUTER: [&str; 6] = [
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -39,7 +40,7 @@ const OUTER: [&str; 6] = [
     "FUSEWIRE_STORE_SECRET",
 ];
 
-/// Runs `launcher` on this binary's test `test`, and requires that every rank came.
+/// Runs `launcher` on this binary's test `test`, and requires a report of every rank.
 fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
     let output = start(launcher, test);
     let said = text(&output);
@@ -91,7 +92,7 @@ fn mpirun_without_an_address() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Returns whether there is an `mpirun`; else the test is skipped.
+/// Returns true if `mpirun` is installed; else skips the test.
 fn has_mpirun() -> bool {
     let found = Command::new("mpirun").arg("--version").output().is_ok();
     if !found {
@@ -100,7 +101,7 @@ fn has_mpirun() -> bool {
     found
 }
 
-/// `mpirun` of Open MPI with its options for `ranks` ranks.
+/// Returns the command `mpirun` of Open MPI with options for `ranks` ranks.
 fn mpirun(ranks: u32) -> Command {
     let mut mpirun = Command::new("mpirun");
     mpirun
@@ -116,7 +117,7 @@ fn mpirun(ranks: u32) -> Command {
     mpirun
 }
 
-/// Every interpreter that has PyTorch; without one the test is skipped.
+/// Returns the interpreters that have PyTorch; skips the test if there are none.
 fn pythons() -> Vec<String> {
     let named = std::env::var("FUSEWIRE_PYTHON").ok();
     let found: Vec<_> = named
@@ -136,9 +137,9 @@ fn pythons() -> Vec<String> {
     found
 }
 
-/// Hydra (MPICH, Intel MPI) names no job: its ranks find their file by the process that has started
-/// them. Here a shell of that process's name sets its variables; some ranks have a shell of their
-/// own.
+/// Hydra (MPICH, Intel MPI) names no job, so its ranks find their file by the process that has
+/// started them. A shell with the name of that process sets its variables; some ranks have a shell
+/// in between.
 #[test]
 fn hydras_ranks_without_an_address() {
     const TEST: &str = "hydras_ranks_without_an_address";
@@ -167,7 +168,7 @@ fn hydras_ranks_without_an_address() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The launcher itself, where MPICH is installed.
+/// Tests Hydra if MPICH is installed.
 #[test]
 fn mpiexec_hydra_without_an_address() {
     if role().is_some() {
@@ -182,10 +183,10 @@ fn mpiexec_hydra_without_an_address() {
     launch(&mut launcher, "mpiexec_hydra_without_an_address", 2, 2);
 }
 
-/// Arguments of an interpreter for `torchrun` with `count` workers.
+/// Returns the arguments of an interpreter for `torchrun` with `count` workers.
 fn workers(count: u32, logs: &Path) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = ["-m", "torch.distributed.run", "--no_python"]
-        // Version 1.13 with Python 3.11 takes neither 0 nor 3 for these.
+        // Version 1.13 with Python 3.11 accepts neither 0 nor 3 for these.
         .into_iter()
         .chain(["--redirects=1", "--tee=2", "--log_dir"])
         .map(OsString::from)
@@ -195,7 +196,7 @@ fn workers(count: u32, logs: &Path) -> Vec<OsString> {
     arguments
 }
 
-/// A directory for the logs of `torchrun`.
+/// Creates a directory for the logs of `torchrun`.
 fn logs(test: &str) -> PathBuf {
     let logs = PathBuf::from(format!(
         "/tmp/fusewire-torchrun-{}-{test}",
@@ -205,7 +206,7 @@ fn logs(test: &str) -> PathBuf {
     logs
 }
 
-/// `python -m torch.distributed.run` of every interpreter that has it.
+/// Runs `python -m torch.distributed.run` of every interpreter that has it.
 fn torchrun(test: &str, options: &[&str], times: u32) {
     if role().is_some() {
         return rank(times);
@@ -219,7 +220,7 @@ fn torchrun(test: &str, options: &[&str], times: u32) {
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free at the time of the call.
 fn free_port() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port().to_string()
@@ -235,11 +236,11 @@ fn torchrun_with_the_store_of_its_agent() {
 #[test]
 fn torchrun_with_a_rendezvous() {
     let options = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"];
-    // Rank 0 hosts the store, and takes it along when it leaves.
+    // Rank 0 serves the store until it exits, so there is only one rendezvous.
     torchrun("torchrun_with_a_rendezvous", &options, 1);
 }
 
-/// The variables of `mpirun` say rank 0 of 1 in both workers: those of torchrun count.
+/// The variables of `mpirun` name rank 0 of 1 in both workers; those of torchrun take precedence.
 #[test]
 fn torchrun_below_mpirun_starts_its_own_ranks() {
     const TEST: &str = "torchrun_below_mpirun_starts_its_own_ranks";
@@ -262,7 +263,7 @@ fn torchrun_below_mpirun_starts_its_own_ranks() {
     }
 }
 
-/// A rank that is killed cannot remove anything, and mpirun then kills the others.
+/// A killed rank cannot remove files, and mpirun then kills the other ranks.
 #[test]
 fn mpirun_with_a_killed_rank_leaves_no_file() {
     const TEST: &str = "mpirun_with_a_killed_rank_leaves_no_file";
@@ -270,7 +271,7 @@ fn mpirun_with_a_killed_rank_leaves_no_file() {
         let comm = Communicator::from_env(Device::Cpu, Options::default()).unwrap();
         report("joined");
         if comm.rank() == 1 {
-            // SAFETY: kill takes two integers; the process is this one.
+            // SAFETY: kill accesses no memory.
             unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) };
         }
         let _ = comm.barrier();

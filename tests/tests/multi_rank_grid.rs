@@ -408,7 +408,7 @@ fn waiting_ranks_get_aborts_and_failures_of_other_ranks() {
             let began = Instant::now();
             let error = if comm.rank() == 0 {
                 let hurried = comm.with_timeout(SHORT);
-                hurried.recv(&x, 1).expect_err("nobody sends")
+                hurried.recv(&x, 1).expect_err("no rank sends")
             } else {
                 comm.barrier().expect_err("rank 0 has failed")
             };

@@ -214,7 +214,7 @@ fn a_process_that_ends_is_named() {
         .expect("a failure");
     assert!(
         said.contains("the process of rank 1 has ended"),
-        "rank 0 says: {said}"
+        "rank 0 reported: {said}"
     );
     println!("{said}");
     ranks.processes[0]

@@ -1,6 +1,6 @@
-//! The TCP store against PyTorch's own, both ways: with the interpreter that `FUSEWIRE_PYTHON`
-//! names, and with `/usr/bin/python3`. Without any the tests are skipped, unless `FUSEWIRE_REQUIRE`
-//! names `torch`.
+//! Clients and servers of the TCP store with those of PyTorch. The interpreters are the one that
+//! `FUSEWIRE_PYTHON` names and `/usr/bin/python3`; if none has PyTorch, the tests are skipped, or
+//! fail if `FUSEWIRE_REQUIRE` names `torch`.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ struct Python {
     new: bool,
 }
 
-/// A script that runs, killed if it still does when the value is dropped.
+/// A running script, killed when the value is dropped.
 struct Script {
     child: Child,
     input: ChildStdin,
@@ -56,7 +56,7 @@ impl Python {
 }
 
 impl Script {
-    /// The next line, which begins with `expected`.
+    /// Returns the next line. Panics if it does not begin with `expected`.
     fn line(&mut self, expected: &str) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("text");
@@ -65,7 +65,7 @@ impl Script {
     }
 
     fn go_on(&mut self) {
-        self.input.write_all(b"\n").expect("a script that listens");
+        self.input.write_all(b"\n").expect("a script that reads");
     }
 
     fn end(mut self) {
@@ -80,7 +80,7 @@ impl Drop for Script {
     }
 }
 
-/// The interpreters that can import PyTorch.
+/// Returns the interpreters that can import PyTorch; skips the test if there are none.
 fn pythons() -> Vec<Python> {
     let named = std::env::var("FUSEWIRE_PYTHON").ok();
     let paths = named.into_iter().chain(["/usr/bin/python3".to_owned()]);
@@ -163,7 +163,7 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     } else {
         assert!(store.append("m1", b"+").is_err());
     }
-    // A wait that is over time, and one that a later call ends, while others count.
+    // A wait that times out, and one that a later call ends, while other clients add.
     let error = store.wait(&["k", "never"], SHORT).unwrap_err();
     assert!(
         matches!(&error, Error::StoreTimeout { key, .. } if key == "never"),
@@ -186,7 +186,7 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     assert_eq!(store.add("many", 0).unwrap(), 200);
 }
 
-/// A master counts its workers, and returns when all have joined.
+/// Checks that a PyTorch master, which returns when all workers have joined, counts this client.
 #[test]
 fn a_master_of_pytorch_counts_our_client() {
     for python in pythons() {
@@ -218,14 +218,14 @@ fn pytorchs_client_of_our_server() {
 #[test]
 fn a_wrong_protocol_is_reported() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    // Ours speaks both; something that hangs up at once speaks none.
+    // This library's server supports both protocols; a server that closes connections has none.
     let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
     let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
     assert_eq!(store.protocol(), StoreProtocol::Legacy);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let closing = thread::spawn(move || {
-        // Three greetings at least, each on a connection of its own.
+        // At least three connections, one per attempt.
         (0..3).for_each(|_| drop(listener.accept().unwrap()));
     });
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();

@@ -1,10 +1,10 @@
-//! Dumps of the flight recorder: written by themselves when a communicator fails, and read by
-//! PyTorch's analyser.
+//! Dumps of the flight recorder: automatic when a communicator fails, and readable by PyTorch's
+//! analyser.
 //!
 //! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by
-//! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. It needs nothing
-//! else of PyTorch: the folder may have `torch/distributed/flight_recorder` out of any wheel beside
-//! an empty `torch/__init__.py` and an empty `torch/distributed/__init__.py` (and `tabulate`).
+//! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. The analyser
+//! needs no other part of PyTorch: the folder may have `torch/distributed/flight_recorder` of any
+//! wheel, an empty `torch/__init__.py`, an empty `torch/distributed/__init__.py`, and `tabulate`.
 
 use core::time::Duration;
 use std::fs;
@@ -20,7 +20,7 @@ use fusewire_tests::process::{role, start};
 use fusewire_tests::skip::skip;
 use serde_json::{Value, json};
 
-/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+/// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn options(timeout: Duration) -> Options {
@@ -44,8 +44,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// What the analyser says of the dumps `fw_<rank>` in `folder`, or `None` where there is no
-/// analyser.
+/// Returns the analyser's output for the dumps `fw_<rank>` in `folder`; `None` without an analyser.
 fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
         let mut command = Command::new("python3");
@@ -78,7 +77,7 @@ fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
     Some(said)
 }
 
-/// A child: rank 1 does not come to the second all_reduce, and learns of the failure by asking.
+/// Runs in a child: rank 1 does not call the second all_reduce, and queries the failure.
 fn late() -> Result<()> {
     let ranks = run_threads(2, &options(Duration::from_millis(200)), |comm| {
         let mut x = [1f32; 16];
@@ -89,7 +88,7 @@ fn late() -> Result<()> {
         }
         let started = Instant::now();
         while comm.failure().is_none() {
-            assert!(started.elapsed() < TEST_TIMEOUT, "no failure came");
+            assert!(started.elapsed() < TEST_TIMEOUT, "no failure was reported");
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -97,9 +96,9 @@ fn late() -> Result<()> {
     ranks.into_iter().collect()
 }
 
-/// Runs [`late`] in a process of its own, with `environment`.
+/// Runs [`late`] in a child process with `environment`.
 fn run_late(test: &str, environment: &[(&str, String)]) {
-    // Nothing of the caller's environment shall decide.
+    // Hides these variables of the caller's environment.
     let mut all: Vec<_> = [
         "TORCHCOMM_FR_DUMP_TEMP_FILE",
         "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME",
@@ -108,7 +107,7 @@ fn run_late(test: &str, environment: &[(&str, String)]) {
     ]
     .map(|name| (name.to_owned(), String::new()))
     .into();
-    // Also short calls end with a time.
+    // Records the end time of short calls, too.
     all.push(("FUSEWIRE_FR_TIMING".to_owned(), "1".to_owned()));
     all.extend(
         environment
@@ -170,14 +169,17 @@ fn a_failure_is_dumped_by_every_rank() {
 }
 
 #[test]
-fn the_environment_says_where() {
+fn the_environment_names_the_file() {
     if role().is_some() {
         return late().expect("ranks");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str| folder.path().join(name).display().to_string();
     let run = |environment: &[(&str, String)]| {
-        run_late("flight_recorder::the_environment_says_where", environment);
+        run_late(
+            "flight_recorder::the_environment_names_the_file",
+            environment,
+        );
         let written = names(folder.path());
         for name in &written {
             let dump = read(&folder.path().join(name));
@@ -206,17 +208,17 @@ fn the_environment_says_where() {
         ]),
         ["whole"]
     );
-    // None: nothing is written; not even in the folder that the child runs in.
+    // Without a variable nothing is written, not even in the child's working directory.
     assert_eq!(run(&[]), [""; 0]);
     assert!(!Path::new("0").exists() && !Path::new("1").exists());
-    // A file that cannot be written is no failure of the program.
+    // A file that cannot be written is not an error of the program.
     assert_eq!(
         run(&[("TORCHCOMM_FR_DUMP_TEMP_FILE", "/dev/null/fw_".to_owned())]),
         [""; 0]
     );
 }
 
-/// Every kind of operation, on rows and ranks that differ.
+/// Runs every kind of operation, with lengths that differ by rank.
 fn every_operation(comm: &Communicator) -> Result<()> {
     let (rank, size) = (comm.rank() as usize, comm.size() as usize);
     let mut x = [1f32; 12];
@@ -241,7 +243,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
     let to = vec![rank as u64 + 1; size];
     let mut received = vec![0f32; total];
     comm.all_to_all_v_single(&mut received[..], &rows[..(rank + 1) * size], &from, &to)?;
-    // Round the ring, every other rank first receiving.
+    // In a ring, where odd ranks receive first.
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
     if rank % 2 == 0 {
         comm.send(&x[..], next as u32)?;
@@ -258,7 +260,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
     let graph = comm.stream().end_capture()?.instantiate()?;
     for _ in 0..2 {
         let launched = graph.launch(comm.stream())?;
-        // Issued at a time that has nothing to do with the replay's.
+        // Enqueued while the replay may still run.
         let work = comm.all_reduce_async(&tensor, ReduceOp::Max)?;
         comm.stream().wait(launched, None)?;
         work.wait_blocking()?;
@@ -267,7 +269,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
 }
 
 #[test]
-fn the_analyser_finds_no_fault_where_there_is_none() {
+fn the_analyser_finds_no_fault_in_a_correct_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for rank in run_threads(4, &options(TEST_TIMEOUT), |comm| {
         every_operation(&comm)?;
@@ -300,9 +302,9 @@ fn the_analyser_finds_no_fault_where_there_is_none() {
 }
 
 #[test]
-fn the_analyser_names_who_called_something_else() {
+fn the_analyser_names_the_rank_with_a_different_call() {
     let folder = tempfile::tempdir().expect("a folder");
-    // A failure reaches a rank that is still in the operation before it.
+    // A rank that is still in the previous operation would also get the failure.
     let together = Barrier::new(3);
     for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         let mut x = [1f32; 4];
@@ -341,12 +343,12 @@ fn the_analyser_names_who_called_something_else() {
 }
 
 #[test]
-fn the_analyser_names_a_send_that_nobody_received() {
+fn the_analyser_names_a_send_without_a_receive() {
     let folder = tempfile::tempdir().expect("a folder");
     for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         comm.barrier()?;
         if comm.rank() == 2 {
-            // Small enough to be on its way without a receiver.
+            // Small enough to be sent without a receiver.
             comm.send(&[1i32; 4][..], 0)?;
         }
         comm.barrier()?;

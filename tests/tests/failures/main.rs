@@ -1,4 +1,4 @@
-//! Ranks that fail, what the others report, and communicators made of those that remain.
+//! Ranks that fail, the errors on other ranks, and communicators of the remaining ranks.
 
 mod flight_recorder;
 mod overlap;

@@ -1,4 +1,4 @@
-//! Launches of one communicator that overlap, and communicators that may run side by side.
+//! Launches of one communicator that overlap, and communicators that may run concurrently.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -15,7 +15,7 @@ fn options() -> Options {
     options
 }
 
-/// A graph of one all_reduce of `count` elements from `x` to `y`.
+/// Captures a graph of one all_reduce of `count` elements from `x` to `y`.
 fn graph(
     comm: &Communicator,
     stream: &Stream,
@@ -41,7 +41,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
         (40, 2000)
     };
     for trial in 0..trials {
-        // Sizes differ, so that ranks that replay different graphs are distinguished.
+        // Sizes differ, so that replays of different graphs are detected.
         let sizes = if trial % 2 == 0 {
             [16, 24]
         } else {
@@ -55,7 +55,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                 graph(&comm, &streams[0], sizes[0])?,
                 graph(&comm, &streams[1], sizes[1])?,
             ];
-            // Nobody may fail while another rank still captures.
+            // All ranks have captured before any rank may fail.
             barrier.wait();
             let replay = |which: usize| -> (u64, Option<Error>) {
                 let (graph, x, y) = &graphs[which];
@@ -65,8 +65,8 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                     if let Err(error) = graph.run(&streams[which]) {
                         return (i, Some(error));
                     }
-                    // Graphs of ranks pair up in any order, but only equal ones: every rank's i-th
-                    // replay of this graph is the same one.
+                    // Only replays of equal graphs can pair up, so the i-th replay of this graph on
+                    // every rank is the same operation.
                     let expected = value * ranks as f32;
                     let got = y.to_vec::<f32>().expect("its type");
                     assert!(
@@ -91,8 +91,8 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                         assert_eq!(failure.kind, FailureKind::Overlap, "{failure}");
                         overlaps += 1;
                     }
-                    // Ranks that replay in different orders wait for each other or call different
-                    // things.
+                    // Ranks that replay in different orders wait for each other or make different
+                    // calls.
                     Some(Error::Timeout(_) | Error::Mismatch(_)) => {}
                     Some(other) => panic!("{other}"),
                 }
@@ -102,13 +102,13 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
     println!("{right} right replays, {overlaps} overlaps reported");
     assert!(
         overlaps > 0,
-        "no launch overlapped: this test has tested nothing"
+        "no launches overlapped, so the test checked nothing"
     );
 }
 
 #[test]
 fn an_overlap_is_reported_by_name() {
-    // A replay that waits for the other rank, and a second one beside it.
+    // A replay that waits for the other rank, and a concurrent second replay.
     let barrier = Barrier::new(2);
     let results = run_threads(2, &options(), |comm| {
         let streams = [stream(), stream()];
@@ -140,7 +140,7 @@ fn an_overlap_is_reported_by_name() {
 }
 
 #[test]
-fn duplicates_run_side_by_side_on_two_streams() {
+fn duplicates_run_concurrently_on_two_streams() {
     for result in run_threads(3, &options(), |comm| {
         let other = comm.dup()?;
         let streams = [stream(), stream()];
@@ -184,7 +184,7 @@ fn eager_calls_on_several_streams_keep_their_order() {
             x.copy_from(&vec![1f32; 5000])?;
             let mut last = None;
             for k in 0..4 {
-                // Each doubles what the one before has left, on whatever stream.
+                // Each operation doubles the previous result, on any stream.
                 let on = comm.on(&streams[(i * 7 + k * 5) % 3]);
                 last = Some(on.all_reduce_async(&x, ReduceOp::Sum)?);
             }
@@ -197,21 +197,21 @@ fn eager_calls_on_several_streams_keep_their_order() {
     }
 }
 
-/// Operations that block 0 of this rank has finished.
+/// Returns the number of operations that block 0 of this rank has finished.
 fn finished(comm: &Communicator) -> u64 {
     use fusewire_device::layout::BlockState;
     use fusewire_device::mem::{Order, Scope, load_u64};
-    // SAFETY: the constants live as long as the communicator.
+    // SAFETY: the constants are valid as long as the communicator, which `comm` keeps.
     let constants = unsafe { &*comm.constants() };
     let state = (constants.state + constants.workspace.blocks) as *const BlockState;
-    // SAFETY: the workspace holds a block state there, which is accessed atomically.
+    // SAFETY: the workspace has block 0's state at this address, and all accesses are atomic.
     unsafe { load_u64(&raw const (*state).sequence, Order::Acquire, Scope::System) }
 }
 
 #[test]
 fn no_launch_goes_uncounted_when_launches_overlap() {
-    // Epochs that were read before the launch owned the communicator would be used twice.
-    // The count is read where the device keeps it, which the fake of a GPU lets the host do.
+    // If a launch read epochs before it owned the communicator, two launches would use the same.
+    // The count is in device memory, which the host can read only on the fake.
     if device().is_gpu() && Fake::open().is_none() {
         return;
     }
@@ -243,7 +243,7 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
             });
             assert!(
                 finished(&comm) >= right,
-                "{right} launches ended well, {} were counted",
+                "{right} launches succeeded, {} were counted",
                 finished(&comm)
             );
             Ok(u64::from(comm.failure().is_some()))
@@ -254,6 +254,6 @@ fn no_launch_goes_uncounted_when_launches_overlap() {
     println!("{reported} overlaps reported");
     assert!(
         reported > 0,
-        "no launch overlapped: this test has tested nothing"
+        "no launches overlapped, so the test checked nothing"
     );
 }

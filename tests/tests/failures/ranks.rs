@@ -1,4 +1,4 @@
-//! Ranks that die, stop, or never come: every other rank says so, and names them.
+//! Ranks that die, stop, or never call: every other rank reports and names them.
 
 use core::time::Duration;
 use std::fs;
@@ -8,9 +8,9 @@ use std::time::Instant;
 use fusewire::{Communicator, DType, Device, Error, Failure, Options, ReduceOp, run_threads};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-/// Bound of every wait in these tests.
+/// Time-out of the communicators.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Bound of everything that a test awaits: far beyond, so that a busy machine does not decide.
+/// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const TRAFFIC: &str = "FUSEWIRE_TEST_TRAFFIC";
 
@@ -27,7 +27,7 @@ fn failure(error: &Error) -> &Failure {
     }
 }
 
-/// One step of a stream of operations.
+/// Runs the `i`-th operation of a stream of operations.
 fn step(
     comm: &Communicator,
     traffic: &str,
@@ -45,8 +45,8 @@ fn step(
     }
 }
 
-/// A child: operations without end, until one fails; then what the failure says and what later
-/// calls say.
+/// Runs operations until one fails, if this process is a child. Then reports the failure and the
+/// errors of later calls. Returns true if it is a child.
 fn stream_of_operations() -> bool {
     if role().as_deref() != Some("stream") {
         return false;
@@ -106,7 +106,7 @@ fn stream_of_operations() -> bool {
     true
 }
 
-/// Stops `victim` of `size` ranks by `signal` in the middle; the others must all name it.
+/// Stops `victim` of `size` ranks by `signal` during operations. All other ranks must name it.
 fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic: &str) {
     let environment = [(TRAFFIC, traffic.to_owned())];
     let mut ranks = Ranks::start(test, "stream", size, host, &environment);
@@ -121,7 +121,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         }
         let said = rank.next_report(TEST_TIMEOUT).expect("a failure");
         let words: Vec<&str> = said.split(' ').collect();
-        // A process that has ended is found at once, one that only stands still at the time-out.
+        // The end of a process is detected immediately, a stopped process by the time-out.
         let dead = signal == libc::SIGKILL;
         assert_eq!(
             words[0],
@@ -131,7 +131,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         assert_eq!(
             words[1],
             victim.to_string(),
-            "rank {index} blames another: {said}"
+            "rank {index} names another rank: {said}"
         );
         assert_ne!(words[2], victim.to_string(), "rank {index}: {said}");
         assert!(
@@ -166,7 +166,10 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         messages.push(message);
         let later = rank.next_report(TEST_TIMEOUT).expect("later calls");
         let (same, milliseconds) = later.split_once(' ').expect("two words");
-        assert_eq!(same, "true", "rank {index}: later calls say something else");
+        assert_eq!(
+            same, "true",
+            "rank {index}: later calls return a different error"
+        );
         let milliseconds: u64 = milliseconds.parse().expect("milliseconds");
         // Six calls that each waited for the time-out would take six seconds.
         assert!(
@@ -182,11 +185,13 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     let stopped = &mut ranks.processes[victim as usize];
     if signal == libc::SIGSTOP {
         stopped.signal(libc::SIGCONT);
-        // It finds the communicator failed, and says the same.
+        // It finds the communicator failed, and reports the same error.
         let said = stopped.next_report(TEST_TIMEOUT).expect("a failure");
         assert!(said.starts_with(&format!("Timeout {victim} ")), "{said}");
         for _ in 0..2 {
-            stopped.next_report(TEST_TIMEOUT).expect("the rest of it");
+            stopped
+                .next_report(TEST_TIMEOUT)
+                .expect("the other reports");
         }
         stopped.succeed(TEST_TIMEOUT).expect("a clean end");
     } else {
@@ -198,7 +203,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     nothing_left(&ids);
 }
 
-/// Neither processes nor names in shared memory.
+/// Checks that no processes and no names in shared memory are left.
 fn nothing_left(ids: &[u32]) {
     for id in ids {
         assert!(
@@ -225,16 +230,16 @@ fn a_killed_rank_is_named() {
     stop_one(test, 2, 1, libc::SIGKILL, Host::Parent, "packet");
     stop_one(test, 3, 1, libc::SIGKILL, Host::Parent, "mixed");
     stop_one(test, 3, 2, libc::SIGKILL, Host::RankZero, "large");
-    // The rank that runs the store.
+    // Rank 0 serves the store.
     stop_one(test, 3, 0, libc::SIGKILL, Host::RankZero, "packet");
 }
 
 #[test]
-fn a_stopped_rank_is_named_and_hears_of_it() {
+fn a_stopped_rank_is_named_and_gets_the_failure() {
     if stream_of_operations() {
         return;
     }
-    let test = "ranks::a_stopped_rank_is_named_and_hears_of_it";
+    let test = "ranks::a_stopped_rank_is_named_and_gets_the_failure";
     stop_one(test, 2, 0, libc::SIGSTOP, Host::RankZero, "large");
     stop_one(test, 3, 2, libc::SIGSTOP, Host::Parent, "mixed");
     stop_one(test, 4, 1, libc::SIGSTOP, Host::RankZero, "packet");
@@ -262,7 +267,7 @@ fn nothing_is_left_when_all_are_killed() {
     nothing_left(&ids);
 }
 
-/// Memory files of ours that this process has open or mapped.
+/// Returns the number of the library's memory files that this process has open or mapped.
 fn memory_files() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").expect("the maps");
     let mapped = maps
@@ -279,10 +284,10 @@ fn memory_files() -> usize {
 }
 
 #[test]
-fn no_memory_stays_behind_a_communicator() {
-    let test = "ranks::no_memory_stays_behind_a_communicator";
+fn a_communicator_frees_its_memory() {
+    let test = "ranks::a_communicator_frees_its_memory";
     if role().is_some() {
-        // Alone in its process: tests beside it have memory files of their own.
+        // Runs in its own process, because concurrent tests have memory files, too.
         assert_eq!(memory_files(), 0);
         for fail in [false, true] {
             for result in run_threads(3, &options(), |comm| {
@@ -317,7 +322,7 @@ fn a_rank_that_never_calls_is_named() {
                 .unwrap_err();
             return Ok(Some(error));
         }
-        // Stays, but calls nothing until the others have given up.
+        // Calls nothing until the other ranks have failed.
         while comm.failure().is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -340,9 +345,9 @@ fn a_rank_that_never_calls_is_named() {
 }
 
 #[test]
-fn the_slowest_is_blamed_and_not_whom_it_holds_up() {
-    // Rank 1 waits in the second operation for rank 2, which never calls it; rank 0 is two ahead of
-    // 2.
+fn the_slowest_rank_is_blamed_and_not_one_that_waits_for_it() {
+    // Rank 1 waits in the second operation for rank 2, which never calls it. Rank 0 is two
+    // operations ahead of rank 2.
     let results = run_threads(3, &options(), |comm| {
         let mut x = [1f32; 8];
         comm.barrier()?;
@@ -429,11 +434,11 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
     }
 }
 
-/// Ranks 0 and 1 of 4 start. Before, nothing was printed until the time was over, and rank 1 got "the
-/// server closed the connection" when rank 0, which serves the store, left first.
+/// Starts ranks 0 and 1 of 4. Regression test: nothing was printed before the time-out, and rank 1
+/// got "the server closed the connection" when rank 0, which serves the store, exited first.
 #[test]
-fn ranks_that_do_not_join_are_reported_meanwhile_and_named_by_all() {
-    let test = "ranks::ranks_that_do_not_join_are_reported_meanwhile_and_named_by_all";
+fn ranks_that_do_not_join_are_reported_and_named_by_all() {
+    let test = "ranks::ranks_that_do_not_join_are_reported_and_named_by_all";
     if role().is_some() {
         let mut options = options();
         options.timeout = Duration::from_secs(12);

@@ -1,5 +1,5 @@
-//! New members for a communicator: identity, shrink, grow, merge, split, after an abort and after a
-//! death.
+//! New members of a communicator: identity, shrink, grow, merge, split, after an abort and after
+//! the death of a rank.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};
@@ -23,7 +23,7 @@ fn options() -> Options {
     options
 }
 
-/// Handles of everybody, through the store, under `round`.
+/// Exchanges the handles of all `count` members through the store, under keys of `round`.
 fn exchange(
     store: &dyn Store,
     round: &str,
@@ -52,7 +52,7 @@ fn check(comm: &Communicator, size: u32) -> Result<()> {
     comm.barrier()
 }
 
-/// Runs `body` on threads that share a store; thread i of `count`.
+/// Runs `body` on `count` threads that share a store.
 fn threads<R: Send>(
     count: usize,
     body: impl Fn(usize, Arc<dyn Store>, &Barrier) -> Result<R> + Sync,
@@ -86,19 +86,19 @@ fn identity_shrink_grow_and_back() {
     threads(4, |i, store, barrier| {
         let comm = first(i, 4, "world", &store)?;
         check(&comm, 4)?;
-        // Identity.
+        // The same members.
         let handles = exchange(&*store, "a", i, 4, &comm.init_handle()?)?;
         let all = ReconfigureOptions::new(1, Members::Set(handles.clone()));
         let same = comm.reconfigure(&all)?;
         assert_eq!((same.rank(), same.generation()), (i as u32, 1));
         check(&same, 4)?;
-        let error = check(&comm, 4).expect_err("the old one is no more");
+        let error = check(&comm, 4).expect_err("the old communicator was replaced");
         let text = error.to_string();
         assert!(
             text.contains("generation 0 was replaced by generation 1"),
             "{text}"
         );
-        // Shrink: the last one leaves, then one in the middle.
+        // Shrink: the last rank leaves, then one in the middle.
         let handles = exchange(&*store, "b", i, 4, &same.init_handle()?)?;
         if i == 3 {
             barrier.wait();
@@ -112,14 +112,14 @@ fn identity_shrink_grow_and_back() {
             let fewer = Members::Set(vec![handles[2].clone(), handles[0].clone()]);
             if i != 1 {
                 let two = three.reconfigure(&ReconfigureOptions::new(3, fewer))?;
-                // A set has the library's order: that of the old ranks.
+                // The library orders a set by the old ranks.
                 assert_eq!(two.rank(), u32::from(i == 2));
                 assert_eq!(two.generation(), 3);
                 check(&two, 2)?;
             }
         }
         barrier.wait();
-        // All of the first communicator again, as candidates: whatever they are in.
+        // All four ranks again as candidates, independent of their communicators.
         let candidate = Candidate::new(device(), Arc::clone(&store), "world", options())?;
         let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
         let reversed: Vec<_> = handles.into_iter().rev().collect();
@@ -182,7 +182,7 @@ fn two_become_one_and_one_becomes_two() {
         check(&half, size as u32)?;
         let handles = exchange(&*store, "merge", i, 5, &half.init_handle()?)?;
         let whole = half.reconfigure(&ReconfigureOptions::new(20, Members::Set(handles)))?;
-        // The larger one keeps its ranks.
+        // The larger communicator keeps its ranks.
         assert_eq!(whole.rank() as usize, if i < 2 { 3 + i } else { i - 2 });
         check(&whole, 5)?;
         let handles = exchange(
@@ -205,7 +205,7 @@ fn two_become_one_and_one_becomes_two() {
 }
 
 #[test]
-fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
+fn graphs_from_before_an_abort_report_their_generation() {
     threads(3, |i, store, barrier| {
         let comm = first(i, 3, "abort", &store)?;
         let x = comm.alloc(DType::F32, 64)?;
@@ -234,7 +234,7 @@ fn after_an_abort_graphs_of_before_say_which_generation_they_are_of() {
             text.contains("generation 0") && text.contains("generation 1"),
             "{text}"
         );
-        // A graph of the new one works.
+        // A graph of the new communicator works.
         let y: Tensor = revived.alloc(DType::F32, 64)?;
         y.copy_from(&[1.0f32; 64])?;
         revived.stream().begin_capture()?;
@@ -266,7 +266,7 @@ fn refused_members_and_numbers() {
         );
         assert!("fusewire:1:2".parse::<InitHandle>().is_err());
         assert!("nccl:0:0:0:0@x".parse::<InitHandle>().is_err());
-        // None of that has hurt it.
+        // The communicator remains usable.
         check(&comm, 2)?;
         let next = comm.reconfigure(&ReconfigureOptions::new(42, Members::Set(handles)))?;
         check(&next, 2)?;
@@ -277,7 +277,7 @@ fn refused_members_and_numbers() {
         let error = next.reconfigure(&used).expect_err("used before");
         assert!(error.to_string().contains("was used before"), "{error}");
         barrier.wait();
-        // Members that do not agree.
+        // Different members on the ranks.
         let mine = if i == 0 {
             handles.clone()
         } else {
@@ -293,12 +293,14 @@ fn refused_members_and_numbers() {
         );
         assert!(differ.is_err() && started.elapsed() < TEST_TIMEOUT);
         barrier.wait();
-        // A member that does not come.
+        // A member that does not call it.
         if i == 0 {
             let absent = ReconfigureOptions::new(43, Members::Ordered(handles))
                 .timeout(Duration::from_millis(300));
             let started = Instant::now();
-            let error = next.reconfigure(&absent).expect_err("rank 1 does not come");
+            let error = next
+                .reconfigure(&absent)
+                .expect_err("rank 1 does not call it");
             assert!(error.to_string().contains("rank 1"), "{error}");
             assert!(started.elapsed() < TEST_TIMEOUT);
         }
@@ -318,13 +320,13 @@ fn survivor() -> bool {
     let handles = exchange(&**comm.store(), "before", rank, size, &handle).expect("all handles");
     comm.barrier().expect("all alive");
     report("running");
-    // Rank 5 is killed while it is in here, or before.
+    // Rank 5 is killed here or before.
     let victim = 5;
     let x = comm.alloc(DType::F32, 1000);
     if rank == victim {
         std::thread::sleep(TEST_TIMEOUT);
     }
-    // With a short time-out, as a supervisor that knows of the death would abort.
+    // The short time-out represents a supervisor that detects the death and aborts.
     let quick = comm.with_timeout(Duration::from_millis(500));
     let error = loop {
         if let Err(error) = quick.barrier() {
@@ -347,11 +349,11 @@ fn survivor() -> bool {
 }
 
 #[test]
-fn seven_go_on_where_one_of_eight_was_killed() {
+fn seven_ranks_continue_after_one_of_eight_was_killed() {
     if survivor() {
         return;
     }
-    let test = "reconfigure::seven_go_on_where_one_of_eight_was_killed";
+    let test = "reconfigure::seven_ranks_continue_after_one_of_eight_was_killed";
     let mut ranks = Ranks::start(test, "survivor", 8, Host::Parent, &[]);
     for process in &mut ranks.processes {
         assert_eq!(

@@ -230,7 +230,7 @@ fn the_watchdog_ends_the_process_only_if_enabled() {
         for process in &mut ranks.processes {
             let said = process.next_report(TEST_TIMEOUT);
             if dies {
-                let error = said.expect_err("it ends before");
+                let error = said.expect_err("the watchdog ends it");
                 assert!(
                     error.contains("abort_process_on_timeout_or_error"),
                     "{kind}: {error}"
