@@ -291,8 +291,8 @@ impl Hierarchy {
         self.local(clock)
             .all_gather_single(output(at, rows, dtype), input(column_at, row, dtype))
             .map_err(self.here_failed(name))?;
-        for (rank, at) in self.coordinates.iter().enumerate() {
-            let row = at.local as usize * hosts + at.host as usize;
+        for (rank, own) in self.coordinates.iter().enumerate() {
+            let row = own.local as usize * hosts + own.host as usize;
             // SAFETY: both buffers hold one row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(at.add(row * bytes), to.add(rank * bytes), bytes);
@@ -319,8 +319,8 @@ impl Hierarchy {
         // The rows, sorted so that those of peers are adjacent.
         let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
-        for (rank, at) in self.coordinates.iter().enumerate() {
-            let row = at.local as usize * hosts + at.host as usize;
+        for (rank, own) in self.coordinates.iter().enumerate() {
+            let row = own.local as usize * hosts + own.host as usize;
             // SAFETY: both buffers hold one row for each rank.
             unsafe {
                 core::ptr::copy_nonoverlapping(from.add(rank * bytes), at.add(row * bytes), bytes);
