@@ -64,8 +64,10 @@ impl SourceMap {
                         .insert(number, (outer, number_of(fields, "file: !")));
                 }
                 "!DIFile" => {
-                    let name = fields.split('"').nth(1).unwrap_or_default();
-                    map.files.insert(number, name.to_owned());
+                    let mut texts = fields.split('"').skip(1).step_by(2);
+                    let name = texts.next().unwrap_or_default();
+                    let folder = texts.next().unwrap_or_default();
+                    map.files.insert(number, file_name(name, folder));
                 }
                 _ => {}
             }
@@ -123,6 +125,16 @@ impl SourceMap {
             out.push('\n');
         }
         out
+    }
+}
+
+/// Joins the fields of a `DIFile`. The folder is `.` in the workspace, and the package's name and
+/// version in front of the names of its files elsewhere.
+fn file_name(name: &str, folder: &str) -> String {
+    if folder.is_empty() || folder == "." || name.starts_with('/') || name.starts_with(folder) {
+        name.to_owned()
+    } else {
+        format!("{folder}/{name}")
     }
 }
 
@@ -262,6 +274,18 @@ define void @k() !dbg !3 {
             "{numbered}"
         );
         assert!(numbered.contains("define void @k() !dbg !3 {\n"));
+    }
+
+    #[test]
+    fn files_are_named_from_the_workspace_or_the_package() {
+        assert_eq!(file_name("src/lib.rs", "."), "src/lib.rs");
+        assert_eq!(file_name("/rustc/1/core.rs", ""), "/rustc/1/core.rs");
+        assert_eq!(file_name("src/lib.rs", "a-1.0.0"), "a-1.0.0/src/lib.rs");
+        let registry = "index.crates.io-1/a-1.0.0";
+        assert_eq!(
+            file_name("index.crates.io-1/a-1.0.0/src/lib.rs", registry),
+            "index.crates.io-1/a-1.0.0/src/lib.rs"
+        );
     }
 
     #[test]

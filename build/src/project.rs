@@ -115,6 +115,7 @@ pub const MAX_THREADS: u32 = 512;
 struct Metadata {
     packages: Vec<Package>,
     resolve: Option<Resolve>,
+    workspace_members: Vec<String>,
     workspace_root: PathBuf,
     target_directory: PathBuf,
 }
@@ -256,7 +257,7 @@ impl Project {
         let package = metadata
             .packages
             .iter()
-            .filter(|package| package.source.is_none())
+            .filter(|package| metadata.workspace_members.contains(&package.id))
             .find(|package| package.name == name || package.name == format!("fusewire-{name}"))
             .ok_or_else(|| Error::Project(format!("no package {name} in this workspace")))?;
         Self::of(package, &metadata)

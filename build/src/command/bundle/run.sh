@@ -1,17 +1,18 @@
 #!/bin/sh
-# Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made. Needs a shell, coreutils,
-# gzip, and, for a GPU, its driver. Status: 0 if all is well, 1 if a section failed, 2 for wrong usage or a missing device,
-# 130 if it was interrupted.
+# Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made.
+# Needs a shell, coreutils, gzip and, for a GPU, its driver. Status: 0 if no section failed, 1 if
+# one failed, 2 for wrong usage or a missing device, 130 if interrupted.
 set -u
 
 usage() {
     cat <<'TEXT'
-usage: run.sh [--device cpu|cuda|cuda:N|hip|hip:N] [--out DIR] [--quick] [--strict] [--only SECTION[,SECTION..]]
-  --device  what the ranks run on; cpu by default. With one number all ranks share that GPU.
+usage: run.sh [--device cpu|cuda|cuda:N|hip|hip:N] [--out DIR] [--quick] [--strict]
+              [--only SECTION[,SECTION..]]
+  --device  device of the ranks; cpu by default. With a number, all ranks share that GPU.
   --out     folder for the results; fusewire-results by default
-  --quick   a few minutes at most, instead of everything
-  --strict  a skipped section is a failure
-  --only    only these of: files info conformance graphs failures bitwise sanitizers benches
+  --quick   runs a selection that takes a few minutes at most
+  --strict  counts a skipped section as a failure
+  --only    runs only these of: files info conformance graphs failures bitwise sanitizers benches
 TEXT
 }
 
@@ -44,35 +45,38 @@ case $device in
     cpu | cuda | hip) ;;
     cuda:* | hip:*)
         case ${device#*:} in
-            '' | *[!0-9]*) wrong "--device $device: a number is to follow the colon" ;;
+            '' | *[!0-9]*) wrong "--device $device: expected a number after the colon" ;;
         esac
         ;;
-    *) wrong "--device $device: none of cpu, cuda, cuda:N, hip, hip:N" ;;
+    *) wrong "--device $device: expected cpu, cuda, cuda:N, hip or hip:N" ;;
 esac
 kind=${device%%:*}
 [ -n "$out" ] || wrong '--out needs a folder'
 for word in $only; do
     case " $SECTIONS " in
         *" $word "*) ;;
-        *) wrong "--only $word: none of $SECTIONS" ;;
+        *) wrong "--only $word: expected one of $SECTIONS" ;;
     esac
 done
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 2
 for tool in timeout awk grep sed tr date cat; do
-    command -v "$tool" >/dev/null 2>&1 || wrong "$tool is not in the path; it belongs to coreutils, gawk, grep, sed"
+    command -v "$tool" >/dev/null 2>&1 ||
+        wrong "$tool is not in the path; it is a part of coreutils, gawk, grep or sed"
 done
 
-# A launcher around this one would make its ranks of ours.
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHCOMM_RANK TORCHCOMM_SIZE \
-    TORCHELASTIC_USE_AGENT_STORE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
+# With the variables of an outer launcher, the tests would start as ranks of its job.
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT \
+    TORCHCOMM_RANK TORCHCOMM_SIZE TORCHELASTIC_USE_AGENT_STORE \
+    OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
     FUSEWIRE_REQUIRE FUSEWIRE_FULL FUSEWIRE_TEST_ROLE FUSEWIRE_TEST_MULTI_RANK_GRID FUSEWIRE_HOST_ID
 export FUSEWIRE_TEST_DEVICE="$device"
 export FUSEWIRE_IMAGES="$here/images${FUSEWIRE_IMAGES:+:$FUSEWIRE_IMAGES}"
 export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
-# Ranks that are threads wait for each other in kernels: every stream needs a hardware queue of its own.
+# Kernels of ranks in one process wait for each other, so each stream needs its own hardware queue.
 [ "$kind" != cuda ] || export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
 
-# What runs, and ending it. `timeout` makes a process group of what it starts and hands signals on to it.
+# Process of the running command. `timeout` puts the command into a process group and forwards
+# signals to it.
 child=
 interrupted() {
     trap '' INT TERM HUP
@@ -85,7 +89,7 @@ interrupted() {
 }
 trap interrupted INT TERM HUP
 
-# bounded SECONDS LOG COMMAND..: runs it, its output behind the log.
+# bounded SECONDS LOG COMMAND..: runs COMMAND for at most SECONDS and appends its output to LOG.
 bounded() {
     seconds=$1 to=$2
     shift 2
@@ -103,7 +107,7 @@ out=$(CDPATH='' cd -- "$out" && pwd) || wrong "--out cannot be entered"
 rows=$out/.rows
 { : >"$rows"; } 2>/dev/null || wrong "--out $out cannot be written"
 
-# Programs are compressed; they run unpacked, from the folder of results, and go with the script.
+# The programs are compressed. They are unpacked into the folder of results and removed at exit.
 programs=$here
 if [ -e "$here/bin/fusewire.gz" ]; then
     command -v gzip >/dev/null 2>&1 || wrong 'gzip is not in the path'
@@ -113,31 +117,34 @@ if [ -e "$here/bin/fusewire.gz" ]; then
     for packed in "$here"/bin/*.gz "$here"/tests/*.gz; do
         to=${packed#"$here"/}
         to=$programs/${to%.gz}
-        # What cannot be unpacked is said by the section that needs it, and by the sums.
+        # The section that needs the program reports an error, and so does the section `files`.
         gzip -dc "$packed" >"$to" 2>/dev/null
         chmod 755 "$to"
     done
     ln -sfn "$here/cuda" "$programs/cuda"
 fi
 
-# The device has to be there. One line says so otherwise.
+# Ends with one line if the device is missing.
 section=info
 : >"$out/devices.txt"
 bounded 60 "$out/devices.txt" "$programs/bin/fusewire" info
 code=$?
-[ $code -eq 0 ] || wrong "bin/fusewire does not run here (status $code): $(tail -n 1 "$out/devices.txt"); README.txt says what it needs"
+[ $code -eq 0 ] || {
+    last=$(tail -n 1 "$out/devices.txt")
+    wrong "bin/fusewire does not run here (status $code): $last; README.txt lists what it needs"
+}
 line=$(grep -E "^  (found  |missing)  $kind " "$out/devices.txt" |
     if [ "$device" = "$kind" ]; then cat; else grep -E " $device: |missing"; fi | head -n 1)
 name=$(echo "$line" | sed -E "s/^  (found|missing) +$kind +//")
 case $line in
     '  found'*) ;;
-    '') wrong "--device $device: there is no such device; bin/fusewire info lists those that there are" ;;
+    '') wrong "--device $device: no such device; bin/fusewire info lists the devices" ;;
     *) wrong "--device $device: $name" ;;
 esac
 
-# ---- sections ----------------------------------------------------------------------------------------------------
+# ---- sections ------------------------------------------------------------------------------------
 
-# What a section has come to: `fail` and `skip` set it, with the reason.
+# Result of the current section, with the reasons; set by `fail`, `skip` and `note`.
 result='' what=''
 fail() {
     result=FAIL
@@ -151,23 +158,23 @@ note() {
     what="${what:+$what; }$1"
 }
 
-# left: seconds of the section's limit that are left.
+# left: sets seconds_left to the rest of the section's limit, at least 1.
 left() {
     seconds_left=$((limit - ($(date +%s) - began)))
     [ "$seconds_left" -ge 1 ] || seconds_left=1
 }
 
-# explain CODE NAME: why a command failed.
+# explain CODE NAME: fails the section with the reason why a command failed.
 explain() {
     case $1 in
-        124 | 137) fail "$2: not done within the section's $limit s" ;;
+        124 | 137) fail "$2: not finished within the section's $limit s" ;;
         126 | 127) fail "$2: cannot be started: $(tail -n 1 "$part" | tr -d '\n')" ;;
         *) fail "$2: status $1" ;;
     esac
 }
 
 passed=0
-# tests BINARY WANTED ARGUMENTS..: runs tests; WANTED: how many must pass at least.
+# tests BINARY WANTED ARGUMENTS..: runs tests, of which at least WANTED must pass.
 tests() {
     binary=$1 wanted=$2
     shift 2
@@ -175,29 +182,37 @@ tests() {
     : >"$part"
     left
     # shellcheck disable=SC2086 # words
-    bounded "$seconds_left" "$part" ${sanitizer-} "$programs/tests/$binary" --test-threads=1 --nocapture "$@"
+    bounded "$seconds_left" "$part" ${sanitizer-} \
+        "$programs/tests/$binary" --test-threads=1 --nocapture "$@"
     code=$?
     cat "$part" >>"$log"
-    good=$(awk '/^test result: / { for (i = 2; i <= NF; i++) if ($i ~ /^passed/) sum += $(i - 1) } END { print sum + 0 }' "$part")
+    good=$(awk '
+        /^test result: / { for (i = 2; i <= NF; i++) if ($i ~ /^passed/) sum += $(i - 1) }
+        END { print sum + 0 }' "$part")
     passed=$((passed + good))
     if [ "$code" -ne 0 ]; then
-        failed=$(awk '/^failures:$/ { on = 1; next } /^test result/ { on = 0 } on && NF == 1 { print $1 }' "$part" | sort -u | tr '\n' ' ')
-        [ -n "$failed" ] || failed=$(awk '/^test .* \.\.\. / { name = $2 } END { if (name) print "in " name }' "$part")
+        failed=$(awk '
+            /^failures:$/ { on = 1; next }
+            /^test result/ { on = 0 }
+            on && NF == 1 { print $1 }' "$part" | sort -u | tr '\n' ' ')
+        [ -n "$failed" ] || failed=$(awk '
+            /^test .* \.\.\. / { name = $2 }
+            END { if (name) print "in " name }' "$part")
         explain "$code" "tests/$binary${failed:+ (${failed% })}"
     elif [ "$good" -lt "$wanted" ]; then
-        fail "tests/$binary: $good tests have run, of $wanted"
+        fail "tests/$binary: $good tests have passed, expected $wanted"
     fi
     rm -f "$part"
 }
 
-# exactly BINARY TEST..: these tests, each of which must be there.
+# exactly BINARY TEST..: runs these tests; each must exist and pass.
 exactly() {
     binary=$1
     shift
     tests "$binary" $# --exact "$@"
 }
 
-# command NAME ARGUMENTS..: one program of bin/.
+# command_of NAME ARGUMENTS..: runs a program of bin/.
 command_of() {
     program=$1
     shift
@@ -211,14 +226,15 @@ command_of() {
     rm -f "$part"
 }
 
-# in_multi_rank_grid COMMAND..: runs COMMAND with ranks that are threads in a multi-rank grid, if its images are here.
+# in_multi_rank_grid COMMAND..: runs COMMAND with its ranks in a multi-rank grid, if the bundle has
+# the images.
 in_multi_rank_grid() {
     if [ "$kind" != cuda ]; then
         return
     fi
     if ! ls "$here"/images/fusewire-kernels-multi-rank-grid.*.ptx* >/dev/null 2>&1; then
-        note 'nothing in a multi-rank grid: the bundle was made without its images'
-        [ $strict = no ] || fail 'with --strict they must be there'
+        note 'no tests in a multi-rank grid: the bundle was made without its images'
+        [ $strict = no ] || fail '--strict requires them'
         return
     fi
     multi_rank_grid=yes
@@ -261,21 +277,24 @@ run_conformance() {
         if [ "$kind" = cpu ]; then
             tests conformance 10
         else
-            # Lanes as threads are the CPU's; sixteen ranks are more than one GPU's queues carry side by side.
-            tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks --skip ranks_as_processes
+            # Only the CPU has lanes as threads. One GPU has too few queues for sixteen ranks.
+            tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks \
+                --skip ranks_as_processes
         fi
         tests operations 33 --skip abort:: --skip determinism::
     fi
-    in_multi_rank_grid exactly on_device short_form_of_2_ranks three_to_eight_ranks_as_threads types_reductions_and_the_fused_norm
+    in_multi_rank_grid exactly on_device short_form_of_2_ranks three_to_eight_ranks_as_threads \
+        types_reductions_and_the_fused_norm
     note "$passed tests passed"
 }
 
 run_graphs() {
-    exactly graphs several_graphs_and_eager_calls_between_them graphs_are_dropped_and_captured_again \
-        streams_join_a_capture_by_events zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
+    exactly graphs several_graphs_and_eager_calls_between_them \
+        graphs_are_dropped_and_captured_again streams_join_a_capture_by_events \
+        zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
     if [ $quick = no ]; then
         tests graphs 9 --skip replays::
-        # As many on a GPU as on the CPU.
+        # The same number on a GPU as on the CPU; the test itself uses fewer on a GPU.
         FUSEWIRE_TEST_REPLAYS=${FUSEWIRE_TEST_REPLAYS-100000}
         export FUSEWIRE_TEST_REPLAYS
         exactly graphs replays::a_hundred_thousand_replays_of_a_mix
@@ -286,7 +305,8 @@ run_graphs() {
 }
 
 run_failures() {
-    exactly on_device a_rank_that_never_launches_is_named_and_the_device_works_afterwards a_process_that_ends_is_named
+    exactly on_device a_rank_that_never_launches_is_named_and_the_device_works_afterwards \
+        a_process_that_ends_is_named
     exactly operations abort::abort_ends_waits
     exactly graphs a_failed_replay_fails_all_later_calls
     if [ $quick = no ]; then
@@ -295,26 +315,28 @@ run_failures() {
     note "$passed tests passed"
 }
 
-# The oracle of every conformance case is the CPU's arithmetic, bit for bit; here results are compared with those of the CPU
-# device itself.
+# The oracle of the conformance cases computes with the CPU's arithmetic. These tests compare with
+# the results of the CPU device itself.
 run_bitwise() {
     exactly on_device the_bits_are_those_of_the_cpu
     if [ $quick = no ]; then
         exactly operations determinism::special_numbers_equal_the_reference \
-            determinism::a_row_does_not_depend_on_its_batch determinism::the_fused_norm_equals_its_steps \
+            determinism::a_row_does_not_depend_on_its_batch \
+            determinism::the_fused_norm_equals_its_steps \
             determinism::every_setting_gives_the_same_bits_on_every_rank
     fi
     note "$passed tests passed"
 }
 
 ERRORS_FOUND=86
-# tool_options TOOL: memcheck also reports calls of the driver that fail, as the library's questions what a GPU can do may.
+# tool_options TOOL: prints the options of TOOL. By default memcheck also reports driver calls that
+# fail; the library's queries of a GPU's capabilities may.
 tool_options() {
     echo "--tool $1 --error-exitcode $ERRORS_FOUND --target-processes all --print-limit 20"
     [ "$1" != memcheck ] || echo '--report-api-errors no'
 }
 
-# sanitize TOOL TEST..: tests under a tool of compute-sanitizer.
+# sanitize TOOL TEST..: runs tests under a tool of compute-sanitizer.
 sanitize() {
     tool=$1
     shift
@@ -323,26 +345,29 @@ sanitize() {
     lines=$(wc -l <"$log")
     exactly on_device "$@"
     sanitizer=
-    [ "$code" -ne 0 ] || [ "$what" != "$before" ] || note "$tool: none found in $*${multi_rank_grid:+ in a multi-rank grid}"
+    run="$*${multi_rank_grid:+ in a multi-rank grid}"
+    [ "$code" -ne 0 ] || [ "$what" != "$before" ] || note "$tool: no errors in $run"
     [ "$code" -ne 0 ] || return
     what=$before result=$was
     if [ "$code" -eq $ERRORS_FOUND ]; then
-        fail "$tool found errors in $*${multi_rank_grid:+ in a multi-rank grid}"
-    elif [ -z "$multi_rank_grid" ] && [ "$*" = short_form_of_2_ranks ] && tail -n "+$((lines + 1))" "$log" | grep -q 'timed out'; then
-        note "$tool: two ranks do not run side by side under it"
+        fail "$tool found errors in $run"
+    elif [ "$run" = short_form_of_2_ranks ] &&
+        tail -n "+$((lines + 1))" "$log" | grep -q 'timed out'; then
+        note "$tool: two ranks do not run concurrently under it"
     else
-        explain "$code" "$tool, $*${multi_rank_grid:+ in a multi-rank grid}"
+        explain "$code" "$tool, $run"
     fi
 }
 
-# seeded bug: the tool must find an error that is there.
+# seeded_write: memcheck must find a seeded write beyond memory.
 seeded_write() {
     part=$out/.part
     : >"$part"
     left
     # shellcheck disable=SC2046 # words
     bounded "$seconds_left" "$part" compute-sanitizer $(tool_options memcheck) \
-        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored seeded_write_beyond_memory
+        "$programs/tests/on_device" --test-threads=1 --nocapture --exact --ignored \
+        seeded_write_beyond_memory
     code=$?
     cat "$part" >>"$log"
     ran=$(grep -c '^seeded bug: ' "$part")
@@ -351,11 +376,12 @@ seeded_write() {
     if [ "$code" -eq $ERRORS_FOUND ] && [ "$errors" -gt 0 ]; then
         note 'memcheck finds the seeded write'
     else
-        fail "memcheck does not find the seeded write (status $code, $ran launches, $errors reports)"
+        fail "memcheck does not find the seeded write (status $code, $ran launches, $errors errors)"
     fi
 }
 
-# grid_sanitizers: several ranks, whose blocks run side by side in a multi-rank grid under any tool.
+# grid_sanitizers: runs two ranks, whose blocks run concurrently in a multi-rank grid under any
+# tool.
 grid_sanitizers() {
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_2_ranks
@@ -365,7 +391,8 @@ grid_sanitizers() {
     fi
 }
 
-# under TOOL TEST: a test of seeded bugs under a tool; sets `code`, and `part` to what was said.
+# under TOOL TEST: runs a test of seeded bugs under TOOL. Sets `code` to its status and `part` to
+# the file with its output.
 under() {
     part=$out/.part
     : >"$part"
@@ -378,8 +405,9 @@ under() {
     cat "$part" >>"$log"
 }
 
-# seeded_kernel TOOL REPORT RIGHT TEST..: the tool must report the error of one of the tests at least, and none in the same kernel
-# put right. The tests differ in the form of the error.
+# seeded_kernel TOOL REPORT RIGHT TEST..: TOOL must print REPORT for at least one TEST, and find no
+# error in the test RIGHT of the same kernel without the bug. The tests differ in the form of the
+# bug.
 seeded_kernel() {
     tool=$1 says=$2 right=$3
     shift 3
@@ -387,7 +415,8 @@ seeded_kernel() {
     for test in "$@"; do
         [ -z "$found" ] || break
         under "$tool" "$test"
-        [ "$code" -ne $ERRORS_FOUND ] || ! grep -q '^seeded bug: ' "$part" || ! grep -q "$says" "$part" || found=$test
+        [ "$code" -ne $ERRORS_FOUND ] || ! grep -q '^seeded bug: ' "$part" ||
+            ! grep -q "$says" "$part" || found=$test
         last="$test: status $code, $(grep -c '^seeded bug: ' "$part") lines of the test"
     done
     under "$tool" "$right"
@@ -403,12 +432,12 @@ seeded_kernel() {
 
 seeded_kernels() {
     if ! ls "$here"/images/seeded-bugs.*.ptx >/dev/null 2>&1; then
-        skip 'this bundle has no image of the seeded bugs for racecheck and synccheck (it was made without a device tool chain)'
+        skip 'no image of the seeded bugs: the bundle was made without a device tool chain'
         return
     fi
     seeded_kernel racecheck 'Race reported between\|hazard detected' seeded_race_fixed seeded_race
-    seeded_kernel synccheck 'Divergent thread(s) in' seeded_divergence_fixed seeded_divergence_of_warps \
-        seeded_divergence_in_a_warp
+    seeded_kernel synccheck 'Divergent thread(s) in' seeded_divergence_fixed \
+        seeded_divergence_of_warps seeded_divergence_in_a_warp
 }
 
 run_sanitizers() {
@@ -424,7 +453,7 @@ run_sanitizers() {
     bounded "$seconds_left" "$log" compute-sanitizer --version
     seeded_write
     seeded_kernels
-    # One rank: kernels that wait for each other may not run side by side under a tool.
+    # One rank: under a tool, kernels that wait for each other may not run concurrently.
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_1_rank
     done
@@ -436,29 +465,30 @@ run_sanitizers() {
     fi
 }
 
-# versus_cuda: beside the same algorithms in CUDA C++, where cubins were bundled or can be made here.
+# versus_cuda: measures the CUDA C++ baseline too, if its cubins are bundled or nvcc is found.
 versus_cuda() {
     case $device in cuda:*) gpu=${device#*:} ;; *) gpu=0 ;; esac
-    if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] && ! command -v nvcc >/dev/null 2>&1 &&
-        [ ! -x /usr/local/cuda/bin/nvcc ]; then
-        note 'nothing beside CUDA C++: neither cubins in the bundle nor nvcc'
+    if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] &&
+        ! command -v nvcc >/dev/null 2>&1 && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        note 'no CUDA C++ baseline: neither cubins in the bundle nor nvcc'
         return
     fi
     few=
     [ $quick = no ] || few='--ranks 2 --sizes 512,64K --types bf16 --tokens 1,16 --rounds 7'
     # shellcheck disable=SC2086 # words
-    command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" --json "$out/versus-cuda.json"
-    [ "$code" -ne 0 ] || note 'beside CUDA C++: versus-cuda.md'
+    command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" \
+        --json "$out/versus-cuda.json"
+    [ "$code" -ne 0 ] || note 'comparison with CUDA C++: versus-cuda.md'
     [ -d "$here/unbounded" ] || return
     few=
     [ $quick = no ] || few='--sizes 512,64K --rounds 7'
     for count in 2 8; do
         [ $quick = no ] || [ $count = 2 ] || continue
         # shellcheck disable=SC2086 # words
-        command_of fusewire-benches wait-cost --device cuda --gpu "$gpu" --ranks $count --unbounded "$here/unbounded" $few \
-            --out "$out/wait-cost.md"
+        command_of fusewire-benches wait-cost --device cuda --gpu "$gpu" --ranks $count \
+            --unbounded "$here/unbounded" $few --out "$out/wait-cost.md"
     done
-    [ "$code" -ne 0 ] || note 'what bounded waits cost: wait-cost.md'
+    [ "$code" -ne 0 ] || note 'cost of bounded waits: wait-cost.md'
 }
 
 run_benches() {
@@ -469,8 +499,8 @@ run_benches() {
     for count in $ranks; do
         for graph in '' --graph; do
             file=perf-$count${graph:+-graph}
-            command_of fusewire perf all --device "$device" --threads --ranks "$count" --max-bytes $most --factor $sizes \
-                $graph --json "$out/$file.json"
+            command_of fusewire perf all --device "$device" --threads --ranks "$count" \
+                --max-bytes $most --factor $sizes $graph --json "$out/$file.json"
             [ "$code" -ne 0 ] || tables=$((tables + 1))
         done
     done
@@ -483,7 +513,7 @@ run_benches() {
     fi
 }
 
-# limit_of SECTION: its seconds.
+# limit_of SECTION: prints its limit in seconds.
 limit_of() {
     if [ $quick = yes ]; then
         case $1 in
@@ -515,13 +545,13 @@ for section in $SECTIONS; do
         result=FAIL
     fi
     [ $result != FAIL ] || failures=$((failures + 1))
-    # A tab, a quote or a backslash would end a field of what is written below.
+    # Tabs, quotes and backslashes would break the fields of the results.
     what=$(printf '%s' "$what" | tr '\t\n"\\' "  ''")
     printf '%s\t%s\t%s\t%s\n' "$section" "$result" "$took" "$what" >>"$rows"
     printf '%-12s %-6s %5s s  %s\n' "$section" "$result" "$took" "$what"
 done
 
-# ---- one page ----------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 version=$("$programs/bin/fusewire" --version)
 commit=$(sed -n 's/^  "commit": "\(.*\)",$/\1/p' "$here/manifest.json" 2>/dev/null)
@@ -530,7 +560,8 @@ host=$(uname -srm)
 plain=$(printf '%s' "$name" | tr '\t\n"\\' "  ''")
 {
     echo "$version, commit ${commit:-unknown}, device $device ($plain)"
-    echo "$when, $host$([ $quick = no ] || echo ', --quick')$([ $strict = no ] || echo ', --strict')"
+    options=$([ $quick = no ] || printf ', --quick')$([ $strict = no ] || printf ', --strict')
+    echo "$when, $host$options"
     echo
     printf '%-12s| %-7s| %-8s| %s\n' section result seconds what
     awk -F '\t' '{ printf "%-12s| %-7s| %-8s| %s\n", $1, $2, $3, $4 }' "$rows"
@@ -538,13 +569,19 @@ plain=$(printf '%s' "$name" | tr '\t\n"\\' "  ''")
     if [ $failures -eq 0 ]; then
         echo 'no section failed'
     else
-        echo "$failures sections failed:$(awk -F '\t' '$2 == "FAIL" { printf " %s (%s.log)", $1, $1 }' "$rows")"
+        failed=$(awk -F '\t' '$2 == "FAIL" { printf " %s (%s.log)", $1, $1 }' "$rows")
+        echo "$failures sections failed:$failed"
     fi
 } >"$out/results.txt"
 {
-    printf '{"version": "%s", "commit": "%s", "device": "%s", "name": "%s", "when": "%s", "host": "%s", "quick": "%s", "failed": %s, "sections": [' \
-        "$version" "${commit:-unknown}" "$device" "$plain" "$when" "$host" "$quick" "$failures"
-    awk -F '\t' '{ printf "%s\n  {\"section\": \"%s\", \"result\": \"%s\", \"seconds\": %s, \"what\": \"%s\"}", (NR > 1 ? "," : ""), $1, $2, $3, $4 }' "$rows"
+    printf '{"version": "%s", "commit": "%s", "device": "%s", "name": "%s", ' \
+        "$version" "${commit:-unknown}" "$device" "$plain"
+    printf '"when": "%s", "host": "%s", "quick": "%s", "failed": %s, "sections": [' \
+        "$when" "$host" "$quick" "$failures"
+    awk -F '\t' '{
+        printf "%s\n  {\"section\": \"%s\", ", (NR > 1 ? "," : ""), $1
+        printf "\"result\": \"%s\", \"seconds\": %s, \"what\": \"%s\"}", $2, $3, $4
+    }' "$rows"
     printf '\n]}\n'
 } >"$out/results.json"
 rm -f "$rows"
