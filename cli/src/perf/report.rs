@@ -1,7 +1,7 @@
 //! The table on the terminal, the rows as JSON, and the chart.
 
+use core::cell::Cell;
 use core::fmt::Arguments;
-use std::cell::Cell;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
