@@ -1,34 +1,35 @@
-//! A bundle of shell scripts instead of programs.
+//! A fake bundle: shell scripts instead of programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Says of each device whether it is there, and is measured at once.
+/// Fake of `fusewire`: lists devices and measures nothing.
 const FUSEWIRE: &str = r#"
 case $1 in
     info)
         echo devices
         echo '  found    cpu                      a model, 2 cores'
-        echo "  ${FAKE_CUDA:-missing}  cuda                     ${FAKE_DETAIL:-no driver: libcuda.so.1 was not found}"
+        no_driver='no driver: libcuda.so.1 was not found'
+        echo "  ${FAKE_CUDA:-missing}  cuda                     ${FAKE_DETAIL:-$no_driver}"
         ;;
     --version) echo 'fusewire 9.9.9' ;;
     perf) echo "$@" ;;
 esac
 "#;
 
-/// Passes what it is asked for by name, or forty tests.
+/// Fake of a test binary: passes the tests that are named, or forty.
 const PASSES: &str = r#"
 count=40
 case " $* " in *' --exact '*)
     count=0
     for word in "$@"; do case $word in --*) ;; *) count=$((count + 1)) ;; esac; done ;;
 esac
-echo "test result: ok. $count passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
+echo "test result: ok. $count passed; 0 failed; 0 ignored; 0 measured; 0 filtered out"
 "#;
 
-/// A folder that looks like a bundle.
+/// A folder with the files of a bundle.
 pub(crate) struct Bundle {
     folder: tempfile::TempDir,
 }
@@ -60,7 +61,7 @@ impl Bundle {
         self.folder.path()
     }
 
-    /// The folder of results.
+    /// Returns the folder of results.
     pub(crate) fn results(&self) -> PathBuf {
         self.path().join("results")
     }
@@ -73,7 +74,7 @@ impl Bundle {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
     }
 
-    /// Writes the sums of what is there now.
+    /// Writes the hashes of the present files.
     pub(crate) fn sums(&self) {
         let made = Command::new("sh")
             .args(["-c", "sha256sum bin/* tests/* > SHA256SUMS"])
@@ -82,7 +83,7 @@ impl Bundle {
         assert!(made.expect("sh").success());
     }
 
-    /// The script with an empty environment; programs in `path/` come first.
+    /// Returns the script with an empty environment; `path/` is the first folder of `$PATH`.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("/bin/sh");
         command
@@ -106,12 +107,12 @@ impl Bundle {
             .expect("a shell")
     }
 
-    /// The rows of the results: section, result, what.
+    /// Returns the rows of the results: section, result, text.
     pub(crate) fn rows(&self) -> Vec<(String, String, String)> {
         rows(&self.results())
     }
 
-    /// Result and text of a section.
+    /// Returns the result and the text of a section.
     pub(crate) fn row(&self, section: &str) -> (String, String) {
         let rows = self.rows();
         let row = rows.into_iter().find(|row| row.0 == section);
@@ -120,7 +121,7 @@ impl Bundle {
     }
 }
 
-/// The rows of `results.json`, which must be JSON, and those of `results.txt`, which must be the same.
+/// Returns the rows of `results.json`, after checking that `results.txt` has the same rows.
 pub(crate) fn rows(folder: &Path) -> Vec<(String, String, String)> {
     let read = |name| fs::read_to_string(folder.join(name)).expect("the results");
     let json: serde_json::Value = serde_json::from_str(&read("results.json")).expect("JSON");

@@ -1,5 +1,5 @@
-//! The bundle's script: what it makes of programs that pass, fail, hang or are missing (stand-ins, within seconds), and, asked for
-//! by CI, a bundle of the real ones.
+//! Tests of the bundle's script, with fake programs that pass, fail, hang or are missing, and of a
+//! bundle with the real programs, which only CI runs.
 
 mod fake;
 mod real;

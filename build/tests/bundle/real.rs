@@ -16,7 +16,7 @@ fn bundle(folder: &Path, more: &[&str]) -> Output {
         .expect("fusewire-build")
 }
 
-/// The script with an empty environment.
+/// Runs the script with an empty environment.
 fn run(folder: &Path, arguments: &[&str], results: &Path) -> Output {
     Command::new(folder.join("run.sh"))
         .args(arguments)
@@ -30,8 +30,7 @@ fn run(folder: &Path, arguments: &[&str], results: &Path) -> Output {
 }
 
 #[test]
-#[ignore = "builds for release and runs the tests of a bundle, for a minute or more; CI asks for \
-    it"]
+#[ignore = "builds for release and runs the tests of a bundle, which takes minutes; CI runs it"]
 fn a_bundle_runs_elsewhere_on_the_cpu() {
     let here = tempfile::tempdir().expect("a folder");
     let made = here.path().join("bundle");
@@ -68,7 +67,7 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
             > 1000
     );
 
-    // Without a driver: one line. With one it would run.
+    // Without a driver the script ends with one line.
     if fs::read_to_string(results.join("devices.txt"))
         .expect("the devices")
         .contains("missing  cuda ")
@@ -80,7 +79,8 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
         assert!(said.contains("--device cuda: "), "{said}");
     }
 
-    // A former bundle is made anew, what was changed in it too; too small a limit names the largest.
+    // A second call replaces the bundle, including a changed file. The error about the size names
+    // the largest files.
     let packed = std::process::Command::new("gzip")
         .args(["-c", "/bin/false"])
         .output()
@@ -100,5 +100,5 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
         "{said}"
     );
     let output = run(&elsewhere, &["--only", "files"], &results);
-    assert_eq!(output.status.code(), Some(0), "made anew");
+    assert_eq!(output.status.code(), Some(0), "after the second call");
 }

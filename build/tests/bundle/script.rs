@@ -1,4 +1,4 @@
-//! The script over stand-ins.
+//! Tests of the script with fake programs.
 
 use core::time::Duration;
 use std::process::Stdio;
@@ -8,15 +8,23 @@ use crate::fake::{Bundle, stderr};
 
 const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
 
-/// A stand-in for NVIDIA's tool that reports what a real one would of the seeded bugs, and runs the rest.
+/// A fake of compute-sanitizer that reports the seeded bugs and runs all other tests.
 const SANITIZER: &str = r#"
 case " $* " in
     *' --version '*) echo 'a version'; exit 0 ;;
-    *seeded_write*) printf '========= Invalid __global__ write of size 2 bytes\n========= ERROR SUMMARY: 1 error\n'; exit 86 ;;
+    *seeded_write*)
+        printf '========= Invalid __global__ write of size 2 bytes\n'
+        printf '========= ERROR SUMMARY: 1 error\n'
+        exit 86 ;;
     *_fixed*) echo 'seeded bug: launched' ; exit 0 ;;
-    *seeded_race*) printf 'seeded bug: launched\n========= Error: Race reported between Write access at 0x10\n'; exit 86 ;;
+    *seeded_race*)
+        printf 'seeded bug: launched\n'
+        printf '========= Error: Race reported between Write access at 0x10\n'
+        exit 86 ;;
     *seeded_divergence_of_warps*)
-        printf 'seeded bug: launched\n========= Barrier error detected. Divergent thread(s) in block\n'; exit 86 ;;
+        printf 'seeded bug: launched\n'
+        printf '========= Barrier error detected. Divergent thread(s) in block\n'
+        exit 86 ;;
 esac
 while [ "${1#/}" = "$1" ]; do shift; done
 "$@"
@@ -40,7 +48,7 @@ fn all_is_well() {
         assert_eq!(result, expected, "{section}: {what}");
         assert!(bundle.results().join(format!("{section}.log")).is_file());
     }
-    // What is skipped is not enough where all was asked for.
+    // A skipped section fails with --strict.
     let output = bundle.run(&["--strict", "--only", "sanitizers"], &[]);
     assert_eq!(output.status.code(), Some(1));
 }
@@ -62,7 +70,7 @@ fn a_binary_that_fails_is_named() {
         what.contains("tests/graphs (the_culprit): status 101"),
         "{what}"
     );
-    // It is also not the one that was bundled; and nothing else has failed but what uses it.
+    // The binary also differs from the bundled one. Only sections that use it fail.
     let (result, what) = bundle.row("files");
     assert_eq!(
         (result.as_str(), what.as_str()),
@@ -87,7 +95,7 @@ fn tests_that_do_not_run_are_a_failure() {
     assert_eq!(bundle.row("bitwise").0, "pass");
     let (result, what) = bundle.row("conformance");
     assert_eq!(result, "FAIL");
-    assert!(what.contains("1 tests have run, of 6"), "{what}");
+    assert!(what.contains("1 tests have passed, expected 6"), "{what}");
     std::fs::remove_file(bundle.path().join("tests/on_device")).expect("it was there");
     let output = bundle.run(&["--only", "bitwise"], &[]);
     assert_eq!(output.status.code(), Some(1));
@@ -102,15 +110,18 @@ fn tests_that_do_not_run_are_a_failure() {
 fn wrong_usage_and_missing_devices_are_one_line() {
     let bundle = Bundle::new();
     for (arguments, says) in [
-        (&["--device", "tpu"][..], "--device tpu: none of cpu"),
-        (&["--device", "cuda:x"], "a number is to follow"),
-        (&["--only", "bitwise,luck"], "--only luck: none of files"),
+        (&["--device", "tpu"][..], "--device tpu: expected cpu"),
+        (&["--device", "cuda:x"], "expected a number after"),
+        (
+            &["--only", "bitwise,luck"],
+            "--only luck: expected one of files",
+        ),
         (&["--fast"], "unknown argument --fast"),
         (
             &["--device", "cuda"],
             "--device cuda: no driver: libcuda.so.1 was not found",
         ),
-        (&["--device", "hip"], "there is no such device"),
+        (&["--device", "hip"], "--device hip: no such device"),
     ] {
         let output = bundle.run(arguments, &[]);
         let said = stderr(&output);
@@ -119,7 +130,7 @@ fn wrong_usage_and_missing_devices_are_one_line() {
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
         assert!(output.stdout.is_empty());
     }
-    // The second GPU, where there is one.
+    // The second GPU of a machine with one.
     let output = bundle.run(&["--device", "cuda:1", "--quick"], CUDA);
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -130,7 +141,7 @@ fn wrong_usage_and_missing_devices_are_one_line() {
 }
 
 #[test]
-fn ranks_of_a_launcher_around_it_are_not_ours() {
+fn variables_of_an_outer_launcher_are_removed() {
     let bundle = Bundle::new();
     bundle.program(
         "tests/on_device",
@@ -163,8 +174,8 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
         "finds the seeded write",
         "racecheck finds seeded_race;",
         "synccheck finds seeded_divergence_of_warps",
-        "racecheck: none",
-        "synccheck: none",
+        "racecheck: no errors",
+        "synccheck: no errors",
     ] {
         assert!(what.contains(says), "{what}");
     }
@@ -173,7 +184,7 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
     let output = bundle.run(&strict, CUDA);
     assert_eq!(output.status.code(), Some(0));
 
-    // A tool that sees nothing.
+    // A tool that finds nothing.
     bundle.program(
         "path/compute-sanitizer",
         "echo '========= ERROR SUMMARY: 0 errors'",
@@ -220,11 +231,11 @@ fn a_seeded_bug_counts_only_with_its_report() {
         bundle.run(&only, CUDA);
         bundle.row("sanitizers")
     };
-    // The second form of an error is tried where the first is not seen.
-    let (result, what) = run(
-        "case \" $* \" in *divergence_of_warps*) exit 0 ;;
-         *divergence_in_a_warp*) printf 'seeded bug: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac",
-    );
+    // The second form of a bug is tried if the first is not found.
+    let second = "case \" $* \" in *divergence_of_warps*) exit 0 ;;
+         *divergence_in_a_warp*)
+             printf 'seeded bug: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac";
+    let (result, what) = run(second);
     assert_eq!(result, "pass", "{what}");
     assert!(
         what.contains("synccheck finds seeded_divergence_in_a_warp"),
@@ -236,12 +247,12 @@ fn a_seeded_bug_counts_only_with_its_report() {
             "printf 'seeded bug: 1\\n====== Program hit an error\\n'; exit 86",
             "racecheck does not find the seeded bug (seeded_race: status 86, 1 lines",
         ),
-        // Its words, and nothing was launched.
+        // The report of the bug, without a launch.
         (
             "echo '====== Race reported between'; exit 86",
             "racecheck does not find the seeded bug (seeded_race: status 86, 0 lines",
         ),
-        // The tool knows, and its status does not.
+        // The report of the bug, with the status of success.
         (
             "printf 'seeded bug: 1\\n====== Race reported between\\n'; exit 0",
             "racecheck does not find the seeded bug (seeded_race: status 0, 1 lines",
@@ -258,13 +269,13 @@ fn a_seeded_bug_counts_only_with_its_report() {
     let (result, what) = run("");
     assert_eq!(result, "skip", "{what}");
     assert!(
-        what.contains("no image of the seeded bugs") && what.contains("racecheck: none"),
+        what.contains("no image of the seeded bugs") && what.contains("racecheck: no errors"),
         "{what}"
     );
 }
 
 #[test]
-fn the_baseline_is_measured_where_there_is_one() {
+fn the_baseline_is_measured_if_there_is_one() {
     let bundle = Bundle::new();
     bundle.program("bin/fusewire-benches", "echo \"benches $*\"");
     let only = ["--device", "cuda:0", "--only", "benches", "--quick"];
@@ -282,7 +293,10 @@ fn the_baseline_is_measured_where_there_is_one() {
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("benches");
     assert_eq!(result, "pass", "{what}");
-    assert!(what.contains("beside CUDA C++: versus-cuda.md"), "{what}");
+    assert!(
+        what.contains("comparison with CUDA C++: versus-cuda.md"),
+        "{what}"
+    );
     let log = std::fs::read_to_string(bundle.results().join("benches.log")).expect("a log");
     assert!(
         log.contains("benches versus cuda --gpu 0 --ranks 2"),
@@ -304,7 +318,7 @@ fn the_baseline_is_measured_where_there_is_one() {
 }
 
 #[test]
-fn two_ranks_that_do_not_meet_under_a_tool_are_distinguished_from_errors() {
+fn timeouts_of_two_ranks_under_a_tool_are_distinguished_from_errors() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
     for (says, expected) in [("rank 1 timed out", "pass"), ("all is lost", "FAIL")] {
@@ -316,7 +330,7 @@ fn two_ranks_that_do_not_meet_under_a_tool_are_distinguished_from_errors() {
         let (result, what) = bundle.row("sanitizers");
         assert_eq!(result, expected, "{what}");
         let part = match expected {
-            "pass" => "memcheck: two ranks do not run side by side",
+            "pass" => "memcheck: two ranks do not run concurrently",
             _ => "synccheck, short_form_of_2_ranks: status 101",
         };
         assert!(what.contains(part), "{what}");
@@ -324,10 +338,10 @@ fn two_ranks_that_do_not_meet_under_a_tool_are_distinguished_from_errors() {
 }
 
 #[test]
-fn tools_see_ranks_in_multi_rank_grid() {
+fn tools_check_ranks_in_a_multi_rank_grid() {
     let bundle = Bundle::new();
     let only = ["--device", "cuda", "--only", "sanitizers"];
-    // Two ranks that time out are excused where each has its own grid, not here.
+    // A timeout is an error in a multi-rank grid; only ranks in separate grids may time out.
     let in_multi_rank_grid = |body: &str| {
         format!("if [ -n \"${{FUSEWIRE_TEST_MULTI_RANK_GRID-}}\" ]; then {body}; fi{SANITIZER}")
     };
@@ -335,17 +349,17 @@ fn tools_see_ranks_in_multi_rank_grid() {
     bundle.run(&only, CUDA);
     let (result, what) = bundle.row("sanitizers");
     assert_eq!(result, "pass", "{what}");
-    assert!(what.contains("nothing in a multi-rank grid"), "{what}");
+    assert!(what.contains("no tests in a multi-rank grid"), "{what}");
     bundle.run(&[&only[..], &["--strict"]].concat(), CUDA);
     let (_, what) = bundle.row("sanitizers");
-    assert!(what.contains("with --strict they must be there"), "{what}");
+    assert!(what.contains("--strict requires them"), "{what}");
 
     bundle.program("images/fusewire-kernels-multi-rank-grid.sm_90.ptx", "");
     for (body, expected, says) in [
         (
             "true",
             "pass",
-            "racecheck: none found in short_form_of_2_ranks in a multi-rank grid",
+            "racecheck: no errors in short_form_of_2_ranks in a multi-rank grid",
         ),
         (
             "exit 86",
@@ -364,11 +378,11 @@ fn tools_see_ranks_in_multi_rank_grid() {
         assert_eq!(result, expected, "{what}");
         assert!(what.contains(says), "{what}");
         assert!(
-            what.contains("memcheck: none found in short_form_of_1_rank;"),
+            what.contains("memcheck: no errors in short_form_of_1_rank;"),
             "{what}"
         );
     }
-    // The conformance list, too; on the CPU there is no such thing.
+    // The section conformance also runs in a multi-rank grid, but not on the CPU.
     let test = "echo \"a multi-rank grid: ${FUSEWIRE_TEST_MULTI_RANK_GRID-no}\"";
     let passes =
         "echo 'test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'";
@@ -386,7 +400,7 @@ fn tools_see_ranks_in_multi_rank_grid() {
 #[test]
 fn an_interrupt_ends_the_children() {
     let bundle = Bundle::new();
-    // With a child of its own, as tests have whose ranks are processes.
+    // The test starts a child, as do tests whose ranks are processes.
     bundle.program(
         "tests/on_device",
         "sleep 300 &\necho $$ $! > \"$PWD/ids\"\nwait",
@@ -406,7 +420,7 @@ fn an_interrupt_ends_the_children() {
         assert!(started.elapsed() < Duration::from_secs(60), "no child");
         std::thread::sleep(Duration::from_millis(10));
     };
-    // Not by INT, which a shell cannot catch where it was ignored before: in a background job.
+    // TERM, because a shell cannot trap INT if it was ignored when the shell started.
     let id = script.id().to_string();
     let sent = std::process::Command::new("sh")
         .args(["-c", &format!("kill -TERM {id}")])
@@ -416,13 +430,16 @@ fn an_interrupt_ends_the_children() {
     assert_eq!(status.code(), Some(130));
     for id in ids.split_whitespace() {
         let started = Instant::now();
-        // A zombie has ended; who would take it away is not there in every container.
+        // A zombie has ended; not every container has a process that reaps it.
         let alive = || {
             std::fs::read_to_string(format!("/proc/{id}/stat"))
                 .is_ok_and(|stat| !stat.contains(") Z "))
         };
         while alive() {
-            assert!(started.elapsed() < Duration::from_secs(20), "{id} lives on");
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "{id} still runs"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
