@@ -42,8 +42,8 @@ fn hash(rank: u32, call: u64, index: usize) -> u64 {
 /// Returns the `count` elements of `dtype` that `rank` holds in call number `call`.
 pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let float = |i: usize| {
-        // The odd rank of a pair holds the even rank's number, negated, plus a small one, so the pair
-        // nearly cancels.
+        // The odd rank of a pair holds the even rank's number, negated, plus a small one, so the
+        // pair nearly cancels.
         let pair = hash(rank / 2, call, i);
         let own = hash(rank + 64, call, i);
         let exponent = (pair >> 50 & 7) as i32 - 3;
