@@ -1,7 +1,7 @@
-//! Negative controls of the verifier: each kernel breaks one rule on purpose and must be caught by it.
-//! Only `control_clean` is right.
+//! Negative controls of the verifier: each kernel breaks one rule, which must catch it. Only the
+//! `clean` kernels break none, and `control_threaded` breaks one only with jump threading.
 //!
-//! `fusewire-build check` writes this file into a crate of its own and compiles it on the spot.
+//! `fusewire-build check` writes this file into a separate crate and compiles it.
 #![no_std]
 #![feature(abi_gpu_kernel, abi_unadjusted, core_intrinsics, link_llvm_intrinsics)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
@@ -18,10 +18,10 @@ unsafe extern "unadjusted" {
     safe fn fusewire_panic() -> !;
 }
 
-/// Lanes a block, for strides.
+/// Lanes per block, the stride of loops.
 const LANES: usize = 256;
 
-/// Copies by 16 bytes, synchronises in uniform code, multiplies and adds separately.
+/// Copies 16 bytes at a time, synchronises in uniform code, multiplies and adds separately.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_clean(
     to: *mut u128,
@@ -31,74 +31,74 @@ pub unsafe extern "gpu-kernel" fn control_clean(
 ) {
     let mut i = control_lane() as usize;
     while i < n as usize {
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { *to.add(i) = *from.add(i) };
         i += LANES;
     }
     control_barrier();
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *x = *x * *x + *x };
 }
 
-/// Core's atomic: on NVIDIA it loses ordering and scope before LLVM 23.
+/// Uses an atomic of `core`, which LLVM before 23 compiles without ordering and scope for NVIDIA.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_unscoped(word: *mut u32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Ordering::AcqRel);
 }
 
-/// A synchronising load that does not reach a peer.
+/// Synchronises by a load whose scope excludes peers.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_narrow_scope(word: *mut u32, out: *mut u32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *out = control_narrow_load(word) };
 }
 
-/// A copy by 4 bytes.
+/// Copies 4 bytes at a time.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_scalar_copy(to: *mut u32, from: *const u32, n: u32) {
     let mut i = control_lane() as usize;
     while i < n as usize {
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { *to.add(i) = *from.add(i) };
         i += LANES;
     }
 }
 
-/// An array indexed at run time.
+/// Indexes a local array at run time.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_local_array(x: *mut u32, at: *const u32, n: u32) {
     let mut table = [0u32; 48];
     let mut i = 0;
     while i < n as usize {
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { *table.as_mut_ptr().add(*at.add(i) as usize % 48) += i as u32 };
         i += 1;
     }
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *x = *table.as_ptr().add(*at as usize % 48) };
 }
 
-/// A bounds check.
+/// Checks bounds.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_panic(x: *mut u32, count: u64, index: u64) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     let slice = unsafe { core::slice::from_raw_parts_mut(x, count as usize) };
     slice[index as usize] = 3;
 }
 
-/// A barrier that one lane reaches.
+/// Enters a barrier on one lane only.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_divergent_barrier(x: *mut u32) {
     if control_lane() == 0 {
         control_barrier();
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { *x += 1 };
     }
 }
 
-/// A barrier in a loop that each lane leaves when it likes.
+/// Enters a barrier in a loop whose trip count differs between lanes.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
     let mut left = control_lane();
@@ -106,63 +106,63 @@ pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
         control_barrier();
         left -= 1;
     }
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *x = left };
 }
 
-/// Right in the source; jump threading in MIR clones the barrier into both ways.
+/// Breaks no rule in the source, but jump threading in MIR clones the barrier into both branches.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
     let leader = control_lane() == 0;
     let shared = control_shared();
     if leader {
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { shared.write_volatile(*x) };
     }
     control_barrier();
     if leader {
-        // SAFETY: compiled and read by the verifier, never run.
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
         unsafe { *x = shared.read_volatile() + 1 };
     }
 }
 
-/// A product and a sum that may be contracted.
+/// Permits contraction of a multiplication and an addition.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fast_math(x: *mut f32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe {
         let value = *x;
         *x = core::intrinsics::fadd_fast(core::intrinsics::fmul_fast(value, *x.add(1)), value);
     }
 }
 
-/// A fused multiplication and addition.
+/// Fuses a multiplication and an addition.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fused(x: *mut f32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *x = core::intrinsics::fmaf32(*x, *x.add(1), *x.add(2)) };
 }
 
-/// The hardware's reciprocal.
+/// Uses the hardware's approximate reciprocal.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_approximation(x: *mut f32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *x = control_reciprocal(*x) };
 }
 
-/// A reference to what another may write.
+/// Reads memory that peers may write by a reference.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *out = *flag };
 }
 
-/// 16 bytes at once between alias fences.
+/// Accesses 16 bytes at once between alias fences.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe {
         core::arch::asm!(
             "fence.proxy.alias;",
@@ -177,11 +177,11 @@ pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
     }
 }
 
-/// 4 bytes at once.
+/// Accesses 4 bytes at once.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe {
         core::arch::asm!(
             "fence.proxy.alias;",
@@ -195,11 +195,11 @@ pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
     }
 }
 
-/// Nothing orders it with accesses by the ordinary address.
+/// Lacks the fences that order the access with accesses by the ordinary address.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_unfenced(to: u64) {
-    // SAFETY: compiled and read by the verifier, never run.
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe {
         core::arch::asm!(
             "{{ .reg .b32 a; mov.b32 a, 0;",

@@ -1,4 +1,5 @@
-//! From a crate to its images: rustc, link with the shims, optimise, take families apart, generate code.
+//! Compiles a crate to its images: rustc, link with the shims, optimise, split into families,
+//! generate code.
 
 use std::path::{Path, PathBuf};
 
@@ -9,30 +10,30 @@ use crate::text::ir;
 use crate::toolchain::Toolchain;
 use crate::{Error, Result, Target, Vendor, edit, files, process, recipe};
 
-/// How to compile.
+/// Options of a compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Leaves rustc's jump threading on, which clones barriers into divergent branches: for the verifier's
-    /// control only.
+    /// Keeps rustc's jump threading, which clones barriers into divergent branches. Only for a
+    /// control of the verifier.
     pub jump_threading: bool,
-    /// Families that get an image each; kernels of none of them share one more. When empty, one image holds
-    /// everything.
+    /// Families that get an image each. The kernels of no family share one more image. If empty,
+    /// one image holds all kernels.
     pub families: Vec<Family>,
     /// Exports the grid form of every kernel, `NAME__grid`, instead of `NAME`, for tests in which
     /// all ranks run in a multi-rank grid.
     pub multi_rank_grid: bool,
-    /// Kernels whose waits have no bounds: for measuring what bounds cost.
+    /// Compiles kernels whose waits have no bounds, to measure the cost of bounded waits.
     pub unbounded: bool,
 }
 
-/// What compiling gave, on disk.
+/// The files of a compilation.
 #[derive(Clone, Debug)]
 pub struct Compilation {
-    /// For which GPU.
+    /// The GPU architecture.
     pub target: Target,
-    /// Content hash of everything that went in.
+    /// Content hash of all inputs.
     pub key: String,
-    /// Whether nothing had to be compiled.
+    /// `true` if the files are those of an earlier compilation.
     pub cached: bool,
     /// Optimised LLVM IR of all kernels.
     pub ir: PathBuf,
@@ -42,19 +43,20 @@ pub struct Compilation {
     pub warnings: String,
 }
 
-/// One image, of a family of kernels or of all.
+/// One image, of a family of kernels or of all kernels.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The family; the package's name where an image holds what is in no family.
+    /// The family, or the package for kernels of no family.
     pub name: String,
     /// PTX, or AMD assembly.
     pub assembly: PathBuf,
-    /// What a driver loads: PTX, or a code object. Absent for AMD without `ld.lld`.
+    /// The file that a driver loads: PTX, or a code object. `None` for AMD without `ld.lld`.
     pub image: Option<PathBuf>,
 }
 
 impl Options {
-    /// What stands behind the package's name in names of files and folders.
+    /// Returns the suffix that these options give to the package's name in names of files and
+    /// folders.
     pub fn suffix(&self) -> String {
         let parts = [
             (self.jump_threading, "-threaded"),
@@ -67,13 +69,13 @@ impl Options {
     }
 }
 
-/// Compiles `project` for `target`, or finds what an earlier call with the same content left.
+/// Compiles `project` for `target`, or returns the files of an earlier call with the same content.
 ///
-/// An image depends on the sources, the tools and the flags alone: not on the folder, the machine or the number of
-/// jobs.
+/// An image depends only on the sources, the tools and the flags, not on the folder, the machine or
+/// the number of jobs.
 ///
 /// # Errors
-/// [`Error::Command`] with what the failing tool wrote.
+/// [`Error::Command`] with the output of the tool that failed.
 pub fn compile(
     toolchain: &Toolchain,
     project: &Project,
@@ -95,7 +97,7 @@ pub fn compile(
         parts: Vec::new(),
         warnings: String::new(),
     };
-    // The key, then the names of the parts.
+    // Holds the key, then the names of the parts.
     let stamp = folder.join("key");
     let part = |name: &str| Part::new(toolchain, target, &folder, name);
     if let Ok(text) = files::read(&stamp)
@@ -106,7 +108,7 @@ pub fn compile(
             return Ok(compiled);
         }
     }
-    // A failure below must not leave an old stamp beside new files.
+    // A failure below must not leave an old stamp next to new files.
     let _ = std::fs::remove_file(&stamp);
     compiled.cached = false;
     let bitcode = folder.join("crate.bc");
@@ -144,7 +146,7 @@ impl Part {
     }
 }
 
-/// cargo and rustc: all of the crate and its dependencies in one bitcode file.
+/// Runs cargo and rustc. Writes the crate and its dependencies to one bitcode file.
 fn rustc(
     toolchain: &Toolchain,
     project: &Project,
@@ -189,7 +191,7 @@ fn rustc(
     Ok(output.stderr)
 }
 
-/// Links the shims, and rewrites attributes.
+/// Links the shims and edits attributes.
 fn link(
     toolchain: &Toolchain,
     project: &Project,
@@ -215,7 +217,7 @@ fn link(
     let mut command = process::clean(&toolchain.llvm_link);
     command.arg("-S").arg(&plain);
     for (index, shim) in project.shims(target.vendor()).iter().enumerate() {
-        // The data layout changes with LLVM: a shim takes the crate's.
+        // The data layout depends on the version of LLVM, so a shim takes that of the crate.
         let with_layout = folder.join(format!("shim{index}.ll"));
         files::write(&with_layout, format!("{layout}\n{}", files::read(shim)?))?;
         command.arg(with_layout);
@@ -228,7 +230,7 @@ fn link(
     Ok(linked)
 }
 
-/// opt: all kernels at once. Gives the families to take out of that.
+/// Optimises all kernels together. Returns the families to extract from the result.
 fn optimise(
     toolchain: &Toolchain,
     project: &Project,
@@ -283,7 +285,7 @@ fn optimise(
     Ok(families)
 }
 
-/// Optimises the linked module again, with its line tables. Returns the IR as text.
+/// Optimises the linked module a second time, with its line tables. Returns the IR as text.
 pub(crate) fn optimise_with_lines(
     toolchain: &Toolchain,
     project: &Project,
@@ -306,7 +308,7 @@ pub(crate) fn optimise_with_lines(
     files::read(&text)
 }
 
-/// Generates assembly of a module with line tables. Returns its file.
+/// Generates assembly for a module with line tables. Returns its path.
 pub(crate) fn assemble_lines(
     toolchain: &Toolchain,
     compiled: &Compilation,
@@ -327,17 +329,17 @@ pub(crate) fn assemble_lines(
     Ok(output)
 }
 
-/// The linked module, with line tables.
+/// File name of the linked module, with line tables.
 const LINKED: &str = "linked.ll";
 
-/// The optimised bitcode of all kernels.
+/// File name of the optimised bitcode of all kernels.
 const WHOLE: &str = "image.bc";
 
 fn public(kernels: &[String]) -> String {
     format!("--internalize-public-api-list={}", kernels.join(","))
 }
 
-/// The image of one family: opt takes it out of the whole, llc and, for AMD, ld.lld make code of it.
+/// Makes the image of one family: opt extracts it, llc and, for AMD, ld.lld generate the code.
 fn generate(
     toolchain: &Toolchain,
     folder: &Path,
@@ -382,7 +384,8 @@ fn generate(
     Ok(())
 }
 
-/// Hash of the sources, the manifest and the lock file of the workspace, the tools and the flags.
+/// Returns the hash of the sources, the manifest and lock file of the workspace, the tools and the
+/// flags.
 fn key(
     toolchain: &Toolchain,
     project: &Project,
@@ -400,7 +403,7 @@ fn key(
         hash.add(text.as_bytes());
     }
     for tool in [&toolchain.opt, &toolchain.llc] {
-        // A tool that is replaced changes its size or its time.
+        // A replaced tool differs in size or modification time.
         if let Ok(about) = tool.canonicalize().and_then(|path| path.metadata()) {
             hash.add(format!("{}{:?}", about.len(), about.modified().ok()).as_bytes());
         }

@@ -1,5 +1,5 @@
-//! Negative controls: kernels that break each rule on purpose. A rule that does not catch its control
-//! checks nothing.
+//! Negative controls: kernels that break one rule each. A rule that does not catch its control does
+//! not work.
 
 use std::path::Path;
 
@@ -11,18 +11,18 @@ use crate::{
     process,
 };
 
-/// How a control came out.
+/// Result of a control.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Where it ran: a target, or `native`.
+    /// The target, or `native`.
     pub target: String,
     /// The control.
     pub control: String,
-    /// The rule that must catch it; empty for what must be clean.
+    /// The rule that must catch it; empty if it must be clean.
     pub rule: String,
-    /// Whether it came out as it must.
+    /// `true` if the result is the required one.
     pub held: bool,
-    /// What was seen.
+    /// The violation that was found, or `clean`, or `not caught`.
     pub seen: String,
 }
 
@@ -33,7 +33,7 @@ const SHIMS: [(&str, &str); 2] = [
     ("amdgcn", include_str!("../controls/amdgcn.ll")),
 ];
 
-/// Kernel, the rule that must catch it, and where.
+/// Kernel, the rule that must catch it, and the vendors that have it.
 const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_unscoped", "unscoped-atomic", &[Vendor::Nvidia]),
     (
@@ -76,11 +76,11 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_reference", "non-coherent-load", &[Vendor::Nvidia]),
 ];
 
-/// Compiles the device controls for `target` and runs the verifier on them. What is built goes under the
-/// target folder of `around`.
+/// Compiles the device controls for `target` and runs the verifier on them. Builds in the target
+/// folder of `around`.
 ///
 /// # Errors
-/// Where the controls do not compile.
+/// [`Error::Command`] if the controls do not compile, [`Error::File`] if they cannot be written.
 pub fn device(
     toolchain: &Toolchain,
     around: &Project,
@@ -140,7 +140,7 @@ pub fn device(
     Ok(out)
 }
 
-/// A host list with one wrong offset, one entry too many, one too few.
+/// Returns a host list with one wrong offset, one extra entry and one missing entry.
 fn wrong_host(image: &Image) -> Vec<HostKernel> {
     let mut host: Vec<HostKernel> = image
         .entries()
@@ -167,8 +167,8 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
     host
 }
 
-/// Holds wrong lists against an image of grid forms: the ordinary entries, one entry too many, an argument elsewhere. Leaves
-/// the image without a list.
+/// Checks an image of grid forms against wrong host lists: the ordinary entries, an extra entry, a
+/// moved argument. Leaves the image without a list.
 pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     let target = image.target.name();
     let list = host.multi_rank_grid();
@@ -187,8 +187,8 @@ pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     }
     let controls = [
         (host.kernels.clone(), &first, "entries", "the ordinary list"),
-        (longer, &ghost, "entries", "an entry too many"),
-        (moved, &first, "arguments", "an argument elsewhere"),
+        (longer, &ghost, "entries", "an extra entry"),
+        (moved, &first, "arguments", "a moved argument"),
         (list, &first, "", "grid forms"),
     ];
     let outcomes = controls.map(|(host, kernel, rule, control)| {
@@ -248,7 +248,7 @@ fn clean(target: Target, kernel: &str, found: &[Violation]) -> Outcome {
     }
 }
 
-/// Writes the device controls as a crate of their own.
+/// Writes the device controls as a separate crate.
 fn write_device(around: &Project) -> Result<Project> {
     let folder = around.gpu_folder().join("controls/device");
     files::create_directory(&folder)?;
@@ -265,15 +265,15 @@ fn write_device(around: &Project) -> Result<Project> {
         files::write(&folder.join(format!("{vendor}.ll")), text)?;
     }
     let mut project = Project::at(&folder)?;
-    // core is compiled once for both.
+    // Both share the compiled core.
     project.target.clone_from(&around.target);
     Ok(project)
 }
 
-/// Builds the native controls and runs the check of native code on them.
+/// Builds the native controls and checks their machine code.
 ///
 /// # Errors
-/// Where the controls do not compile.
+/// [`Error::Command`] if the controls do not compile, [`Error::File`] if they cannot be written.
 pub fn native(around: &Project, objdump: &Path) -> Result<Vec<Outcome>> {
     let folder = around.target.join("fusewire-probe/controls");
     files::create_directory(&folder)?;

@@ -1,20 +1,21 @@
-//! Which blocks of a kernel only some lanes may reach.
+//! Finds the blocks of a kernel that only some lanes may reach.
 //!
-//! A small divergence analysis over optimised LLVM IR, the same for both vendors. A value is
-//! divergent if it comes from the lane's index, from an atomic, from an acquiring or volatile load (a
-//! poll: every lane may see something else), or from a divergent value; a phi also if divergent
-//! control flow joins there. A load from a uniform address is uniform, and so is a vote. What lies
-//! between a branch on a divergent value and its reconvergence point is divergent code.
+//! A small divergence analysis of optimised LLVM IR, the same for both vendors. A value is
+//! divergent if it comes from the lane's index, an atomic, an acquiring or volatile load (lanes
+//! that poll may read different values), or a divergent value. A phi is also divergent if divergent
+//! control flow joins in its block. A load from a uniform address is uniform, and so is a vote. The
+//! blocks between a branch on a divergent value and its reconvergence point are divergent code.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::text::ir::{self, IrFunction};
 
-/// Index of each block that divergent lanes may enter, with the branch that divides them.
+/// Returns the index of each block that divergent lanes may enter, with the branch that divides
+/// them.
 pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     let flow = Flow::new(function);
     let mut divergent: HashSet<&str> = HashSet::new();
-    // A function that is not a kernel may be called with anything.
+    // Callers may pass divergent values to a function that is not a kernel.
     if !function.kernel {
         divergent.extend(function.parameters.iter().map(String::as_str));
     }
@@ -71,7 +72,7 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     }
 }
 
-/// The value that a terminator decides by.
+/// Returns the value that a conditional terminator tests.
 fn condition(terminator: &str) -> Option<&str> {
     let conditional = terminator.starts_with("br i1 ") || terminator.starts_with("switch ");
     conditional.then(|| ir::names(terminator).next()).flatten()
@@ -130,7 +131,7 @@ fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool 
     by_operand()
 }
 
-/// Whether all ways into a phi bring the same value; `undef` is any.
+/// Returns `true` if all incoming values of a phi are the same; `undef` equals any value.
 fn is_one_value(phi: &str) -> bool {
     let mut values = phi
         .split("[ ")
@@ -141,12 +142,12 @@ fn is_one_value(phi: &str) -> bool {
     values.all(|value| Some(value) == first)
 }
 
-/// Control flow without the blocks from which no return is reachable: a lane that goes there stops the
-/// grid.
+/// Control flow without the blocks from which no return is reachable: a lane that enters them stops
+/// the grid.
 struct Flow<'a> {
     function: &'a IrFunction,
     live: Vec<bool>,
-    /// Nearest block through which every way to a return goes; `None` is the return itself.
+    /// Nearest block on all paths from each block to a return; `None` is the return itself.
     post: Vec<Option<usize>>,
 }
 
@@ -168,7 +169,7 @@ impl<'a> Flow<'a> {
             })
             .collect();
         let mut live = vec![false; count];
-        // Blocks in the order of a walk from the returns, deepest first.
+        // Blocks in the postorder of a walk from the returns, reversed below.
         let mut order = Vec::new();
         let mut open: Vec<(usize, usize)> = Vec::new();
         for &start in &returns {
@@ -213,7 +214,7 @@ impl<'a> Flow<'a> {
         self.post[block]
     }
 
-    /// Blocks that can be reached from `start` before `end`.
+    /// Returns the blocks that can be reached from `start` without entering `end`.
     fn until(&self, start: usize, end: Option<usize>) -> HashSet<usize> {
         let mut reached = HashSet::new();
         let mut open = vec![start];
@@ -226,8 +227,8 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm", on the reversed graph with one
-/// virtual end.
+/// Computes the nearest post-dominators, by the algorithm of Cooper, Harvey and Kennedy ("A Simple,
+/// Fast Dominance Algorithm") on the reversed graph with one virtual end.
 fn post_dominators(
     function: &IrFunction,
     live: &[bool],
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_on_the_lane_divides_until_its_ways_meet() {
+    fn a_branch_on_the_lane_diverges_until_its_paths_join() {
         let inside = regions(
             "define ptx_kernel void @k(i32 %n) {\n\
              start:\n\
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn uniform_branches_loops_and_traps_divide_nobody() {
+    fn uniform_branches_loops_and_traps_do_not_diverge() {
         let inside = regions(
             "define ptx_kernel void @k(i32 %n, ptr %q) {\n\
              start:\n\

@@ -1,15 +1,15 @@
-//! Attributes that rustc cannot set, set in the text of linked IR: launch bounds on kernels, and
-//! inlining of everything else.
+//! Sets attributes that rustc cannot set, in the text of linked IR: launch bounds on kernels, and
+//! inlining of all other functions.
 //!
-//! A call costs a GPU registers and local memory in the caller's hot path even where it is cold,
-//! so every function is inlined, but panics: those stay visible to the verifier.
+//! A call costs registers and local memory in the caller's hot path even if the call is cold, so
+//! every function is inlined except those of panics, which the verifier must see.
 
 use core::fmt::Write as _;
 use std::collections::HashMap;
 
 use crate::Vendor;
 
-/// Whether a function belongs to a panic.
+/// Returns `true` if a function belongs to a panic.
 pub(crate) fn is_panic(name: &str) -> bool {
     [
         "panicking",
@@ -22,7 +22,8 @@ pub(crate) fn is_panic(name: &str) -> bool {
     .any(|part| name.contains(part))
 }
 
-/// Sets the attributes of every function definition; `max_threads` gives a kernel's most lanes a block.
+/// Sets the attributes of every function definition. `max_threads` returns the maximum number of
+/// lanes per block of a kernel.
 pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u32) -> String {
     let groups: HashMap<&str, &str> = ir.lines().filter_map(group).collect();
     let mut next = groups
@@ -38,7 +39,7 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
         if let Some((number, body)) = group(line)
             && !body.contains("noreturn")
         {
-            // Groups of call sites, too: they can forbid inlining.
+            // Includes the groups of call sites, which can forbid inlining.
             let _ = writeln!(out, "attributes #{number} = {{{}}}", without_noinline(body));
             continue;
         }
@@ -69,7 +70,7 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
                     }
                     Vendor::Nvidia => write!(
                         attributes,
-                        // One block is enough: else ptxas spills for the sake of a second.
+                        // One block per multiprocessor; to fit a second, ptxas would spill.
                         " \"nvvm.maxntid\"=\"{max_threads}\" \"nvvm.minctasm\"=\"1\""
                     ),
                 };
@@ -94,7 +95,7 @@ fn without_noinline(body: &str) -> String {
     body.replace(" noinline", "")
 }
 
-/// Splits a definition around its attribute group: `head`, the group's number, `tail`.
+/// Splits a definition into the text before its attribute group, the group's number, and the rest.
 fn split_attributes(line: &str) -> (&str, Option<&str>, &str) {
     if let Some(at) = line.rfind(" #") {
         let rest = &line[at + 2..];

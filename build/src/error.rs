@@ -1,29 +1,29 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 use crate::toolchain::MissingTool;
 
-/// A failure of this crate, named after what was being done.
+/// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A program ran and failed.
     #[error("{step} failed ({status}):\n{output}")]
     Command {
-        /// What it was to do.
+        /// The step that it ran for.
         step: String,
         /// Its exit status.
         status: String,
-        /// What it wrote.
+        /// The end of its output.
         output: String,
     },
     /// A file could not be read, written or created.
     #[error("cannot {action} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The action that failed, such as `read`.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// The reason.
         source: std::io::Error,
@@ -31,9 +31,9 @@ pub enum Error {
     /// A text that a tool wrote does not look as expected.
     #[error("cannot read {what}: {detail}")]
     Parse {
-        /// Which text.
+        /// A name of the text.
         what: String,
-        /// What is wrong with it.
+        /// The mistake.
         detail: String,
     },
     /// The crate to compile was not found, or is not usable.
@@ -44,7 +44,7 @@ pub enum Error {
     Start {
         /// The program.
         program: PathBuf,
-        /// What it was to do.
+        /// The step that needs it.
         step: String,
         /// The reason.
         source: std::io::Error,
@@ -53,8 +53,13 @@ pub enum Error {
     #[error("unknown target {0:?}; targets are sm_80, sm_90, sm_100, gfx90a, gfx942 and all")]
     Target(String),
     /// There is no device tool chain.
-    #[error("no device tool chain\n{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    #[error("no device tool chain\n{}", list(.0))]
     Toolchain(Vec<MissingTool>),
+}
+
+fn list(missing: &[MissingTool]) -> String {
+    let lines: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    lines.join("\n")
 }
 
 /// Result of this crate.

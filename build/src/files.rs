@@ -1,4 +1,4 @@
-//! Files with errors that name them.
+//! File operations whose errors name the file.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| file("read", path, source))
 }
 
-/// Writes by way of a temporary name, so that a reader sees all or nothing.
+/// Writes a temporary file and renames it, so that a reader never sees a part of the content.
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

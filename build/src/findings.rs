@@ -1,15 +1,15 @@
-//! Violations with source lines and advice, without those of the library itself.
+//! Violations with source lines, without those of the library itself.
 
 use crate::lines::{self, Frame, SourceMap};
 use crate::verify::{self, Violation};
 use crate::{Compilation, Image, Project, Result, Toolchain};
 
-/// A violation as its author reads it.
+/// A violation with its source lines.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The violation.
     pub violation: Violation,
-    /// The author's line, or the library's if the author has none; `None` if it is not known.
+    /// The line in the author's code, else in the library; `None` if neither is known.
     pub line: Option<Frame>,
     /// The line of the branch that leads to a divergent barrier.
     pub branch: Option<Frame>,
@@ -25,23 +25,23 @@ impl From<Violation> for Finding {
     }
 }
 
-/// What the verifier has to say about an image.
+/// The verifier's result for an image.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// The violations of the crate.
     pub all: Vec<Finding>,
-    /// Accesses of the library with device scope, which rule `scope` does not count.
+    /// Number of accesses of the library with device scope, which rule `scope` does not count.
     pub library: usize,
 }
 
 /// Checks an image. If something is found, compiles it again with line tables to name the lines.
 ///
 /// Device-scope accesses in the launch prologue, in counters and in channels of the library are the
-/// library's own: every user's kernel contains them. They are told apart by their source lines, so
-/// an access that an author writes through `fusewire_device::mem` counts.
+/// library's own, and every kernel contains them. Their source lines distinguish them from an
+/// access that an author writes through `fusewire_device::mem`, which counts.
 ///
 /// # Errors
-/// As [`crate::compile()`].
+/// Returns the errors of [`crate::compile()`].
 pub fn findings(
     toolchain: &Toolchain,
     project: &Project,
@@ -77,7 +77,7 @@ pub fn findings(
 fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> bool {
     violation.rule == verify::SCOPE
         && violation.locations.first().is_some_and(|&location| {
-            // Whoever calls the memory operations decides about the scope.
+            // The caller of a memory operation chooses its scope.
             let frames = map.frames(location);
             let caller = frames
                 .iter()
