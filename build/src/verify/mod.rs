@@ -106,8 +106,8 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: local::LOCAL,
         demand: "no local memory, no spills",
-        advice: "index no local array by a run-time value and keep fewer values at once, or bound \
-                 the lanes in [[package.metadata.fusewire.threads]]",
+        advice: "index no local array by a run-time value, keep fewer values at once, remove paths \
+                 into panics, or bound the lanes in [[package.metadata.fusewire.threads]]",
         check: local::local,
     },
     Rule {

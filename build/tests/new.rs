@@ -1,0 +1,161 @@
+//! A crate of `fusewire-build new`, outside of the workspace: its tests pass with stable Rust and
+//! fail for a wrong kernel; `check` finds nothing in it, and names the lines of errors put into it.
+//!
+//! Without a device tool chain the second part is skipped with the reason; `FUSEWIRE_REQUIRE=ptx`
+//! makes that a failure.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use fusewire_build::Toolchain;
+
+const NAME: &str = "template-kernels";
+
+/// A new crate, which shares the build folder and the versions of this workspace.
+struct NewCrate {
+    _parent: tempfile::TempDir,
+    folder: PathBuf,
+}
+
+impl NewCrate {
+    fn make() -> Self {
+        let parent = tempfile::tempdir().expect("a folder");
+        let folder = parent.path().join(NAME);
+        let made = run(fusewire_build().arg("new").arg(&folder));
+        assert!(made.status.success(), "{made:?}");
+        let again = run(fusewire_build().arg("new").arg(&folder));
+        assert!(!again.status.success(), "the crate was overwritten");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        std::fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).expect("a lock file");
+        std::fs::create_dir(folder.join(".cargo")).expect("a folder");
+        let program = Path::new(env!("CARGO_BIN_EXE_fusewire-build"));
+        let target = program.parent().and_then(Path::parent).expect("a folder");
+        let config = format!("[build]\ntarget-dir = {target:?}\n");
+        std::fs::write(folder.join(".cargo/config.toml"), config).expect("settings");
+        Self {
+            _parent: parent,
+            folder,
+        }
+    }
+
+    fn library(&self) -> String {
+        std::fs::read_to_string(self.folder.join("src/lib.rs")).expect("a source")
+    }
+
+    /// Replaces a part of the library and returns the line where the change begins.
+    fn edit(&self, from: &str, to: &str) -> usize {
+        let text = self.library();
+        let at = text.find(from).unwrap_or_else(|| panic!("no {from:?}"));
+        let changed = text.replacen(from, to, 1);
+        std::fs::write(self.folder.join("src/lib.rs"), changed).expect("a source");
+        text[..at].lines().count()
+    }
+
+    /// Runs `cargo test` in the profile of this test, so that dependencies are compiled once.
+    fn test(&self) -> Output {
+        let mut command = Command::new(env!("CARGO"));
+        command.args(["test", "--offline", "--quiet"]);
+        if !cfg!(debug_assertions) {
+            command
+                .arg("--release")
+                .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4");
+        }
+        run(command.env_remove("RUSTFLAGS").current_dir(&self.folder))
+    }
+
+    fn build(&self, arguments: &[&str]) -> (bool, String) {
+        let output = run(fusewire_build().args(arguments).current_dir(&self.folder));
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        (output.status.success(), text.into_owned())
+    }
+}
+
+fn fusewire_build() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire-build"));
+    command.env_remove("FUSEWIRE_REQUIRE");
+    command
+}
+
+fn run(command: &mut Command) -> Output {
+    command.output().expect("a program that starts")
+}
+
+#[test]
+fn its_tests_pass_and_fail_for_a_wrong_kernel() {
+    let new = NewCrate::make();
+    let output = new.test();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(text.contains("1 passed"), "{text}");
+    new.edit("sum +=", "sum -=");
+    let output = new.test();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "a wrong kernel passes: {text}");
+    assert!(text.contains("1 failed"), "{output:?}");
+}
+
+#[test]
+fn check_finds_nothing_and_names_the_lines_of_errors() {
+    if let Err(error) = Toolchain::find() {
+        let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|part| part == "ptx"), "{error}");
+        println!("skipped: ptx: {error}");
+        return;
+    }
+    let new = NewCrate::make();
+    let check = ["check", "--target", "sm_90"];
+    let (passed, text) = new.build(&check);
+    assert!(passed && text.contains("\n0 violations"), "{text}");
+    assert!(text.contains("are the library's own"), "{text}");
+
+    let line = new.edit(
+        "    block.sync();\n    if block.is_leader() {\n",
+        "    if epoch == 77 && block.rank() > 3 {\n\
+         \x20       return;\n\
+         \x20   }\n\
+         \x20   block.sync();\n\
+         \x20   if block.is_leader() {\n\
+         \x20       let word = epochs.wrapping_add(64);\n\
+         \x20       // SAFETY: nothing runs this kernel.\n\
+         \x20       unsafe { mem::store_u64(word, 1, mem::Order::Release, mem::Scope::Device) };\n",
+    );
+    let (branch, barrier, store) = (line + 1, line + 4, line + 8);
+    let (passed, text) = new.build(&check);
+    assert!(!passed, "{text}");
+    let found = |what: &str| {
+        assert!(text.contains(what), "no {what:?} in {text}");
+    };
+    found(&format!(
+        "FAIL sm_90   barrier: exchange_sum: src/lib.rs:{barrier}: "
+    ));
+    found(&format!(", a branch at src/lib.rs:{branch}"));
+    found("help: a lane may have returned before this barrier");
+    found(&format!(
+        "FAIL sm_90   scope: exchange_sum: src/lib.rs:{store}: st.release.gpu"
+    ));
+    // The library's own accesses neither count nor hide that of the author.
+    let scope = text
+        .lines()
+        .find(|line| line.contains("scope: exchange_sum"));
+    assert!(scope.is_some_and(|line| !line.contains("more)")), "{text}");
+    assert_eq!(text.matches("FAIL").count(), 2, "{text}");
+
+    new.edit("pub static KERNELS", "static HIDDEN");
+    let (passed, text) = new.build(&["build", "--target", "sm_90"]);
+    assert!(passed, "{text}");
+    assert!(
+        text.contains("warning: sm_90   barrier: exchange_sum: src/lib.rs:"),
+        "{text}"
+    );
+    let (passed, text) = new.build(&check);
+    assert!(!passed, "{text}");
+    let skipped = text
+        .lines()
+        .find(|line| line.starts_with("skipped: native: "));
+    let skipped = skipped.unwrap_or_else(|| panic!("{text}"));
+    assert!(
+        skipped.contains("has no list of kernels: add `pub static KERNELS"),
+        "{text}"
+    );
+}
