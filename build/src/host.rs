@@ -1,8 +1,8 @@
 //! The host's side of a kernel crate: its list of kernels and its native code.
 //!
-//! A tiny program that depends on the crate is built with the ordinary tool chain, in release mode; it
-//! prints the crate's `KERNELS` (`&[KernelInfo]` or `&[&[KernelInfo]]`) as JSON, and its
-//! machine code holds every native entry.
+//! A small program that depends on the crate, the probe, is built with the ordinary tool chain in
+//! release mode. It prints the crate's `KERNELS` (`&[KernelInfo]` or `&[&[KernelInfo]]`) as JSON,
+//! and its machine code contains every native entry.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::{Error, Result, files, process};
 pub struct HostKernel {
     /// Exported symbol.
     pub name: String,
-    /// The family that it belongs to: the module that defines it.
+    /// Its family: the module that defines it.
     pub family: String,
     /// Parameters in order.
     pub params: Vec<HostParameter>,
@@ -43,19 +43,19 @@ pub struct Family {
     pub entries: Vec<String>,
 }
 
-/// What the probe gave.
+/// Result of the probe.
 #[derive(Debug)]
 pub struct Host {
     /// The crate's list.
     pub kernels: Vec<HostKernel>,
-    /// The arguments of a kernel's grid form, which are the same for all.
+    /// The arguments of a grid form, the same for all kernels.
     pub grid: Vec<HostParameter>,
     /// The program, for its machine code.
     pub program: PathBuf,
 }
 
 impl Host {
-    /// The crate's list as an image of grid forms must have it.
+    /// Returns the list of an image of grid forms.
     pub fn multi_rank_grid(&self) -> Vec<HostKernel> {
         self.kernels
             .iter()
@@ -67,7 +67,7 @@ impl Host {
             .collect()
     }
 
-    /// The families of the crate's kernels, by name.
+    /// Returns the families of the crate's kernels, sorted by name.
     pub fn families(&self) -> Vec<Family> {
         let mut families: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for kernel in &self.kernels {
@@ -87,7 +87,7 @@ impl Host {
     }
 }
 
-/// Suffix of a kernel's name in the name of its grid form
+/// Suffix that a kernel's name has in its grid form
 /// (`fusewire_device::multi_rank_grid::SUFFIX`).
 pub const GRID_SUFFIX: &str = "__grid";
 
@@ -162,7 +162,7 @@ pub fn probe(project: &Project) -> Result<Host> {
     };
     let folder = project.target.join("fusewire-probe").join(&project.name);
     files::create_directory(&folder.join("src"))?;
-    // The very package that the crate depends on: another copy would have other types.
+    // The same package that the crate depends on: another copy would have different types.
     let published = project.dependencies.iter().find_map(|dependency| {
         let version = dependency.strip_prefix("fusewire-device ")?;
         Some(format!("\"={version}\""))
@@ -177,7 +177,7 @@ pub fn probe(project: &Project) -> Result<Host> {
     );
     files::write(&folder.join("Cargo.toml"), manifest)?;
     files::write(&folder.join("src/main.rs"), MAIN)?;
-    // The crate's own versions of its dependencies.
+    // Pins the dependencies to the versions of the crate.
     if let Ok(lock) = files::read(&project.workspace.join("Cargo.lock")) {
         files::write(&folder.join("Cargo.lock"), lock)?;
     }
@@ -189,7 +189,7 @@ pub fn probe(project: &Project) -> Result<Host> {
         .env("CARGO_TARGET_DIR", &target);
     process::run("building the host's list of kernels", &mut command)
         .map_err(|error| without_list(project, error))?;
-    // One program at a time has this name; the copy stays this crate's.
+    // The probe of another crate overwrites the program in the target folder, not this copy.
     let program = folder.join("program");
     std::fs::copy(target.join("release/probe"), &program).map_err(|source| Error::File {
         action: "copy the probe to",
@@ -209,7 +209,7 @@ pub fn probe(project: &Project) -> Result<Host> {
     })
 }
 
-/// Says what to add to a crate without a public list; leaves other errors as they are.
+/// Replaces the error of a crate without a public list by one that says what to add.
 fn without_list(project: &Project, error: Error) -> Error {
     match &error {
         Error::Command { output, .. }

@@ -1,4 +1,4 @@
-//! Images as the verifier and the manifest see them.
+//! Images, as the verifier reads them, and their entries in a manifest.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,28 @@ use crate::text::assembly::{AsmFunction, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
 
-/// One kernel crate for one target, in one image or several: the texts, read.
+/// The parsed texts of one kernel crate for one target, in one or more images.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// For which GPU.
+    /// The GPU architecture.
     pub target: Target,
     /// Functions of the final assembly.
     pub functions: Vec<AsmFunction>,
     /// Functions of the optimised IR.
     pub ir: Vec<ir::IrFunction>,
-    /// The final assembly, for what stands outside functions.
+    /// The final assembly, for directives outside functions.
     pub assembly: String,
-    /// Names of the arguments in AMD metadata, and resources of every kernel that has them.
+    /// The kernels with their resources.
     pub kernels: Vec<Kernel>,
-    /// What the host passes, if its list could be read.
+    /// The host's list of kernels, if it could be read.
     pub host: Option<Vec<HostKernel>>,
-    /// Exceptions.
+    /// Exceptions of the crate from rules.
     pub allow: Vec<Exemption>,
-    /// Kernels that go by multicast: patterns.
+    /// Patterns of the kernels that use multicast.
     pub multicast: Vec<String>,
-    /// What a driver loads, by name; no path for AMD without `ld.lld`.
+    /// The files that a driver loads.
     pub files: Vec<ImageFile>,
-    /// Why ptxas refused it, if it did.
+    /// The output of ptxas, if it rejected the image.
     pub refused: Option<String>,
 }
 
@@ -42,9 +42,9 @@ pub struct Image {
 pub struct ImageFile {
     /// The family of kernels, or the package.
     pub name: String,
-    /// Where it lies, if it could be made.
+    /// Its path; `None` for AMD without `ld.lld`.
     pub path: Option<PathBuf>,
-    /// Kernels that it holds.
+    /// The kernels in the file.
     pub entries: Vec<String>,
 }
 
@@ -53,15 +53,17 @@ pub struct ImageFile {
 pub struct Kernel {
     /// Its symbol.
     pub name: String,
-    /// What it uses; `None` where nobody could say (PTX without ptxas).
+    /// Its resources; `None` if unknown (PTX without ptxas).
     pub resources: Option<Resources>,
 }
 
 impl Image {
-    /// Reads what was compiled. `ptxas`, where given, assembles the PTX and says what each kernel uses.
+    /// Reads the files of a compilation. If `ptxas` is given, it assembles the PTX and reports the
+    /// resources of each kernel.
     ///
     /// # Errors
-    /// Files that cannot be read, texts that cannot be understood.
+    /// [`Error::File`](crate::Error::File) if a file cannot be read,
+    /// [`Error::Parse`](crate::Error::Parse) if a text cannot be parsed.
     pub fn read(compiled: &Compilation, ptxas: Option<&Path>) -> Result<Self> {
         let target = compiled.target;
         let ir = ir::parse(&files::read(&compiled.ir)?, target.vendor());
@@ -113,7 +115,7 @@ impl Image {
         })
     }
 
-    /// The kernels' functions.
+    /// Returns the functions that are kernels.
     pub fn entries(&self) -> impl Iterator<Item = &AsmFunction> {
         self.functions.iter().filter(|function| function.kernel)
     }
@@ -133,7 +135,7 @@ fn kernels(
         .collect()
 }
 
-/// Runs ptxas, or finds what it said about this very content.
+/// Runs ptxas, or returns its output from an earlier run on the same content.
 fn assemble(compiled: &Compilation, part: &Part, ptxas: &Path) -> Result<String> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
     let stamp = format!("{}\n{version}\n----\n", compiled.key);
@@ -157,34 +159,34 @@ fn assemble(compiled: &Compilation, part: &Part, ptxas: &Path) -> Result<String>
     Ok(text)
 }
 
-/// What an image's manifest says about it.
+/// An image in a manifest.
 #[derive(Debug, Serialize)]
 pub struct ManifestImage {
-    /// For which GPU.
+    /// The GPU architecture.
     pub target: Target,
-    /// File name beside the manifest.
+    /// File name, in the folder of the manifest.
     pub file: String,
     /// Hash of the file.
     pub sha256: String,
-    /// Most lanes a block.
+    /// Maximum number of lanes per block.
     pub max_threads: u32,
     /// Its kernels.
     pub entries: Vec<ManifestEntry>,
 }
 
-/// What a manifest says about a kernel.
+/// A kernel in a manifest.
 #[derive(Debug, Serialize)]
 pub struct ManifestEntry {
     /// Exported symbol.
     pub name: String,
     /// Parameters, in order: offset and size in bytes.
     pub parameters: Vec<(usize, usize)>,
-    /// What it uses, where that is known.
+    /// Its resources, if they are known.
     pub resources: Option<Resources>,
 }
 
 impl Image {
-    /// What a manifest says about the kernels of one of the files, by name.
+    /// Returns the manifest's entries for the kernels of one of the files, sorted by name.
     pub fn manifest_entries(&self, file: &ImageFile) -> Vec<ManifestEntry> {
         let mut entries: Vec<_> = self
             .entries()

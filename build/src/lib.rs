@@ -1,10 +1,10 @@
-//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, and verifies the result.
+//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, verifies the result.
 //!
 //! ```no_run
 //! use fusewire_build::{Options, Project, Target, Toolchain, compile, verify, Image};
 //!
 //! # fn main() -> fusewire_build::Result<()> {
-//! let toolchain = Toolchain::find()?; // says what is missing, and how to install it
+//! let toolchain = Toolchain::find()?; // the error lists missing tools
 //! let project = Project::named("fusewire-kernels")?;
 //! let compiled = compile(&toolchain, &project, Target::Sm90, &Options::default())?;
 //! let image = Image::read(&compiled, None)?;
@@ -20,16 +20,16 @@
 //! lld-22`, or rustup's nightly with `rust-src` and `llvm-tools`; see [`toolchain`].
 //!
 //! # Modules
-//! - [`toolchain`]: what is there, what is missing;
+//! - [`toolchain`]: finding compilers and tools;
 //! - [`project`]: the kernel crate and its settings;
-//! - [`mod@compile`]: from crate to image;
+//! - [`mod@compile`]: compiling a crate to images;
 //! - [`host`]: the crate's native side: list of kernels, machine code;
 //! - [`verify`]: the rules, each a function from an [`Image`] to violations;
-//! - [`portable`]: the images that the host library carries, and whether they are what the sources give;
+//! - [`portable`]: the images that the host library includes, and comparing them with the sources;
 //! - [`sources`]: content hashes;
 //! - [`native`]: the rules for native code;
-//! - [`controls`]: kernels that break each rule on purpose;
-//! - [`divergence`], [`text`]: reading compilers' output.
+//! - [`controls`]: kernels that break one rule each;
+//! - [`divergence`], [`text`]: analysing the output of compilers.
 
 pub mod compile;
 pub mod controls;

@@ -2,8 +2,8 @@
 //!
 //! Images carry no line tables. To name lines, the same bitcode is optimised a second time with its
 //! line tables. Every location of the optimised IR is then replaced by its own number, so that the
-//! assembly's `.loc` directives carry that number and the chain of inlined calls is looked up in the
-//! IR. Lines are used for a function only if its instructions are those of the image.
+//! assembly's `.loc` directives carry that number and the chain of inlined calls is looked up in
+//! the IR. Lines are used for a function only if its instructions are those of the image.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ pub struct Frame {
 #[derive(Debug, Default)]
 pub struct SourceMap {
     locations: HashMap<u32, Location>,
-    /// Scope to the scope around it and the file, where it has one.
+    /// Enclosing scope and file of each scope, if it has them.
     scopes: HashMap<u32, (Option<u32>, Option<u32>)>,
     files: HashMap<u32, String>,
 }
@@ -116,7 +116,7 @@ impl SourceMap {
                 Some((number, location.scope))
             });
             match location {
-                // The outermost scope is the function itself, as LLVM demands.
+                // LLVM requires the scope of the function itself.
                 Some((number, scope)) => out.push_str(&format!(
                     "!{number} = distinct !DILocation(line: {number}, column: 1, scope: !{scope})"
                 )),
@@ -155,10 +155,10 @@ fn number_of(fields: &str, name: &str) -> Option<u32> {
         .flatten()
 }
 
-/// Returns `image` with the locations of its instructions, and what they stand for.
+/// Returns `image` with the locations of its instructions, and the map that resolves them.
 ///
 /// # Errors
-/// As [`crate::compile()`].
+/// Returns the errors of [`crate::compile()`].
 pub fn annotate(
     toolchain: &Toolchain,
     project: &Project,

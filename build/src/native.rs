@@ -1,7 +1,8 @@
-//! The verifier for native code: the machine code of the entries `<kernel>__baseline`, `__avx2`, `__avx512`.
+//! Verifier for native code: the machine code of the entries `<kernel>__baseline`, `__avx2` and
+//! `__avx512`.
 //!
-//! A loop is the range of a backward jump; the hot loop of an entry is the one that computes most bits
-//! outside of inner loops.
+//! A loop is the range of a backward jump. The hot loop of an entry is the one that computes the
+//! most bits outside its inner loops.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,14 +11,15 @@ use crate::project::fits;
 use crate::verify::Violation;
 use crate::{Result, process};
 
-/// The hot loop of a reduction does not use its variant's registers.
+/// Rule: the hot loop of a reduction uses the registers of its variant.
 pub const WIDTH: &str = "native-width";
-/// A hot loop calls something, or an entry calls a function that computes without the variant's features.
+/// Rule: a hot loop calls no function, and an entry calls none that computes without the features
+/// of the variant.
 pub const CALLS: &str = "native-call";
-/// A multiplication and an addition are fused.
+/// Rule: no multiplication and addition are fused.
 pub const FUSED: &str = "native-fused";
 
-/// What an author can do about a violation of each rule.
+/// Advice to authors for each rule.
 pub const ADVICE: &[(&str, &str)] = &[
     (
         WIDTH,
@@ -30,7 +32,7 @@ pub const ADVICE: &[(&str, &str)] = &[
     (FUSED, "multiply and add in two operations, without mul_add"),
 ];
 
-/// Kernels that reduce, where a crate does not say.
+/// Patterns of kernels that reduce, for a crate that lists none.
 pub const REDUCTIONS: &[&str] = &["*reduce*"];
 
 /// One instruction.
@@ -53,7 +55,7 @@ pub type Program = BTreeMap<String, Code>;
 /// Disassembles `program`.
 ///
 /// # Errors
-/// [`crate::Error::Command`] where objdump fails.
+/// [`crate::Error::Command`] if objdump fails.
 pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
     let output = process::run(
         "disassembling native code",
@@ -68,7 +70,7 @@ pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
     Ok(parse(&output.stdout, &relocations(&slots.stdout)))
 }
 
-/// What the slots that calls go through hold: address of the slot to address of the function.
+/// Returns the targets of indirect calls: address of the slot to address of the function.
 fn relocations(text: &str) -> BTreeMap<u64, u64> {
     text.lines()
         .filter_map(|line| {
@@ -106,7 +108,7 @@ fn parse(text: &str, slots: &BTreeMap<u64, u64>) -> Program {
         let rest = rest.trim();
         let (code, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let mut operands = operands.trim().to_owned();
-        // `call *0x10(%rip)  # 2000 <slot>`: through a slot, whose content is known.
+        // `call *0x10(%rip)  # 2000 <slot>`: a call through a slot with known content.
         let slot = operands
             .split_once("# ")
             .and_then(|(_, slot)| u64::from_str_radix(slot.split_whitespace().next()?, 16).ok());
@@ -130,20 +132,21 @@ impl Instruction {
         self.code.starts_with("call")
     }
 
-    /// Where a jump goes.
+    /// Returns the target of a direct jump.
     fn jump(&self) -> Option<u64> {
         let target = self.operands.split_whitespace().next()?;
         let direct = self.code.starts_with('j').then_some(target)?;
         u64::from_str_radix(direct.trim_start_matches("0x"), 16).ok()
     }
 
-    /// The called or jumped-to symbol.
+    /// Returns the symbol that is called or jumped to.
     fn symbol(&self) -> Option<&str> {
         let (_, rest) = self.operands.split_once('<')?;
         rest.split(['+', '>']).next()?.split('@').next()
     }
 
-    /// Packed computation: arithmetic, comparison, logic of floats or integers, in a vector register.
+    /// Returns `true` for arithmetic, comparison and logic of floats or integers in a vector
+    /// register.
     fn is_packed(&self) -> bool {
         let code = self.code.strip_prefix('v').unwrap_or(&self.code);
         let float = [
@@ -166,7 +169,7 @@ impl Instruction {
             .any(|name| self.code.starts_with(name))
     }
 
-    /// Bits of its widest register.
+    /// Returns the number of bits of its widest register; 0 without a vector register.
     fn width(&self) -> u32 {
         match &self.operands {
             o if o.contains("%zmm") || o.contains("zmm") => 512,
@@ -178,7 +181,7 @@ impl Instruction {
 }
 
 impl Code {
-    /// Ranges of the backward jumps.
+    /// Returns the ranges of the backward jumps.
     fn loops(&self) -> BTreeSet<(usize, usize)> {
         let Some(first) = self.instructions.first() else {
             return BTreeSet::new();
@@ -200,7 +203,7 @@ impl Code {
             .collect()
     }
 
-    /// Loops that contain no other loop.
+    /// Returns the loops that contain no other loop.
     fn innermost(&self) -> Vec<&[Instruction]> {
         let loops = self.loops();
         loops
@@ -214,13 +217,14 @@ impl Code {
             .collect()
     }
 
-    /// Bits of the widest register that the hot loop computes with.
+    /// Returns the number of bits of the widest register that the hot loop computes with.
     fn hot_width(&self) -> Option<u32> {
         let hot = self.hot_loop()?;
         hot.iter().map(|code| code.width()).max()
     }
 
-    /// What the loop that computes most bits computes by itself, without the loops inside it.
+    /// Returns the packed instructions of the loop that computes the most bits, without inner
+    /// loops.
     fn hot_loop(&self) -> Option<Vec<&Instruction>> {
         let loops = self.loops();
         let mut own: BTreeMap<(usize, usize), Vec<&Instruction>> = BTreeMap::new();
@@ -247,7 +251,8 @@ fn packed(body: &[Instruction]) -> usize {
         .count()
 }
 
-/// Checks the native entries of `program`; `reductions` are patterns of the kernels that reduce.
+/// Checks the native entries of `program`. `reductions` are patterns of the kernels that reduce; if
+/// empty, [`REDUCTIONS`].
 pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     let mut out = Vec::new();
     for (symbol, code) in program {
@@ -268,7 +273,7 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         } else {
             reductions.iter().any(|pattern| fits(pattern, kernel))
         };
-        // A kernel that switches types at run time computes in functions, one a type and reduction.
+        // A kernel that selects types at run time has one function per type and reduction.
         let callees = computing_callees(program, code);
         if reduces && width > 0 {
             match code.hot_width() {
@@ -313,8 +318,8 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     out
 }
 
-/// Functions that an entry calls, directly or not, and that have loops of packed arithmetic, with the bits of
-/// their registers.
+/// Returns the functions with loops of packed arithmetic that an entry calls, directly or
+/// indirectly, with the number of bits of their registers.
 fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a str, u32> {
     let calls = |code: &'a Code| {
         code.instructions
@@ -329,7 +334,7 @@ fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a 
         let ours = !["core", "std", "alloc"]
             .iter()
             .any(|crate_name| symbol.contains(&format!("{}{crate_name}", crate_name.len())));
-        // The standard library is reached by panics only, and libc by copies.
+        // Only panics call the standard library, and only copies call libc.
         if !ours || !symbol.starts_with("_R") && !symbol.starts_with("_ZN") || !seen.insert(symbol)
         {
             continue;
@@ -390,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_behind_slots_are_followed() {
+    fn calls_through_slots_are_followed() {
         assert_eq!(through_a_slot("%zmm0").len(), 0);
         let narrow = through_a_slot("%ymm0");
         let rules: Vec<_> = narrow.iter().map(|violation| violation.rule).collect();

@@ -1,8 +1,8 @@
-//! Portable images: what the host library carries, so that its users need a driver and nothing else.
+//! Portable images, which the host library includes, so that its users only need a driver.
 //!
-//! One compressed file a family and target lies in `host/images`, with a manifest that names their hashes, the hash of the
-//! sources ([`crate::sources::hash`]) and the tools that made them. The same sources and tools give the same bytes, wherever
-//! they run.
+//! `host/images` has one compressed file per family and target, and a manifest with their hashes,
+//! the hash of the sources ([`crate::sources::hash`]) and the tools. The same sources and tools
+//! give the same bytes on every machine.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 use crate::sources::{self, sha256};
 use crate::{Error, Image, Project, Result, Target, Toolchain, files};
 
-/// Targets of the images that the host library carries.
+/// Targets of the images that the host library includes.
 pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
 
 /// The command that makes the images.
 pub const COMMAND: &str = "cargo run --release -p fusewire-build -- images";
 
-/// Most bytes of all compressed images.
+/// Maximum total size of the compressed images in bytes.
 pub const MOST_BYTES: usize = 4 << 20;
 
-/// Name of the manifest.
+/// File name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
 
-/// Name of the list that the host library includes: `&[(name, bytes)]`.
+/// File name of the list that the host library includes: `&[(name, bytes)]`.
 pub const LIST: &str = "files.rs";
 
-/// What is known of the images.
+/// The manifest of the images.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Manifest {
     /// The command that made them.
@@ -41,26 +41,26 @@ pub struct Manifest {
     pub images: Vec<PackedImage>,
 }
 
-/// What is known of one image.
+/// An image in the manifest.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct PackedImage {
     /// The family of kernels.
     pub name: String,
     /// The GPU's architecture.
     pub target: String,
-    /// Compressed file, beside the manifest.
+    /// Compressed file, in the folder of the manifest.
     pub file: String,
     /// Bytes before compression.
     pub bytes: usize,
     /// Hash before compression.
     pub sha256: String,
-    /// Most threads of a block.
+    /// Maximum number of threads per block.
     pub max_threads: u32,
-    /// Kernels, by name.
+    /// Kernels, sorted by name.
     pub entries: Vec<PackedEntry>,
 }
 
-/// What is known of one kernel.
+/// A kernel in the manifest.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct PackedEntry {
     /// Exported symbol.
@@ -72,26 +72,26 @@ pub struct PackedEntry {
 /// Images in memory.
 #[derive(Clone, Debug)]
 pub struct ImageSet {
-    /// What the manifest will say.
+    /// Their manifest.
     pub manifest: Manifest,
-    /// The images themselves, in the manifest's order.
+    /// Their uncompressed bytes, in the order of the manifest.
     pub contents: Vec<Vec<u8>>,
 }
 
-/// Where committed images and what the sources give differ.
+/// A difference between the committed images and those that the sources give.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The image's file, or the manifest.
     pub file: String,
-    /// What differs, and why.
+    /// The difference and its cause.
     pub reason: String,
 }
 
 impl ImageSet {
-    /// Gathers compiled images.
+    /// Reads compiled images.
     ///
-    /// # Errors
-    /// [`Error::Project`] for a target whose images could not be linked; files that cannot be read.
+    /// # Errors [`Error::Project`] for a target whose images could not be linked, [`Error::File`]
+    /// for a file that cannot be read.
     pub fn gather(toolchain: &Toolchain, project: &Project, images: &[Image]) -> Result<Self> {
         let mut made = Self {
             manifest: Manifest {
@@ -137,11 +137,12 @@ impl ImageSet {
         Ok(made)
     }
 
-    /// Writes images, manifest and list into `folder`, and removes images that are no more. Gives the bytes of all
-    /// compressed images.
+    /// Writes images, manifest and list into `folder`, and removes the images of the previous
+    /// manifest. Returns the total size of the compressed images in bytes.
     ///
     /// # Errors
-    /// [`Error::Project`] when they are more than [`MOST_BYTES`]; files that cannot be written.
+    /// [`Error::Project`] if it exceeds [`MOST_BYTES`], [`Error::File`] for a file that cannot be
+    /// written.
     pub fn write(&self, folder: &Path) -> Result<usize> {
         files::create_directory(folder)?;
         let packed = self
@@ -152,13 +153,13 @@ impl ImageSet {
         let total = packed.iter().map(Vec::len).sum();
         if total > MOST_BYTES {
             return Err(Error::Project(format!(
-                "the compressed images have {total} bytes, at most {MOST_BYTES} are allowed: fewer \
-                    instances, or fewer targets"
+                "the compressed images have {total} bytes, at most {MOST_BYTES} are allowed; \
+                    reduce instances or targets"
             )));
         }
         if let Ok(old) = read(folder) {
             for image in &old.images {
-                // What cannot be removed is not in the new list, so nobody sees it.
+                // A file that cannot be removed has no effect: the new list does not name it.
                 let _ = std::fs::remove_file(folder.join(&image.file));
             }
         }
@@ -170,7 +171,7 @@ impl ImageSet {
         Ok(total)
     }
 
-    /// Returns how the images in `folder` for `targets` differ from these, which are for `targets`.
+    /// Returns the differences between the images in `folder` for `targets` and these images.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::Parse`] if the manifest cannot be read.
@@ -247,7 +248,7 @@ impl ImageSet {
 }
 
 impl Manifest {
-    /// JSON with an image a line, so that differences can be read.
+    /// Returns JSON with one image per line, so that diffs are readable.
     fn json(&self) -> Result<String> {
         let images = self
             .images
@@ -264,7 +265,7 @@ impl Manifest {
         ))
     }
 
-    /// The list for the host library.
+    /// Returns the list for the host library.
     fn list(&self) -> String {
         let mut text = format!("// Written by `{COMMAND}`.\n&[\n");
         for image in &self.images {
@@ -283,10 +284,10 @@ fn to_json<T: Serialize>(value: &T) -> Result<String> {
     })
 }
 
-/// The manifest in `folder`.
+/// Reads the manifest in `folder`.
 ///
 /// # Errors
-/// Where there is none, or it cannot be understood.
+/// [`Error::File`] if there is none, [`Error::Parse`] if it cannot be parsed.
 pub fn read(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     serde_json::from_str(&files::read(&path)?).map_err(|error| Error::Parse {
@@ -295,10 +296,10 @@ pub fn read(folder: &Path) -> Result<Manifest> {
     })
 }
 
-/// Compresses (LZMA, the format of `.lzma` files).
+/// Compresses `bytes` to the format of `.lzma` files.
 ///
 /// # Errors
-/// [`Error::Parse`] with what the compressor says.
+/// [`Error::Parse`] with the error of the compressor.
 pub fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut options = LzmaOptions::with_preset(9);
     options.dict_size = 4 << 20;
@@ -310,7 +311,7 @@ pub fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
         .map_err(|error| damaged("cannot be compressed", &error))
 }
 
-/// Unpacks at most `bytes` bytes, and refuses more or less.
+/// Unpacks an image of `bytes` bytes. Fails if it has more or fewer.
 fn unpack(packed: &[u8], bytes: usize) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     LzmaReader::new_mem_limit(packed, 64 << 10, None)
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_what_is_compared() {
+    fn written_images_have_no_differences() {
         let folder = tempfile::tempdir().unwrap();
         let first = made(".target sm_80\nret;\n");
         first.write(folder.path()).unwrap();
@@ -433,11 +434,11 @@ mod tests {
             "{text}"
         );
 
-        // The same bytes of newer sources: the manifest is stale all the same.
+        // The manifest is stale even if newer sources give the same bytes.
         let mut now = made(".target sm_80\nret;\n");
         now.manifest.sources = "bb".to_owned();
         assert_eq!(now.compare(folder.path(), &TARGETS).unwrap().len(), 1);
-        // Another tool chain that gives the same bytes is as good.
+        // Another tool chain may give the same bytes.
         now.manifest.sources = "aa".to_owned();
         now.manifest.toolchain = "rustc 2".to_owned();
         assert_eq!(reasons(&now, folder.path()), "");
@@ -484,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn images_that_are_no_more_are_removed() {
+    fn obsolete_images_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         made("ret;").write(folder.path()).unwrap();
         let mut now = made("ret;");

@@ -4,14 +4,14 @@ use std::process::Command;
 
 use crate::{Error, Result};
 
-/// What a program wrote.
+/// Output of a program.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs a program to its end; an error carries the end of what it wrote.
+/// Runs a program to its end. An error contains the end of its output.
 pub(crate) fn run(step: &str, command: &mut Command) -> Result<Output> {
     let output = command.output().map_err(|source| Error::Start {
         program: command.get_program().into(),
@@ -39,7 +39,7 @@ pub(crate) fn run(step: &str, command: &mut Command) -> Result<Output> {
     })
 }
 
-/// A command with none of the variables by which an outer cargo or rustup would steer an inner one.
+/// Returns a command without the variables by which an outer cargo or rustup affects an inner one.
 pub(crate) fn clean(program: &std::path::Path) -> Command {
     let mut command = Command::new(program);
     for name in [

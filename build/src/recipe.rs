@@ -7,7 +7,7 @@ use crate::{Options, Target, Vendor};
 
 /// Settings of cargo's release profile, which replace those of the crate's workspace.
 ///
-/// Line tables are for messages of `check`; they are removed before the optimiser runs on an image.
+/// Line tables serve the messages of `check`. They are removed before an image is optimised.
 pub(crate) const PROFILE: [(&str, &str); 8] = [
     ("lto", "\"fat\""),
     ("panic", "\"abort\""),
@@ -19,7 +19,7 @@ pub(crate) const PROFILE: [(&str, &str); 8] = [
     ("trim-paths", "\"all\""),
 ];
 
-/// Arguments of cargo. `-Ztrim-paths`: no path of this machine gets into an image.
+/// Arguments of cargo. `-Ztrim-paths` keeps paths of this machine out of images.
 pub(crate) const CARGO: [&str; 6] = [
     "rustc",
     "--lib",
@@ -29,20 +29,20 @@ pub(crate) const CARGO: [&str; 6] = [
     "-Ztrim-paths",
 ];
 
-/// Removes line tables before anything else.
+/// Removes line tables before the first pass.
 pub(crate) const STRIP: &str = "--strip-debug";
 
-/// Passes over all kernels at once.
+/// Passes over all kernels together.
 pub(crate) const PASSES: &str = "internalize,default<O3>";
 
-/// Passes that take a family out of the optimised whole.
+/// Passes that extract a family from the optimised module.
 pub(crate) const SPLIT: &str = "internalize,globaldce";
 
-/// Keeps loops of unknown length as they are written. Unrolled, kernels that hold dozens of them
-/// need more registers than there are. Kernels batch their loads in the source.
+/// Disables the unrolling of loops with an unknown trip count. Kernels with dozens of such loops
+/// would need more registers than a lane has. Kernels batch their loads in the source.
 pub(crate) const UNROLL: &str = "-unroll-runtime=false";
 
-/// Flags of rustc that tell builds apart.
+/// Returns the flags of rustc that distinguish variants of a build.
 pub(crate) fn variant_flags(options: &Options) -> String {
     let parts = [
         // Jump threading clones barriers into divergent branches (rust-lang/rust#149637).
@@ -57,7 +57,8 @@ pub(crate) fn variant_flags(options: &Options) -> String {
     given.map(|(_, flag)| flag).collect::<Vec<_>>().join(" ")
 }
 
-/// All flags of rustc. Without locations a line that moves does not change an image that can panic.
+/// Returns all flags of rustc. `-Zlocation-detail=none` keeps source lines out of images that can
+/// panic.
 pub(crate) fn rustflags(target: Target, options: &Options) -> String {
     let mut flags = format!(
         "-Ctarget-cpu={} -Zlocation-detail=none {}",
@@ -70,7 +71,7 @@ pub(crate) fn rustflags(target: Target, options: &Options) -> String {
     flags
 }
 
-/// Arguments of llc, without files.
+/// Returns the arguments of llc, without files.
 pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
     [
         "-O3".to_owned(),

@@ -1,4 +1,4 @@
-//! Content hashes: what images were made of.
+//! Content hashes of the inputs of images.
 
 use core::fmt::Write as _;
 use std::collections::BTreeSet;
@@ -10,15 +10,16 @@ use crate::project::Project;
 use crate::tokens::{self, RustTokens};
 use crate::{Error, Result, files};
 
-/// Everything in this crate that decides about an image, besides the order of the steps.
+/// The files of this crate that affect images, except the order of the steps.
 const PIPELINE: [&str; 3] = [
     include_str!("recipe.rs"),
     include_str!("edit.rs"),
     include_str!("target.rs"),
 ];
 
-/// The steps. They count for images in a build folder only: a change of names here does not ask for
-/// new committed images, and `images --check` finds a change of steps by its bytes.
+/// The steps of a compilation. They count only for images in a build folder: a change of names here
+/// does not require new committed images, and `images --check` detects a change of steps by the
+/// bytes.
 const STEPS: [&str; 1] = [include_str!("compile.rs")];
 
 /// A hash over several texts.
@@ -26,19 +27,19 @@ const STEPS: [&str; 1] = [include_str!("compile.rs")];
 pub(crate) struct Hash(Sha256);
 
 impl Hash {
-    /// Adds a text so that its borders count.
+    /// Adds a text after its length, so that the boundaries of texts count.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.update((bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
     }
 
-    /// The hash in hexadecimal digits.
+    /// Returns the hash in hexadecimal digits.
     pub(crate) fn text(self) -> String {
         hexadecimal(&self.0.finalize())
     }
 }
 
-/// SHA-256 of `bytes` in hexadecimal digits.
+/// Returns the SHA-256 of `bytes` in hexadecimal digits.
 pub fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
@@ -50,13 +51,13 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-/// Returns the hash of everything that images of `project` are made of, except the tools: the tokens
-/// of the Rust and LLVM IR files of the crate and of its path dependencies, the versions of its other
+/// Returns the hash of all inputs of the images of `project` except the tools: the tokens of the
+/// Rust and LLVM IR files of the crate and of its path dependencies, the versions of its other
 /// dependencies, the settings that reach an image, the flags of the tools.
 ///
 /// Comments, documentation, formatting, tests and code for CPUs alone do not count. The hash is the
-/// same in every checkout and needs no device tool chain. The tools' versions are in the manifest of
-/// the images, next to this hash.
+/// same in every checkout and needs no device tool chain. The tools' versions are in the manifest
+/// of the images, next to this hash.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be read.
@@ -110,7 +111,7 @@ pub(crate) fn content(project: &Project) -> Result<String> {
     Ok(hash.text())
 }
 
-/// Lists what images depend on besides files.
+/// Lists the inputs of images that are not files.
 fn facts(project: &Project) -> Vec<String> {
     let settings = &project.settings;
     let bounds = settings.threads.iter();
@@ -122,7 +123,7 @@ fn facts(project: &Project) -> Vec<String> {
     all
 }
 
-/// Returns the files that images are made of, sorted by the name that every checkout has for them.
+/// Returns the input files of images, sorted by their names, which are the same in every checkout.
 fn inputs(project: &Project) -> Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
     for folder in &project.sources {
@@ -150,10 +151,10 @@ fn module_path(file: &str, module: &str) -> PathBuf {
     }
 }
 
-/// Returns the path as every checkout has it.
+/// Returns a name for the path that is the same in every checkout.
 fn name(project: &Project, path: &Path) -> String {
     let inner = path.strip_prefix(&project.workspace).ok().or_else(|| {
-        // Outside of the workspace: from the folder that holds the package.
+        // Outside the workspace: relative to the folder of the package.
         let folder = project
             .sources
             .iter()

@@ -1,4 +1,4 @@
-//! GPUs that images are made for.
+//! Vendors and architectures of GPUs.
 
 use core::fmt;
 use core::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Whose GPU.
+/// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Vendor {
     /// AMD: AMDGCN, a code object.
@@ -17,7 +17,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// The name under which `FUSEWIRE_REQUIRE` and a shim table know it.
+    /// Returns its name in a table of shims.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn",
@@ -25,7 +25,7 @@ impl Vendor {
         }
     }
 
-    /// The word of `FUSEWIRE_REQUIRE` that makes its checks compulsory.
+    /// Returns the word of `FUSEWIRE_REQUIRE` that makes its checks compulsory.
     pub const fn requirement(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn",
@@ -33,7 +33,7 @@ impl Vendor {
         }
     }
 
-    /// rustc's target.
+    /// Returns the target of rustc.
     pub const fn triple(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn-amd-amdhsa",
@@ -41,7 +41,7 @@ impl Vendor {
         }
     }
 
-    /// Calling convention of a kernel in LLVM IR.
+    /// Returns the calling convention of a kernel in LLVM IR.
     pub const fn calling_convention(self) -> &'static str {
         match self {
             Self::Amd => "amdgpu_kernel",
@@ -80,7 +80,7 @@ impl Target {
         Self::Gfx942,
     ];
 
-    /// Name, as `--target` and as the compiler's processor.
+    /// Returns its name, for `--target` and as the compiler's processor.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80",
@@ -91,7 +91,7 @@ impl Target {
         }
     }
 
-    /// Whose it is.
+    /// Returns the vendor.
     pub const fn vendor(self) -> Vendor {
         match self {
             Self::Sm80 | Self::Sm90 | Self::Sm100 => Vendor::Nvidia,
@@ -99,23 +99,24 @@ impl Target {
         }
     }
 
-    /// PTX version, as a feature: the oldest that has the instructions, for old drivers' sake.
+    /// Returns the PTX version as a target feature: the oldest with the instructions, for old
+    /// drivers.
     pub const fn features(self) -> &'static str {
         match self {
             Self::Sm80 => "+ptx80",
-            // Multicast sums of small floats in f32.
+            // Multicast reductions that accumulate 16-bit floats in f32.
             Self::Sm90 => "+ptx82",
             Self::Sm100 => "+ptx86",
             Self::Gfx90a | Self::Gfx942 => "",
         }
     }
 
-    /// Whether it has instructions for multicast addresses (NVLink SHARP).
+    /// Returns `true` if it has instructions for multicast addresses (NVLink SHARP).
     pub const fn has_multicast(self) -> bool {
         matches!(self, Self::Sm90 | Self::Sm100)
     }
 
-    /// Ending of an image's file name.
+    /// Returns the extension of an image's file name.
     pub const fn extension(self) -> &'static str {
         match self.vendor() {
             Vendor::Amd => "co",
@@ -126,7 +127,7 @@ impl Target {
     /// Parses a list such as `sm_80,gfx942` or `all`.
     ///
     /// # Errors
-    /// [`Error::Target`] for a name that is none.
+    /// [`Error::Target`] for an unknown name.
     pub fn list(text: &str) -> Result<Vec<Self>, Error> {
         let mut out = Vec::new();
         for name in text
