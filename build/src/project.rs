@@ -16,13 +16,13 @@ pub struct Project {
     pub folder: PathBuf,
     /// Root of its workspace.
     pub workspace: PathBuf,
-    /// Folder for everything that is built.
+    /// Cargo's target folder.
     pub target: PathBuf,
-    /// Folders of this package and of every package by path that it depends on.
+    /// Folders of this package and of the packages that it depends on by path.
     pub sources: Vec<PathBuf>,
     /// Name, version, edition, library and features of the same packages.
     pub packages: Vec<String>,
-    /// How line tables name the files of Fusewire's own crates: a part of their paths.
+    /// Folders of Fusewire's own crates, as line tables name them.
     pub library: Vec<String>,
     /// Name and version of every other package that it depends on.
     pub dependencies: Vec<String>,
@@ -30,7 +30,7 @@ pub struct Project {
     pub device: Option<PathBuf>,
     /// LLVM IR files to link with an image, by vendor's name.
     pub shims: BTreeMap<String, Vec<PathBuf>>,
-    /// What the crate's manifest says to this crate.
+    /// Settings in the crate's manifest.
     pub settings: Settings,
 }
 
@@ -45,7 +45,7 @@ pub struct Project {
 /// [[package.metadata.fusewire.threads]]
 /// kernel = "reduce_norm*"
 /// most = 448
-/// reason = "a row of 7168 elements in two sweeps of 16 bytes a lane; more registers than 512 lanes leave"
+/// reason = "two sweeps of 16 bytes per lane over 7168 elements; 512 lanes leave too few registers"
 ///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
@@ -53,24 +53,25 @@ pub struct Project {
 /// [[package.metadata.fusewire.allow]]
 /// rule = "scope"
 /// kernel = "*"
-/// reason = "epochs and busy words are touched by this GPU alone"
+/// reason = "only this GPU accesses epochs and busy words"
 /// ```
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Settings {
-    /// Most lanes a block; what registers are budgeted for.
+    /// Maximum number of lanes per block, which limits the registers of a lane.
     #[serde(default)]
     pub max_threads: Option<u32>,
-    /// Kernels whose blocks have fewer lanes at most.
+    /// Kernels with a lower maximum number of lanes per block.
     #[serde(default)]
     pub threads: Vec<Threads>,
     /// Kernels whose hot loop reduces: patterns with `*`.
     #[serde(default)]
     pub reductions: Vec<String>,
-    /// Kernels that go by multicast on GPUs that have it: patterns with `*`. No others may.
+    /// Kernels that use multicast on GPUs that have it: patterns with `*`. No other kernel may use
+    /// it.
     #[serde(default)]
     pub multicast: Vec<String>,
-    /// IR files that every image of a crate which depends on this one is linked with.
+    /// IR files to link with the images of this crate and of crates that depend on it.
     #[serde(default)]
     pub shims: BTreeMap<String, Vec<PathBuf>>,
     /// Exceptions from the verifier.
@@ -78,15 +79,15 @@ pub struct Settings {
     pub allow: Vec<Exemption>,
 }
 
-/// A bound on the lanes of some kernels' blocks.
+/// A maximum number of lanes per block for some kernels.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Threads {
     /// The kernels: a pattern with `*`.
     pub kernel: String,
-    /// Most lanes a block.
+    /// Maximum number of lanes per block.
     pub most: u32,
-    /// Why it is right.
+    /// Justification.
     pub reason: String,
 }
 
@@ -101,14 +102,14 @@ pub struct Exemption {
     /// A part of the violation's text; empty for any.
     #[serde(default)]
     pub containing: String,
-    /// Most violations a kernel; no limit if absent.
+    /// Maximum number of violations per kernel; unlimited if absent.
     #[serde(default)]
     pub limit: Option<usize>,
-    /// Why it is right.
+    /// Justification.
     pub reason: String,
 }
 
-/// Most lanes a block where the crate does not say.
+/// Maximum number of lanes per block if the crate does not set it.
 pub const MAX_THREADS: u32 = 512;
 
 #[derive(Deserialize)]
@@ -132,7 +133,7 @@ struct Package {
     metadata: Option<serde_json::Value>,
 }
 
-/// What cargo calls a target: a library, a program, a test.
+/// A target in the sense of cargo: a library, a program, a test.
 #[derive(Deserialize)]
 struct CargoTarget {
     kind: Vec<String>,
@@ -140,8 +141,8 @@ struct CargoTarget {
 }
 
 impl Package {
-    /// Returns the folder as line tables name it (`-Ztrim-paths`): relative to the workspace, or the
-    /// package's name and version.
+    /// Returns the folder as line tables name it (`-Ztrim-paths`): relative to the workspace, or
+    /// the package's name and version.
     fn traced_folder(&self, workspace: &Path) -> String {
         let folder = self.folder();
         match folder.strip_prefix(workspace) {
@@ -150,7 +151,7 @@ impl Package {
         }
     }
 
-    /// Describes what of the manifest reaches an image.
+    /// Describes the parts of the manifest that affect an image.
     fn description(&self, features: &[String]) -> String {
         let library = self.targets.iter().find(|target| {
             let kinds = ["lib", "proc-macro", "rlib", "staticlib"];
@@ -203,14 +204,14 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct DependencyKind {
-    /// `dev`, `build`, or none for an ordinary dependency.
+    /// `dev`, `build`, or `None` for an ordinary dependency.
     kind: Option<String>,
     /// A condition on the target, such as `cfg(unix)`.
     target: Option<String>,
 }
 
 impl Dependency {
-    /// Tells whether an image can contain it: it is not for tests alone and not for CPUs alone.
+    /// Returns `true` if an image can contain it: it is neither for tests only nor for CPUs only.
     fn counts(&self) -> bool {
         self.dep_kinds.iter().any(|kind| {
             let for_cpus = kind.target.as_deref().is_some_and(tokens::excludes_gpus);
@@ -220,10 +221,10 @@ impl Dependency {
 }
 
 impl Project {
-    /// The crate in `folder` (a package's folder or its `Cargo.toml`).
+    /// Reads the crate in `folder` (a package's folder or its `Cargo.toml`).
     ///
     /// # Errors
-    /// [`Error::Project`] where there is no package, [`Error::Command`] where cargo refuses.
+    /// [`Error::Project`] if there is no package, [`Error::Command`] if cargo fails.
     pub fn at(folder: &Path) -> Result<Self> {
         let manifest = if folder.is_dir() {
             folder.join("Cargo.toml")
@@ -247,11 +248,11 @@ impl Project {
         Self::of(package, &metadata)
     }
 
-    /// The package `name` of the workspace around the current folder; `kernels` also finds
+    /// Reads the package `name` of the workspace around the current folder; `kernels` also finds
     /// `fusewire-kernels`.
     ///
     /// # Errors
-    /// As [`Project::at`].
+    /// Returns the errors of [`Project::at`].
     pub fn named(name: &str) -> Result<Self> {
         let metadata = metadata(None)?;
         let package = metadata
@@ -305,7 +306,7 @@ impl Project {
             if other.name == "fusewire-device" {
                 device = Some(other.folder());
             }
-            for (vendor, files) in settings_of(other)?.shims {
+            for (vendor, files) in settings(other)?.shims {
                 let files = files.iter().map(|file| other.folder().join(file));
                 shims.entry(vendor).or_default().extend(files);
             }
@@ -328,19 +329,19 @@ impl Project {
         })
     }
 
-    /// Most lanes a block.
+    /// Returns the maximum number of lanes per block.
     pub fn max_threads(&self) -> u32 {
         self.settings.max_threads.unwrap_or(MAX_THREADS)
     }
 
-    /// Most lanes a block of `kernel`.
+    /// Returns the maximum number of lanes per block of `kernel`.
     pub fn max_threads_of(&self, kernel: &str) -> u32 {
         let bound = |it: &&Threads| fits(&it.kernel, kernel);
         let own = self.settings.threads.iter().find(bound);
         own.map_or(self.max_threads(), |it| it.most.min(self.max_threads()))
     }
 
-    /// Tells whether a file of a line table belongs to one of Fusewire's own crates.
+    /// Returns `true` if a file of a line table belongs to one of Fusewire's own crates.
     pub fn is_library_file(&self, file: &str) -> bool {
         let within = |folder: &String| {
             file.starts_with(folder.as_str()) || file.contains(&format!("/{folder}"))
@@ -348,26 +349,14 @@ impl Project {
         self.library.iter().any(within)
     }
 
-    /// IR files to link with an image for `vendor`.
+    /// Returns the IR files to link with an image for `vendor`.
     pub fn shims(&self, vendor: Vendor) -> &[PathBuf] {
         self.shims.get(vendor.name()).map_or(&[], Vec::as_slice)
     }
 
-    /// Folder for what is built for GPUs.
+    /// Returns the folder for GPU builds.
     pub fn gpu_folder(&self) -> PathBuf {
         self.target.join("fusewire-gpu")
-    }
-}
-
-fn settings_of(package: &Package) -> Result<Settings> {
-    // Other packages may be of another version of this tool: what they say beyond shims is their own affair.
-    match package
-        .metadata
-        .as_ref()
-        .and_then(|all| all.get("fusewire"))
-    {
-        Some(_) => settings(package),
-        None => Ok(Settings::default()),
     }
 }
 
@@ -385,7 +374,7 @@ fn settings(package: &Package) -> Result<Settings> {
     })
 }
 
-/// The cargo that runs this program, or the one in `$PATH`.
+/// Returns the cargo that runs this program, or the one in `$PATH`.
 pub(crate) fn host_cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }
@@ -403,7 +392,7 @@ fn metadata(manifest: Option<&Path>) -> Result<Metadata> {
     })
 }
 
-/// Whether `name` fits `pattern`, in which `*` stands for anything.
+/// Returns `true` if `name` matches `pattern`, in which `*` matches any text.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else {

@@ -1,7 +1,7 @@
-//! Source text reduced to what a compiler for GPUs reads.
+//! Reduces source text to the parts that affect an image.
 //!
-//! Two texts with the same tokens give the same image: comments, documentation, lint levels,
-//! white space and trailing commas are left out, and so are items for tests and for CPUs alone.
+//! Two texts with the same tokens give the same image. Comments, documentation, lint levels, white
+//! space and trailing commas are left out, and so are items for tests only and for CPUs only.
 
 use core::fmt::Write as _;
 
@@ -24,19 +24,19 @@ const NEVER: [&str; 7] = [
     "unix",
 ];
 
-/// Attributes that no code comes from.
+/// Attributes that generate no code.
 const SILENT: [&str; 6] = ["allow", "deny", "doc", "expect", "forbid", "warn"];
 
 /// The tokens of a Rust file.
 #[derive(Debug, Default)]
 pub(crate) struct RustTokens {
-    /// One token a line.
+    /// One token per line.
     pub(crate) text: String,
-    /// Modules in files of their own that no image contains, as `module` or `outer/module`.
+    /// Modules in separate files that no image contains, as `module` or `outer/module`.
     pub(crate) absent: Vec<String>,
 }
 
-/// Reduces a Rust file to its tokens. A text that does not parse stands for itself.
+/// Reduces a Rust file to its tokens. Returns a text that does not parse unchanged.
 ///
 /// Items whose `cfg` is false for both kinds of GPU are left out. A procedural macro runs on the
 /// host: it must not depend on `target_arch`.
@@ -71,7 +71,8 @@ pub(crate) fn llvm(text: &str) -> String {
     out
 }
 
-/// Tells whether a condition such as `cfg(not(target_arch = "nvptx64"))` is false for every GPU.
+/// Returns `true` if a condition such as `cfg(not(target_arch = "nvptx64"))` is false for every
+/// GPU.
 pub(crate) fn excludes_gpus(condition: &str) -> bool {
     syn::parse_str::<Meta>(condition).is_ok_and(|meta| match &meta {
         Meta::List(list) if list.path.is_ident("cfg") => list
@@ -317,7 +318,7 @@ pub fn add(
     }
 
     #[test]
-    fn modules_in_files_of_their_own_are_named_by_their_path() {
+    fn modules_in_separate_files_are_named_by_their_path() {
         let tokens = rust("mod a { #[cfg(test)] mod b; mod c; } #[cfg(loom)] mod d;");
         assert_eq!(tokens.absent, ["a/b", "d"]);
     }

@@ -1,11 +1,11 @@
-//! Finding a device tool chain, and saying what is missing.
+//! Finds a device tool chain, or reports what is missing.
 //!
-//! Two kinds work: Debian's packages (`rustc-web cargo-web rust-web-src llvm-22 lld-22`, one LLVM for
-//! all) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with `rust-src` and `llvm-tools`. LLVM's tools must
-//! be of the compiler's major version: they read its bitcode.
+//! Two kinds work: Debian's packages (`rustc-web cargo-web rust-web-src llvm-22 lld-22`, which
+//! share one LLVM) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with `rust-src` and `llvm-tools`.
+//! LLVM's tools must have the major version of the compiler's LLVM, because they read its bitcode.
 //!
 //! `FUSEWIRE_RUSTC`, `FUSEWIRE_CARGO`, `FUSEWIRE_LLVM_BIN`, `FUSEWIRE_PTXAS` and `FUSEWIRE_OBJDUMP`
-//! override what is found.
+//! override the tools that are found.
 
 use core::fmt;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use std::process::Command;
 
 use crate::{Error, Result, process};
 
-/// A piece that is not there, and how to get it.
+/// A missing tool, with a command that installs it.
 #[derive(Clone, Debug)]
 pub struct MissingTool {
-    /// The piece.
+    /// The tool or file.
     pub piece: String,
-    /// Where it was looked for, or what is wrong with what was found.
+    /// The places that were searched, or the fault of what was found.
     pub reason: String,
     /// A command that installs it.
     pub install: String,
@@ -34,7 +34,7 @@ impl fmt::Display for MissingTool {
     }
 }
 
-/// Where a tool chain comes from.
+/// Origin of a tool chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Debian's packages.
@@ -58,13 +58,13 @@ impl fmt::Display for Origin {
 /// A compiler with the source of `core`, and LLVM's tools of the same version.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
-    /// Where it comes from.
+    /// Its origin.
     pub origin: Origin,
     /// The compiler.
     pub rustc: PathBuf,
     /// Its cargo.
     pub cargo: PathBuf,
-    /// What `rustc -vV` says.
+    /// Output of `rustc -vV`.
     pub version: String,
     /// LLVM's major version.
     pub llvm: u32,
@@ -76,7 +76,7 @@ pub struct Toolchain {
     pub opt: PathBuf,
     /// `llc`.
     pub llc: PathBuf,
-    /// `ld.lld`, for AMD; without it there are no code objects.
+    /// `ld.lld`, which links code objects for AMD.
     pub lld: core::result::Result<PathBuf, MissingTool>,
 }
 
@@ -84,10 +84,10 @@ const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 l
 const RUSTUP: &str = "rustup toolchain install nightly --component rust-src --component llvm-tools";
 
 impl Toolchain {
-    /// Finds the first complete tool chain: the environment's, Debian's, rustup's nightly.
+    /// Finds the first complete tool chain of: the environment's, Debian's, rustup's nightly.
     ///
     /// # Errors
-    /// [`Error::Toolchain`] with what each of them lacks.
+    /// [`Error::Toolchain`] with the missing tools of each.
     pub fn find() -> Result<Self> {
         let mut missing = Vec::new();
         if let Some(rustc) = std::env::var_os("FUSEWIRE_RUSTC") {
@@ -96,7 +96,7 @@ impl Toolchain {
                 .map_or_else(|| rustc.with_file_name("cargo"), PathBuf::from);
             match Self::at(Origin::Environment, rustc, cargo) {
                 Ok(found) => return Ok(found),
-                // What was asked for by name is not replaced by something else.
+                // A compiler that the user names is not replaced by another one.
                 Err(lacks) => return Err(Error::Toolchain(lacks)),
             }
         }
@@ -115,7 +115,8 @@ impl Toolchain {
         Err(Error::Toolchain(missing))
     }
 
-    /// What decides about an image besides its sources, in one line: the compiler, and LLVM's tools.
+    /// Returns the versions of the compiler and of LLVM's tools in one line. With the sources, they
+    /// determine an image.
     pub fn identity(&self) -> String {
         let version = |tool: &Path| {
             let said = ask(tool, &["--version"]).unwrap_or_default();
@@ -231,7 +232,7 @@ impl Toolchain {
     }
 }
 
-/// rustc and cargo of rustup's nightly.
+/// Returns rustc and cargo of rustup's nightly.
 fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     let which = |tool: &str| {
         ask(
@@ -250,7 +251,8 @@ fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     }
 }
 
-/// A tool of LLVM `major`: from the environment, with its version in the name, without, or rustup's.
+/// Finds a tool of LLVM `major`: in the environment's folder, by a name with the version, in
+/// rustup's folder, or by its plain name.
 fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
     let given = std::env::var_os("FUSEWIRE_LLVM_BIN").map(|folder| Path::new(&folder).join(name));
     let versioned = in_path(&format!("{name}-{major}"));
@@ -265,10 +267,10 @@ fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
         .find(fits)
 }
 
-/// `objdump` of binutils or LLVM, for the check of native code.
+/// Finds `objdump` of binutils or LLVM, which the check of native code needs.
 ///
 /// # Errors
-/// What is missing.
+/// Returns the missing tool.
 pub fn find_objdump() -> core::result::Result<PathBuf, MissingTool> {
     std::env::var_os("FUSEWIRE_OBJDUMP")
         .map(PathBuf::from)
@@ -282,10 +284,10 @@ pub fn find_objdump() -> core::result::Result<PathBuf, MissingTool> {
         })
 }
 
-/// NVIDIA's assembler: `$FUSEWIRE_PTXAS`, `$PATH`, `$CUDA_HOME/bin`, then the Python wheel.
+/// Finds NVIDIA's assembler in `$FUSEWIRE_PTXAS`, `$PATH`, `$CUDA_HOME/bin` or the Python wheel.
 ///
 /// # Errors
-/// What is missing.
+/// Returns the missing tool.
 pub fn find_ptxas() -> core::result::Result<PathBuf, MissingTool> {
     const WHEEL: &str = "import glob, importlib.util\n\
         spec = importlib.util.find_spec('nvidia')\n\
@@ -323,10 +325,10 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name))
 }
 
-/// What a program says, or `None` where it does not run.
+/// Returns the output of a program, or `None` if it fails.
 pub(crate) fn ask(program: &Path, arguments: &[&str]) -> Option<String> {
     let mut command: Command = process::clean(program);
-    process::run("a question", command.args(arguments))
+    process::run("a query", command.args(arguments))
         .ok()
         .map(|output| output.stdout)
 }

@@ -1,6 +1,6 @@
-//! The committed images were made of the present sources, and an image depends on code alone.
+//! Tests that the committed images match the sources, and that an image depends on code only.
 //!
-//! The first needs no device tool chain; CI also makes the images again and compares the bytes
+//! The first test needs no device tool chain. CI also makes the images again and compares the bytes
 //! (`fusewire-build images --check`).
 
 use std::path::Path;
@@ -49,7 +49,7 @@ fn third(values: &[u32]) -> u32 {
 /// `to` points at `count` words.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn lines(to: *mut u32, count: u64) {
-    // SAFETY: the test compiles the kernel and runs it nowhere.
+    // SAFETY: the kernel is never run; the test only compares its image.
     let values = unsafe { core::slice::from_raw_parts_mut(to, count as usize) };
     values[1] = third(values);
 }
@@ -64,7 +64,7 @@ fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 
 #[inline(never)]
 fn keep(line: u32) {
-    // SAFETY: the test runs the kernel nowhere.
+    // SAFETY: the kernel is never run; the test only compares its image.
     unsafe { core::ptr::write_volatile(core::ptr::without_provenance_mut::<u32>(4096), line) };
 }
 "#;
@@ -95,7 +95,7 @@ fn lines_and_comments_do_not_reach_an_image() {
             let compiled = compile(&toolchain, &project, target, &options).expect("an image");
             assert!(!compiled.cached, "the second source was not compiled");
             let part = &compiled.parts[0];
-            // Without ld.lld there is no code object; the assembly has line tables, too.
+            // Without ld.lld there is no code object, but the assembly would also have line tables.
             let path = part.image.as_ref().unwrap_or(&part.assembly);
             std::fs::read(path).expect("an image")
         };

@@ -1,7 +1,7 @@
-//! The verifier's own checks, end to end: every negative control is caught, and what must be clean is.
+//! Tests the verifier end to end: every negative control is caught, and correct kernels are clean.
 //!
-//! Without a device tool chain the GPU parts are skipped with the reason; `FUSEWIRE_REQUIRE=ptx,amdgcn`
-//! makes that a failure.
+//! Without a device tool chain the GPU parts are skipped, with the reason. With
+//! `FUSEWIRE_REQUIRE=ptx,amdgcn` they then fail.
 
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::{Project, Target, Toolchain, toolchain};
@@ -57,7 +57,7 @@ fn device(target: Target) {
 
 #[test]
 fn nvidia_controls_are_caught() {
-    // The oldest that has multicast.
+    // The oldest target with multicast.
     device(Target::Sm90);
 }
 

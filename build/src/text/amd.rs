@@ -5,19 +5,19 @@ use std::collections::HashMap;
 use super::assembly::{AsmFunction, Parameter, Resources};
 use crate::{Error, Result};
 
-/// What the metadata says about a kernel.
+/// Metadata of a kernel.
 #[derive(Clone, Debug, Default)]
 pub struct AmdKernel {
     /// Explicit arguments, with the names that the compiler kept.
     pub arguments: Vec<(String, Parameter)>,
-    /// Registers, memory.
+    /// Registers and memory.
     pub resources: Resources,
 }
 
 /// Splits assembly into functions; kernels are those that the metadata lists.
 ///
 /// # Errors
-/// [`Error::Parse`] where the metadata is not as llc writes it.
+/// [`Error::Parse`] if the metadata is not in the format of llc.
 pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, AmdKernel>)> {
     let kernels = metadata(text)?;
     let mut out = Vec::new();
@@ -57,7 +57,7 @@ pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, AmdKernel>
     Ok((out, kernels))
 }
 
-/// The `.amdgpu_metadata` block: YAML with a fixed indentation.
+/// Parses the `.amdgpu_metadata` block, which is YAML with a fixed indentation.
 fn metadata(text: &str) -> Result<HashMap<String, AmdKernel>> {
     let mut out = HashMap::new();
     let Some((_, block)) = text.split_once(".amdgpu_metadata") else {

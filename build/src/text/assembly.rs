@@ -1,11 +1,11 @@
-//! What PTX and AMD assembly have in common.
+//! The common parts of PTX and AMD assembly.
 
 /// A function of an assembly text.
 #[derive(Clone, Debug, Default)]
 pub struct AsmFunction {
     /// Its symbol.
     pub name: String,
-    /// Whether it is a kernel.
+    /// `true` for a kernel.
     pub kernel: bool,
     /// Its parameters, if it is a kernel.
     pub parameters: Vec<Parameter>,
@@ -24,16 +24,16 @@ pub struct Parameter {
     pub size: usize,
 }
 
-/// What a kernel uses of the machine.
+/// Registers and memory of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Resources {
-    /// Registers of a lane (NVIDIA: all; AMD: VGPRs).
+    /// Registers per lane (NVIDIA: all; AMD: VGPRs).
     pub registers: u32,
-    /// AMD: registers of a wave.
+    /// Registers per wave (AMD only).
     pub scalar_registers: u32,
-    /// Bytes of static block-shared memory.
+    /// Bytes of static shared memory per block.
     pub shared: u32,
-    /// Bytes of local memory (stack, scratch) of a lane.
+    /// Bytes of local memory (stack, scratch) per lane.
     pub local: u32,
     /// Spills: bytes (NVIDIA) or registers (AMD VGPRs).
     pub spills: u32,
@@ -54,7 +54,8 @@ impl AsmFunction {
     }
 }
 
-/// Operation code of a line: behind a predicate; `None` for labels, directives and braces.
+/// Returns the operation code of a line, without a predicate; `None` for labels, directives and
+/// braces.
 pub fn opcode(line: &str) -> Option<&str> {
     let mut rest = line;
     if rest.starts_with('@') {

@@ -1,4 +1,4 @@
-//! LLVM IR: functions, blocks, names. Enough for control flow and data flow, no more.
+//! LLVM IR: functions, blocks and names, as needed for control flow and data flow.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::Vendor;
 pub struct IrFunction {
     /// Its symbol.
     pub name: String,
-    /// Whether it is a kernel.
+    /// `true` for a kernel.
     pub kernel: bool,
     /// Names of its parameters.
     pub parameters: Vec<String>,
@@ -20,14 +20,14 @@ pub struct IrFunction {
 /// A basic block.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
-    /// Its instructions; the last ends it.
+    /// Its instructions; the last is the terminator.
     pub instructions: Vec<String>,
     /// Indices of the blocks that may follow.
     pub successors: Vec<usize>,
 }
 
 impl IrFunction {
-    /// All instructions, in order.
+    /// Returns all instructions, in order.
     pub fn instructions(&self) -> impl Iterator<Item = &str> {
         self.blocks
             .iter()
@@ -36,7 +36,7 @@ impl IrFunction {
     }
 }
 
-/// Names of the kernels that a module defines.
+/// Returns the names of the kernels that a module defines.
 pub fn kernel_names(text: &str, vendor: Vendor) -> Vec<String> {
     text.lines()
         .filter(|line| line.starts_with("define ") && is_kernel(line, vendor))
@@ -59,7 +59,7 @@ fn defined_name(define: &str) -> String {
         .to_owned()
 }
 
-/// Functions that a module defines.
+/// Returns the functions that a module defines.
 pub fn parse(text: &str, vendor: Vendor) -> Vec<IrFunction> {
     let mut out = Vec::new();
     let mut lines = text.lines();
@@ -101,7 +101,7 @@ pub fn parse(text: &str, vendor: Vendor) -> Vec<IrFunction> {
                     .trim_matches('"')
                     .to_owned();
             } else if line.starts_with("    ") || code == "]" || code.starts_with("], !") {
-                // The cases of a switch, which stand on lines of their own.
+                // The cases of a switch are on separate lines.
                 if let Some(last) = open.instructions.last_mut() {
                     last.push(' ');
                     last.push_str(code);
@@ -123,7 +123,7 @@ pub fn parse(text: &str, vendor: Vendor) -> Vec<IrFunction> {
     out
 }
 
-/// Names of the labels in a terminator.
+/// Returns the names of the labels in a terminator.
 fn targets(terminator: &str) -> impl Iterator<Item = &str> {
     terminator.split("label %").skip(1).map(|rest| {
         let rest = rest.strip_prefix('"').unwrap_or(rest);
@@ -131,7 +131,7 @@ fn targets(terminator: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Every `%name` of a text.
+/// Returns every `%name` of a text.
 pub fn names(text: &str) -> impl Iterator<Item = &str> {
     text.split('%')
         .skip(1)
@@ -148,7 +148,7 @@ pub fn names(text: &str) -> impl Iterator<Item = &str> {
         })
 }
 
-/// Splits `%result = operation`; the result is empty where there is none.
+/// Splits `%result = operation`; the result is empty if there is none.
 pub fn split(instruction: &str) -> (&str, &str) {
     match instruction.split_once(" = ") {
         Some((result, operation)) if result.starts_with('%') => {
@@ -168,7 +168,7 @@ pub fn location(instruction: &str) -> (&str, u32) {
     (code, number.parse().unwrap_or(0))
 }
 
-/// Name of the function that a call calls, if it is called by name.
+/// Returns the name of the function that a call calls, if it is called by name.
 pub fn callee(operation: &str) -> Option<&str> {
     let is_call = ["call ", "tail call ", "musttail call ", "notail call "]
         .iter()

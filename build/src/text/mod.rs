@@ -1,4 +1,4 @@
-//! Reading what the compilers write: LLVM IR, PTX, AMD assembly.
+//! Parsers of compiler output: LLVM IR, PTX, AMD assembly.
 
 pub mod amd;
 pub mod assembly;

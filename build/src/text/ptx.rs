@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::assembly::{AsmFunction, Parameter, Resources};
 use crate::{Error, Result};
 
-/// Splits PTX into functions. Statements of one line (inline assembly) become lines of their own.
+/// Splits PTX into functions. Statements on one line (inline assembly) become separate lines.
 ///
 /// # Errors
 /// [`Error::Parse`] for a parameter whose type is unknown.
@@ -42,7 +42,7 @@ pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
         let mut depth = 1;
         for line in lines.by_ref() {
             for part in line.split_inclusive([';', '{', '}']).map(str::trim) {
-                // Braces group operands of vectors, too: those come in pairs within a statement.
+                // Braces also group operands of vectors, but in pairs within a statement.
                 match part {
                     "{" => depth += 1,
                     "}" => depth -= 1,
@@ -59,12 +59,12 @@ pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
     Ok(out)
 }
 
-/// A line without comment and surrounding space.
+/// Returns a line without its comment and surrounding space.
 fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
 
-/// `.func (.param .b32 r) name( ...`: the name stands before the last list.
+/// Returns the name in `.func (.param .b32 r) name( ...`, which precedes the last list.
 fn function_name(head: &str) -> String {
     let (_, rest) = head.split_once(".func").unwrap_or_default();
     let rest = rest.trim_start();
@@ -98,7 +98,7 @@ fn push_statements(line: &str, out: &mut Vec<String>) {
     }
 }
 
-/// Offsets by the rule of C: each parameter at the next multiple of its alignment.
+/// Computes offsets as in C: each parameter is at the next multiple of its alignment.
 fn parameters(list: &str) -> Result<Vec<Parameter>> {
     let mut out = Vec::new();
     let mut end = 0usize;
@@ -120,7 +120,7 @@ fn parameters(list: &str) -> Result<Vec<Parameter>> {
                         .and_then(|value| value.parse().ok())
                         .unwrap_or(1);
                     if !pointee {
-                        align = value; // that of the parameter, not that of what it points at
+                        align = value; // of the parameter, not of its pointee
                     }
                 }
                 ".b8" | ".u8" | ".s8" => size = 1,
@@ -147,7 +147,7 @@ fn parameters(list: &str) -> Result<Vec<Parameter>> {
     Ok(out)
 }
 
-/// Reads what `ptxas -v` says about each kernel.
+/// Parses the output of `ptxas -v`. Returns the resources of each kernel.
 pub fn resources(said: &str) -> HashMap<String, Resources> {
     let mut out = HashMap::new();
     let mut name = None;
@@ -177,7 +177,7 @@ pub fn resources(said: &str) -> HashMap<String, Resources> {
     out
 }
 
-/// The number that stands right before `words`; 0 if it is not there.
+/// Returns the number before `words`; 0 if there is none.
 fn number_before(line: &str, words: &str) -> u32 {
     line.split_once(words)
         .and_then(|(before, _)| before.rsplit([' ', ',']).next()?.parse().ok())
@@ -249,7 +249,8 @@ $L__BB0_1:
 ptxas info    : Compiling entry function 'send' for 'sm_80'
 ptxas info    : Function properties for send
     136 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 80 registers, used 1 barriers, 136 bytes cumulative stack size, 16384 bytes smem, 392 bytes cmem[0]
+ptxas info    : Used 80 registers, used 1 barriers, 136 bytes cumulative stack size, \
+    16384 bytes smem, 392 bytes cmem[0]
 ptxas info    : Function properties for helper
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ";

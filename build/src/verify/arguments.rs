@@ -8,10 +8,10 @@ use crate::Image;
 pub(super) const ARGUMENTS: &str = "arguments";
 pub(super) const ENTRIES: &str = "entries";
 
-/// Most entries of an image: instances are budgeted.
+/// Maximum number of entries of an image, which limits the instances of kernels.
 const MOST_ENTRIES: usize = 150;
 
-/// PTX `.param` offsets, or AMD kernarg offsets, against the host's struct.
+/// Compares PTX `.param` offsets or AMD kernarg offsets with the host's struct.
 pub(super) fn arguments(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.entries() {
@@ -53,7 +53,7 @@ pub(super) fn arguments(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// What the host lists against what the image exports, and symbols that nobody defines.
+/// Compares the host's list with the entries of the image, and finds undefined symbols.
 pub(super) fn entries(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: &str| {

@@ -1,14 +1,15 @@
-//! Ordering and scope of what synchronises.
+//! Ordering and scope of synchronisation.
 
 use super::Violation;
 use crate::{Image, Vendor};
 
 pub(super) const UNSCOPED: &str = "unscoped-atomic";
-/// Name of the rule about the scope of what synchronises.
+/// Name of the rule about the scope of synchronisation.
 pub const SCOPE: &str = "scope";
 
-/// PTX: `atom` and `red` without `.sem` are relaxed, without `.scope` they are `.gpu`, and then not even
-/// atomic with respect to another GPU. LLVM before 23 drops both.
+/// Finds atomics and fences without ordering or scope. In PTX, `atom` and `red` without `.sem` are
+/// relaxed; without `.scope` they have scope `.gpu` and are not atomic with respect to another GPU.
+/// LLVM before 23 drops both.
 pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
     if image.target.vendor() != Vendor::Nvidia {
         return Vec::new();
@@ -29,7 +30,8 @@ pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// `.gpu` and `agent` do not reach a peer. Whoever wants them says so in the crate's manifest.
+/// Finds the scopes `.gpu` and `agent`, which exclude peers. A crate's manifest lists justified
+/// uses.
 pub(super) fn scope(image: &Image) -> Vec<Violation> {
     match image.target.vendor() {
         Vendor::Nvidia => image

@@ -7,7 +7,8 @@ use crate::{Image, Vendor};
 
 pub(super) const BARRIERS: &str = "barrier";
 
-/// A barrier that not all lanes of a block reach hangs the block, or pairs with another barrier.
+/// Finds barriers that not all lanes of a block reach: they hang the block or pair with another
+/// barrier.
 pub(super) fn barriers(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.ir {

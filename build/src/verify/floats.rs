@@ -1,4 +1,4 @@
-//! Floating point: one rounding, the same everywhere.
+//! Floating point: one rounding per operation, the same on all devices.
 
 use super::Violation;
 use crate::text::ir;
@@ -11,8 +11,8 @@ const FLOATS: [&str; 8] = [
     "f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64", "tf32",
 ];
 
-/// Without `.rn` ptxas may contract a multiplication and an addition; a fused one rounds once. Fast-math
-/// flags in the IR allow the same on both vendors.
+/// Finds arithmetic that may be contracted. Without `.rn`, ptxas may fuse a multiplication and an
+/// addition, which then round once. Fast-math flags in the IR permit it for both vendors.
 pub(super) fn rounding(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     if image.target.vendor() == Vendor::Nvidia {
@@ -58,8 +58,9 @@ pub(super) fn rounding(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// `.approx`, `.ftz` and their like; on AMD the hardware's transcendental functions, a reciprocal that
-/// belongs neither to a correctly rounded division nor to an integer division, and a mode that flushes.
+/// Finds approximations: `.approx`, `.ftz` and `.full` in PTX; for AMD the hardware's
+/// transcendental functions, a reciprocal that belongs to neither a correctly rounded nor an
+/// integer division, and a mode that flushes subnormals or does not round to nearest.
 pub(super) fn approximations(image: &Image) -> Vec<Violation> {
     match image.target.vendor() {
         Vendor::Amd => amd(image),
@@ -106,15 +107,15 @@ fn amd(image: &Image) -> Vec<Violation> {
                 out.push(Violation::new(APPROXIMATIONS, &function.name, line).at(location));
             }
         }
-        // Each correctly rounded division has one reciprocal and one v_div_fixup; the expansion of an
-        // integer division has reciprocals, too, and corrects them.
+        // Each correctly rounded division has one reciprocal and one v_div_fixup. The expansion of
+        // an integer division also has reciprocals, and corrects their results.
         let reciprocals = count("v_rcp_f");
         let divides = has(&["udiv ", "urem ", "sdiv ", "srem "]);
         if reciprocals > count("v_div_fixup_") && !divides {
             let detail = format!("{reciprocals} v_rcp, {} v_div_fixup", count("v_div_fixup_"));
             out.push(Violation::new(APPROXIMATIONS, &function.name, detail));
         }
-        // The expansions of a correctly rounded square root.
+        // A correctly rounded square root expands to v_sqrt or v_rsq with corrections.
         if count("v_sqrt_f") + count("v_rsq_f") > 0 && !has(&["@llvm.sqrt."]) {
             let detail = "v_sqrt or v_rsq without llvm.sqrt";
             out.push(Violation::new(APPROXIMATIONS, &function.name, detail));

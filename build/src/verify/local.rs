@@ -5,7 +5,8 @@ use crate::{Image, Vendor};
 
 pub(super) const LOCAL: &str = "local-memory";
 
-/// A local array, a stack frame, a spill: they go through the memory that the kernel is there to feed.
+/// Finds local arrays, stack frames and spills, whose traffic competes with the data of the kernel
+/// for memory bandwidth.
 pub(super) fn local(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: String| {

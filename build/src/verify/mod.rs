@@ -1,4 +1,4 @@
-//! The verifier: what no image may contain.
+//! The verifier: rules that every image must keep.
 //!
 //! Every rule is a function from an [`Image`] to violations, and has a negative control
 //! ([`crate::controls`]): a kernel that breaks it and must be caught.
@@ -30,7 +30,7 @@ pub struct Violation {
     pub rule: &'static str,
     /// The kernel, or the function, or empty for the image.
     pub kernel: String,
-    /// What was seen.
+    /// Description of the violation.
     pub detail: String,
     /// Debug locations of the instructions, the one that breaks the rule first.
     pub locations: Vec<u32>,
@@ -71,13 +71,13 @@ impl fmt::Display for Violation {
 /// A rule of the verifier.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Its name, as in an exception.
+    /// Its name, which exceptions use.
     pub name: &'static str,
-    /// What it demands.
+    /// The demand on an image.
     pub demand: &'static str,
-    /// What an author can do about a violation.
+    /// Advice to the author of a kernel that breaks it.
     pub advice: &'static str,
-    /// Finds where an image breaks it.
+    /// Finds the violations in an image.
     pub check: fn(&Image) -> Vec<Violation>,
 }
 
@@ -92,7 +92,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: atomics::SCOPE,
-        demand: "what synchronises has system scope, or block scope, unless the crate says why not",
+        demand: "synchronisation has system scope or block scope, unless the crate gives a reason",
         advice: "give words that peers read or write Scope::System; for words of this GPU alone \
                  give the reason in [[package.metadata.fusewire.allow]]",
         check: atomics::scope,
@@ -112,7 +112,7 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: panics::PANICS,
-        demand: "no way into panic code",
+        demand: "no call of panic code",
         advice: "replace the indexing, division or unwrap that can panic: get_unchecked after one \
                  check, checked_div, wrapping_add, or a failure of the session",
         check: panics::panics,
@@ -199,7 +199,7 @@ pub fn all(image: &Image) -> Vec<Violation> {
     RULES.iter().flat_map(|rule| (rule.check)(image)).collect()
 }
 
-/// Returns what an author can do about a violation of `rule`, in one sentence.
+/// Returns the advice for a violation of `rule`, in one sentence.
 pub fn advice(rule: &str) -> &'static str {
     let device = RULES.iter().map(|rule| (rule.name, rule.advice));
     device
@@ -208,12 +208,13 @@ pub fn advice(rule: &str) -> &'static str {
         .map_or("", |(_, advice)| advice)
 }
 
-/// The kernel behind an entry: an exception for a kernel is one for its grid form.
+/// Returns the kernel of an entry. An exception for a kernel also covers its grid form.
 fn kernel(entry: &str) -> &str {
     entry.strip_suffix(GRID_SUFFIX).unwrap_or(entry)
 }
 
-/// Drops what the exceptions cover: all violations of a rule by a kernel, or as many as the limit.
+/// Drops the violations of a rule by a kernel that an exception covers, unless they exceed its
+/// limit.
 pub fn without_allowed(all: Vec<Violation>, allow: &[Exemption]) -> Vec<Violation> {
     let covered = |violation: &Violation, allow: &Exemption| {
         allow.rule == violation.rule

@@ -7,9 +7,10 @@ use crate::{Image, Vendor};
 
 pub(super) const MULTICAST: &str = "multicast";
 
-/// `multimem` instructions stand in the kernels that the crate lists, and in those only, on GPUs that have them, and
-/// there in every one of them; they take 16 bytes at once, with system scope, and accumulate small floats in f32; and
-/// alias fences stand around them, without which PTX does not order them with accesses by ordinary addresses.
+/// Finds wrong uses of `multimem` instructions. On GPUs that have them, every kernel that the crate
+/// lists must contain them, and no other kernel may. They must access 16 bytes at once with system
+/// scope and accumulate 16-bit floats in f32. Alias fences must precede and follow them, because
+/// PTX does not order them with accesses by ordinary addresses otherwise.
 pub(super) fn multicast(image: &Image) -> Vec<Violation> {
     if image.target.vendor() != Vendor::Nvidia {
         return Vec::new();
@@ -29,7 +30,8 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
         .collect()
 }
 
-/// What is wrong in a function; `listed`: the crate says that it goes by multicast; `exists`: the GPU can.
+/// Returns the faults of a function. `listed`: the crate lists it as a user of multicast; `exists`:
+/// the GPU has multicast.
 fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     let mut out = Vec::new();
     let mut accesses = 0;
@@ -61,12 +63,11 @@ fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     }
     if accesses > 0 && fences < 2 {
         out.push(format!(
-            "{fences} alias fences; one in front of the accesses by multicast and one behind them \
-                are needed"
+            "{fences} alias fences; the multicast accesses need one before and one after them"
         ));
     }
     if function.kernel && listed && exists && accesses == 0 {
-        out.push("no access by multicast, but the crate lists this kernel".to_owned());
+        out.push("no multicast access, but the crate lists this kernel".to_owned());
     }
     out
 }
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_clean() {
+    fn correct_uses_are_clean() {
         assert!(seen(&[FENCE, LOAD, STORE, FENCE], true, true).is_empty());
         let whole = LOAD.replace(".acc::f32.v4.bf16x2", ".v4.f32");
         assert!(seen(&[FENCE, &whole, FENCE], true, true).is_empty());
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_seen() {
+    fn every_fault_is_found() {
         let one = |statements: &[&str], listed, exists, what: &str| {
             let found = seen(statements, listed, exists);
             assert!(
@@ -116,7 +117,7 @@ mod tests {
         };
         one(&[FENCE, LOAD, FENCE], false, true, "does not list");
         one(&[FENCE, LOAD, FENCE], true, false, "has no multicast");
-        one(&[FENCE, FENCE], true, true, "no access by multicast");
+        one(&[FENCE, FENCE], true, true, "no multicast access");
         one(&[LOAD, STORE], true, true, "0 alias fences");
         one(&[FENCE, LOAD, STORE], true, true, "1 alias fences");
         let with = |from: &str, to: &str, what: &str| {

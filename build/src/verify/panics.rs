@@ -5,8 +5,8 @@ use crate::{Image, edit};
 
 pub(super) const PANICS: &str = "panic";
 
-/// A call into panic code costs registers in the hot path, and its trap kills the whole process.
-/// `fusewire-device`'s panic handler is never inlined, so that it shows here.
+/// Finds panics. A call of panic code costs registers in the hot path, and its trap kills the
+/// process. `fusewire-device`'s panic handler is never inlined, so that it is visible here.
 pub(super) fn panics(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.entries() {

@@ -8,8 +8,9 @@ use crate::text::assembly::{AsmFunction, opcode};
 
 pub(super) const NONCOHERENT: &str = "non-coherent-load";
 
-/// `ld.global.nc` may be served by a cache that nobody invalidates: what a peer wrote may never be seen.
-/// `&T` parameters become that. A table of constants in the image may be read so.
+/// Finds non-coherent loads. `ld.global.nc` may hit a cache that is never invalidated, so that it
+/// never returns the value that a peer has written. Reads of `&T` parameters compile to it. Only
+/// tables of constants in the image may be read by it.
 pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.functions {
@@ -29,7 +30,7 @@ pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// The lines that write each register.
+/// Returns the lines that write each register.
 fn by_register(function: &AsmFunction) -> HashMap<&str, Vec<&str>> {
     let mut out: HashMap<&str, Vec<&str>> = HashMap::new();
     for line in &function.lines {
@@ -44,7 +45,8 @@ fn by_register(function: &AsmFunction) -> HashMap<&str, Vec<&str>> {
     out
 }
 
-/// Whether an address is computed from symbols of the image only: no parameter, no loaded pointer.
+/// Returns `true` if an address is computed from symbols of the image only, without parameters and
+/// loaded pointers.
 fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
     if !base.starts_with('%') {
         return true; // a symbol itself
@@ -59,8 +61,8 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
         for line in definitions.get(register).into_iter().flatten() {
             let code = opcode(line).unwrap_or_default();
             if code.starts_with("ld.") {
-                // An index may be anything; a base pointer must not. 64 bits could be either, but
-                // an index is widened first.
+                // A loaded index is harmless, a loaded base pointer is not. A 64-bit value may be a
+                // pointer; indices are narrower and are widened first.
                 if code.ends_with("64") {
                     return false;
                 }
@@ -69,7 +71,7 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
             let (_, operands) = line.split_once(',').unwrap_or_default();
             for operand in operands.trim_end_matches(';').split(',').map(str::trim) {
                 if operand.starts_with('%') {
-                    // What is widened, masked or shifted right is an index.
+                    // A value that is widened, masked or shifted right is an index.
                     let widened = ["cvt.", "mul.wide", "bfe.", "and.", "shr."]
                         .iter()
                         .any(|prefix| code.starts_with(prefix));

@@ -9,8 +9,9 @@ use crate::{Image, Vendor};
 
 pub(super) const VECTORS: &str = "vector-move";
 
-/// A kernel with a loop that loads a value of less than 16 bytes and stores it unchanged copies; then it must
-/// also have 16-byte loads and stores (the narrow loop is the copy's head, tail, or unaligned case).
+/// Finds copies without 16-byte accesses. A kernel copies if a loop loads a value of less than 16
+/// bytes and stores it unchanged. It must then also have 16-byte loads and stores (the narrow loop
+/// is the head, the tail or the unaligned case of the copy).
 pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.ir.iter().filter(|function| function.kernel) {
@@ -35,12 +36,12 @@ pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Whether a function has plain 16-byte loads, and stores, outside shared memory.
+/// Tells if a function has plain 16-byte loads, and plain 16-byte stores, outside shared memory.
 fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) {
     let is_wide = |code: &str| match vendor {
         Vendor::Amd => code.ends_with("dwordx4") && !code.starts_with("s_"),
         Vendor::Nvidia => {
-            // Packets are not data.
+            // Relaxed accesses are of packets, not of plain data.
             !code.contains(".relaxed.")
                 && !code.contains(".shared.")
                 && [
@@ -58,7 +59,8 @@ fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) 
     found
 }
 
-/// A load of less than 16 bytes in a loop that stores what it gave, both at addresses that advance.
+/// Finds a load of less than 16 bytes in a loop that stores the loaded value, both at addresses
+/// that advance.
 fn narrow_copy(function: &IrFunction) -> Option<&str> {
     let cycles = cycles(function);
     let in_cycles = || {
@@ -92,12 +94,12 @@ fn narrow_copy(function: &IrFunction) -> Option<&str> {
     })
 }
 
-/// The pointer of an access: the last name before its alignment.
+/// Returns the pointer of an access, the last name before its alignment.
 fn address(access: &str) -> Option<&str> {
     ir::names(access.split(", align").next()?).last()
 }
 
-/// Values that change from one turn to the next: what is computed from a phi.
+/// Returns the values that may change between iterations: those computed from a phi.
 fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a str> {
     let mut out: HashSet<&str> = HashSet::new();
     loop {
@@ -117,8 +119,8 @@ fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a
     }
 }
 
-/// Whether a plain access (the text behind `load` or `store`) is of a scalar and not to shared, local or
-/// constant memory.
+/// Returns `true` if a plain access (the text after `load` or `store`) is of a scalar and not to
+/// shared, local or constant memory.
 fn is_narrow_global(access: &str) -> bool {
     let width = match access.split([' ', ',']).next().unwrap_or_default() {
         "i8" => 1,
@@ -131,9 +133,9 @@ fn is_narrow_global(access: &str) -> bool {
     width < 16 && !elsewhere.iter().any(|space| access.contains(space))
 }
 
-/// For every block the number of the cycle (strongly connected component) it lies in.
+/// Returns for every block the number of its cycle (strongly connected component).
 fn cycles(function: &IrFunction) -> Vec<Option<usize>> {
-    // Tarjan, without recursion: functions have thousands of blocks.
+    // Tarjan's algorithm, without recursion because functions have thousands of blocks.
     let count = function.blocks.len();
     let mut index = vec![usize::MAX; count];
     let mut low = vec![0; count];
