@@ -7,14 +7,14 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::shown;
 
-/// The folder of a crate that does not exist yet.
+/// Arguments of `fusewire-build new`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Folder of the new crate; its last part is the name.
     #[arg(value_name = "PATH")]
     folder: PathBuf,
-    /// Folder of a checkout of Fusewire, which the crate depends on by path. By default the checkout
-    /// that this command was built from, if it still exists; else the published version.
+    /// Folder of a checkout of Fusewire, which the crate depends on by path. Default: the checkout
+    /// that this command was built from if it still exists, otherwise the published version.
     #[arg(long, value_name = "FOLDER")]
     path: Option<PathBuf>,
 }
