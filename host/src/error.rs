@@ -317,9 +317,9 @@ mod tests {
             assert!(structure.contains(part), "{structure}");
         }
         // A program prints the error with `{:?}` when its `main` returns it.
-        let main: super::Result<()> = Err(Error::bootstrap("RANK is not set"));
+        let error = Error::bootstrap("RANK is not set");
         assert_eq!(
-            format!("Error: {:?}", main.expect_err("an error")),
+            format!("Error: {error:?}"),
             "Error: bootstrap failed: RANK is not set"
         );
     }

@@ -334,9 +334,10 @@ fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String
         ($library:expr, $name:literal, ($($type:ty),*), $($argument:expr),*) => {{
             let symbol = concat!($name, "\0").as_bytes();
             // SAFETY: the type is that of cuda.h.
-            let function =
-                unsafe { $library.get::<unsafe extern "C" fn($($type),*) -> i32>(symbol) }
-                    .map_err(|error| error.to_string())?;
+            let function = unsafe {
+                $library.get::<unsafe extern "C" fn($($type),*) -> i32>(symbol)
+            };
+            let function = function.map_err(|error| error.to_string())?;
             // SAFETY: pointers refer to live variables of the types in cuda.h.
             match unsafe { function($($argument),*) } {
                 0 => {}

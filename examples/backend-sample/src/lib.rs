@@ -16,20 +16,18 @@
 //! 1. Depend on `fusewire-backend-abi` and build a `cdylib`. In C or C++, include
 //!    `fusewire_backend.h` and build a shared library. No other part of Fusewire is needed.
 //! 2. Export `fusewire_backend_v1`, which returns a static table (`entry.rs`): magic, version, its
-//!    size,
-//! a name, and functions. Fifteen are mandatory (`version` to `recv`, `abort`). Functions that your
-//! library lacks and that the host can compose (`all_to_all`, `gather`, `barrier`, ...) may be
-//! null.
+//!    size, a name, and functions. Fifteen are mandatory (`version` to `recv`, `abort`). Functions
+//!    that your library lacks and that the host can compose (`all_to_all`, `gather`, `barrier`,
+//!    ...) may be null.
 //! 3. In `create`, find the other ranks through the store (`mesh.rs`): every rank sets its own key
-//!    and
-//! waits for the keys of the others, with the remaining time-out. Of the setup, keep only the
-//! store.
+//!    and waits for the keys of the others, with the remaining time-out. Of the setup, keep only
+//!    the store.
 //! 4. In `supports`, return 1 only for operations, types and reductions that are implemented
 //!    (`reduce.rs`): the host refuses all others with a message. Return 1 from `is_bitwise` only if
 //!    ranks are reduced in rank order.
 //! 5. Return from every call at its time-out, and soon after `abort`, which another thread calls
-//! (`exchange.rs` polls with the remaining time; `abort` shuts the streams down, which wakes this
-//! rank and its peers).
+//!    (`exchange.rs` polls with the remaining time; `abort` shuts the streams down, which wakes
+//!    this rank and its peers).
 //! 6. Transfer the messages of a group concurrently. Two ranks that both send before they receive
 //!    would deadlock.
 //! 7. Catch every panic or exception at the C interface, and return a code and a message

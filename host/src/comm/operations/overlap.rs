@@ -113,9 +113,10 @@ impl Communicator {
     /// [`Communicator::reduce_scatter_single_async`], taking each tile of this rank's input as soon
     /// as its word of `tiles` says that it is done, so that the computation on the stream
     /// `producer` ends while the first tiles are on their way. Tile t of row r, `tile` elements
-    /// from `t * tile` on (the last one may be shorter), has word `r * output.len().div_ceil(tile)
-    /// + t`, and is done when that is `target` or more. Tiles are taken in the order of t, those of
-    /// all rows together: a computation had best make them in that order.
+    /// from `t * tile` on (the last one may be shorter), has the word
+    /// `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more. Tiles are
+    /// taken in the order of t, those of all rows together: a computation had best make them in
+    /// that order.
     ///
     /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this
     /// call comes first, then the producer's work, which raises words by
