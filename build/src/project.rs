@@ -265,7 +265,7 @@ impl Project {
     }
 
     fn of(package: &Package, metadata: &Metadata) -> Result<Self> {
-        let settings = settings(package)?;
+        let settings = settings_of(package)?;
         let nodes: BTreeMap<&str, &Node> = metadata
             .resolve
             .iter()
@@ -306,7 +306,7 @@ impl Project {
             if other.name == "fusewire-device" {
                 device = Some(other.folder());
             }
-            for (vendor, files) in settings(other)?.shims {
+            for (vendor, files) in settings_of(other)?.shims {
                 let files = files.iter().map(|file| other.folder().join(file));
                 shims.entry(vendor).or_default().extend(files);
             }
@@ -360,7 +360,7 @@ impl Project {
     }
 }
 
-fn settings(package: &Package) -> Result<Settings> {
+fn settings_of(package: &Package) -> Result<Settings> {
     let Some(value) = package
         .metadata
         .as_ref()
