@@ -9,7 +9,7 @@ use thiserror::Error as ThisError;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Returns the subject of a store operation, as part of a message.
+/// Returns the subject of a store operation (the key, or the address or path) for a message.
 fn subject(operation: &str, key: &str) -> String {
     match operation {
         _ if key.is_empty() => String::new(),
@@ -19,11 +19,11 @@ fn subject(operation: &str, key: &str) -> String {
     }
 }
 
-/// Error of this crate. Each variant names the operation that failed; the message says what to do
-/// next where that is known.
+/// Error of this crate. Each variant names the operation that failed. If a next step is known, the
+/// message states it.
 ///
-/// Cheap to clone, because several calls report one failure: the work handle it belongs to, and the
-/// next synchronisation of its stream.
+/// Cheap to clone, because two calls can report the same failure: the wait on the `Work` handle,
+/// and the next synchronisation of its stream.
 ///
 /// `{:?}` prints the message, because a program whose `main` returns a [`Result`] prints errors
 /// with `{:?}`. `{:#?}` prints the variant with its fields.
@@ -35,7 +35,7 @@ pub enum Error {
     Store {
         /// Name of the store operation, such as `set`.
         operation: &'static str,
-        /// The key; for `connect` and `open` the address or path; may be empty.
+        /// The key. For `connect` and `open`: the address or path. May be empty.
         key: String,
         /// Description of the failure.
         detail: String,
@@ -106,7 +106,7 @@ pub enum Error {
     /// A call is not allowed in the current capture state of a stream.
     #[error("graph capture: {detail}")]
     CaptureState {
-        /// The call and the state of the capture.
+        /// The refused call and the capture state of the stream.
         detail: String,
     },
 
@@ -140,9 +140,9 @@ pub enum Error {
     /// A requested device does not exist.
     #[error("device {device}: {detail}")]
     NoDevice {
-        /// The device, as in `--device`.
+        /// The device, in the format of `--device`.
         device: String,
-        /// The missing part.
+        /// Description of what is missing, such as a driver library.
         detail: String,
     },
 
@@ -159,7 +159,7 @@ pub enum Error {
     #[error("{}", .0)]
     Failed(Box<crate::comm::Failure>),
 
-    /// Ranks could not create a communicator.
+    /// The ranks could not create a communicator.
     #[error("communicator \"{name}\": {detail}")]
     Communicator {
         /// Name of the communicator.
@@ -168,14 +168,14 @@ pub enum Error {
         detail: String,
     },
 
-    /// A library that serves as the communicator's backend failed.
+    /// A library that is used as the communicator's backend failed.
     #[error("backend {backend}: {operation}: {detail}")]
     Backend {
         /// Name of the backend.
         backend: String,
-        /// Name of the library operation.
+        /// Name of the library function.
         operation: &'static str,
-        /// The library's message, and what to do next where that is known.
+        /// The library's message. If a next step is known, the message states it.
         detail: String,
     },
 
@@ -186,7 +186,7 @@ pub enum Error {
         operation: &'static str,
         /// The rank that sent the object.
         rank: u32,
-        /// The difference from what was expected.
+        /// The expected and the received type, size or encoding.
         detail: String,
     },
 
@@ -197,13 +197,13 @@ pub enum Error {
         operation: &'static str,
         /// The peer: its URL without the secret, or another description.
         peer: String,
-        /// Kind of the failure, to decide how to continue.
+        /// Kind of the failure. Callers match on the kind to decide how to continue.
         kind: crate::transport::TransportFailure,
         /// Description of the failure, and what to do next.
         detail: String,
     },
 
-    /// Work on a stream was not complete when a bounded wait for it ended.
+    /// A bounded wait for work on a stream timed out before the work was complete.
     #[error("work of the stream is not complete after {seconds} s")]
     StreamTimeout {
         /// Duration of the wait in seconds.
@@ -316,7 +316,7 @@ mod tests {
         ] {
             assert!(structure.contains(part), "{structure}");
         }
-        // A program prints the error with `{:?}` when its `main` returns it.
+        // `main` prints a returned error with `{:?}`.
         let error = Error::bootstrap("RANK is not set");
         assert_eq!(
             format!("Error: {error:?}"),

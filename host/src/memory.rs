@@ -15,14 +15,14 @@ use crate::gpu::driver::RawMemory;
 use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
-/// Memory that its rank and the rank's peers can access. Clones refer to the same memory.
+/// Memory that this rank and its peers can access. Clones refer to the same memory.
 #[derive(Clone)]
 pub(crate) enum Memory {
     Host(Arc<Segment>),
     Device(Arc<gpu::Memory>),
 }
 
-/// Description with which a peer opens memory.
+/// Descriptor from which a peer opens memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryDescriptor {
     Host(SegmentDescriptor),
@@ -45,7 +45,8 @@ impl From<Arc<Segment>> for Memory {
 }
 
 impl Memory {
-    /// Allocates `bytes` zeroed bytes on `device`. The CPU's memory map shows `name`.
+    /// Allocates `bytes` zeroed bytes on `device`. `name` appears in `/proc/<pid>/maps` for CPU
+    /// memory.
     pub(crate) fn create(device: Device, bytes: u64, name: &str) -> Result<Self> {
         Ok(match device {
             Device::Cpu => Self::Host(Segment::create(bytes, name)?),
@@ -53,7 +54,7 @@ impl Memory {
         })
     }
 
-    /// Opens the memory that `rank` described, for access from `device`.
+    /// Opens the memory that `descriptor`, sent by `rank`, describes, for access from `device`.
     pub(crate) fn open(device: Device, descriptor: &MemoryDescriptor, rank: u32) -> Result<Self> {
         match (device, descriptor) {
             (Device::Cpu, MemoryDescriptor::Host(descriptor)) => {
@@ -99,7 +100,7 @@ impl Memory {
         }
     }
 
-    /// Returns the GPU of the memory.
+    /// Returns the GPU that holds the memory, or `None` for CPU memory.
     pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
         match self {
             Self::Host(_) => None,
@@ -131,8 +132,8 @@ impl Memory {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: `check` compared the range with the segment; the caller excludes racing
-                // accesses.
+                // SAFETY: `check` verified that the range lies in the segment; the caller excludes
+                // racing accesses.
                 unsafe {
                     let to = segment.ptr().add(offset as usize);
                     core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -151,8 +152,8 @@ impl Memory {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: `check` compared the range with the segment; the caller excludes racing
-                // writes.
+                // SAFETY: `check` verified that the range lies in the segment; the caller excludes
+                // racing writes.
                 unsafe {
                     let from = segment.ptr().add(offset as usize);
                     core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
@@ -163,8 +164,8 @@ impl Memory {
         }
     }
 
-    /// Reads the word at byte `offset`, which is only accessed atomically. Returns 0 if the GPU's
-    /// driver has failed.
+    /// Reads the word at byte `offset`. All accesses to this word must be atomic. Returns 0 if the
+    /// GPU's driver has failed.
     pub(crate) fn load(&self, offset: u64) -> u64 {
         match self {
             Self::Host(_) => {
@@ -185,7 +186,7 @@ impl Memory {
         }
     }
 
-    /// Writes the word at byte `offset`, which is only accessed atomically.
+    /// Writes the word at byte `offset`. All accesses to this word must be atomic.
     pub(crate) fn store(&self, offset: u64, value: u64) -> Result<()> {
         match self {
             Self::Host(_) => {
@@ -200,8 +201,9 @@ impl Memory {
         }
     }
 
-    /// Replaces the word at byte `offset` by `new` if it is `old`. Returns the previous word. On a
-    /// GPU this is not atomic: a concurrent write between the read and the write is lost.
+    /// Replaces the word at byte `offset` by `new` if the word equals `old`. Returns the previous
+    /// word. On a GPU the exchange is not atomic: a store by another agent between the read and the
+    /// write is lost.
     pub(crate) fn compare_exchange(&self, offset: u64, old: u64, new: u64) -> u64 {
         match self {
             Self::Host(_) => {
@@ -224,8 +226,8 @@ impl Memory {
         }
     }
 
-    /// Returns the address of the word at byte `offset`, if it is host memory and within the
-    /// bounds.
+    /// Returns the address of the word at byte `offset`, or `None` if the word is in GPU memory or
+    /// out of bounds.
     pub(crate) fn word(&self, offset: u64) -> Option<*mut u64> {
         let Self::Host(segment) = self else {
             return None;
@@ -300,7 +302,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// Returns true if processes of other hosts of the NVLink domain can open the memory.
+    /// Returns true if processes on other hosts of the same NVLink domain can open the memory.
     pub(crate) fn is_for_other_hosts(&self) -> bool {
         match self {
             Self::Host(_) => false,

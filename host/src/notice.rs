@@ -7,8 +7,8 @@ use std::io::Write;
 pub(crate) fn warn(message: impl fmt::Display) {
     tracing::warn!("{message}");
     if !tracing::dispatcher::has_been_set() {
-        // A single write, so that lines of several ranks do not interleave. A closed stderr is
-        // ignored.
+        // A single write keeps the lines of several ranks from interleaving. Errors of a closed
+        // stderr are ignored.
         let line = format!("fusewire: {message}\n");
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

@@ -1,4 +1,4 @@
-//! Options of a communicator, reductions, and the choice of an algorithm.
+//! Options of communicators and calls, reductions, and algorithms.
 
 use core::fmt;
 use core::str::FromStr;
@@ -109,17 +109,17 @@ pub enum Algorithm {
     Pull = 4,
     /// A channel with flow control (send and receive).
     Channel = 5,
-    /// Carried out by the library that is the communicator's backend.
+    /// The library that is the communicator's backend carries out the operation.
     HandOff = 6,
     /// Multicast (NVLink SHARP): the switch adds and copies. Applies to all_reduce, reduce_scatter
-    /// and all_gather, and needs [`Determinism::Any`]. Memory at different offsets on different
-    /// ranks, or in no window, takes another algorithm in the same launch. The CPU emulates
-    /// multicast, one rank after another.
+    /// and all_gather, and needs [`Determinism::Any`]. If a rank's memory is in no window, or the
+    /// offset in the window differs between ranks, the same launch falls back to another algorithm.
+    /// The CPU emulates multicast by a loop over the ranks.
     Nvls = 7,
 }
 
 impl Algorithm {
-    /// Returns the name, as in `--algorithm`.
+    /// Returns the name that `--algorithm` accepts.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -160,12 +160,12 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Guarantee about the bits of a reduction's result.
+/// Guarantee about the bits of the results of reductions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Determinism {
-    /// The same bits on every rank, in every run, with every algorithm: ranks are reduced in rank
-    /// order. Algorithms that cannot guarantee this are refused.
+    /// Results are bitwise identical on every rank, in every run and with every algorithm: ranks
+    /// are reduced in rank order. Algorithms that cannot guarantee this are refused.
     #[default]
     Bitwise,
     /// Any order of the ranks. Permits the fastest algorithm.
@@ -173,10 +173,10 @@ pub enum Determinism {
 }
 
 impl Determinism {
-    /// Returns the reason why `algorithm` is refused, or `None` if it is allowed. NVLS adds in the
-    /// switch. The order of that sum may change from call to call; sums of f16 and bf16 are
-    /// returned rounded, so an average is rounded twice; and NaN is not guaranteed to propagate in
-    /// a minimum or maximum.
+    /// Returns the reason why `algorithm` is refused, or `None` if it is allowed.
+    /// [`Determinism::Bitwise`] refuses NVLS, which adds in the switch, for three reasons: the
+    /// order of the sum may change from call to call; sums of f16 and bf16 are returned rounded, so
+    /// an average is rounded twice; a minimum or maximum is not guaranteed to propagate NaN.
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
@@ -189,23 +189,24 @@ impl Determinism {
     }
 }
 
-/// Method of making the blocks of ranks that share a GPU resident at the same time.
+/// Determines whether ranks that share a GPU launch separate grids or one common grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GridMode {
-    /// Each rank launches its own grids, as it does on a separate GPU. Creating the communicator
-    /// checks that the blocks of all ranks fit on the GPU together. The GPU may still run the grids
-    /// in sequence.
+    /// Each rank launches its own grids, as on a separate GPU. Creating the communicator checks
+    /// that the blocks of all ranks fit on the GPU at the same time. The GPU may still run the
+    /// grids in sequence.
     #[default]
     Separate,
-    /// The blocks of all ranks run in one multi-rank grid, whose blocks are all resident. For tests
-    /// and sanitizers. The ranks must be threads of one process and share one GPU, and an image of
-    /// the kernels' grid forms must exist (`fusewire-build build --multi-rank-grid`).
+    /// The blocks of all ranks run in one grid, in which all blocks are resident at the same time.
+    /// For tests and sanitizers. The ranks must be threads of one process and share one GPU, and an
+    /// image of the kernels' grid forms must exist (`fusewire-build build --multi-rank-grid`).
     ///
     /// A collective is launched when all ranks have called it. Until then every caller blocks,
-    /// including callers of `_async` forms, and all ranks must call the collectives of all their
-    /// communicators in the same order. Operations that not all ranks launch (send, recv, batches,
-    /// windows, user kernels) run as with [`GridMode::Separate`]. Collectives cannot be captured.
+    /// including callers of `_async` forms. All ranks must call the collectives of all their
+    /// communicators in the same order. Operations that only some ranks launch (send, recv,
+    /// batches, windows, user kernels) run as with [`GridMode::Separate`]. Collectives cannot be
+    /// captured.
     MultiRankGrid,
 }
 
@@ -213,7 +214,7 @@ pub enum GridMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallOptions {
-    /// Timeout of the call's waits. `None` or zero takes the communicator's timeout.
+    /// Timeout of the call's waits. `None` or zero selects the communicator's timeout.
     pub timeout: Option<Duration>,
     /// Hints by name; [`CallOptions::HINTS`] lists the known ones. An unknown hint is logged as a
     /// warning.
@@ -221,8 +222,8 @@ pub struct CallOptions {
 }
 
 impl CallOptions {
-    /// Names of the known hints: `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`;
-    /// must be equal on all ranks).
+    /// Names of the known hints. `algorithm` (`auto`, `packet`, `signal`, `two_shot` or `nvls`)
+    /// must be equal on all ranks.
     pub const HINTS: &[&str] = &["algorithm"];
 
     /// Creates options without a timeout or hints.
@@ -250,13 +251,14 @@ impl CallOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Timeout of every wait, and of bootstrap. Default: `FUSEWIRE_TIMEOUT_SECONDS`, then
-    /// `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
+    /// Timeout of every wait, including those of the bootstrap. Default:
+    /// `FUSEWIRE_TIMEOUT_SECONDS`, then `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
     pub timeout: Duration,
-    /// Algorithm of all_reduce, where it supports the call. [`Algorithm::Nvls`] also applies to
-    /// reduce_scatter and all_gather. Default [`Algorithm::Auto`]. Agreed.
+    /// Algorithm of all_reduce calls that it supports. [`Algorithm::Nvls`] also applies to
+    /// reduce_scatter and all_gather. Default: [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
-    /// Bytes of staging for input and for output each, which bounds the bytes of one round. Agreed.
+    /// Size in bytes of the staging area for input. The area for output has the same size. A round
+    /// moves at most this many bytes. Agreed.
     pub staging_bytes: u64,
     /// Size of a packet slot in bytes. Agreed.
     pub packet_slot_bytes: u64,
@@ -264,42 +266,44 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
-    /// Blocks of a launch, at most 64. 0 takes the device's default: 1 on a CPU, where further
-    /// blocks run on their own threads (tests); 16 on a GPU, which leaves the other multiprocessors
-    /// to computation. Agreed.
+    /// Number of blocks of a launch, at most 64. 0 selects the device's default. Default on a CPU:
+    /// 1; more blocks run on threads of their own (tests). Default on a GPU: 16, which leaves the
+    /// remaining SMs to computation. Agreed.
     pub blocks: u32,
-    /// Lanes of a block on the CPU: 1 in production; 32 or 64 run every lane as a thread (tests).
-    /// Agreed.
+    /// Lanes of a block on the CPU. 1 in production. With 32 or 64 every lane runs as a thread
+    /// (tests). Agreed.
     pub lanes: u32,
-    /// Threads of a block on a GPU: a multiple of 64, at most 512; 0 for 512. Agreed.
+    /// Threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
-    /// Polls of a wait before it yields the core. The default depends on the number of cores and
-    /// ranks.
+    /// Number of polls of a wait before the wait yields the core. The default depends on the number
+    /// of cores and ranks.
     pub spins: Option<u32>,
-    /// First epoch number (for tests of wrap-around). Default 0. Agreed.
+    /// First epoch number, for tests of wrap-around. Default: 0. Agreed.
     pub first_epoch: u64,
     /// Guarantee about the bits of reductions. Agreed.
     pub determinism: Determinism,
-    /// Grid mode of launches by ranks that share a GPU. Default [`GridMode::Separate`]. Agreed.
+    /// Grid mode of launches by ranks that share a GPU. Default: [`GridMode::Separate`]. Agreed.
     pub grid_mode: GridMode,
-    /// If true, a watchdog ends the process when the communicator has failed, after it has written
-    /// the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
+    /// If true, a watchdog ends the process after the communicator has failed. The watchdog first
+    /// writes the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
     /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for the constructors
     /// that return errors to Rust callers.
     pub abort_process_on_timeout_or_error: Option<bool>,
-    /// If true, [`crate::Communicator::reconfigure`] creates the communicator again after a
+    /// If true, [`crate::Communicator::reconfigure`] can create the communicator again after a
     /// failure, and the watchdog never ends the process.
     pub enable_reconfigure: bool,
-    /// Store for the rendezvous. `None` takes the environment's store. For [`crate::new_comm`].
+    /// Store for the rendezvous. `None` selects the store that the environment names. Only
+    /// [`crate::new_comm`] reads this field.
     pub store: Option<Arc<dyn Store>>,
-    /// Rank and size. `None` takes the environment's values. For [`crate::new_comm`].
+    /// Rank and size. `None` selects the values of the environment. Only [`crate::new_comm`] reads
+    /// this field.
     pub rank_size: Option<(u32, u32)>,
-    /// Number of operations that the flight recorder keeps; 0 disables it. Default
+    /// Number of operations that the flight recorder keeps; 0 disables the recorder. Default:
     /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
-    /// Maximum size in bytes of an object in the object collectives. Default 64 MiB. Agreed.
+    /// Maximum size in bytes of an object in the object collectives. Default: 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known ones; an
+    /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known ones. An
     /// unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
 }
@@ -307,7 +311,7 @@ pub struct Options {
 impl Options {
     /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
     /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
-    /// (the file that backend `nccl`, `ncclx`, `rccl` or `rcclx` opens), and
+    /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads), and
     /// `is_high_priority_stream` and `max_event_pool_size`, which the CPU device ignores.
     pub const HINTS: &[&str] = &[
         "algorithm",
@@ -321,7 +325,7 @@ impl Options {
         "max_event_pool_size",
     ];
 
-    /// Returns the options with the known hints applied. Warns of unknown ones.
+    /// Returns the options with the known hints applied. Logs a warning for every unknown hint.
     pub(crate) fn with_hints_applied(mut self) -> Result<Self> {
         for (name, value) in &self.hints {
             let wrong = |what: &str| Error::InvalidArgument {
@@ -350,7 +354,7 @@ impl Options {
     }
 }
 
-/// Warns of an unknown hint.
+/// Logs a warning for an unknown hint.
 pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
     tracing::warn!(
         "unknown hint \"{name}\" is ignored; known are {}",

@@ -2,8 +2,8 @@
 //!
 //! A plan is a pure function of values that are equal on all ranks (operation, count, type,
 //! reduction, number of ranks, agreed options), so all ranks choose the same plan without
-//! communication. The position of memory in a window, its offset and its alignment are local facts,
-//! which kernels exchange.
+//! communication. The window that holds a buffer, and the buffer's offset and alignment, may differ
+//! between ranks, so they are no input of the plan: the kernels exchange them.
 
 use core::fmt;
 
@@ -25,14 +25,15 @@ pub struct Plan {
     pub algorithm: Algorithm,
     /// Blocks of the launch.
     pub blocks: u32,
-    /// Elements of each row that one round copies through staging, if a rank's memory is in no
-    /// window.
+    /// Number of elements of each row that one round copies through staging, if a rank's memory is
+    /// in no window.
     pub chunk: u64,
-    /// True if every rank gets the same bits with every algorithm, batch and lane count.
+    /// True if every rank gets bitwise identical results with every algorithm, batch and lane
+    /// count.
     pub bitwise: bool,
     /// The reduction, if the operation has one.
     pub reduction: Option<ReductionCode>,
-    /// Route through the backend, if the backend has several.
+    /// Route through the backend's levels, if the backend is hierarchical.
     pub route: Option<Route>,
 }
 
@@ -87,32 +88,35 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Maximum size in bytes of all_reduce by packets, where the slots are large enough. Measured with
-/// two ranks on two cores: above it, writing all data to the peers' slots costs more than the
-/// second signal of the other algorithms, which read and write user memory in place. For
-/// staged memory a slightly higher limit would be faster.
+/// Maximum size in bytes of all_reduce by packets, if the slots are large enough. Measured with two
+/// ranks on two cores. Above this size, writing all data to the peers' slots costs more than the
+/// second signal of the other algorithms, which read and write user memory in place. For staged
+/// memory a slightly higher limit would be faster.
 const PACKET_BYTES: u64 = 1 << 10;
 
-/// [`PACKET_BYTES`] for ranks that share cores, measured with four ranks on two cores: a second
-/// signal then costs a second switch between ranks, which takes microseconds.
+/// Limit that replaces [`PACKET_BYTES`] if ranks share cores. Measured with four ranks on two
+/// cores: the second signal of the other algorithms costs a second context switch, which takes
+/// microseconds.
 const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce with signals, for types and reductions without
-/// packets. Above it two-shot is used, which needs no staging to work in place.
+/// packets. Larger calls use two-shot, which works in place without staging.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
 /// Maximum size in bytes of all_reduce by packets on GPUs. Not measured: MSCCL++ and NCCL stop
 /// using packets at 16 to 64 KiB on Hopper.
 const GPU_PACKET_BYTES: u64 = 32 << 10;
 
-/// Maximum size in bytes of one-shot all_reduce on 8 GPUs; twice that on 4, four times on 2. Not
-/// measured: vLLM's thresholds.
+/// Maximum size in bytes of one-shot all_reduce on 8 GPUs. The limit is twice as high for 4 GPUs
+/// and four times as high for 2. Not measured: taken from vLLM's thresholds.
 const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 
-/// Maximum bytes of staging in one round, over all rows, so that they stay in a core's cache.
+/// Maximum number of staging bytes that one round uses, summed over all rows. The limit keeps the
+/// data of a round in a core's cache.
 const ROUND_BYTES: u64 = 512 << 10;
 
-/// Returns true if the frequent instances (including packets) exist for this type and reduction.
+/// Returns true if the instances for frequent types and reductions (including packets) exist for
+/// `dtype` and `reduction`.
 pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
         && matches!(
@@ -121,7 +125,7 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
         )
 }
 
-/// Properties of the machine that all ranks know.
+/// Properties of the machine that are equal on all ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     /// True if there are more ranks than cores.
@@ -156,7 +160,7 @@ impl Machine {
     }
 }
 
-/// Plans an operation over rows of `count` elements of `size` bytes, `rows` of which are staged.
+/// Plans an operation over `rows` staged rows of `count` elements of `size` bytes.
 #[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 pub(crate) fn plan(
     options: &Options,
@@ -194,11 +198,11 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns true if the operation uses multicast. It never does under [`Determinism::Bitwise`] (see
-/// [`Determinism::refuses`]). With [`Algorithm::Auto`] only all_reduce by sum or average does, and
-/// only where it would otherwise take two shots: reduce_scatter and all_gather move as many bytes
-/// into or out of each rank as without multicast, and minimum and maximum would lose their
-/// guarantee about NaN.
+/// Returns true if the operation uses multicast. [`Determinism::Bitwise`] excludes multicast (see
+/// [`Determinism::refuses`]). With [`Algorithm::Auto`], only all_reduce by sum or average uses
+/// multicast, and only if the alternative is two-shot. reduce_scatter and all_gather would move as
+/// many bytes into or out of each rank as without multicast, and minimum and maximum would no
+/// longer guarantee the propagation of NaN.
 #[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 fn by_multicast(
     options: &Options,
@@ -289,8 +293,8 @@ fn algorithm(
     }
 }
 
-/// Chooses the algorithm of a fused norm of `rows` rows of `row` bytes: packets where each block's
-/// rows fit the slots, one shot for few rows, two shots otherwise. Two shots divide the arithmetic
+/// Chooses the algorithm of a fused norm over `rows` rows of `row` bytes: packets if each block's
+/// rows fit the slots, one-shot for few rows, otherwise two-shot, which divides the arithmetic
 /// among the ranks.
 pub(crate) fn norm(
     options: &Options,
@@ -367,7 +371,7 @@ mod tests {
             auto(Determinism::Any, true, all, LARGE, average),
             Algorithm::Nvls
         );
-        // Bitwise results, or a window out of reach, exclude multicast.
+        // Multicast is excluded for bitwise results and for windows that multicast does not reach.
         assert_eq!(
             auto(Determinism::Bitwise, true, all, LARGE, sum),
             Algorithm::TwoShot
@@ -376,7 +380,8 @@ mod tests {
             auto(Determinism::Any, false, all, LARGE, sum),
             Algorithm::TwoShot
         );
-        // Small messages, NaN in a maximum, and operations without a gain.
+        // Multicast is not used for small messages, for a maximum (NaN), or for operations that
+        // gain nothing.
         assert_eq!(
             auto(Determinism::Any, true, all, 64, sum),
             Algorithm::Packet

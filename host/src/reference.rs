@@ -1,8 +1,10 @@
-//! Sequential reference results, bit for bit, for tests and `fusewire perf`.
+//! Sequential implementations of the operations for tests and `fusewire perf`. Operations must be
+//! bitwise identical to their results.
 //!
-//! The implementation follows the documentation and shares no code with the kernels, so it can
-//! disagree with them. Inputs depend on rank, index and call. The values of adjacent ranks nearly
-//! cancel, so a missing, repeated, stale or re-ordered contribution changes bits.
+//! The implementation follows the documentation and shares no code with the kernels, so a defect of
+//! a kernel cannot hide in both. Inputs depend on rank, index and call. The values of adjacent
+//! ranks nearly cancel, so a missing, repeated, stale or re-ordered contribution changes bits of
+//! the result.
 
 use core::fmt;
 
@@ -39,11 +41,11 @@ fn hash(rank: u32, call: u64, index: usize) -> u64 {
     z ^ z >> 29
 }
 
-/// Returns the `count` elements of `dtype` that `rank` holds in call number `call`.
+/// Returns the input of `rank` in call number `call`: `count` elements of `dtype`.
 pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let float = |i: usize| {
-        // The odd rank of a pair holds the even rank's number, negated, plus a small one, so the
-        // pair nearly cancels.
+        // The odd rank of a pair holds the negated value of the even rank plus a small number, so
+        // the two values nearly cancel.
         let pair = hash(rank / 2, call, i);
         let own = hash(rank + 64, call, i);
         let exponent = (pair >> 50 & 7) as i32 - 3;
@@ -74,8 +76,8 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reduces element by element in rank order, as all_reduce and reduce do. `factors` are the ranks'
-/// factors of a scaled sum.
+/// Reduces element by element in rank order, as all_reduce and reduce do. `factors` holds each
+/// rank's factor for [`ReduceOp::PreMulSum`].
 ///
 /// # Panics
 /// If the type does not support the reduction, or inputs differ in length.
@@ -128,7 +130,7 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
                     fold(inputs.len(), lift, |a, b| a + b)
                 }
                 ReduceOp::Product => fold(inputs.len(), lift, |a, b| a * b),
-                // NaN wins; otherwise the order of real numbers with -0 < +0.
+                // NaN propagates; all other values have the order of real numbers, with -0 < +0.
                 ReduceOp::Min => fold(inputs.len(), lift, |a, b| match () {
                     () if a.is_nan() => a,
                     () if b.is_nan() || b.total_cmp(&a).is_lt() => b,
@@ -184,7 +186,7 @@ fn fold<T: Copy>(
     total
 }
 
-/// Returns the result of reduce_scatter on `rank`: its row of the reduction.
+/// Returns the result of reduce_scatter on `rank`: row `rank` of the reduced input.
 ///
 /// # Panics
 /// In the cases of [`reduce`].
@@ -208,13 +210,13 @@ pub fn gather(inputs: &[Vec<u8>]) -> Vec<u8> {
     inputs.concat()
 }
 
-/// Returns the result of scatter on `rank` of `ranks`: its row of the root's `input`.
+/// Returns the result of scatter on `rank` of `ranks`: row `rank` of the root's `input`.
 pub fn scatter(input: &[u8], ranks: usize, rank: usize) -> Vec<u8> {
     let row = input.len() / ranks;
     input[rank * row..(rank + 1) * row].to_vec()
 }
 
-/// Returns the result of all_to_all on `rank`: its row of every input, in rank order.
+/// Returns the result of all_to_all on `rank`: row `rank` of every input, in rank order.
 pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
     inputs
         .iter()
@@ -222,7 +224,7 @@ pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the result of all_to_all_v in which rank f sends `split(f, t)` elements to rank t.
+/// Returns the result of all_to_all_v on a rank, if rank f sends `split(f, t)` elements to rank t.
 pub fn all_to_all_v(
     dtype: DType,
     inputs: &[Vec<u8>],
@@ -236,10 +238,11 @@ pub fn all_to_all_v(
     inputs.iter().enumerate().flat_map(part).collect()
 }
 
-/// Returns the fused norm of rows of the length of `weight`: the normalised rows, and `sum` (from
-/// [`reduce`]) plus the residual. Sum and residual are added in f32 and rounded. Partial j adds the
-/// squares of the elements with index = j mod 128 in order; the partials are added as a binary
-/// tree. `value * scale * weight` is evaluated from left to right.
+/// Returns the results of the fused norm: the normalised rows, and the rows before the norm (`sum`,
+/// from [`reduce`], plus the residual). A row has as many elements as `weight`. Sum and residual
+/// are added in f32 and rounded. Partial sum j adds the squares of the elements with index = j mod
+/// 128 in order; the partial sums are added as a binary tree. `value * scale * weight` is evaluated
+/// from left to right.
 ///
 /// # Panics
 /// For types other than f32, f16 and bf16.
@@ -286,11 +289,11 @@ pub fn rms_norm(
 /// Difference between two results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Index of the first element that differs.
+    /// Index of the first wrong element.
     pub index: usize,
-    /// Expected element: value and bits.
+    /// Expected value of the first wrong element, with its bits.
     pub expected: String,
-    /// Element of the result.
+    /// Value of the first wrong element in the result, with its bits.
     pub got: String,
     /// Number of elements that differ.
     pub wrong: usize,
@@ -311,7 +314,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Compares two results bit for bit and returns the first difference.
+/// Compares two results bit by bit and returns the first difference.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -335,7 +338,7 @@ pub fn first_difference(expected: &[u8], got: &[u8], dtype: DType) -> Option<Dif
     })
 }
 
-/// Formats an element for a message, with its bits where the value alone is ambiguous.
+/// Formats an element for a message. Appends the bits if the value is ambiguous.
 fn show(dtype: DType, element: &[u8]) -> String {
     macro_rules! first {
         ($t:ty) => {
@@ -376,8 +379,8 @@ pub fn widen(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Converts f32 values to f32, f16 or bf16, rounded to nearest even. A NaN of a small float is the
-/// canonical one.
+/// Converts f32 values to f32, f16 or bf16, rounded to nearest even. A NaN becomes the canonical
+/// NaN of the target type, unless the target is f32.
 ///
 /// # Panics
 /// For other types.

@@ -13,10 +13,11 @@ use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// Memory of tensors. Freed when the last tensor, work handle and graph that use it are dropped.
+/// Memory of tensors. Freed when the last tensor, `Work` handle and graph that use the memory have
+/// been dropped.
 pub(crate) struct Allocation {
     memory: Memory,
-    /// Object that must live as long as the memory: the window's registration.
+    /// Registration of the window. Must live as long as the memory.
     _registration: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -42,8 +43,9 @@ impl Allocation {
 
 /// Contiguous elements in device memory. Clones and slices share the memory.
 ///
-/// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives use it without a
-/// copy. Memory from [`Tensor::new`] does not, and is copied through staging.
+/// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives use the memory
+/// without a copy. Memory from [`Tensor::new`] lies in no window, so collectives copy the elements
+/// through staging.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     allocation: Arc<Allocation>,
@@ -56,8 +58,8 @@ impl Tensor {
     /// Allocates `count` zeroed elements of ordinary CPU memory, outside any window.
     ///
     /// # Errors
-    /// [`Error::MemoryMap`] if the system refuses, [`Error::InvalidArgument`] if the size
-    /// overflows.
+    /// [`Error::MemoryMap`] if the system cannot map the memory, [`Error::InvalidArgument`] if the
+    /// size overflows.
     pub fn new(dtype: DType, count: usize) -> Result<Self> {
         Self::on_device(Device::Cpu, dtype, count)
     }
@@ -78,13 +80,14 @@ impl Tensor {
     }
 
     /// Creates a tensor over `count` elements at address `at`, which other code allocated (PyTorch,
-    /// candle, C, C++). `keep` is dropped when nothing in this crate uses the memory any more, and
-    /// may free it. GPU memory can be registered. Peers cannot map CPU memory, so it is copied
-    /// through staging unless it lies in a window.
+    /// candle, C, C++). The crate drops `keep`, which may free the memory, when the last user of
+    /// the memory in this crate is gone. GPU memory can be registered in a window. Peers cannot map
+    /// CPU memory that is in no window, so operations copy it through staging.
     ///
     /// # Safety
-    /// `at` is valid memory of `device` for `count` elements until `keep` is dropped. Other code
-    /// that reads or writes it synchronises with the operations that use it.
+    /// Until `keep` is dropped, `at` must be valid memory of `device` for `count` elements, and
+    /// other code that reads or writes the memory must synchronise with the operations that use the
+    /// tensor.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the size overflows, or if the address is null on the CPU or
@@ -137,7 +140,7 @@ impl Tensor {
         }
     }
 
-    /// Creates a tensor of `count` elements at byte `offset` of an allocation that holds them.
+    /// Creates a tensor of `count` elements at byte `offset` of `allocation`, which contains them.
     pub(crate) fn at(allocation: Arc<Allocation>, offset: u64, dtype: DType, count: usize) -> Self {
         Self {
             allocation,
@@ -147,7 +150,7 @@ impl Tensor {
         }
     }
 
-    /// Returns one tensor over all tensors of `list`, if they are contiguous and in order.
+    /// Returns one tensor that covers all tensors of `list`, if they are contiguous and in order.
     pub(crate) fn joined(list: &[Self]) -> Option<Self> {
         let first = list.first()?;
         let mut end = first.offset;
@@ -195,7 +198,7 @@ impl Tensor {
             .wrapping_add(self.offset as usize)
     }
 
-    /// Returns elements `start..start + count`, which share the memory.
+    /// Returns a tensor of the elements `start..start + count`. Both tensors share the memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the tensor.
@@ -224,7 +227,7 @@ impl Tensor {
     /// No operation that uses the tensor may be running.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if type or length differ.
+    /// [`Error::InvalidArgument`] if type or length differ from the tensor's.
     pub fn copy_from<T: Element>(&self, values: &[T]) -> Result<()> {
         self.check::<T>("copy_from", values.len())?;
         // SAFETY: `T: Element` is plain data without padding, and the slice covers exactly
@@ -233,7 +236,7 @@ impl Tensor {
             core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
         };
         // SAFETY: `check` compared type and length with the tensor; the method's documentation
-        // requires that no operation uses the tensor.
+        // requires that no running operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
@@ -242,7 +245,7 @@ impl Tensor {
     /// No operation that writes the tensor may be running.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the type differs.
+    /// [`Error::InvalidArgument`] if `T` is not the type of the elements.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check::<T>("to_vec", self.count)?;
         let mut values = Vec::<T>::with_capacity(self.count);
@@ -260,7 +263,7 @@ impl Tensor {
         Ok(values)
     }
 
-    /// Copies bytes into the tensor. Their number must be the tensor's size in bytes.
+    /// Copies `bytes` into the tensor. `bytes` must have the tensor's size.
     ///
     /// No operation that uses the tensor may be running.
     ///
@@ -275,7 +278,7 @@ impl Tensor {
             });
         }
         // SAFETY: the size was compared with the tensor's; the method's documentation requires that
-        // no operation uses the tensor.
+        // no running operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
@@ -288,7 +291,7 @@ impl Tensor {
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.count * self.dtype.size()];
         // SAFETY: `bytes` has the tensor's size; the method's documentation requires that no
-        // operation writes the tensor.
+        // running operation writes the tensor.
         unsafe { self.allocation.memory.read(self.offset, &mut bytes)? };
         Ok(bytes)
     }
@@ -331,7 +334,7 @@ pub struct Input<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice, which is host memory on every device.
+    /// True for a slice. A slice is host memory, also if the communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 
@@ -342,7 +345,7 @@ pub struct Output<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice, which is host memory on every device.
+    /// True for a slice. A slice is host memory, also if the communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 
@@ -458,7 +461,7 @@ mod tests {
         let keep = Arc::new(());
         let at = owned.as_mut_ptr().cast::<u8>();
         let kept: Arc<dyn Any + Send + Sync> = Arc::clone(&keep) as _;
-        // SAFETY: the vector outlives the tensor.
+        // SAFETY: `kept` owns the vector's memory and lives until the tensor drops it.
         let x = unsafe { Tensor::adopt(Device::Cpu, at, DType::F32, 3, Some(kept)) }.unwrap();
         assert_eq!((x.as_ptr(), x.device()), (at, Device::Cpu));
         x.slice(1, 2).unwrap().copy_from(&[4.0_f32, 5.0]).unwrap();
@@ -471,7 +474,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&keep), 2);
         drop(x);
         assert_eq!(Arc::strong_count(&keep), 1);
-        // The vector is neither freed nor unmapped.
+        // Dropping the tensor neither freed nor unmapped the vector.
         assert_eq!(owned, [1.0, 4.0, 5.0]);
         for wrong in [core::ptr::null_mut(), at.wrapping_add(1)] {
             // SAFETY: `adopt` refuses null and unaligned addresses before it uses them.
