@@ -1,5 +1,6 @@
-//! Negative controls of the verifier: each kernel breaks one rule, which must catch it. Only the
-//! `clean` kernels break none, and `control_threaded` breaks one only with jump threading.
+//! Negative controls of the verifier. Each kernel breaks one rule, and that rule must report it.
+//! Exceptions: the `clean` kernels break no rule, and `control_threaded` breaks a rule only if it
+//! is compiled with jump threading.
 //!
 //! `fusewire-build check` writes this file into a separate crate and compiles it.
 #![no_std]
@@ -18,10 +19,11 @@ unsafe extern "unadjusted" {
     safe fn fusewire_panic() -> !;
 }
 
-/// Lanes per block, the stride of loops.
+/// Lanes per block. Loops over elements advance by this stride.
 const LANES: usize = 256;
 
-/// Copies 16 bytes at a time, synchronises in uniform code, multiplies and adds separately.
+/// Breaks no rule: copies 16 bytes per access, enters barriers only in uniform code, and rounds the
+/// product before the addition.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_clean(
     to: *mut u128,
@@ -40,7 +42,7 @@ pub unsafe extern "gpu-kernel" fn control_clean(
     unsafe { *x = *x * *x + *x };
 }
 
-/// Uses an atomic of `core`, which LLVM before 23 compiles without ordering and scope for NVIDIA.
+/// Uses an atomic of `core`. For NVIDIA, LLVM before 23 drops its ordering and its scope.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_unscoped(word: *mut u32) {
@@ -48,14 +50,14 @@ pub unsafe extern "gpu-kernel" fn control_unscoped(word: *mut u32) {
     unsafe { AtomicU32::from_ptr(word) }.fetch_add(1, Ordering::AcqRel);
 }
 
-/// Synchronises by a load whose scope excludes peers.
+/// Synchronises with a device-scope load, which does not synchronise with peer GPUs.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_narrow_scope(word: *mut u32, out: *mut u32) {
     // SAFETY: the kernel is never run; the verifier only reads its compiled code.
     unsafe { *out = control_narrow_load(word) };
 }
 
-/// Copies 4 bytes at a time.
+/// Copies 4 bytes per access.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_scalar_copy(to: *mut u32, from: *const u32, n: u32) {
     let mut i = control_lane() as usize;
@@ -66,7 +68,7 @@ pub unsafe extern "gpu-kernel" fn control_scalar_copy(to: *mut u32, from: *const
     }
 }
 
-/// Indexes a local array at run time.
+/// Indexes a local array with a run-time index, so the array is placed in local memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_local_array(x: *mut u32, at: *const u32, n: u32) {
     let mut table = [0u32; 48];
@@ -80,7 +82,7 @@ pub unsafe extern "gpu-kernel" fn control_local_array(x: *mut u32, at: *const u3
     unsafe { *x = *table.as_ptr().add(*at as usize % 48) };
 }
 
-/// Checks bounds.
+/// Indexes a slice, so the compiler emits a bounds check that can panic.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_panic(x: *mut u32, count: u64, index: u64) {
     // SAFETY: the kernel is never run; the verifier only reads its compiled code.
@@ -88,7 +90,7 @@ pub unsafe extern "gpu-kernel" fn control_panic(x: *mut u32, count: u64, index: 
     slice[index as usize] = 3;
 }
 
-/// Enters a barrier on one lane only.
+/// Enters a barrier in a branch that only one lane takes.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_divergent_barrier(x: *mut u32) {
     if control_lane() == 0 {
@@ -110,7 +112,8 @@ pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
     unsafe { *x = left };
 }
 
-/// Breaks no rule in the source, but jump threading in MIR clones the barrier into both branches.
+/// Breaks no rule in the source. Jump threading in MIR clones its barrier into both sides of a
+/// divergent branch.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
     let leader = control_lane() == 0;
@@ -126,7 +129,7 @@ pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
     }
 }
 
-/// Permits contraction of a multiplication and an addition.
+/// Multiplies and adds with fast-math flags, which permit contraction into an FMA.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fast_math(x: *mut f32) {
     // SAFETY: the kernel is never run; the verifier only reads its compiled code.
@@ -136,7 +139,7 @@ pub unsafe extern "gpu-kernel" fn control_fast_math(x: *mut f32) {
     }
 }
 
-/// Fuses a multiplication and an addition.
+/// Computes an explicit FMA, which rounds once instead of twice.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_fused(x: *mut f32) {
     // SAFETY: the kernel is never run; the verifier only reads its compiled code.
@@ -150,7 +153,7 @@ pub unsafe extern "gpu-kernel" fn control_approximation(x: *mut f32) {
     unsafe { *x = control_reciprocal(*x) };
 }
 
-/// Reads memory that peers may write by a reference.
+/// Reads memory that peers may write through a `&T`, which compiles to a non-coherent load.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
@@ -158,7 +161,7 @@ pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
     unsafe { *out = *flag };
 }
 
-/// Accesses 16 bytes at once between alias fences.
+/// Breaks no rule: each `multimem` access has 16 bytes and stands between alias fences.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
@@ -177,7 +180,7 @@ pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {
     }
 }
 
-/// Accesses 4 bytes at once.
+/// Accesses only 4 bytes per `multimem` instruction.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
@@ -195,7 +198,7 @@ pub unsafe extern "gpu-kernel" fn control_multicast_scalar(from: u64, to: u64) {
     }
 }
 
-/// Lacks the fences that order the access with accesses by the ordinary address.
+/// Lacks the alias fences that order a `multimem` access with accesses through the unicast address.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_unfenced(to: u64) {

@@ -1,5 +1,5 @@
-//! Negative controls of the check of native code: each entry breaks one rule, which must catch it.
-//! Only the entries of `clean_reduce` break none.
+//! Negative controls of the verifier for native code. Each entry breaks one rule, and that rule
+//! must report it. Only the entries of `clean_reduce` break no rule.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::hint::black_box;
@@ -23,7 +23,7 @@ pub unsafe fn clean_reduce__avx512(to: &mut [f32], from: &[f32]) {
     sum(to, from);
 }
 
-/// Lacks the target features of its variant.
+/// Is compiled without the target features that its variant requires.
 #[unsafe(no_mangle)]
 pub unsafe fn narrow_reduce__avx512(to: &mut [f32], from: &[f32]) {
     sum(to, from);
@@ -34,7 +34,7 @@ fn helper(to: &mut [f32], from: &[f32]) {
     sum(to, from);
 }
 
-/// Calls a helper that is not inlined and so is compiled without the features.
+/// Calls a helper that is not inlined, so the helper is compiled without the target features.
 #[unsafe(no_mangle)]
 #[target_feature(enable = "avx2")]
 pub unsafe fn fallback_reduce__avx2(to: &mut [f32], from: &[f32]) {
@@ -47,7 +47,7 @@ fn peek(value: f32) -> f32 {
     black_box(value)
 }
 
-/// Calls a function in the hot loop.
+/// Calls a function in its hot loop.
 #[unsafe(no_mangle)]
 #[target_feature(enable = "avx2")]
 pub unsafe fn calling_reduce__avx2(to: &mut [f32], from: &[f32]) {
@@ -59,7 +59,7 @@ pub unsafe fn calling_reduce__avx2(to: &mut [f32], from: &[f32]) {
     }
 }
 
-/// Rounds once instead of twice.
+/// Computes an FMA, which rounds once instead of twice.
 #[unsafe(no_mangle)]
 #[target_feature(enable = "avx2,fma")]
 pub unsafe fn fused_reduce__avx2(to: &mut [f32], from: &[f32]) {

@@ -1,5 +1,5 @@
-//! Compiles a crate to its images: rustc, link with the shims, optimise, split into families,
-//! generate code.
+//! Compiles a crate to images. The steps: run rustc, link with the shims, optimise, split into
+//! families, generate code.
 
 use std::path::{Path, PathBuf};
 
@@ -13,27 +13,27 @@ use crate::{Error, Result, Target, Vendor, edit, files, process, recipe};
 /// Options of a compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Keeps rustc's jump threading, which clones barriers into divergent branches. Only for a
-    /// control of the verifier.
+    /// Enables rustc's jump threading, which clones barriers into divergent branches. Only a
+    /// negative control of the verifier sets it.
     pub jump_threading: bool,
-    /// Families that get an image each. The kernels of no family share one more image. If empty,
-    /// one image holds all kernels.
+    /// Families of kernels. Each family gets its own image, and the kernels outside all families
+    /// share one more image. If empty, one image holds all kernels.
     pub families: Vec<Family>,
-    /// Exports the grid form of every kernel, `NAME__grid`, instead of `NAME`, for tests in which
-    /// all ranks run in a multi-rank grid.
+    /// Exports the grid form of every kernel, `NAME__grid`, instead of `NAME`. Tests launch grid
+    /// forms to run all ranks in a multi-rank grid.
     pub multi_rank_grid: bool,
     /// Compiles kernels whose waits have no bounds, to measure the cost of bounded waits.
     pub unbounded: bool,
 }
 
-/// The files of a compilation.
+/// The files that a compilation wrote.
 #[derive(Clone, Debug)]
 pub struct Compilation {
     /// The GPU architecture.
     pub target: Target,
     /// Content hash of all inputs.
     pub key: String,
-    /// `true` if the files are those of an earlier compilation.
+    /// `true` if the files were reused from an earlier compilation.
     pub cached: bool,
     /// Optimised LLVM IR of all kernels.
     pub ir: PathBuf,
@@ -43,19 +43,20 @@ pub struct Compilation {
     pub warnings: String,
 }
 
-/// One image, of a family of kernels or of all kernels.
+/// One image. It holds one family of kernels, the kernels outside all families, or all kernels.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The family, or the package for kernels of no family.
     pub name: String,
     /// PTX, or AMD assembly.
     pub assembly: PathBuf,
-    /// The file that a driver loads: PTX, or a code object. `None` for AMD without `ld.lld`.
+    /// The file that a driver loads: PTX or a code object. `None` for an AMD target if `ld.lld` is
+    /// missing.
     pub image: Option<PathBuf>,
 }
 
 impl Options {
-    /// Returns the suffix that these options give to the package's name in names of files and
+    /// Returns the suffix that these options append to the package's name in the names of files and
     /// folders.
     pub fn suffix(&self) -> String {
         let parts = [
@@ -71,8 +72,8 @@ impl Options {
 
 /// Compiles `project` for `target`, or returns the files of an earlier call with the same content.
 ///
-/// An image depends only on the sources, the tools and the flags, not on the folder, the machine or
-/// the number of jobs.
+/// An image depends only on the sources, the tools and the flags. It does not depend on the folder,
+/// the machine or the number of jobs.
 ///
 /// # Errors
 /// [`Error::Command`] with the output of the tool that failed.
@@ -97,7 +98,7 @@ pub fn compile(
         parts: Vec::new(),
         warnings: String::new(),
     };
-    // Holds the key, then the names of the parts.
+    // Contains the key, followed by the names of the parts.
     let stamp = folder.join("key");
     let part = |name: &str| Part::new(toolchain, target, &folder, name);
     if let Ok(text) = files::read(&stamp)
@@ -108,7 +109,7 @@ pub fn compile(
             return Ok(compiled);
         }
     }
-    // A failure below must not leave an old stamp next to new files.
+    // Removes the stamp first, so that a failure below cannot leave an old stamp next to new files.
     let _ = std::fs::remove_file(&stamp);
     compiled.cached = false;
     let bitcode = folder.join("crate.bc");
@@ -179,7 +180,8 @@ fn rustc(
             .arg("--")
             .arg(format!("--emit=llvm-bc={}", bitcode.display()));
         if fresh {
-            // cargo does not know this output; a flag without effect makes it run rustc again.
+            // cargo does not track the bitcode file, so a flag without effect makes it run rustc
+            // again.
             command.arg(format!("--cfg=fusewire_again_{}", std::process::id()));
         }
         process::run(&format!("rustc for {target}"), &mut command)
@@ -217,7 +219,8 @@ fn link(
     let mut command = process::clean(&toolchain.llvm_link);
     command.arg("-S").arg(&plain);
     for (index, shim) in project.shims(target.vendor()).iter().enumerate() {
-        // The data layout depends on the version of LLVM, so a shim takes that of the crate.
+        // The data layout depends on the version of LLVM, so the shim is given the crate's data
+        // layout.
         let with_layout = folder.join(format!("shim{index}.ll"));
         files::write(&with_layout, format!("{layout}\n{}", files::read(shim)?))?;
         command.arg(with_layout);
@@ -339,7 +342,8 @@ fn public(kernels: &[String]) -> String {
     format!("--internalize-public-api-list={}", kernels.join(","))
 }
 
-/// Makes the image of one family: opt extracts it, llc and, for AMD, ld.lld generate the code.
+/// Makes the image of one family. opt extracts the family, llc generates its code and, for AMD,
+/// ld.lld links it.
 fn generate(
     toolchain: &Toolchain,
     folder: &Path,
@@ -403,7 +407,7 @@ fn key(
         hash.add(text.as_bytes());
     }
     for tool in [&toolchain.opt, &toolchain.llc] {
-        // A replaced tool differs in size or modification time.
+        // Size and modification time detect that a tool was replaced.
         if let Ok(about) = tool.canonicalize().and_then(|path| path.metadata()) {
             hash.add(format!("{}{:?}", about.len(), about.modified().ok()).as_bytes());
         }

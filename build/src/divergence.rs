@@ -1,17 +1,18 @@
 //! Finds the blocks of a kernel that only some lanes may reach.
 //!
-//! A small divergence analysis of optimised LLVM IR, the same for both vendors. A value is
-//! divergent if it comes from the lane's index, an atomic, an acquiring or volatile load (lanes
-//! that poll may read different values), or a divergent value. A phi is also divergent if divergent
-//! control flow joins in its block. A load from a uniform address is uniform, and so is a vote. The
-//! blocks between a branch on a divergent value and its reconvergence point are divergent code.
+//! Performs a small divergence analysis of optimised LLVM IR, which is the same for both vendors. A
+//! value is divergent if it is computed from the lane's index, an atomic, an acquire or volatile
+//! load (lanes that poll may read different values), or another divergent value. A phi is also
+//! divergent if divergent control flow joins in its block. A load from a uniform address is
+//! uniform, and so is the result of a vote. The blocks between a branch on a divergent value and
+//! its reconvergence point are divergent code.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::text::ir::{self, IrFunction};
 
-/// Returns the index of each block that divergent lanes may enter, with the branch that divides
-/// them.
+/// Returns the index of each block that divergent lanes may enter, with the branch at which the
+/// lanes diverge.
 pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     let flow = Flow::new(function);
     let mut divergent: HashSet<&str> = HashSet::new();
@@ -131,7 +132,8 @@ fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool 
     by_operand()
 }
 
-/// Returns `true` if all incoming values of a phi are the same; `undef` equals any value.
+/// Returns `true` if all incoming values of a phi are the same. `undef` counts as equal to any
+/// value.
 fn is_one_value(phi: &str) -> bool {
     let mut values = phi
         .split("[ ")
@@ -142,12 +144,13 @@ fn is_one_value(phi: &str) -> bool {
     values.all(|value| Some(value) == first)
 }
 
-/// Control flow without the blocks from which no return is reachable: a lane that enters them stops
-/// the grid.
+/// Control-flow graph without the blocks from which no return is reachable. A lane that enters such
+/// a block traps and stops the grid.
 struct Flow<'a> {
     function: &'a IrFunction,
     live: Vec<bool>,
-    /// Nearest block on all paths from each block to a return; `None` is the return itself.
+    /// Immediate post-dominator of each block: the nearest block on all its paths to a return.
+    /// `None` stands for the virtual exit after every return.
     post: Vec<Option<usize>>,
 }
 
@@ -169,7 +172,7 @@ impl<'a> Flow<'a> {
             })
             .collect();
         let mut live = vec![false; count];
-        // Blocks in the postorder of a walk from the returns, reversed below.
+        // Blocks in postorder of a depth-first search from the returns. Reversed below.
         let mut order = Vec::new();
         let mut open: Vec<(usize, usize)> = Vec::new();
         for &start in &returns {
@@ -228,7 +231,7 @@ impl<'a> Flow<'a> {
 }
 
 /// Computes the nearest post-dominators, by the algorithm of Cooper, Harvey and Kennedy ("A Simple,
-/// Fast Dominance Algorithm") on the reversed graph with one virtual end.
+/// Fast Dominance Algorithm") on the reversed graph with one virtual exit.
 fn post_dominators(
     function: &IrFunction,
     live: &[bool],

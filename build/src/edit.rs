@@ -1,15 +1,15 @@
-//! Sets attributes that rustc cannot set, in the text of linked IR: launch bounds on kernels, and
-//! inlining of all other functions.
+//! Edits the text of linked IR to set attributes that rustc cannot set: launch bounds of kernels,
+//! and inlining of all other functions.
 //!
-//! A call costs registers and local memory in the caller's hot path even if the call is cold, so
-//! every function is inlined except those of panics, which the verifier must see.
+//! Even a cold call costs registers and local memory in the caller's hot path, so every function is
+//! inlined. Panic functions are exempt, because the verifier must see calls to them.
 
 use core::fmt::Write as _;
 use std::collections::HashMap;
 
 use crate::Vendor;
 
-/// Returns `true` if a function belongs to a panic.
+/// Returns `true` if a function is part of the panic machinery.
 pub(crate) fn is_panic(name: &str) -> bool {
     [
         "panicking",
@@ -39,7 +39,7 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
         if let Some((number, body)) = group(line)
             && !body.contains("noreturn")
         {
-            // Includes the groups of call sites, which can forbid inlining.
+            // Also edits the attribute groups of call sites, which can forbid inlining.
             let _ = writeln!(out, "attributes #{number} = {{{}}}", without_noinline(body));
             continue;
         }
@@ -70,7 +70,8 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
                     }
                     Vendor::Nvidia => write!(
                         attributes,
-                        // One block per multiprocessor; to fit a second, ptxas would spill.
+                        // Requests one block per SM. To make a second block fit, ptxas would spill
+                        // registers.
                         " \"nvvm.maxntid\"=\"{max_threads}\" \"nvvm.minctasm\"=\"1\""
                     ),
                 };
@@ -95,7 +96,8 @@ fn without_noinline(body: &str) -> String {
     body.replace(" noinline", "")
 }
 
-/// Splits a definition into the text before its attribute group, the group's number, and the rest.
+/// Splits a definition into the text before the attribute group, the group's number, and the text
+/// after it.
 fn split_attributes(line: &str) -> (&str, Option<&str>, &str) {
     if let Some(at) = line.rfind(" #") {
         let rest = &line[at + 2..];

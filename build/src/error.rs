@@ -11,11 +11,11 @@ pub enum Error {
     /// A program ran and failed.
     #[error("{step} failed ({status}):\n{output}")]
     Command {
-        /// The step that it ran for.
+        /// The step that ran the program.
         step: String,
-        /// Its exit status.
+        /// Exit status of the program.
         status: String,
-        /// The end of its output.
+        /// The last part of the program's output.
         output: String,
     },
     /// A file could not be read, written or created.
@@ -28,12 +28,12 @@ pub enum Error {
         /// The reason.
         source: std::io::Error,
     },
-    /// A text that a tool wrote does not look as expected.
+    /// The output of a tool does not have the expected format.
     #[error("cannot read {what}: {detail}")]
     Parse {
-        /// A name of the text.
+        /// Description of the text that could not be parsed.
         what: String,
-        /// The mistake.
+        /// The reason why the text could not be parsed.
         detail: String,
     },
     /// The crate to compile was not found, or is not usable.

@@ -12,7 +12,7 @@ pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|source| file("read", path, source))
 }
 
-/// Writes a temporary file and renames it, so that a reader never sees a part of the content.
+/// Writes a temporary file and renames it, so that readers never see a partially written file.
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

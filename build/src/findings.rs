@@ -1,4 +1,4 @@
-//! Violations with source lines, without those of the library itself.
+//! Violations with their source lines, excluding violations in the library's own code.
 
 use crate::lines::{self, Frame, SourceMap};
 use crate::verify::{self, Violation};
@@ -9,7 +9,8 @@ use crate::{Compilation, Image, Project, Result, Toolchain};
 pub struct Finding {
     /// The violation.
     pub violation: Violation,
-    /// The line in the author's code, else in the library; `None` if neither is known.
+    /// The line in the kernel author's code or, if unknown, in the library. `None` if neither is
+    /// known.
     pub line: Option<Frame>,
     /// The line of the branch that leads to a divergent barrier.
     pub branch: Option<Frame>,
@@ -30,15 +31,16 @@ impl From<Violation> for Finding {
 pub struct Findings {
     /// The violations of the crate.
     pub all: Vec<Finding>,
-    /// Number of accesses of the library with device scope, which rule `scope` does not count.
+    /// Number of device-scope accesses in the library's own code. The rule `scope` permits them.
     pub library: usize,
 }
 
-/// Checks an image. If something is found, compiles it again with line tables to name the lines.
+/// Checks an image. If there are violations, compiles the image again with line tables to find
+/// their source lines.
 ///
-/// Device-scope accesses in the launch prologue, in counters and in channels of the library are the
-/// library's own, and every kernel contains them. Their source lines distinguish them from an
-/// access that an author writes through `fusewire_device::mem`, which counts.
+/// Every kernel contains device-scope accesses of the library: in the launch prologue, in counters
+/// and in channels. These are not violations. A device-scope access that the author writes through
+/// `fusewire_device::mem` is one. The source lines distinguish the two.
 ///
 /// # Errors
 /// Returns the errors of [`crate::compile()`].
@@ -77,7 +79,8 @@ pub fn findings(
 fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> bool {
     violation.rule == verify::SCOPE
         && violation.locations.first().is_some_and(|&location| {
-            // The caller of a memory operation chooses its scope.
+            // The caller of a memory operation chooses the scope, so the frames of the operation
+            // are skipped.
             let frames = map.frames(location);
             let caller = frames
                 .iter()
@@ -86,7 +89,8 @@ fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> b
         })
 }
 
-/// Returns the innermost line of the author, or else the outermost line of a library.
+/// Returns the innermost frame in the author's code. If there is none, returns the outermost frame
+/// in a library.
 fn author_line(project: &Project, frames: &[Frame]) -> Option<Frame> {
     let foreign = |frame: &&Frame| is_of_core(frame) || project.is_library_file(&frame.file);
     let own = frames.iter().find(|frame| !foreign(frame));

@@ -1,8 +1,8 @@
-//! The host's side of a kernel crate: its list of kernels and its native code.
+//! The host side of a kernel crate: the list of its kernels and their native code.
 //!
-//! A small program that depends on the crate, the probe, is built with the ordinary tool chain in
-//! release mode. It prints the crate's `KERNELS` (`&[KernelInfo]` or `&[&[KernelInfo]]`) as JSON,
-//! and its machine code contains every native entry.
+//! The probe is a small program that depends on the kernel crate and is built with the ordinary
+//! tool chain in release mode. It prints the crate's `KERNELS` (`&[KernelInfo]` or
+//! `&[&[KernelInfo]]`) as JSON. Its machine code contains every native entry.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use serde::Deserialize;
 use crate::project::{Project, host_cargo};
 use crate::{Error, Result, files, process};
 
-/// A kernel as the host launches it.
+/// A kernel, as the host describes it for a launch.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 pub struct HostKernel {
     /// Exported symbol.
     pub name: String,
-    /// Its family: the module that defines it.
+    /// Name of the kernel's family, which is the module that defines the kernel.
     pub family: String,
     /// Parameters in order.
     pub params: Vec<HostParameter>,
@@ -34,7 +34,7 @@ pub struct HostParameter {
     pub size: usize,
 }
 
-/// Kernels that share an image: those of one module.
+/// A family of kernels: the kernels of one module, which share an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
     /// Name of the module.
@@ -46,16 +46,16 @@ pub struct Family {
 /// Result of the probe.
 #[derive(Debug)]
 pub struct Host {
-    /// The crate's list.
+    /// The crate's list of kernels.
     pub kernels: Vec<HostKernel>,
-    /// The arguments of a grid form, the same for all kernels.
+    /// The parameters of a grid form, which are the same for all kernels.
     pub grid: Vec<HostParameter>,
-    /// The program, for its machine code.
+    /// The compiled probe, whose machine code contains the native entries.
     pub program: PathBuf,
 }
 
 impl Host {
-    /// Returns the list of an image of grid forms.
+    /// Returns the list of kernels for an image of grid forms.
     pub fn multi_rank_grid(&self) -> Vec<HostKernel> {
         self.kernels
             .iter()
@@ -162,7 +162,8 @@ pub fn probe(project: &Project) -> Result<Host> {
     };
     let folder = project.target.join("fusewire-probe").join(&project.name);
     files::create_directory(&folder.join("src"))?;
-    // The same package that the crate depends on: another copy would have different types.
+    // Uses the same package that the crate depends on, because another copy would define different
+    // types.
     let published = project.dependencies.iter().find_map(|dependency| {
         let version = dependency.strip_prefix("fusewire-device ")?;
         Some(format!("\"={version}\""))
@@ -177,7 +178,7 @@ pub fn probe(project: &Project) -> Result<Host> {
     );
     files::write(&folder.join("Cargo.toml"), manifest)?;
     files::write(&folder.join("src/main.rs"), MAIN)?;
-    // Pins the dependencies to the versions of the crate.
+    // Pins the probe's dependencies to the versions that the crate uses.
     if let Ok(lock) = files::read(&project.workspace.join("Cargo.lock")) {
         files::write(&folder.join("Cargo.lock"), lock)?;
     }
@@ -189,7 +190,7 @@ pub fn probe(project: &Project) -> Result<Host> {
         .env("CARGO_TARGET_DIR", &target);
     process::run("building the host's list of kernels", &mut command)
         .map_err(|error| without_list(project, error))?;
-    // The probe of another crate overwrites the program in the target folder, not this copy.
+    // Copies the program, because the probe of another crate overwrites it in the target folder.
     let program = folder.join("program");
     std::fs::copy(target.join("release/probe"), &program).map_err(|source| Error::File {
         action: "copy the probe to",
@@ -209,7 +210,7 @@ pub fn probe(project: &Project) -> Result<Host> {
     })
 }
 
-/// Replaces the error of a crate without a public list by one that says what to add.
+/// Replaces the compiler's error about a missing public list by an error that says what to add.
 fn without_list(project: &Project, error: Error) -> Error {
     match &error {
         Error::Command { output, .. }

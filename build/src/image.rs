@@ -1,4 +1,4 @@
-//! Images, as the verifier reads them, and their entries in a manifest.
+//! The verifier's representation of images, and their entries in a manifest.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::text::assembly::{AsmFunction, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
 
-/// The parsed texts of one kernel crate for one target, in one or more images.
+/// The parsed images of one kernel crate for one target.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// The GPU architecture.
@@ -21,15 +21,15 @@ pub struct Image {
     pub functions: Vec<AsmFunction>,
     /// Functions of the optimised IR.
     pub ir: Vec<ir::IrFunction>,
-    /// The final assembly, for directives outside functions.
+    /// Text of the final assembly, which also has the directives outside functions.
     pub assembly: String,
     /// The kernels with their resources.
     pub kernels: Vec<Kernel>,
     /// The host's list of kernels, if it could be read.
     pub host: Option<Vec<HostKernel>>,
-    /// Exceptions of the crate from rules.
+    /// The crate's exemptions from rules.
     pub allow: Vec<Exemption>,
-    /// Patterns of the kernels that use multicast.
+    /// Name patterns of the kernels that use multicast.
     pub multicast: Vec<String>,
     /// The files that a driver loads.
     pub files: Vec<ImageFile>,
@@ -42,7 +42,7 @@ pub struct Image {
 pub struct ImageFile {
     /// The family of kernels, or the package.
     pub name: String,
-    /// Its path; `None` for AMD without `ld.lld`.
+    /// Path of the file; `None` for an AMD target if `ld.lld` is missing.
     pub path: Option<PathBuf>,
     /// The kernels in the file.
     pub entries: Vec<String>,
@@ -53,13 +53,13 @@ pub struct ImageFile {
 pub struct Kernel {
     /// Its symbol.
     pub name: String,
-    /// Its resources; `None` if unknown (PTX without ptxas).
+    /// Resource usage of the kernel; `None` if unknown (PTX without ptxas).
     pub resources: Option<Resources>,
 }
 
 impl Image {
-    /// Reads the files of a compilation. If `ptxas` is given, it assembles the PTX and reports the
-    /// resources of each kernel.
+    /// Reads the files of a compilation. If `ptxas` is given, runs it on the PTX to determine the
+    /// resource usage of each kernel.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) if a file cannot be read,
@@ -115,7 +115,7 @@ impl Image {
         })
     }
 
-    /// Returns the functions that are kernels.
+    /// Returns the kernels among the functions.
     pub fn entries(&self) -> impl Iterator<Item = &AsmFunction> {
         self.functions.iter().filter(|function| function.kernel)
     }
@@ -135,7 +135,7 @@ fn kernels(
         .collect()
 }
 
-/// Runs ptxas, or returns its output from an earlier run on the same content.
+/// Runs ptxas. If an earlier run had the same input, returns the output of that run.
 fn assemble(compiled: &Compilation, part: &Part, ptxas: &Path) -> Result<String> {
     let version = toolchain::ask(ptxas, &["--version"]).unwrap_or_default();
     let stamp = format!("{}\n{version}\n----\n", compiled.key);
@@ -170,7 +170,7 @@ pub struct ManifestImage {
     pub sha256: String,
     /// Maximum number of lanes per block.
     pub max_threads: u32,
-    /// Its kernels.
+    /// Kernels of the image.
     pub entries: Vec<ManifestEntry>,
 }
 
@@ -181,7 +181,7 @@ pub struct ManifestEntry {
     pub name: String,
     /// Parameters, in order: offset and size in bytes.
     pub parameters: Vec<(usize, usize)>,
-    /// Its resources, if they are known.
+    /// Resource usage of the kernel, if known.
     pub resources: Option<Resources>,
 }
 

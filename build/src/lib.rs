@@ -1,4 +1,5 @@
-//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, verifies the result.
+//! Finds a device tool chain, compiles kernel crates for NVIDIA and AMD GPUs, and verifies the
+//! images.
 //!
 //! ```no_run
 //! use fusewire_build::{Options, Project, Target, Toolchain, compile, verify, Image};
@@ -15,9 +16,9 @@
 //! # }
 //! ```
 //!
-//! # Requirements
-//! None to build this crate. To compile kernels: Debian's `rustc-web cargo-web rust-web-src llvm-22
-//! lld-22`, or rustup's nightly with `rust-src` and `llvm-tools`; see [`toolchain`].
+//! # Requirements This crate builds with stable Rust alone. Compiling kernels requires Debian's
+//! `rustc-web cargo-web rust-web-src llvm-22 lld-22`, or rustup's nightly with `rust-src` and
+//! `llvm-tools`; see [`toolchain`].
 //!
 //! # Modules
 //! - [`toolchain`]: finding compilers and tools;

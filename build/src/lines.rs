@@ -1,9 +1,10 @@
 //! Source lines of the instructions of an image.
 //!
-//! Images carry no line tables. To name lines, the same bitcode is optimised a second time with its
-//! line tables. Every location of the optimised IR is then replaced by its own number, so that the
-//! assembly's `.loc` directives carry that number and the chain of inlined calls is looked up in
-//! the IR. Lines are used for a function only if its instructions are those of the image.
+//! Images carry no line tables. To find source lines, the same bitcode is optimised a second time
+//! with its line tables. In the optimised IR, the line of every debug location is then replaced by
+//! the number of that location. The assembly's `.loc` directives therefore contain the location's
+//! number, which identifies the chain of inlined calls in the IR. Lines are used for a function
+//! only if its instructions are identical to those of the image.
 
 use std::collections::HashMap;
 
@@ -15,9 +16,9 @@ use crate::{Image, Project, Result, Toolchain, Vendor, files};
 /// A position in a source file, in a function that may have been inlined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The file, from the folder of the workspace.
+    /// The file, relative to the folder of the workspace.
     pub file: String,
-    /// The line, from 1.
+    /// The line number, starting at 1.
     pub line: u32,
 }
 
@@ -25,7 +26,7 @@ pub struct Frame {
 #[derive(Debug, Default)]
 pub struct SourceMap {
     locations: HashMap<u32, Location>,
-    /// Enclosing scope and file of each scope, if it has them.
+    /// Enclosing scope and file of each scope, if known.
     scopes: HashMap<u32, (Option<u32>, Option<u32>)>,
     files: HashMap<u32, String>,
 }
@@ -104,7 +105,7 @@ impl SourceMap {
         None
     }
 
-    /// Returns the module with the number of every location in place of its line.
+    /// Returns the module with the line of every location replaced by the location's number.
     fn numbered(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());
         for line in text.lines() {
@@ -116,7 +117,8 @@ impl SourceMap {
                 Some((number, location.scope))
             });
             match location {
-                // LLVM requires the scope of the function itself.
+                // LLVM requires that the scope belongs to the function that contains the
+                // instruction.
                 Some((number, scope)) => out.push_str(&format!(
                     "!{number} = distinct !DILocation(line: {number}, column: 1, scope: !{scope})"
                 )),
@@ -128,8 +130,8 @@ impl SourceMap {
     }
 }
 
-/// Joins the fields of a `DIFile`. The folder is `.` in the workspace, and the package's name and
-/// version in front of the names of its files elsewhere.
+/// Joins the fields of a `DIFile`. The folder of a file in the workspace is `.`. For other
+/// packages, the path starts with the package's name and version.
 fn file_name(name: &str, folder: &str) -> String {
     if folder.is_empty() || folder == "." || name.starts_with('/') || name.starts_with(folder) {
         name.to_owned()
@@ -155,7 +157,8 @@ fn number_of(fields: &str, name: &str) -> Option<u32> {
         .flatten()
 }
 
-/// Returns `image` with the locations of its instructions, and the map that resolves them.
+/// Returns `image` with the location number of every instruction, and the map that resolves these
+/// numbers.
 ///
 /// # Errors
 /// Returns the errors of [`crate::compile()`].
@@ -195,7 +198,7 @@ pub fn annotate(
     Ok((out, map))
 }
 
-/// Moves the numbers of `.loc` directives to the instructions after them.
+/// Assigns the number of each `.loc` directive to the instructions that follow it.
 fn attach(function: &mut assembly::AsmFunction) {
     let mut location = 0;
     let mut lines = Vec::with_capacity(function.lines.len());
@@ -216,7 +219,8 @@ fn attach(function: &mut assembly::AsmFunction) {
     function.locations = locations;
 }
 
-/// Returns the instructions without the numbers that depend on the order of functions in a file.
+/// Returns the instructions without label numbers, which depend on the order of functions in a
+/// file.
 fn normal(function: &assembly::AsmFunction) -> Vec<String> {
     let instructions = function.lines.iter().filter(|line| opcode(line).is_some());
     instructions

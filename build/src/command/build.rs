@@ -26,19 +26,19 @@ pub(crate) struct Arguments {
     /// `fusewire-gpu/out` of cargo's target folder.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Exports every kernel NAME in its grid form, NAME__grid, which runs the blocks of all ranks
-    /// in one launch. For tests with several ranks on one GPU.
+    /// Exports every kernel NAME in its grid form, NAME__grid. One launch of a grid form runs the
+    /// blocks of all ranks. Tests use it to run several ranks on one GPU.
     #[arg(long)]
     multi_rank_grid: bool,
-    /// Compiles kernels whose waits have no bounds, with one image per family. For
-    /// `fusewire-benches wait-cost`.
+    /// Compiles kernels whose waits have no bounds, with one image per family. `fusewire-benches
+    /// wait-cost` measures them.
     #[arg(long)]
     unbounded: bool,
 }
 
 impl Arguments {
-    /// Returns the arguments for the ordinary images of the crate in `folder` for `target`, at the
-    /// path where the host library finds them.
+    /// Returns the arguments that build the ordinary images of the crate in `folder` for `target`.
+    /// The images are written to the path where the host library looks for them.
     pub(crate) fn of(folder: PathBuf, target: &str) -> Self {
         Self {
             which: CrateSelector::folder(folder),
@@ -132,8 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the options for kernels without bounded waits. Each family gets its own image, which can
-/// replace the library's image of the family.
+/// Returns the options for kernels without bounded waits. Each family gets its own image, so that
+/// the image can replace the library's image of the same family.
 pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
     Ok(Options {
         families: host::probe(project)?.families(),
@@ -145,9 +145,9 @@ pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
 /// Returns the file name by which the host library finds the image in the file `from`, and the
 /// content of that file.
 ///
-/// PTX of grid forms ends with the hash of its sources. The parameters of grid forms do not
-/// describe the structs in their table, so the library compares this hash with the one of its own
-/// images.
+/// PTX of grid forms ends with the hash of its sources. A grid form takes a table of structs whose
+/// layout its parameters do not describe, so the library compares this hash with the hash of its
+/// own images.
 pub(super) fn installed(
     project: &Project,
     options: &Options,
@@ -157,7 +157,7 @@ pub(super) fn installed(
 ) -> anyhow::Result<(String, Vec<u8>)> {
     let suffix = match options.families.is_empty() {
         true => options.suffix(),
-        // The library looks for a family by its plain name.
+        // The library looks for a family's image under a file name without the suffix.
         false => String::new(),
     };
     let file = format!("{name}{suffix}.{target}.{}", target.extension());

@@ -26,17 +26,17 @@ pub(crate) struct Arguments {
     /// Checks only the native code.
     #[arg(long)]
     native: bool,
-    /// Checks images of grid forms (see `build --multi-rank-grid`), and nothing else.
+    /// Checks only images of grid forms (see `build --multi-rank-grid`).
     #[arg(long, conflicts_with = "native")]
     multi_rank_grid: bool,
-    /// Prints every violation, not one for each kernel and rule, and every negative control.
+    /// Prints every violation (by default one per kernel and rule) and every negative control.
     #[arg(long)]
     verbose: bool,
-    /// Runs the negative controls: kernels that break each rule and must be caught. Always set for
-    /// fusewire-kernels.
+    /// Runs the negative controls: kernels that break one rule each, which the rule must report.
+    /// Always set for fusewire-kernels.
     #[arg(long)]
     controls: bool,
-    /// Checks that must not be skipped: ptx, amdgcn, native; added to `$FUSEWIRE_REQUIRE`.
+    /// Checks that must not be skipped: ptx, amdgcn, native. Added to those in `$FUSEWIRE_REQUIRE`.
     #[arg(long, value_delimiter = ',')]
     require: Vec<String>,
 }
@@ -87,8 +87,8 @@ impl Report {
     }
 }
 
-/// Runs the verifier. Fails on a violation, on a control that was not caught, and if a required
-/// check was skipped.
+/// Runs the verifier. Fails if there is a violation, if a rule did not report its control, or if a
+/// required check was skipped.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let mut report = Report {
@@ -280,8 +280,8 @@ fn check_images(
     Ok(())
 }
 
-/// Returns exemptions for grid forms, which only tests use. They take one pointer more than the
-/// ordinary forms, which already use all registers.
+/// Returns exemptions for grid forms, which only tests use. A grid form takes one more pointer than
+/// the ordinary form, and some ordinary forms already use all registers.
 fn exemptions_of_grid_forms() -> impl Iterator<Item = Exemption> {
     ["*_nvls_*", "reduce_norm*"]
         .into_iter()

@@ -12,7 +12,7 @@ use super::{each_target, shown};
 /// Arguments of `fusewire-build images`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Writes nothing; fails if the images differ from what the sources give.
+    /// Writes nothing. Fails if the images differ from those that the sources produce.
     #[arg(long)]
     check: bool,
     /// Compares only the images of these targets, separated by commas.
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Makes the portable images of Fusewire's kernels, or compares them with the committed ones.
+/// Makes the portable images of Fusewire's kernels, or compares them with the committed images.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let project = Project::named("fusewire-kernels")?;

@@ -55,8 +55,8 @@ impl CrateSelector {
         }
     }
 
-    /// Returns the selected crate; else this workspace's `fusewire-kernels`, else the package in
-    /// the current folder.
+    /// Returns the selected crate. Without a selection, returns this workspace's `fusewire-kernels`
+    /// or, outside this workspace, the package in the current folder.
     pub(crate) fn project(&self) -> Result<Project> {
         match (&self.krate, &self.package) {
             (Some(folder), _) => Project::at(folder),
@@ -67,7 +67,7 @@ impl CrateSelector {
     }
 }
 
-/// Returns the result of `work` for every target, in order. Runs on one thread per core.
+/// Returns the results of `work` in the order of the targets. Uses one thread per core.
 pub(crate) fn each_target<T: Send>(
     targets: &[Target],
     work: impl Fn(Target) -> T + Sync,
@@ -104,7 +104,8 @@ pub(crate) fn shown(path: &Path) -> &Path {
         .unwrap_or(path)
 }
 
-/// Prints one violation per kernel and rule, or all if `verbose`, with lines and advice.
+/// Prints one violation per kernel and rule, or all violations if `verbose`, with their source
+/// lines and advice.
 pub(crate) fn print_findings(mark: &str, target: &str, findings: &[Finding], verbose: bool) {
     let mut groups: Vec<(&Finding, usize)> = Vec::new();
     for finding in findings {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
-/// The fields of a `--message-format=json` line that are used here.
+/// The fields that this module uses of a line of `--message-format=json`.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -29,7 +29,7 @@ struct Profile {
     test: bool,
 }
 
-/// Built programs: path by (kind, name), where the kind is `test` or `bin`.
+/// Paths of built programs by (kind, name), where the kind is `test` or `bin`.
 pub(super) type Programs = BTreeMap<(String, String), PathBuf>;
 
 fn cargo(workspace: &Path) -> Command {
@@ -38,7 +38,7 @@ fn cargo(workspace: &Path) -> Command {
     command
 }
 
-/// Returns the root of the workspace around the current folder.
+/// Returns the root of the workspace that contains the current folder.
 pub(super) fn workspace() -> anyhow::Result<PathBuf> {
     let here = std::env::current_dir().context("cannot read the current folder")?;
     let output = cargo(&here)
@@ -56,7 +56,8 @@ pub(super) fn workspace() -> anyhow::Result<PathBuf> {
 }
 
 /// Builds the test binaries `tests` of the package in `tests/` and the programs `bins` in release
-/// mode. Uses the features of a build of the default members, so that its artifacts are reused.
+/// mode. Selects the same features as a build of the default members, so that cargo reuses the
+/// artifacts of that build.
 pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::Result<Programs> {
     let mut programs = Programs::new();
     let mut command = cargo(workspace);
@@ -86,7 +87,7 @@ fn collect(command: &mut Command, programs: &mut Programs) -> anyhow::Result<()>
     for line in BufReader::new(stdout).lines() {
         let line = line.context("cannot read cargo's output")?;
         let Ok(message) = serde_json::from_str::<Message>(&line) else {
-            // Output of a program that cargo runs, such as a build script.
+            // The line is the output of a program that cargo ran, such as a build script.
             continue;
         };
         if let Some((key, path)) = program(message) {
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(of(&line("tests", "test", true)), key("test"));
         assert_eq!(of(&line("models", "test", true)), None);
         assert_eq!(of(&line("cli", "bin", false)), key("bin"));
-        // The program's own unit tests.
+        // The test harness of the program `cli` is neither a test of the bundle nor a program.
         assert_eq!(of(&line("cli", "bin", true)), None);
         assert_eq!(of(r#"{"reason":"build-finished","success":true}"#), None);
     }

@@ -21,10 +21,10 @@ pub(super) struct Manifest {
     pub(super) version: String,
     pub(super) commit: Option<String>,
     pub(super) machine: String,
-    /// The newest version of glibc that a program requires.
+    /// The newest version of glibc that any of the programs requires.
     pub(super) glibc: Option<String>,
     pub(super) files: Vec<File>,
-    /// Tests that the bundle does not include, with the reasons.
+    /// Names of the tests that the bundle does not include, each with the reason.
     pub(super) left_out: Vec<(String, String)>,
 }
 
@@ -52,7 +52,8 @@ impl Manifest {
         }
     }
 
-    /// Compresses the program `path` of the folder to about a third and lists it as `path.gz`.
+    /// Compresses the program `path` of the folder to about a third of its size and lists it as
+    /// `path.gz`.
     pub(super) fn add_packed(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let program = folder.join(path);
         if let Some(needed) = glibc(&read(&program)?) {
@@ -61,7 +62,8 @@ impl Manifest {
                 self.glibc = Some(needed);
             }
         }
-        // `-n` omits name and time, so that equal programs give equal files.
+        // `-n` omits the file's name and time, so that identical programs compress to identical
+        // files.
         let output = Command::new("gzip")
             .args(["-9", "-n", "-f"])
             .arg(&program)
@@ -76,7 +78,7 @@ impl Manifest {
         self.add(folder, &format!("{path}.gz"))
     }
 
-    /// Adds the file `path` of the folder to the list.
+    /// Adds the file `path` of the folder to the manifest.
     pub(super) fn add(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let bytes = read(&folder.join(path))?;
         self.files.push(File {
@@ -104,7 +106,7 @@ impl Manifest {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Fails if the files have more than `mib` MiB; the error names the largest ones.
+    /// Fails if the files take more than `mib` MiB in total. The error names the largest files.
     pub(super) fn check_size(&self, mib: u64) -> anyhow::Result<()> {
         if self.bytes() <= mib << 20 {
             return Ok(());
@@ -186,14 +188,14 @@ const STRIPPERS: [&str; 4] = ["llvm-strip", "llvm-strip-22", "strip", "objcopy"]
 /// Tool that removes symbols from programs.
 #[derive(Debug)]
 pub(super) struct Stripper {
-    /// The tool, if there is one.
+    /// The tool's name; `None` if no tool was found.
     pub(super) program: Option<&'static str>,
     option: &'static str,
 }
 
 impl Stripper {
-    /// Finds a tool of this machine. Removes debug information, or with `all` all symbols, after
-    /// which backtraces have no names.
+    /// Finds a tool on this machine. The tool will remove debug information or, if `all` is set,
+    /// all symbols. Without symbols, backtraces have no names.
     pub(super) fn find(all: bool) -> Self {
         let works = |program: &&'static str| {
             Command::new(program)
@@ -234,7 +236,7 @@ impl Stripper {
     }
 }
 
-/// Returns the newest `GLIBC_x.y` that an ELF file names; `None` for other files.
+/// Returns the newest `GLIBC_x.y` that an ELF file requires; `None` if it requires none.
 fn glibc(bytes: &[u8]) -> Option<String> {
     if !bytes.starts_with(b"\x7fELF") {
         return None;

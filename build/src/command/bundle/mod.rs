@@ -28,11 +28,11 @@ pub(crate) struct Arguments {
     max_mib: u64,
 }
 
-/// Test binaries of `tests/` that a bundle includes. They run on the device that
-/// `FUSEWIRE_TEST_DEVICE` names and need no other file.
+/// Test binaries of `tests/` that a bundle includes. They run on the device in
+/// `FUSEWIRE_TEST_DEVICE` and need no other file.
 const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
-/// Test binaries that a bundle does not include, with the reasons.
+/// Test binaries that a bundle does not include, each with the reason.
 const LEFT_OUT: [(&str, &str); 14] = [
     (
         "calls",
@@ -71,18 +71,18 @@ const LEFT_OUT: [(&str, &str); 14] = [
 /// Programs that a bundle includes.
 const PROGRAMS: [&str; 2] = ["fusewire", "fusewire-benches"];
 
-/// Example of a user's kernel crate. Its images are included if they have been built.
+/// Example of a user's kernel crate. The bundle includes its images if they have been built.
 const EXAMPLE: &str = "vocab-argmax";
 
-/// Targets of the images for multi-rank grids. Their PTX runs on every GPU from sm_80 on.
+/// Targets of the images for multi-rank grids. Their PTX runs on sm_80 and later GPUs.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
-/// Crate of kernels with deliberate bugs: its name, its folder and the target of its image, which
-/// is built with the bundle. PTX for sm_80 runs on all later GPUs.
+/// Name, folder and target of the crate whose kernels have deliberate bugs. The image is built with
+/// the bundle. PTX for sm_80 also runs on all later GPUs.
 const SEEDED_BUGS: (&str, &str, &str) = ("seeded-bugs", "tests/seeded-bugs", "sm_80");
 
-/// Targets and family of the kernels without bounded waits. The library's own PTX has the same
-/// targets, so that the comparison is between images for the same GPU.
+/// Targets and family of the kernels without bounded waits. The targets are those of the library's
+/// own PTX, so that `wait-cost` compares images that were compiled for the same target.
 const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
 
 /// Targets of the CUDA C++ baseline.
@@ -95,7 +95,7 @@ const README: &str = include_str!("README.txt");
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = std::path::absolute(&arguments.dir)
         .with_context(|| format!("cannot make {} an absolute path", arguments.dir.display()))?;
-    // Checked first, because building takes minutes.
+    // Checks the folder before the build, which takes minutes.
     contents::prepare(&folder)?;
     let workspace = cargo::workspace()?;
     let programs = cargo::build(&workspace, &TESTS, &PROGRAMS)?;
@@ -125,19 +125,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     add_grid_images(&mut manifest, &folder)?;
     add_unbounded_images(&mut manifest, &folder)?;
     add_baseline(&mut manifest, &folder)?;
-    // Compressed last, because `add_baseline` runs one of the programs.
+    // Compresses the programs last, because `add_baseline` runs one of them.
     for path in packed {
         manifest.add_packed(&folder, &path)?;
     }
     add_texts(&mut manifest, &folder)?;
-    // Also if the bundle is too large: the next call can then replace it.
+    // Writes the manifest even if the bundle is too large, so that the next call can replace the
+    // bundle.
     manifest.write(&folder)?;
     summary(&manifest, &folder);
     manifest.check_size(arguments.max_mib)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compiles the seeded bugs. Without a device tool chain the bundle does not include them.
+/// Compiles the kernels with seeded bugs. Without a device tool chain, the bundle does not include
+/// them.
 fn make_seeded_bugs(workspace: &Path) {
     let (name, path, target) = SEEDED_BUGS;
     let arguments = super::build::Arguments::of(workspace.join(path), target);
@@ -172,7 +174,7 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
     Ok(())
 }
 
-/// Adds the images of grid forms for NVIDIA's sanitizers.
+/// Adds the images of grid forms, which run under NVIDIA's sanitizers.
 fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
@@ -200,8 +202,8 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Adds the images of kernels without bounded waits, which `fusewire-benches wait-cost` compares
-/// with the library's own.
+/// Adds the images of kernels without bounded waits. `fusewire-benches wait-cost` compares them
+/// with the library's own images.
 fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
@@ -228,8 +230,8 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
     Ok(())
 }
 
-/// Adds the CUDA C++ baseline, which `fusewire-benches versus cuda` compares with the kernels, if
-/// there is nvcc. The GPU machine can also compile it.
+/// Adds the CUDA C++ baseline if nvcc is installed. `fusewire-benches versus cuda` compares the
+/// baseline with the kernels. Otherwise the GPU machine can compile it.
 fn add_baseline(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let made = Command::new(folder.join("bin/fusewire-benches"))
         .args(["baseline", "--target", &BASELINE_TARGETS.join(","), "--out"])

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made.
-# Needs a shell, coreutils, gzip and, for a GPU, its driver. Status: 0 if no section failed, 1 if
-# one failed, 2 for wrong usage or a missing device, 130 if interrupted.
+# Needs a shell, coreutils, gzip and, for a GPU, its driver. Exit status: 0 if no section failed, 1
+# if a section failed, 2 for wrong usage or a missing device, 130 if interrupted.
 set -u
 
 usage() {
@@ -64,7 +64,8 @@ for tool in timeout awk grep sed tr date cat; do
         wrong "$tool is not in the path; it is a part of coreutils, gawk, grep or sed"
 done
 
-# With the variables of an outer launcher, the tests would start as ranks of its job.
+# If the variables of an outer launcher were set, the tests would start as ranks of the launcher's
+# job.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT \
     TORCHCOMM_RANK TORCHCOMM_SIZE TORCHELASTIC_USE_AGENT_STORE \
     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
@@ -117,14 +118,15 @@ if [ -e "$here/bin/fusewire.gz" ]; then
     for packed in "$here"/bin/*.gz "$here"/tests/*.gz; do
         to=${packed#"$here"/}
         to=$programs/${to%.gz}
-        # The section that needs the program reports an error, and so does the section `files`.
+        # On failure, the section that needs the program reports an error, and so does the section
+        # `files`.
         gzip -dc "$packed" >"$to" 2>/dev/null
         chmod 755 "$to"
     done
     ln -sfn "$here/cuda" "$programs/cuda"
 fi
 
-# Ends with one line if the device is missing.
+# If the device is missing, the script stops here with one line of output.
 section=info
 : >"$out/devices.txt"
 bounded 60 "$out/devices.txt" "$programs/bin/fusewire" info
@@ -144,7 +146,7 @@ esac
 
 # ---- sections ------------------------------------------------------------------------------------
 
-# Result of the current section, with the reasons; set by `fail`, `skip` and `note`.
+# Result of the current section, with its reasons. Set by `fail`, `skip` and `note`.
 result='' what=''
 fail() {
     result=FAIL
@@ -158,7 +160,7 @@ note() {
     what="${what:+$what; }$1"
 }
 
-# left: sets seconds_left to the rest of the section's limit, at least 1.
+# left: sets seconds_left to the seconds that remain of the section's limit, at least 1.
 left() {
     seconds_left=$((limit - ($(date +%s) - began)))
     [ "$seconds_left" -ge 1 ] || seconds_left=1
@@ -205,7 +207,7 @@ tests() {
     rm -f "$part"
 }
 
-# exactly BINARY TEST..: runs these tests; each must exist and pass.
+# exactly BINARY TEST..: runs the named tests. Each of them must exist and pass.
 exactly() {
     binary=$1
     shift
@@ -277,7 +279,8 @@ run_conformance() {
         if [ "$kind" = cpu ]; then
             tests conformance 10
         else
-            # Only the CPU has lanes as threads. One GPU has too few queues for sixteen ranks.
+            # lanes_as_threads needs the CPU device. One GPU has too few hardware queues for sixteen
+            # ranks.
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks \
                 --skip ranks_as_processes
         fi
@@ -294,7 +297,7 @@ run_graphs() {
         zero_elements_are_replayed_in_step memory_lives_as_long_as_the_graph
     if [ $quick = no ]; then
         tests graphs 9 --skip replays::
-        # The same number on a GPU as on the CPU; the test itself uses fewer on a GPU.
+        # Replays as often on a GPU as on the CPU. By default, the test replays less often on a GPU.
         FUSEWIRE_TEST_REPLAYS=${FUSEWIRE_TEST_REPLAYS-100000}
         export FUSEWIRE_TEST_REPLAYS
         exactly graphs replays::a_hundred_thousand_replays_of_a_mix
@@ -315,8 +318,8 @@ run_failures() {
     note "$passed tests passed"
 }
 
-# The oracle of the conformance cases computes with the CPU's arithmetic. These tests compare with
-# the results of the CPU device itself.
+# The oracle of the conformance cases is plain CPU code. These tests instead compare the results of
+# two devices: this device and the CPU device.
 run_bitwise() {
     exactly on_device the_bits_are_those_of_the_cpu
     if [ $quick = no ]; then
@@ -329,8 +332,8 @@ run_bitwise() {
 }
 
 ERRORS_FOUND=86
-# tool_options TOOL: prints the options of TOOL. By default memcheck also reports driver calls that
-# fail; the library's queries of a GPU's capabilities may.
+# tool_options TOOL: prints the options of TOOL. By default, memcheck also reports driver calls that
+# fail. The library's queries of a GPU's capabilities may fail.
 tool_options() {
     echo "--tool $1 --error-exitcode $ERRORS_FOUND --target-processes all --print-limit 20"
     [ "$1" != memcheck ] || echo '--report-api-errors no'
@@ -359,7 +362,7 @@ sanitize() {
     fi
 }
 
-# seeded_write: memcheck must find a seeded write beyond memory.
+# seeded_write: memcheck must report a seeded out-of-bounds write.
 seeded_write() {
     part=$out/.part
     : >"$part"
@@ -380,8 +383,8 @@ seeded_write() {
     fi
 }
 
-# grid_sanitizers: runs two ranks, whose blocks run concurrently in a multi-rank grid under any
-# tool.
+# grid_sanitizers: runs two ranks in a multi-rank grid, so that their blocks run concurrently under
+# any tool.
 grid_sanitizers() {
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_2_ranks
@@ -406,8 +409,8 @@ under() {
 }
 
 # seeded_kernel TOOL REPORT RIGHT TEST..: TOOL must print REPORT for at least one TEST, and find no
-# error in the test RIGHT of the same kernel without the bug. The tests differ in the form of the
-# bug.
+# error in the test RIGHT of the same kernel without the bug. The TESTs contain different forms of
+# the same bug.
 seeded_kernel() {
     tool=$1 says=$2 right=$3
     shift 3
@@ -453,7 +456,8 @@ run_sanitizers() {
     bounded "$seconds_left" "$log" compute-sanitizer --version
     seeded_write
     seeded_kernels
-    # One rank: under a tool, kernels that wait for each other may not run concurrently.
+    # Uses a single rank, because kernels that wait for each other may not run concurrently under a
+    # tool.
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_1_rank
     done
@@ -465,7 +469,7 @@ run_sanitizers() {
     fi
 }
 
-# versus_cuda: measures the CUDA C++ baseline too, if its cubins are bundled or nvcc is found.
+# versus_cuda: also measures the CUDA C++ baseline if its cubins are bundled or nvcc is found.
 versus_cuda() {
     case $device in cuda:*) gpu=${device#*:} ;; *) gpu=0 ;; esac
     if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] &&
@@ -513,7 +517,7 @@ run_benches() {
     fi
 }
 
-# limit_of SECTION: prints its limit in seconds.
+# limit_of SECTION: prints the time limit of SECTION in seconds.
 limit_of() {
     if [ $quick = yes ]; then
         case $1 in
