@@ -8,8 +8,8 @@ thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system allocator, with a count of each thread's calls. For use as `#[global_allocator]` of
-/// a test binary.
+/// The system allocator with a counter of calls per thread. A test binary installs it as its
+/// `#[global_allocator]`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
@@ -19,7 +19,7 @@ pub fn calls() -> u64 {
 }
 
 fn count() {
-    // Calls during the destruction of thread locals find no counter; they need not be counted.
+    // The counter is gone while thread locals are destroyed. Calls made then are not counted.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
@@ -28,26 +28,29 @@ fn count() {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: `layout` has a nonzero size, which this method's contract requires, too.
+        // SAFETY: the caller guarantees that `layout` has a nonzero size, as `GlobalAlloc`
+        // requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: `layout` has a nonzero size, which this method's contract requires, too.
+        // SAFETY: the caller guarantees that `layout` has a nonzero size, as `GlobalAlloc`
+        // requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: `System` allocated `at` with `layout`, because all methods call it;
-        // this method's contract requires a valid `size`.
+        // SAFETY: `System` allocated `at` with `layout`, because every method of this allocator
+        // calls `System`. The caller guarantees a valid `size`, as `GlobalAlloc` requires.
         unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count();
-        // SAFETY: `System` allocated `at` with `layout`, because all methods call it.
+        // SAFETY: `System` allocated `at` with `layout`, because every method of this allocator
+        // calls `System`.
         unsafe { System.dealloc(at, layout) }
     }
 }

@@ -9,8 +9,8 @@ use fusewire::{Communicator, Operation, backend};
 use crate::cases::Case;
 use crate::skip::skip;
 
-/// Backends that the conformance lists run on: the library's kernels, Gloo, and the sample of an
-/// external backend.
+/// Backends that the conformance lists run on: the library's kernels, Gloo, and the sample external
+/// backend.
 pub const NAMES: [&str; 3] = ["fusewire", "gloo", "sample"];
 
 /// Returns true if the backend reduces in rank order.
@@ -18,7 +18,7 @@ pub fn is_bitwise(name: &str) -> bool {
     name != "gloo"
 }
 
-/// Returns true if the backend is in this build. Prints the reason if it is not.
+/// Returns true if this build includes the backend. Prints the reason if it does not.
 ///
 /// # Panics
 /// Panics if the backend is absent and `FUSEWIRE_REQUIRE` names it; see [`crate::skip`].
@@ -44,7 +44,8 @@ pub fn supports(comm: &Communicator, case: &Case) -> bool {
         )
 }
 
-/// Registers the sample backend in this process if `name` is `sample`; does nothing otherwise.
+/// Registers the sample backend in this process if `name` is `sample`. Does nothing for other
+/// names.
 ///
 /// # Panics
 /// Panics if the sample backend cannot be built or loaded.
@@ -58,8 +59,8 @@ pub fn register(name: &str) {
     });
 }
 
-/// Returns the path of the sample backend's shared library. Cargo usually builds it together with
-/// this binary; if it is missing, this function builds it.
+/// Returns the path of the sample backend's shared library. Cargo usually builds the library
+/// together with this binary. If the file is missing, this function builds it.
 ///
 /// # Panics
 /// Panics if the build fails.

@@ -1,4 +1,4 @@
-//! Calls of one operation, shared by [`crate::rank`] and [`crate::grid`].
+//! Calls one operation on given tensors. [`crate::rank`] and [`crate::grid`] share this code.
 
 use crate::device::tensor;
 use fusewire::{Communicator, DType, Input, Norm, Operation, Output, Result, Tensor, Work};
@@ -6,23 +6,23 @@ use fusewire::{Communicator, DType, Input, Norm, Operation, Output, Result, Tens
 use crate::cases::Case;
 use crate::oracle;
 
-/// The tensors of a call; those that the operation does not use are empty.
+/// The tensors of a call. Tensors that the operation does not use are empty.
 #[derive(Clone, Debug)]
 pub struct Buffers {
     /// The output.
     pub output: Tensor,
     /// The input.
     pub input: Tensor,
-    /// The residual that the fused operation reads.
+    /// The residual that the fused norm reads.
     pub residual: Tensor,
-    /// The fused operation's weight.
+    /// The weight of the fused norm.
     pub weight: Tensor,
-    /// The residual that the fused operation writes.
+    /// The residual that the fused norm writes.
     pub residual_out: Tensor,
 }
 
 /// Calls the blocking form of `case` on `buffers`. If `by_address` is true, passes plain addresses
-/// as for slices; else the tensors.
+/// instead of tensors, as calls with slices do.
 ///
 /// # Errors
 /// Returns the operation's error.
@@ -147,7 +147,8 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
 
 fn output_of(tensor: &Tensor, by_address: bool) -> Output<'_> {
     if by_address {
-        // SAFETY: the tensor keeps its memory alive, and the blocking call is its only user.
+        // SAFETY: the tensor keeps its memory alive, and only the blocking call accesses the memory
+        // until it returns.
         unsafe { Output::from_raw(tensor.as_ptr(), tensor.len(), tensor.dtype()) }
     } else {
         tensor.into()
@@ -156,8 +157,8 @@ fn output_of(tensor: &Tensor, by_address: bool) -> Output<'_> {
 
 fn input_of(tensor: &Tensor, by_address: bool) -> Input<'_> {
     if by_address {
-        // SAFETY: the tensor keeps its memory alive, and nothing writes it during the blocking call
-        // but the call itself, in place.
+        // SAFETY: the tensor keeps its memory alive. During the blocking call, only an in-place
+        // call writes it.
         unsafe { Input::from_raw(tensor.as_ptr(), tensor.len(), tensor.dtype()) }
     } else {
         tensor.into()

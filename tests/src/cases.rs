@@ -7,11 +7,11 @@ use crate::skip::full;
 /// Kind of memory of a case's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// In windows on every rank.
+    /// Buffers are in windows on every rank.
     Registered,
-    /// In no window on any rank.
+    /// Buffers are outside windows on every rank.
     Ordinary,
-    /// In windows on rank 1 only.
+    /// Buffers are in windows on rank 1 only.
     Mixed,
 }
 
@@ -28,11 +28,11 @@ pub enum Splits {
     Zeros,
     /// All lengths are zero.
     AllZero,
-    /// Higher ranks get more than they send; rank 0 gets nothing.
+    /// Higher ranks receive more elements than they send. Rank 0 receives none.
     Asymmetric,
 }
 
-/// One case: the arguments that all ranks share, and the local choices of each rank.
+/// One case: the arguments that are equal on all ranks, and the settings that may differ by rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     /// The operation; [`Operation::Send`] is a ring of sends and receives.
@@ -41,9 +41,9 @@ pub struct Case {
     pub dtype: DType,
     /// Reduction, if the operation reduces. The factor of a scaled sum differs by rank.
     pub reduction: Option<ReduceOp>,
-    /// Elements of a row; rows of an [`Operation::AllReduceNorm`].
+    /// Number of elements of a row. For an [`Operation::AllReduceNorm`], the number of rows.
     pub count: usize,
-    /// Elements of a row of an [`Operation::AllReduceNorm`].
+    /// Number of elements of a row of an [`Operation::AllReduceNorm`].
     pub hidden: usize,
     /// Root, modulo the number of ranks.
     pub root: u32,
@@ -51,9 +51,10 @@ pub struct Case {
     pub in_place: bool,
     /// Kind of memory of the buffers.
     pub memory: Memory,
-    /// Elements by which buffers are displaced from their alignment; the distance differs by rank.
+    /// Number of elements by which the buffers are displaced from their alignment. Each rank
+    /// derives a different distance from it.
     pub offset: usize,
-    /// True if every order of reduction of the contents gives the same bits.
+    /// True if the inputs are such that every order of reduction gives the same bits.
     pub exact: bool,
     /// Lengths of an [`Operation::AllToAllV`].
     pub splits: Splits,
@@ -106,7 +107,7 @@ impl Case {
     }
 }
 
-/// Operations of the lists; each moves or reduces elements of one type.
+/// Operations of the lists. Each operation moves or reduces elements of one type.
 pub const OPERATIONS: [Operation; 13] = [
     Operation::AllReduce,
     Operation::ReduceScatter,
@@ -130,7 +131,7 @@ pub const REDUCING: [Operation; 3] = [
     Operation::Reduce,
 ];
 
-/// All reductions; the factor differs by rank (see [`crate::oracle::factor`]).
+/// All reductions. The factor of a scaled sum differs by rank (see [`crate::oracle::factor`]).
 pub const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Product,
@@ -146,7 +147,8 @@ pub const REDUCTIONS: [ReduceOp; 9] = [
 /// All kinds of memory.
 pub const MEMORIES: [Memory; 3] = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
 
-/// Counts: 0, 1, less and more than a packet line, odd numbers, many rounds of staging.
+/// Counts: 0, 1, less and more than a packet line, odd numbers, and counts that need many rounds of
+/// staging.
 pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_001];
 
 fn base(operation: Operation) -> Case {
@@ -162,7 +164,8 @@ fn base(operation: Operation) -> Case {
     case
 }
 
-/// Returns every operation with every count and kind of memory, in place and not, with offsets.
+/// Returns every operation with every count and kind of memory, in place and out of place, with
+/// offsets.
 pub fn sizes(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
@@ -176,7 +179,8 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
                     if in_place && !Case::has_in_place(operation) {
                         continue;
                     }
-                    // The short form has the largest count once per operation and kind of memory.
+                    // The short list has one case of the largest count per operation and kind of
+                    // memory.
                     if !full() && count > 9001 && in_place == j.is_multiple_of(2) {
                         continue;
                     }
@@ -251,7 +255,7 @@ pub fn types(ranks: u32) -> Vec<Case> {
                 let case = case.memory(memory).root(r as u32 % ranks).offset(r % 4);
                 cases.push(case.count(333));
                 if operation == Operation::AllReduce || full() {
-                    // In place, and larger than the one-shot limit of every type.
+                    // An in-place case that exceeds the one-shot limit of every type.
                     cases.push(case.count(9001).in_place(true));
                 }
             }
@@ -261,8 +265,8 @@ pub fn types(ranks: u32) -> Vec<Case> {
 }
 
 /// Returns the cases of multicast: its types and reductions with many counts and kinds of memory.
-/// They include elements that do not fill 16 bytes, and memory that is registered on one rank only.
-/// Contents are exact where multicast rounds f16 and bf16 twice.
+/// The list includes counts that do not fill 16 bytes, and memory that is registered on only one
+/// rank. Reductions that multicast rounds twice (f16 and bf16) have exact contents.
 pub fn nvls(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     let operations = [
@@ -291,7 +295,8 @@ pub fn nvls(_ranks: u32) -> Vec<Case> {
                         cases.push(Case {
                             count,
                             in_place,
-                            // Mostly registered memory, because multicast reaches no other.
+                            // Most cases use registered memory, because multicast only works on
+                            // registered memory.
                             memory: MEMORIES[[0, 0, 0, 0, 0, 0, 1, 2][next % 8]],
                             offset: [0, 0, 0, 0, 1, 0, 0, 0, 8][next % 9],
                             exact: op == ReduceOp::Average && dtype != DType::F32,
@@ -305,8 +310,8 @@ pub fn nvls(_ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Returns cases of the fused operation: types, shapes, kinds of memory, with and without a
-/// written residual, in place and not.
+/// Returns cases of the fused norm: types, shapes, kinds of memory, with and without a residual
+/// output, in place and out of place.
 pub fn norms(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, dtype) in [DType::F32, DType::F16, DType::Bf16]
@@ -344,7 +349,7 @@ pub fn norms(_ranks: u32) -> Vec<Case> {
 /// Returns the cases of the list `name` for `ranks` ranks.
 ///
 /// # Panics
-/// Panics if there is no such list.
+/// Panics if no list has this name.
 pub fn list(name: &str, ranks: u32) -> Vec<Case> {
     match name {
         "sizes" => sizes(ranks),

@@ -1,7 +1,7 @@
-//! The device that the tests run on: the CPU, or the one that `FUSEWIRE_TEST_DEVICE` names (`cuda`,
-//! `cuda:1`, `hip`). `cuda:each` and `hip:each` give every rank a device of its own. With
+//! The device that the tests run on: the CPU, or the device that `FUSEWIRE_TEST_DEVICE` names
+//! (`cuda`, `cuda:1`, `hip`). `cuda:each` and `hip:each` give every rank a separate device. With
 //! `FUSEWIRE_TEST_MULTI_RANK_GRID=1`, ranks that are threads launch multi-rank grids, and tests
-//! that these do not support are skipped.
+//! that need separate launches are skipped.
 
 use std::sync::OnceLock;
 
@@ -32,10 +32,10 @@ pub fn grid_mode() -> GridMode {
     }
 }
 
-/// Suffix of the device name that gives every rank a device of its own.
+/// Suffix of the device name that gives every rank a separate device.
 const EACH: &str = ":each";
 
-/// Returns the device of a rank: that of the tests, or the rank's own.
+/// Returns the device of a rank: the device of the tests, or a separate device per rank.
 pub fn device_of(rank: u32) -> Device {
     let each = std::env::var("FUSEWIRE_TEST_DEVICE").is_ok_and(|name| name.ends_with(EACH));
     match device() {
@@ -70,7 +70,7 @@ pub fn tensor(dtype: DType, count: usize) -> Result<Tensor> {
 /// Creates a stream on the device of the tests.
 ///
 /// # Panics
-/// Panics if the device is absent.
+/// Panics if the device does not exist.
 pub fn stream() -> Stream {
     Stream::on_device(device()).expect("the device of the tests")
 }

@@ -1,5 +1,5 @@
-//! Control of the executing fake of the CUDA driver, and driver calls like those of another
-//! library in the process.
+//! Controls the executing fake of the CUDA driver, and makes driver calls as another library in the
+//! same process would.
 
 use core::ffi::{CStr, c_char, c_void};
 
@@ -7,15 +7,15 @@ use libloading::Library;
 
 use crate::skip::skip;
 
-/// The fake that this process uses as its driver library. Handles are numbers, because the fake
-/// checks them itself.
+/// The fake that this process uses as its driver library. Handles are plain numbers, because the
+/// fake checks every handle.
 #[derive(Debug)]
 pub struct Fake(Library);
 
 /// Checks the result of a driver call.
 ///
 /// # Panics
-/// Panics if the code is not 0.
+/// Panics if `code` is not 0.
 #[track_caller]
 fn ok(what: &str, code: u32) {
     assert_eq!(code, 0, "{what}");
@@ -47,7 +47,8 @@ impl Fake {
 
     /// Returns a function of the library. `F` must be the function's type.
     fn find<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: all callers in this file pass the type of `cuda.h` or of the fake.
+        // SAFETY: all callers in this file pass the function's type as `cuda.h` or the fake
+        // declares it.
         let found = unsafe { self.0.get::<T>(name.as_bytes()) };
         *found.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
@@ -55,31 +56,32 @@ impl Fake {
     /// Returns the number of calls of a function.
     pub fn calls(&self, name: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaFakeCalls");
-        // SAFETY: a live C string.
+        // SAFETY: the argument points to a live C string.
         unsafe { query(name.as_ptr()) }
     }
 
-    /// Returns the number of launches of an entry, or with a leading `*` of all entries that end
-    /// with the rest of the name.
+    /// Returns the number of launches of the entry `name`. With a leading `*`, counts all entries
+    /// whose names end with the rest of `name`.
     pub fn launch_count(&self, name: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 =
             self.find("fusewireCudaFakeLaunchCount");
-        // SAFETY: a live C string.
+        // SAFETY: the argument points to a live C string.
         unsafe { query(name.as_ptr()) }
     }
 
     /// Returns the number of live objects of a kind.
     pub fn live(&self, kind: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaFakeLive");
-        // SAFETY: a live C string.
+        // SAFETY: the argument points to a live C string.
         unsafe { query(kind.as_ptr()) }
     }
 
-    /// Reads a text with a function that writes it into a buffer and returns its length.
+    /// Reads a text with `write`, which writes the text into a buffer and returns its length.
     fn text(write: impl Fn(*mut c_char, usize) -> usize) -> String {
         let mut bytes = vec![0u8; write(core::ptr::null_mut(), 0) + 1024];
         let length = write(bytes.as_mut_ptr().cast(), bytes.len());
-        // The text may have grown since the first call; the rest is cut off.
+        // The text may have grown since the first call. The second call then truncates it to the
+        // buffer.
         bytes.truncate(length.min(bytes.len() - 1));
         String::from_utf8(bytes).expect("text")
     }
@@ -89,7 +91,7 @@ impl Fake {
     pub fn report(&self) -> String {
         let query: unsafe extern "C" fn(*mut c_char, usize) -> usize =
             self.find("fusewireCudaFakeReport");
-        // SAFETY: the buffer is writable for its length.
+        // SAFETY: `text` passes null or a buffer of `bytes` writable bytes.
         Self::text(|buffer, bytes| unsafe { query(buffer, bytes) })
     }
 
@@ -98,14 +100,15 @@ impl Fake {
     pub fn launches(&self, kernel: &CStr) -> String {
         let query: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> usize =
             self.find("fusewireCudaFakeLaunches");
-        // SAFETY: a live C string, and the buffer is writable for its length.
+        // SAFETY: `kernel` points to a live C string, and `text` passes null or a buffer of `bytes`
+        // bytes.
         Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) })
     }
 
-    /// Makes the `nth` call of a function from now on fail.
+    /// Makes the `nth` subsequent call of a function fail (1 for the next call).
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
         let fail: unsafe extern "C" fn(*const c_char, u64, u32) = self.find("fusewireCudaFakeFail");
-        // SAFETY: a live C string.
+        // SAFETY: the argument points to a live C string.
         unsafe { fail(name.as_ptr(), nth, code) }
     }
 
@@ -125,7 +128,8 @@ impl Fake {
         ok("cuStreamBeginCapture", unsafe { begin(stream, mode) });
     }
 
-    /// Ends a capture and instantiates its graph. Returns graph and instance.
+    /// Ends a capture and instantiates its graph. Returns the handles of the graph and of the
+    /// instance.
     pub fn end_capture(&self, stream: usize) -> (usize, usize) {
         let end: unsafe extern "C" fn(usize, *mut usize) -> u32 = self.find("cuStreamEndCapture");
         let make: unsafe extern "C" fn(*mut usize, usize, u64) -> u32 =
@@ -140,10 +144,10 @@ impl Fake {
         (graph, exec)
     }
 
-    /// Calls a function that takes one handle, to synchronise or to destroy it.
+    /// Calls a driver function that takes one handle, such as a synchronisation or a destruction.
     pub fn call(&self, name: &str, handle: usize) {
         let call: unsafe extern "C" fn(usize) -> u32 = self.find(name);
-        // SAFETY: the fake checks handles, so that any number is permitted.
+        // SAFETY: the fake checks the handle, so any number is permitted.
         ok(name, unsafe { call(handle) });
     }
 

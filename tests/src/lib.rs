@@ -1,5 +1,5 @@
-//! Tests of the public interface: conformance lists that run unchanged on every device and with
-//! every way to start ranks, and helpers of the tests in `tests/`.
+//! Tests of the public interface. The conformance lists run unchanged on every device and with
+//! every way to start ranks. The other modules are helpers for the tests in `tests/`.
 //!
 //! | module | subject |
 //! |---|---|

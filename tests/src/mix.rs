@@ -1,5 +1,5 @@
-//! A mix of all operations and of users' kernels, issued in a fixed order, with contents that
-//! change each round and are checked element by element.
+//! A mix of all operations and of users' kernels, issued in a fixed order. The inputs change each
+//! round, and every output element is checked.
 
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
@@ -12,13 +12,13 @@ use crate::device::tensor;
 use crate::rng::Rng;
 use crate::vocab;
 
-/// Elements of a part.
+/// Number of elements of a part.
 const N: usize = 12;
 /// Shape of the fused norm and of the logits.
 const ROWS: usize = 2;
 const HIDDEN: usize = 8;
 const COLUMNS: usize = 5;
-/// Logits of a row that are sampled.
+/// Number of greatest logits that sampling selects per row.
 const TOP: usize = 3;
 /// Value of outputs before each round.
 const POISON: i64 = -0x5bad_5bad_5bad_5bad;
@@ -40,8 +40,8 @@ impl RangeAllocator {
     }
 }
 
-/// One rank's buffers. Integers, floats and words are in one tensor each, so a round needs three
-/// copies in each direction.
+/// One rank's buffers. All integers are in one tensor, all floats in a second, and all words in a
+/// third, so a round needs three copies in each direction.
 #[derive(Debug)]
 pub struct Mix {
     comm: Communicator,
@@ -49,7 +49,7 @@ pub struct Mix {
     floats: Tensor,
     words: Tensor,
     window: Window,
-    /// True if there is an image of the other crate's kernel.
+    /// True if an image with the kernel of the other crate was found.
     argmax: bool,
 }
 
@@ -182,8 +182,8 @@ fn part<T>(values: &[T], (at, count): TensorRange) -> &[T] {
 }
 
 impl Mix {
-    /// Allocates the buffers. All ranks of `comm` must call it. There must be at least two ranks,
-    /// and launches must have one block.
+    /// Allocates the buffers. All ranks of `comm` must call this function. The communicator must
+    /// have at least two ranks and one block per launch.
     ///
     /// # Errors
     /// Returns the errors of [`Communicator::alloc`].
@@ -192,7 +192,8 @@ impl Mix {
         let argmax = comm.warm_up_kernel(&VOCAB_ARGMAX);
         let argmax = match argmax {
             Ok(()) => true,
-            // Without an image, only the library's ready kernel represents users' kernels.
+            // Without the image, the mix has only one user's kernel: the one that the library
+            // ships.
             Err(Error::Image { .. }) => false,
             Err(error) => return Err(error),
         };
@@ -207,7 +208,8 @@ impl Mix {
         })
     }
 
-    /// Returns true if the mix launches the other crate's kernel. On a GPU this needs its image.
+    /// Returns true if the mix launches the kernel of the other crate. On a GPU, the kernel needs
+    /// its image.
     pub fn has_argmax(&self) -> bool {
         self.argmax
     }
@@ -224,7 +226,8 @@ impl Mix {
         self.words.slice(at, count)
     }
 
-    /// Enqueues every operation once on `comm`: the communicator of [`Mix::new`], on any stream.
+    /// Enqueues every operation once on `comm`, which must be the communicator of [`Mix::new`], on
+    /// any stream.
     ///
     /// # Errors
     /// Returns the first error of an operation.
@@ -266,8 +269,8 @@ impl Mix {
         batch.recv(&self.integers(at.ring)?, before)?;
         batch.issue_async()?;
 
-        // One-sided operations. Their signals are zero again at the end, so that every replay does
-        // the same.
+        // One-sided operations. They reset their signals to zero at the end, so every replay starts
+        // from the same state.
         let window = self.window.on(comm.stream());
         window.put_async(&x, next, 0)?;
         window.signal_async(next, 0, SignalUpdate::Set(1))?;
@@ -309,8 +312,8 @@ impl Mix {
             launches: launches.as_ptr().cast(),
         };
         let tensors = [Some(&x), Some(&pushed), Some(&launches)];
-        // SAFETY: the tensors have the lengths of `params`, the target is the same window on all
-        // ranks, and launches have one block.
+        // SAFETY: the tensors have the lengths that `params` states, the target is in the same
+        // window on all ranks, and launches have one block.
         unsafe { comm.launch_async(&RING_PUT, params, tensors)? };
         if !self.argmax {
             return Ok(());
@@ -327,11 +330,11 @@ impl Mix {
             winners: winners.as_ptr().cast(),
         };
         let tensors = [Some(&logits), Some(&keys), Some(&winners)];
-        // SAFETY: the tensors have the lengths of `params`, and launches have one block.
+        // SAFETY: the tensors have the lengths that `params` states, and launches have one block.
         unsafe { comm.launch_async(&VOCAB_ARGMAX, params, tensors).map(drop) }
     }
 
-    /// Writes the contents of `round`. Operations issued before must have ended.
+    /// Writes the inputs of `round`. All operations issued before must have completed.
     ///
     /// # Errors
     /// Returns the errors of [`Tensor::copy_from`].
@@ -455,7 +458,7 @@ impl Mix {
                 .iter()
                 .map(|column| u32::try_from(*column).expect("a column"))
                 .collect();
-            // Without values of the logits.
+            // This call does not request the values of the logits.
             let sum = Some(sums[row].to_bits());
             let difference = vocab::difference(&want, &found, &want.values, sum);
             assert_eq!(difference, None, "row {row} of rank {me}, round {round}");

@@ -1,11 +1,11 @@
-//! Hosts for tests: network namespaces of this machine, joined by a virtual cable.
+//! Emulates two hosts by network namespaces of this machine, connected by a virtual cable.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-/// Two namespaces, `a` and `b`, with an address each. Dropping the value removes them.
+/// Two namespaces, `a` and `b`, with one address each. Dropping the value removes the namespaces.
 #[derive(Debug)]
 pub struct Cable {
     names: [String; 2],
@@ -28,10 +28,12 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Cable {
-    /// Creates both ends; `tag` distinguishes them from those of other tests.
+    /// Creates both namespaces and the cable. `tag` makes their names unique among concurrent
+    /// tests.
     ///
     /// # Errors
-    /// Returns the missing requirement: the program `ip`, or the right to create namespaces.
+    /// Fails if the program `ip` is missing or if the process may not create namespaces. The error
+    /// names the missing requirement.
     pub fn new(tag: &str) -> Result<Self, String> {
         let process = std::process::id();
         // Names of links have 15 characters at most.

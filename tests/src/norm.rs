@@ -1,5 +1,5 @@
-//! Expected results of fused norms, bit for bit and in f64. They follow the documentation and share
-//! no code with the library.
+//! Computes the expected results of fused norms, bit for bit and in f64. The code follows the
+//! documentation and shares nothing with the library.
 
 use core::cmp::Ordering;
 use std::sync::LazyLock;
@@ -33,15 +33,15 @@ pub struct NormForm {
     pub unit_offset: bool,
     /// Adds a residual.
     pub residual: bool,
-    /// Writes the sum with the residual.
+    /// Writes the sum of input and residual.
     pub keeps: bool,
-    /// Has a residual in f32.
+    /// The residual is in f32.
     pub wide: bool,
     /// Format of the output.
     pub output_format: OutputFormat,
-    /// Has scales that are powers of two, in a byte each.
+    /// Scales are powers of two, stored in one byte each.
     pub ue8m0: bool,
-    /// Stores scales column-major.
+    /// Scales are stored column-major.
     pub column_major: bool,
 }
 
@@ -59,7 +59,7 @@ impl NormForm {
         column_major: false,
     };
 
-    /// Returns every kind that differs in its computation or in the layout of its results.
+    /// Returns one form for each distinct computation and each distinct layout of results.
     pub fn all() -> Vec<Self> {
         let residual = Self {
             residual: true,
@@ -160,9 +160,9 @@ impl NormForm {
 /// Inputs of a norm.
 #[derive(Clone, Debug)]
 pub struct NormInputs<'a> {
-    /// Each rank's rows, in the type's bytes.
+    /// Rows of each rank, as bytes of the input type.
     pub inputs: &'a [Vec<u8>],
-    /// The residual, in its type.
+    /// Bytes of the residual, in [`NormForm::residual_type`].
     pub residual: &'a [u8],
     /// One row of weights.
     pub weight: &'a [u8],
@@ -175,11 +175,11 @@ pub struct NormInputs<'a> {
 /// Expected results of a norm.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NormOutputs {
-    /// The output, in its type.
+    /// Bytes of the output, in [`NormForm::output_type`].
     pub output: Vec<u8>,
-    /// The sum with the residual, in the residual's type.
+    /// The sum of input and residual, in the residual's type.
     pub kept: Vec<u8>,
-    /// The divisors of the values, row-major.
+    /// Scales by which values were divided, row-major.
     pub scales: Vec<f32>,
     /// The norm of the rounded sums in f64, neither rounded nor quantized.
     pub exact: Vec<f64>,
@@ -194,7 +194,7 @@ fn round(dtype: DType, value: f32) -> f32 {
     }
 }
 
-/// Adds values by 128 partial sums and a tree.
+/// Adds `values` in the documented order: 128 partial sums, then a tree.
 fn total(values: impl Iterator<Item = f32>) -> f32 {
     let mut partial = [0f32; 128];
     for (i, value) in values.enumerate() {
@@ -208,15 +208,16 @@ fn total(values: impl Iterator<Item = f32>) -> f32 {
     partial[0]
 }
 
-/// Converts to E4M3 by a search for the nearest value. Ties go to the even code; magnitudes above
-/// the largest value saturate.
+/// Converts to E4M3 by a search for the nearest value. Ties round to the even code. Magnitudes
+/// above the largest value saturate.
 pub fn e4m3(value: f32) -> u8 {
     static VALUES: LazyLock<Vec<f64>> = LazyLock::new(|| (0u8..=0x7e).map(e4m3_value).collect());
     if value.is_nan() {
         return 0x7f;
     }
     let magnitude = f64::from(value.abs());
-    // The first code that is not less, and its predecessor.
+    // `above` is the first code whose value is not less than `magnitude`. The predecessor of
+    // `above` is the other candidate.
     let above = VALUES.partition_point(|of| *of < magnitude).min(0x7e);
     let below = above.saturating_sub(1);
     let off = |code: usize| (magnitude - VALUES[code]).abs();
@@ -231,7 +232,7 @@ pub fn e4m3(value: f32) -> u8 {
     nearest as u8 | if value.is_sign_negative() { 0x80 } else { 0 }
 }
 
-/// Returns the value of a code without sign.
+/// Returns the value of a code whose sign bit is 0.
 fn e4m3_value(code: u8) -> f64 {
     let (exponent, mantissa) = (i32::from(code >> 3), f64::from(code & 7));
     if exponent == 0 {
@@ -367,7 +368,7 @@ mod tests {
         assert_eq!(e4m3(1.0), 0x38);
         assert_eq!(e4m3(-448.0), 0xfe);
         assert_eq!(e4m3(1e9), 0x7e);
-        // Halfway between 1 and 1.125, and between 1.125 and 1.25.
+        // The values are halfway between 1 and 1.125, and between 1.125 and 1.25.
         assert_eq!(e4m3(1.0625), 0x38);
         assert_eq!(e4m3(1.1875), 0x3a);
         assert_eq!(e4m3(2f32.powi(-9)), 1);

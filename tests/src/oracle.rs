@@ -1,8 +1,9 @@
-//! Inputs of every rank and expected outputs. They follow the library's documentation and share no
-//! code of its operations, so that a wrong operation differs from them.
+//! Computes the inputs of every rank and the expected outputs. The code follows the library's
+//! documentation and shares no code with its operations, so an error in an operation cannot also be
+//! in the expected output.
 //!
-//! Inputs depend on rank, index and call, and their magnitudes cancel between adjacent ranks, so a
-//! missing, repeated, stale or reordered contribution changes bits.
+//! Inputs depend on rank, index and call, and the inputs of adjacent ranks nearly cancel. A
+//! missing, repeated, stale or reordered contribution therefore changes bits of the result.
 
 pub use fusewire::reference::{fill, narrow, reduce, widen};
 use fusewire::{DType, Operation, ReduceOp};
@@ -10,18 +11,18 @@ use half::{bf16, f16};
 
 use crate::cases::{Case, Splits};
 
-/// The fused operation's term that is added to the mean of squares.
+/// Epsilon of the fused norm, which is added to the mean of squares.
 pub const EPSILON: f32 = 1e-5;
 
-/// Elements that a rank reads and writes in a case.
+/// Numbers of elements that a rank reads and writes in a case.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Elements of the input.
     pub input: usize,
     /// Elements of the output.
     pub output: usize,
-    /// Start of the smaller buffer in the larger one if the operation works in place; `None` if it
-    /// has no in-place form.
+    /// Position of the smaller buffer in the larger buffer for an in-place call. `None` if the
+    /// operation has no in-place form.
     pub in_place: Option<usize>,
 }
 
@@ -38,7 +39,7 @@ impl Shape {
         };
         match case.operation {
             Operation::AllReduce | Operation::Reduce => shape(count, count, Some(0)),
-            // Always in place: one buffer.
+            // Broadcast always works in place, on one buffer.
             Operation::Broadcast => shape(count, count, Some(0)),
             Operation::ReduceScatter => shape(n * count, count, Some(r * count)),
             Operation::AllGather => shape(count, n * count, Some(r * count)),
@@ -68,7 +69,8 @@ impl Shape {
     }
 }
 
-/// Returns the number of elements that each rank contributes to an all_gather_v; some are 0.
+/// Returns the number of elements that each rank contributes to an all_gather_v. Some numbers are
+/// 0.
 pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
     let count = case.count as u64;
     (0..u64::from(ranks))
@@ -81,7 +83,8 @@ pub fn counts(case: &Case, ranks: u32) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the number of elements that `from` sends to `to` in an all_to_all_v; many are 0.
+/// Returns the number of elements that `from` sends to `to` in an all_to_all_v. The number is 0 for
+/// many pairs.
 pub fn split(case: &Case, from: u32, to: u32) -> u64 {
     let count = case.count as u64;
     match case.splits {
@@ -132,8 +135,9 @@ pub fn factor_of(case: &Case, rank: u32) -> f64 {
     }
 }
 
-/// Returns contents of small integers. Sums, and averages over a power of two of ranks, are exact
-/// in every type and every order. For products the numbers are plus or minus one or two.
+/// Returns `count` small integers. Their sums are exact in every type and order, and so are
+/// averages if the number of ranks is a power of two. For products, the numbers are plus or minus
+/// one or two.
 pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let mut rng = crate::rng::Rng::new(call << 8 ^ u64::from(rank) ^ 0x5eed);
     let product = case.reduction == Some(ReduceOp::Product);
@@ -160,7 +164,8 @@ pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the reduction that `rank` passes in `case`; [`ReduceOp::Sum`] if it reduces nothing.
+/// Returns the reduction that `rank` passes in `case`, or [`ReduceOp::Sum`] if the operation
+/// reduces nothing.
 pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
     match case.reduction {
         Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(factor_of(case, rank)),
@@ -174,18 +179,18 @@ pub fn reduction(case: &Case, rank: u32) -> ReduceOp {
 pub struct CallInputs {
     /// The input.
     pub input: Vec<u8>,
-    /// The fused operation's residual.
+    /// The residual of the fused norm.
     pub residual: Vec<u8>,
-    /// The fused operation's weight.
+    /// The weight of the fused norm.
     pub weight: Vec<u8>,
 }
 
-/// Expected contents of a rank's written buffers after a call.
+/// Expected contents of a rank's output buffers after a call.
 #[derive(Clone, Debug, Default)]
 pub struct CallOutputs {
     /// The output.
     pub output: Vec<u8>,
-    /// The fused operation's sum with the residual.
+    /// The residual output of the fused norm.
     pub residual_out: Vec<u8>,
 }
 
@@ -207,7 +212,8 @@ pub fn input(case: &Case, ranks: u32, rank: u32, call: u64) -> CallInputs {
     given
 }
 
-/// Returns the expected outputs of `rank` after call number `call`; `None` if it writes nothing.
+/// Returns the expected outputs of `rank` after call number `call`, or `None` if the rank has no
+/// output.
 pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutputs> {
     let (dtype, count) = (case.dtype, case.count);
     let (size, root) = (dtype.size(), case.root % ranks);
@@ -251,7 +257,7 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutpu
     })
 }
 
-/// Returns the sum over ranks with the residual, and its norm, row by row.
+/// Returns the sum of all ranks' inputs and the residual, and the RMSNorm of that sum, row by row.
 fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
     let (dtype, hidden) = (case.dtype, case.hidden);
     let sum = reduce(

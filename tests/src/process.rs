@@ -1,5 +1,5 @@
-//! Ranks as processes of the test binary: a test starts its own binary once per rank, with the name
-//! of the test as argument and a role in the environment.
+//! Runs ranks as processes of the test binary. A test starts its own binary once per rank, with the
+//! name of the test as an argument and a role in the environment.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use fusewire::store::TcpStoreServer;
 
 const ROLE: &str = "FUSEWIRE_TEST_ROLE";
-/// Prefix of a child's lines for its parent.
+/// Prefix of the output lines that a child reports to its parent.
 const REPORT: &str = "@@ ";
 
 /// Returns the role of this process if it is a child of a test.
@@ -21,7 +21,8 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Sends a line to the parent. Uses one write, because a launcher merges several ranks' lines.
+/// Sends a line to the parent. Uses a single write, because a launcher merges the output of several
+/// ranks.
 pub fn report(line: impl core::fmt::Display) {
     let line = format!("{REPORT}{line}\n");
     std::io::stderr()
@@ -34,7 +35,7 @@ pub fn report(line: impl core::fmt::Display) {
 pub enum Host {
     /// The parent, like a launcher's agent.
     Parent,
-    /// Rank 0, as if ranks were started by hand.
+    /// Rank 0, as for ranks that a user starts without a launcher.
     RankZero,
 }
 
@@ -85,8 +86,8 @@ impl Process {
 
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: kill accesses no memory. The child has not been waited for, so its id was not
-        // reused.
+        // SAFETY: `kill` accesses no memory. This process has not waited for the child, so the
+        // child's id is not reused.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
@@ -116,7 +117,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end, for at most `timeout`.
+    /// Waits at most `timeout` for the process to exit.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus, String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -131,7 +132,7 @@ impl Process {
         }
     }
 
-    /// Waits for the end and requires success.
+    /// Waits at most `timeout` for the process to exit. Fails if the exit status is not success.
     pub fn succeed(&mut self, timeout: Duration) -> Result<(), String> {
         let status = self.wait(timeout)?;
         if status.success() {
@@ -166,7 +167,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts `size` ranks of `role`; they find each other by `Communicator::from_env`.
+    /// Starts `size` ranks of `role`. The ranks connect by `Communicator::from_env`.
     ///
     /// # Panics
     /// Panics if a process or the store cannot be started.
@@ -180,7 +181,7 @@ impl Ranks {
         Self::start_each(test, role, size, host, |_| environment.to_vec())
     }
 
-    /// Starts `size` ranks of `role`, each with its own environment.
+    /// Starts `size` ranks of `role`, each with a separate environment.
     ///
     /// # Panics
     /// Panics if a process or the store cannot be started.
@@ -219,7 +220,7 @@ impl Ranks {
         }
     }
 
-    /// Waits until all ranks have ended, and requires success.
+    /// Waits until all ranks have exited. Fails if the exit status of a rank is not success.
     pub fn succeed(&mut self, timeout: Duration) -> Result<(), String> {
         self.processes
             .iter_mut()
@@ -234,7 +235,7 @@ impl Ranks {
 /// Returns a port that was free at the time of the call.
 ///
 /// # Panics
-/// Panics if there is none.
+/// Panics if no port is free.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     listener.local_addr().expect("its address").port()

@@ -1,5 +1,5 @@
-//! One rank's run of cases. Buffers lie between guard zones; all memory is poisoned before a call
-//! and compared byte for byte after it.
+//! Runs cases on one rank. Buffers lie between guard zones. All memory is poisoned before a call
+//! and compared byte for byte afterwards.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -19,13 +19,13 @@ pub enum CallMode {
     Blocking,
     /// Enqueued, then waited for.
     Async,
-    /// Captured once, replayed twice with different contents.
+    /// Captured once and replayed twice with different inputs.
     Graph,
 }
 
-/// Elements between buffers that must not be written.
+/// Number of guard elements between buffers. No operation may write them.
 const GUARD: usize = 96;
-/// Wrong cases that are described; further ones are only counted.
+/// Number of wrong cases that are described in full. Later wrong cases are only counted.
 const DESCRIBED: usize = 5;
 
 /// A rank that runs cases.
@@ -39,18 +39,18 @@ pub struct Rank {
     calls: u64,
 }
 
-/// A case's buffers: element ranges of one piece of memory. Equal ranges are the same buffer.
+/// The buffers of a case, as element ranges of one allocation. Equal ranges are the same buffer.
 #[derive(Clone, Debug, Default)]
 pub struct BufferRanges {
     /// The input.
     pub input: Range<usize>,
     /// The output.
     pub output: Range<usize>,
-    /// The residual that the fused operation reads.
+    /// The residual that the fused norm reads.
     pub residual: Range<usize>,
-    /// The fused operation's weight.
+    /// The weight of the fused norm.
     pub weight: Range<usize>,
-    /// The residual that the fused operation writes.
+    /// The residual that the fused norm writes.
     pub residual_out: Range<usize>,
     /// Total number of elements, guard zones included.
     pub total: usize,
@@ -66,7 +66,7 @@ impl BufferRanges {
             step += 1;
             at += GUARD + case.offset * (rank as usize + step);
             if case.operation == Operation::AllReduceNorm && device().is_gpu() {
-                // The fused operation requires an alignment of 16 bytes on a GPU.
+                // The fused norm requires an alignment of 16 bytes on a GPU.
                 at = at.next_multiple_of(8);
             }
             let start = at;
@@ -205,8 +205,8 @@ impl Rank {
         }
     }
 
-    /// Runs `case` in its blocking form and calls `tamper` on the memory before the comparison: a
-    /// negative control of the comparison.
+    /// Runs `case` in its blocking form and calls `tamper` on the memory before the comparison.
+    /// Serves as a negative control of the comparison.
     ///
     /// # Errors
     /// Returns the operation's error.
@@ -311,7 +311,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Calls the blocking form. Passes ordinary memory by address, like slices.
+    /// Calls the blocking form. Passes unregistered memory by address, as calls with slices do.
     fn blocking(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<()> {
         let by_address = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
         call::blocking(

@@ -1,5 +1,5 @@
-//! Ways to start ranks, and settings of their communicators. A new device or backend adds a
-//! [`Runner`]; cases and checks do not change.
+//! Ways to start ranks, and settings of their communicators. A new way to start ranks is a new
+//! [`Runner`]. The cases and checks do not change.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use crate::skip::skip;
 pub struct Setup {
     /// Backend.
     pub backend: &'static str,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Lanes of a block.
+    /// Number of lanes of a block.
     pub lanes: u32,
-    /// Blocks of a launch.
+    /// Number of blocks of a launch.
     pub blocks: u32,
     /// Algorithm of all_reduce.
     pub algorithm: Algorithm,
     /// Form of calls.
     pub mode: CallMode,
-    /// Bytes of staging; few bytes cause many rounds.
+    /// Size of staging in bytes. A small size causes many rounds.
     pub staging: u64,
     /// Value of the first epoch.
     pub first_epoch: u64,
@@ -58,7 +58,7 @@ impl Setup {
     pub fn options(&self) -> Options {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(60);
-        // Tests run concurrently, so a long wait should yield its core.
+        // Tests run concurrently, so a long wait must yield the core.
         options.spins = Some(200);
         options.lanes = self.lanes;
         options.blocks = self.blocks;
@@ -75,8 +75,9 @@ impl Setup {
         options
     }
 
-    /// Creates a communicator with these settings. `thread` is the rank of a thread and the store
-    /// that the threads share; without it, rank and store come from the environment.
+    /// Creates a communicator with these settings. If ranks are threads, `thread` has the rank of
+    /// this thread and the shared store. If `thread` is `None`, rank and store come from the
+    /// environment.
     ///
     /// # Errors
     /// Returns the errors of [`new_comm`].
@@ -214,8 +215,8 @@ impl Threads {
     }
 }
 
-/// Ranks as processes on the device of the tests. Each runs the test `test`, which must begin with
-/// [`Processes::child`].
+/// Ranks as processes on the device of the tests. Each process runs the test function `test`, which
+/// must begin with [`Processes::child`].
 #[derive(Clone, Copy, Debug)]
 pub struct Processes {
     /// Name of the test function.
@@ -228,10 +229,11 @@ const LIST: &str = "FUSEWIRE_TEST_LIST";
 const SETUP: &str = "FUSEWIRE_TEST_SETUP";
 
 impl Processes {
-    /// Runs the requested list if this process is a child. Returns true if it is.
+    /// Runs the requested list and returns true if this process is a child. Returns false
+    /// otherwise.
     ///
     /// # Panics
-    /// Panics if a result is wrong; the parent reports it.
+    /// Panics if a result is wrong. The parent reports the panic.
     pub fn child() -> bool {
         if process::role().as_deref() != Some("conformance") {
             return false;
@@ -250,8 +252,8 @@ impl Processes {
 }
 
 impl Processes {
-    /// Starts the test on every rank with `argument`, for [`Processes::child_of_each`]. Returns the
-    /// ranks' reports.
+    /// Starts the test on every rank. Each child passes `argument` to [`Processes::child_of_each`].
+    /// Returns the reports of the ranks.
     ///
     /// # Errors
     /// Returns a description of the wrong results with their rank.
@@ -264,11 +266,11 @@ impl Processes {
         self.start(setup, "each", argument, bound)
     }
 
-    /// Runs `body` with a communicator and the argument, and reports its result, if this process is
-    /// a child of [`Processes::each`]. Returns true if it is.
+    /// If this process is a child of [`Processes::each`], runs `body` with a communicator and the
+    /// argument, reports the result, and returns true. Returns false otherwise.
     ///
     /// # Panics
-    /// Panics if `body` returns an error; the parent reports it.
+    /// Panics if `body` returns an error. The parent reports the panic.
     pub fn child_of_each(body: impl FnOnce(Communicator, &str) -> Result<String, String>) -> bool {
         if process::role().as_deref() != Some("each") {
             return false;
@@ -318,7 +320,7 @@ impl Runner for Processes {
 /// Runs cases on one rank. Returns the number of calls.
 fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
-    // Backends that do not reduce in rank order need exact contents in all cases.
+    // Backends that do not reduce in rank order need inputs that give the same bits in every order.
     let all_exact = comm
         .backend_impl()
         .is_some_and(|backend| !backend.is_bitwise());
@@ -328,7 +330,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
     for case in cases {
         let exact = all_exact || case.exact;
         let case = &Case { exact, ..*case };
-        // Only two ranks launch a message, which a multi-rank grid does not support.
+        // Only two ranks launch a send, and a multi-rank grid needs a launch of every rank.
         let apart = case.operation == Operation::Send
             && rank.comm().options().grid_mode == GridMode::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {

@@ -19,7 +19,7 @@ pub enum SeededBug {
     },
     /// A barrier that only the lanes below a limit execute.
     Divergence {
-        /// Number of lanes that execute it; [`LANES`] is correct.
+        /// Number of lanes that execute the barrier. The kernel is correct if it is [`LANES`].
         limit: u32,
     },
 }
@@ -71,13 +71,13 @@ impl SeededBug {
         out.to_vec()
     }
 
-    /// Launches the kernel on the GPU of the tests, or skips the test without one.
+    /// Launches the kernel on the GPU of the tests. Skips the test if it runs without a GPU.
     ///
-    /// Checks the output of a kernel without its error. A launch with the error may end in any way,
-    /// because a sanitizer may end it; the sanitizer's report is what the test is for.
+    /// Checks the output if the error is disabled. If it is enabled, every outcome of the launch is
+    /// accepted, because a sanitizer may stop the kernel. The check is then the sanitizer's report.
     ///
     /// # Panics
-    /// Panics if the launch is rejected, or if a kernel without its error fails.
+    /// Panics if the launch is rejected, or if the kernel fails with its error disabled.
     pub fn run(self) {
         if !crate::device().is_gpu() {
             return skip("gpu", "the seeded bugs need the threads of a GPU");

@@ -1,5 +1,5 @@
-//! Skipped tests. A test that needs something absent prints the reason and returns; if the comma
-//! list `FUSEWIRE_REQUIRE` names the need, the test fails instead.
+//! Skips tests. A test whose requirement is missing prints the reason and returns. If the
+//! comma-separated list `FUSEWIRE_REQUIRE` names the requirement, the test fails instead.
 
 /// Prints the reason for skipping a test that needs `what`.
 ///
@@ -19,10 +19,11 @@ pub fn full() -> bool {
     std::env::var("FUSEWIRE_FULL").is_ok_and(|value| value == "1")
 }
 
-/// Returns true if this build has Gloo, which ranks on several hosts need; else skips the test.
+/// Returns true if this build has Gloo, which ranks on several hosts need. Skips the test
+/// otherwise.
 ///
 /// # Panics
-/// Panics if Gloo is absent and `FUSEWIRE_REQUIRE` names it.
+/// Panics if Gloo is missing and `FUSEWIRE_REQUIRE` names it.
 pub fn has_gloo() -> bool {
     let names = fusewire::backend::backend_names();
     if names.iter().any(|name| name == "gloo") {

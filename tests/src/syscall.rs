@@ -1,8 +1,9 @@
-//! A filter of this thread's system calls. A call that is not allowed kills the process by SIGSYS.
+//! Filters the system calls of a thread. A system call that is not allowed kills the process with
+//! SIGSYS.
 
 use std::io;
 
-/// System calls of a wait for a late peer: yielding the core and reading the clock.
+/// System calls that a wait for a late peer makes to yield the core and to read the clock.
 pub const WAITING: &[i64] = &[
     libc::SYS_sched_yield,
     libc::SYS_nanosleep,
@@ -14,14 +15,14 @@ const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Restricts this thread to the system calls `allowed`, permanently. Unless the list has them, the
-/// thread cannot even exit, so another thread must end the process.
+/// Permanently restricts this thread to the system calls in `allowed`. A thread needs system calls
+/// to exit. If `allowed` does not contain them, another thread must end the process.
 ///
 /// # Errors
 /// Returns the system's error if the kernel does not support seccomp or refuses the filter.
 pub fn allow_only(allowed: &[i64]) -> io::Result<()> {
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    // Offset 0 of the filter's data is the number of the call.
+    // Offset 0 of the filter's data is the number of the system call.
     let mut program = vec![instruction(LOAD_WORD, 0, 0, 0)];
     for call in allowed {
         program.push(instruction(JUMP_EQUAL, 0, 1, *call as u32));

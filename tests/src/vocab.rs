@@ -1,6 +1,6 @@
-//! Expected results of vocabulary-parallel reductions, bit for bit and in f64. They follow the
-//! documentation and share no code with the kernels but the exponential and the logarithm, which
-//! have their own tests.
+//! Computes the expected results of vocabulary-parallel reductions, bit for bit and in f64. The
+//! code follows the documentation. It shares only the exponential and the logarithm with the
+//! kernels, and both have separate tests.
 
 use core::cmp::Ordering;
 use core::ops::Range;
@@ -14,19 +14,19 @@ use crate::rng::Rng;
 /// Kind of contents of rows of logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Like a model's logits: from -20 to 20, most of them small.
+    /// Logits like those of a model: from -20 to 20, most of them small.
     Ordinary,
     /// Five different values, both zeros among them.
     Ties,
     /// -inf except in a few columns.
     Masked,
-    /// Some are NaN.
+    /// Some logits are NaN.
     Nan,
-    /// In turn: rows of -inf only, rows of NaN only, rows with some +inf.
+    /// Rows alternate between all -inf, all NaN, and some +inf.
     Extreme,
     /// The greatest logits are in eight adjacent columns of every 256.
     Periodic,
-    /// Ascending: each logit is greater than all before it.
+    /// Each logit is greater than all logits before it.
     Ascending,
 }
 
@@ -42,7 +42,7 @@ impl Contents {
         Self::Ascending,
     ];
 
-    /// Returns row `row` of `columns` logits, rounded to `dtype`; the same on all ranks.
+    /// Returns row `row` of `columns` logits, rounded to `dtype`. All ranks get the same values.
     pub fn row(self, dtype: DType, round: u64, row: usize, columns: usize) -> Vec<f32> {
         let mut rng = Rng::new(round << 32 ^ row as u64 ^ 0x70c4);
         let values: Vec<f32> = (0..columns)
@@ -89,7 +89,7 @@ pub struct RowResult {
     pub exact: f64,
 }
 
-/// Returns the bits of `value`; the canonical NaN for any NaN.
+/// Returns the bits of `value`, or the bits of the canonical NaN if `value` is NaN.
 fn bits(value: f32) -> u32 {
     if value.is_nan() {
         0x7fc0_0000
@@ -98,7 +98,8 @@ fn bits(value: f32) -> u32 {
     }
 }
 
-/// Orders columns by descending logits: -0 below +0, NaN last, equal logits by column.
+/// Orders columns by descending logits. -0 is less than +0, NaN is last, and equal logits are
+/// ordered by column.
 fn order(row: &[f32], a: usize, b: usize) -> Ordering {
     let by_value = match (row[a].is_nan(), row[b].is_nan()) {
         (true, true) => Ordering::Equal,
@@ -165,7 +166,8 @@ fn exact(row: &[f32], columns: &[usize]) -> f64 {
     m + logits().map(|logit| (logit - m).exp()).sum::<f64>().ln()
 }
 
-/// Describes the first difference between expected and actual results; `None` if they are equal.
+/// Returns a description of the first difference between expected and actual results, or `None` if
+/// they are equal.
 pub fn difference(
     want: &RowResult,
     indices: &[u32],

@@ -1,8 +1,8 @@
 //! Kernels with deliberate errors that sanitizers must find.
 //!
-//! An argument of each kernel enables or disables its error, so that a sanitizer's report and the
-//! absence of one are about the same machine code. `fusewire-build bundle` includes their image;
-//! the tests of `on_device` whose names start with `seeded_` launch them.
+//! An argument of each kernel enables or disables its error, so the correct and the wrong run
+//! execute the same machine code. `fusewire-build bundle` includes their image; the tests of
+//! `on_device` whose names start with `seeded_` launch them.
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -17,10 +17,11 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
     &[SEEDED_RACE_INSTANCES, SEEDED_DIVERGENCE_INSTANCES];
 
-/// Exchanges lane numbers through the block's shared memory: each lane writes its own, reads that
-/// of the lane half a block ahead, and writes it to `out`.
+/// Exchanges lane numbers through the block's shared memory. Each lane writes its own number, reads
+/// the number of the lane half a block ahead, and writes that number to `out`.
 ///
-/// A barrier separates writes and reads, unless `ordered` is 0; without it they race.
+/// If `ordered` is nonzero, a barrier separates the writes from the reads. If `ordered` is 0, they
+/// race.
 ///
 /// # Safety
 /// `out` must have a writable word for each lane. The grid must be one block of at most 64 lanes.
@@ -29,24 +30,26 @@ pub unsafe fn seeded_race(block: Block<impl Machine>, ordered: u32, out: *mut u3
     let (rank, size) = (block.rank() as usize, block.size() as usize);
     let cells = block.shared().cast::<u32>();
     let other = (rank + size / 2) % size;
-    // `mem` has accesses to global memory only; this is shared memory.
-    // SAFETY: shared memory has a word for each of the block's at most 64 lanes.
+    // The functions of `mem` only access global memory, and `cells` is in shared memory.
+    // SAFETY: `rank` is below the number of lanes, and shared memory has one word per lane (at most
+    // 64).
     unsafe { cells.add(rank).write(rank as u32) };
     if ordered != 0 {
         block.sync();
     }
-    // SAFETY: `other < size`, for which shared memory has words. Without the barrier the read
-    // races, which is the deliberate error.
+    // SAFETY: `other < size`, and shared memory has `size` words. Without the barrier, the read
+    // races with the write of lane `other`, which is the deliberate error.
     let seen = unsafe { cells.add(other).read() };
-    // SAFETY: `rank` is below the number of lanes, and `out` has a word for each.
+    // SAFETY: `rank` is below the number of lanes, and the caller guarantees one writable word in
+    // `out` per lane.
     unsafe { mem::write(out.add(rank), seen) };
 }
 
-/// Executes a block barrier only in lanes below `limit`; then every lane writes its number to
+/// Executes a block barrier only in lanes below `limit`. Every lane then writes its number to
 /// `out`.
 ///
-/// This is an error if `limit` is below the number of lanes. If `limit` is a multiple of the warp
-/// size, hardware releases the waiting warps when the others exit.
+/// The kernel is wrong if `limit` is below the number of lanes. If `limit` is a multiple of the
+/// warp size, the hardware releases the waiting warps when the other warps exit.
 ///
 /// # Safety
 /// `out` must have a writable word for each lane. The grid must be one block.
@@ -56,6 +59,7 @@ pub unsafe fn seeded_divergence(block: Block<impl Machine>, limit: u32, out: *mu
     if rank < limit {
         block.sync();
     }
-    // SAFETY: `rank` is below the number of lanes, and `out` has a word for each.
+    // SAFETY: `rank` is below the number of lanes, and the caller guarantees one writable word in
+    // `out` per lane.
     unsafe { mem::write(out.add(rank as usize), rank) };
 }

@@ -35,7 +35,7 @@ fn reductions(grid: &Grid) -> Vec<ReduceOp> {
     all
 }
 
-/// Runs every collective with counts, types and modes, and the operations' special cases.
+/// Runs every collective with all counts, types and modes, and the special cases of each operation.
 pub(super) fn run(grid: &mut Grid) -> Result<()> {
     for dtype in [DType::U8, DType::Bf16, DType::F16, DType::F64]
         .into_iter()
@@ -111,7 +111,8 @@ fn every_mode(grid: &mut Grid, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Runs a million elements: in all modes in a full run, else with few ranks and one type.
+/// Runs `operation` on a million elements. A full run covers all modes; other runs cover one type
+/// on few ranks.
 fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     let group = "a million elements";
     if operation == Operation::Barrier || grid.is_short() {
@@ -150,7 +151,7 @@ fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Runs scaled sums; the factor differs by rank.
+/// Runs scaled sums with a different factor on each rank.
 fn scaled(grid: &mut Grid) -> Result<()> {
     for operation in REDUCING {
         for dtype in SCALED {
@@ -199,7 +200,7 @@ fn norm(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Runs exchanges with a length for each pair of ranks.
+/// Runs all_to_all_v with a different length for each pair of ranks.
 pub(super) fn all_to_all_v(grid: &mut Grid) -> Result<()> {
     let all = [
         Splits::Uniform,

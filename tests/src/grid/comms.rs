@@ -1,5 +1,5 @@
-//! Several communicators at once: with one store, with a store each, with the store of the
-//! environment.
+//! Several communicators at once: with a shared store, with a separate store each, and with the
+//! store from the environment.
 
 use std::sync::Arc;
 

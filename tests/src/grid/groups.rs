@@ -1,4 +1,4 @@
-//! Communicators that `split` makes.
+//! Communicators created by `split`.
 
 use fusewire::{Communicator, DType, Operation, ReduceOp, Result};
 
@@ -21,7 +21,8 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     };
     part_each(grid, "non-contiguous", &[of(0), of(1)])?;
     part_each(grid, "reversed", &[all.iter().rev().copied().collect()])?;
-    // Overlapping groups need one call each; ranks outside a group pass an empty list.
+    // Overlapping groups need a separate call for each group. Ranks outside a group pass an empty
+    // list.
     part_each(
         grid,
         "overlapping, first",
@@ -36,7 +37,8 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     refused(grid)
 }
 
-/// Splits by `lists`, which have no rank in common, and runs operations in the part.
+/// Splits the communicator by `lists`, which must be disjoint, and runs operations on the new
+/// communicator.
 fn part_each(grid: &mut Grid, name: &str, lists: &[Vec<u32>]) -> Result<Option<Communicator>> {
     grid.doing = format!("split, {name}");
     let rank = grid.comm.rank();
@@ -92,7 +94,7 @@ fn few(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Uses parts of parts while all of them exist.
+/// Splits communicators that `split` created, and uses all of them while all exist.
 fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     let Some(half) = part_each(grid, "outer", halves)? else {
         return Ok(());
@@ -110,7 +112,7 @@ fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     work_in(grid, half)
 }
 
-/// Checks that every rank refuses wrong lists and that the communicator remains usable.
+/// Checks that wrong lists return an error on every rank and that the communicator remains usable.
 fn refused(grid: &mut Grid) -> Result<()> {
     grid.doing = "split, refused".to_owned();
     let (rank, size) = (grid.comm.rank(), grid.comm.size());

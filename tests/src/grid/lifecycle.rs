@@ -1,4 +1,4 @@
-//! The end of communicators. Runs last, because it finalizes the grid's communicator.
+//! Drops and finalizes communicators. Runs last, because it finalizes the grid's communicator.
 
 use crate::device::tensor;
 use fusewire::{DType, Error, ReduceOp, Result};
@@ -14,7 +14,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Checks that dropping a communicator that was not finalized gives a warning and no other effect.
+/// Checks that dropping a communicator without `finalize` prints a warning and has no other effect.
 fn dropped(grid: &mut Grid) -> Result<()> {
     grid.doing = "dropped without finalize".to_owned();
     let dup = grid.comm.dup()?;

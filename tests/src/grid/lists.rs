@@ -71,7 +71,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Runs every list form once; if `variable`, lengths differ by rank.
+/// Runs every list operation once. If `variable` is true, lengths differ by rank.
 fn lists(grid: &mut Grid, mode: CallMode, count: usize, variable: bool) -> Result<()> {
     grid.doing = format!("list forms of {count}, variable {variable}, {mode:?}");
     let comm = grid.comm.clone();
@@ -221,7 +221,7 @@ fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
     Ok(())
 }
 
-/// Checks sums of numbers that bf16 represents exactly, which rounding does not change.
+/// Checks sums that bf16 represents exactly, so quantisation does not change them.
 fn quantised(grid: &mut Grid, mode: CallMode) -> Result<()> {
     grid.doing = format!("quantised reduce_scatter, {mode:?}");
     let comm = grid.comm.clone();

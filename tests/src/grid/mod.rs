@@ -1,4 +1,4 @@
-//! Every operation in every mode, on any communicator: torchcomms' conformance grid.
+//! The conformance grid of torchcomms: every operation in every mode, on any communicator.
 //!
 //! Each file has one subject; [`run`] runs all of them on one rank. Cases that a backend does not
 //! support are counted in the [`Tally`].
@@ -30,9 +30,9 @@ pub use self::tally::{GroupCounts, Table, Tally};
 pub enum Breadth {
     /// Every subject with few counts and types.
     Short,
-    /// Everything, but the largest counts in some combinations only.
+    /// All cases, except that only some combinations use the largest counts.
     Regular,
-    /// Everything.
+    /// All cases.
     Full,
 }
 
@@ -48,7 +48,7 @@ pub enum Fault {
     SwapRanks,
 }
 
-/// Wrong results that are described; further ones are only counted.
+/// Number of wrong results that are described in full. Later wrong results are only counted.
 const DESCRIBED: usize = 5;
 /// Elements of registered memory of each type.
 const REGISTERED: usize = 40_000;
@@ -59,7 +59,7 @@ pub struct Grid {
     comm: Communicator,
     breadth: Breadth,
     fault: Fault,
-    /// True if reductions need contents that are exact in every order.
+    /// True if reductions need inputs that give the same bits in every order.
     exact: bool,
     calls: u64,
     tally: Tally,
@@ -135,7 +135,8 @@ impl Grid {
         }
     }
 
-    /// Returns a grid with the same settings on another communicator, for [`Grid::take`].
+    /// Returns a grid on `comm` with the same settings. [`Grid::take`] merges its results into this
+    /// grid.
     fn over(&self, comm: Communicator) -> Self {
         Self {
             fault: self.fault,
@@ -171,7 +172,7 @@ impl Grid {
         )))
     }
 
-    /// Records a case of `group`, and the error `what` unless `right`.
+    /// Records a case of `group`. If `right` is false, records `what` as an error.
     fn check(&mut self, group: &str, right: bool, what: &str) {
         self.tally.ran(group);
         self.require(right, what);

@@ -1,4 +1,4 @@
-//! Modes of a call: blocking, enqueued or captured; with works and inputs kept or dropped.
+//! Modes of a call: blocking, enqueued or captured, with `Work` handles and inputs kept or dropped.
 
 use core::slice;
 
@@ -17,21 +17,21 @@ use crate::oracle::{self, Shape};
 pub enum Mode {
     /// Blocking.
     Sync,
-    /// Enqueued; the work is not waited for before the next operation.
+    /// Enqueued. The next operation is called without waiting for the `Work` handle.
     SyncNoWork,
     /// Enqueued, then waited for.
     Async,
-    /// Enqueued; the work is dropped immediately.
+    /// Enqueued. The `Work` handle is dropped immediately.
     AsyncDropped,
-    /// Enqueued; the input is dropped immediately.
+    /// Enqueued. The input is dropped immediately.
     InputDropped,
-    /// Captured, replayed four times.
+    /// Captured once and replayed four times.
     Graph,
-    /// Captured; the input is dropped before the first of four replays.
+    /// Captured once and replayed four times. The input is dropped before the first replay.
     GraphInputDropped,
-    /// Three graphs, replayed in turn.
+    /// Captured as three graphs, which are replayed alternately.
     Graphs,
-    /// Replays of a graph between eager calls.
+    /// Captured. Replays alternate with eager calls.
     Mixed,
 }
 
@@ -54,7 +54,7 @@ impl Mode {
     }
 }
 
-/// Elements before and after a buffer that must not be written.
+/// Number of guard elements before and after a buffer. No operation may write them.
 const GUARD: usize = 48;
 
 /// Memory of a case: input and output, each with guard zones.
@@ -70,7 +70,7 @@ impl CaseMemory {
         self.buffers.as_ref().expect("not dropped")
     }
 
-    /// Drops the input, then allocates and writes a tensor that may reuse its memory.
+    /// Drops the input, then allocates and writes a tensor that may reuse the input's memory.
     fn drop_input(&mut self) -> Result<Tensor> {
         let input = self.input.take().expect("not dropped before");
         let (dtype, count) = (input.dtype(), input.len());
@@ -85,18 +85,19 @@ impl CaseMemory {
 /// Fills the tensor with `bytes`.
 pub(super) fn write(tensor: &Tensor, bytes: &[u8]) {
     assert_eq!(tensor.len() * tensor.dtype().size(), bytes.len());
-    // SAFETY: the tensor has exactly `bytes` bytes, and no operation uses it now.
+    // SAFETY: the tensor has exactly `bytes` bytes, and no running operation accesses it.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.as_ptr(), bytes.len()) };
 }
 
 /// Returns the bytes of a tensor.
 pub(super) fn read(tensor: &Tensor) -> Vec<u8> {
     let bytes = tensor.len() * tensor.dtype().size();
-    // SAFETY: the tensor has exactly `bytes` bytes, and no operation uses it now.
+    // SAFETY: the tensor has exactly `bytes` bytes, and no running operation accesses it.
     unsafe { slice::from_raw_parts(tensor.as_ptr(), bytes) }.to_vec()
 }
 
-/// Returns the contents of `count` elements and their guard zones: `data` or poison, and poison.
+/// Returns the bytes of `count` elements and their guard zones. The elements are `data`, or poison
+/// if it is `None`; the guard zones are poison.
 fn image(size: usize, count: usize, data: Option<&[u8]>, call: u64) -> Vec<u8> {
     let bytes = (count + 2 * GUARD) * size;
     let poison = |i: usize| 0xa5 ^ (i * 29) as u8 ^ (call * 7) as u8;
@@ -229,8 +230,8 @@ impl Grid {
         Ok(())
     }
 
-    /// Returns memory of `count` elements and guard zones. It is in a window if `registered` and a
-    /// window has space left.
+    /// Returns memory of `count` elements and guard zones. The memory is in a window if
+    /// `registered` is true and a window has space left.
     fn memory(&mut self, case: &Case, count: usize, registered: bool) -> Result<Tensor> {
         let (dtype, total) = (case.dtype, count + 2 * GUARD);
         let start = self.used.get(&dtype).copied().unwrap_or(0);
@@ -294,7 +295,7 @@ impl Grid {
         call
     }
 
-    /// Fills the output again as before call number `call`.
+    /// Restores the contents that the output had before call number `call`.
     fn put_output(&self, case: &Case, memory: &CaseMemory, call: u64) {
         let (ranks, rank) = (self.comm.size(), self.comm.rank());
         let count = memory.output.len() - 2 * GUARD;

@@ -1,4 +1,4 @@
-//! Call options: hints and time-outs on every operation.
+//! Call options: every operation with hints and time-outs.
 
 use core::time::Duration;
 

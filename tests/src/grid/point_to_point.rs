@@ -81,13 +81,13 @@ fn ring(grid: &mut Grid, dtype: DType, count: usize, mode: IssueMode) -> Result<
     Ok(())
 }
 
-/// Exchanges with both adjacent ranks in one batch, the receives first.
+/// Exchanges data with both adjacent ranks in one batch, with the receives first.
 fn both_ways(grid: &mut Grid) -> Result<()> {
     grid.doing = "batch with both adjacent ranks".to_owned();
     grid.calls += 1;
     let ((next, before), call) = (grid.adjacent_ranks(), grid.calls);
     let (dtype, count) = (DType::I32, 1024);
-    // With two ranks, both pairs are with the same peer and must match in order.
+    // With two ranks, both adjacent ranks are the same peer, so the messages must match in order.
     let a = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
     let b = grid.tensor(
         dtype,

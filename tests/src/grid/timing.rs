@@ -1,5 +1,5 @@
-//! Barriers block the host until all ranks have entered, and calls time out only after their own
-//! time-out.
+//! Checks that barriers block the host until all ranks have entered, and that the time-out of one
+//! call does not affect another call.
 
 use core::time::Duration;
 use std::thread::sleep;
@@ -48,7 +48,8 @@ fn barrier(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a late rank within the time-out causes no error: eager, enqueued, replayed.
+/// Checks that a rank that is late by less than the time-out causes no error in blocking calls,
+/// enqueued calls and replays.
 fn late(grid: &mut Grid) -> Result<()> {
     grid.doing = "a late rank within the time-out".to_owned();
     let comm = grid.comm.with_timeout(Duration::from_secs(30));

@@ -48,7 +48,7 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &Id) {}
 }
 
-/// Runs `body`. Returns its result and the warnings of this thread meanwhile.
+/// Runs `body`. Returns its result and the warnings that this thread logged during the call.
 pub fn of<R>(body: impl FnOnce() -> R) -> (R, Vec<String>) {
     let warnings = Warnings::default();
     let result = tracing::subscriber::with_default(warnings.clone(), body);
