@@ -86,10 +86,16 @@ impl TcpStoreServer {
     /// # Errors
     /// As [`TcpStoreServer::bind`].
     pub fn bind_with(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> Result<Self> {
-        Self::start(address, secret).map_err(|error| Error::store_io("bind", "", error))
+        let limit = secret.is_none().then_some(MAX_OPEN_BYTES);
+        Self::start(address, secret, limit).map_err(|error| Error::store_io("bind", "", error))
     }
 
-    fn start(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> io::Result<Self> {
+    /// As [`TcpStoreServer::bind_with`]; keeps at most `limit` bytes.
+    pub(super) fn start(
+        address: impl ToSocketAddrs,
+        secret: Option<StoreSecret>,
+        limit: Option<usize>,
+    ) -> io::Result<Self> {
         let listeners = listen(address)?;
         let addresses = listeners.iter().map(TcpListener::local_addr);
         let addresses = addresses.collect::<io::Result<_>>()?;
@@ -100,7 +106,7 @@ impl TcpStoreServer {
             poll: Poll::new()?,
             listeners,
             stopped,
-            hub: ServerState::with_limit(secret.is_none().then_some(MAX_OPEN_BYTES)),
+            hub: ServerState::with_limit(limit),
             secret,
             clients: HashMap::new(),
             max_clients: max_clients(),
@@ -378,22 +384,19 @@ impl Server {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
         };
-        let held = client.session.held();
-        let grows = held > client.held;
-        self.held = self.held - client.held + held;
-        client.held = held;
-        let served = served.and_then(|()| match self.hub.limit {
-            Some(limit) if grows && self.hub.bytes() + self.held > limit => {
-                Err(session::full(limit))
-            }
-            _ => Ok(()),
-        });
         let refused = served.is_err();
         let flushed = client
             .flush(&self.counters)
             .and_then(|()| client.listen(&self.poll, token))
             .map_err(|_| String::new());
+        let held = client.session.held();
+        let grows = held > client.held;
+        self.held = self.held - client.held + held;
+        client.held = held;
         let Err(detail) = served.and(flushed) else {
+            if grows {
+                self.shed();
+            }
             return;
         };
         // `detail` is empty for a peer that has left, which is not reported.
@@ -402,6 +405,21 @@ impl Server {
             self.report(peer, &detail);
         }
         self.close(token);
+    }
+
+    /// Closes the clients that hold the most bytes until the limit is kept.
+    fn shed(&mut self) {
+        let Some(limit) = self.hub.limit else {
+            return;
+        };
+        while self.held > 0 && self.hub.bytes() + self.held > limit {
+            let largest = self.clients.iter().max_by_key(|(_, client)| client.held);
+            let Some((token, peer)) = largest.map(|(token, client)| (*token, client.peer)) else {
+                return;
+            };
+            self.report(peer, &session::full(limit));
+            self.close(token);
+        }
     }
 }
 
