@@ -118,10 +118,22 @@ impl ServerState {
         self.table.get(key).ok_or_else(|| {
             format!(
                 "key \"{}\" was asked for and does not exist",
-                String::from_utf8_lossy(key)
+                printable(key)
             )
         })
     }
+}
+
+/// Returns at most 100 characters of a peer's bytes, with control characters escaped.
+fn printable(bytes: &[u8]) -> String {
+    const MAX_SHOWN: usize = 100;
+    // A character has at most 4 bytes, so the cut adds no replacement character that is shown.
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_SHOWN + 4)]);
+    let mut shown = text.escape_debug().take(MAX_SHOWN).collect::<String>();
+    if text.escape_debug().nth(MAX_SHOWN).is_some() {
+        shown += "..";
+    }
+    shown
 }
 
 /// Why a request is refused that would store or buffer more than `limit` bytes.
@@ -477,5 +489,22 @@ impl Session {
                 hub.waiting.remove(key);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn text_of_a_peer_is_escaped_and_short() {
+        assert_eq!(printable(b"a/key"), "a/key");
+        assert_eq!(
+            printable(b"\x1b[2J\nfusewire: \xff"),
+            "\\u{1b}[2J\\nfusewire: \u{fffd}"
+        );
+        let long = "\u{1f980}".repeat(1 << 16);
+        assert_eq!(printable(long.as_bytes()), "\u{1f980}".repeat(100) + "..");
+        assert_eq!(printable(&[b'x'; 100]), "x".repeat(100));
     }
 }
