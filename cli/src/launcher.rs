@@ -8,7 +8,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use core::time::Duration;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -32,6 +32,8 @@ pub(crate) struct Job<'a> {
     pub(crate) grace: Duration,
     /// Lets the store take clients without a secret.
     pub(crate) open_store: bool,
+    /// Ends the job when the reader of its output closes it; else the rest is discarded.
+    pub(crate) ends_with_output: bool,
 }
 
 /// Variable of the secret that clients and server of the store share.
@@ -41,8 +43,8 @@ const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest grace after a rank that ended by itself.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
-/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier:
-/// they may notice its death before the launcher does.
+/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier;
+/// see [`is_cause_of`]. They may notice its death before the launcher does.
 const SAME_FAILURE: Duration = Duration::from_millis(500);
 
 /// Variables of an outer launcher that a rank would read before this one's.
@@ -212,14 +214,23 @@ fn start(
         ))
     })?;
     let mut threads = Vec::new();
-    if let Some(out) = child.stdout.take() {
-        let prefix = job.prefix;
+    if let Some(mut out) = child.stdout.take() {
+        let (prefix, ends_with_output) = (job.prefix, job.ends_with_output);
         threads.push(thread::spawn(move || {
             if prefix {
                 copy_lines(rank, out, std::io::stdout());
-            } else if copy(out, std::io::stdout()).is_err() {
-                OUTPUT_CLOSED.store(true, Ordering::Relaxed);
+                return;
             }
+            let Err(error) = copy(&mut out, std::io::stdout()) else {
+                return;
+            };
+            if error.kind() == ErrorKind::BrokenPipe && ends_with_output {
+                OUTPUT_CLOSED.store(true, Ordering::Relaxed);
+                return;
+            }
+            say_unwritten(rank, &error);
+            // A rank must neither wait for a reader nor fail for want of one.
+            let _ = std::io::copy(&mut out, &mut std::io::sink());
         }));
     }
     if let Some(err) = child.stderr.take() {
@@ -230,8 +241,17 @@ fn start(
     Ok((child, threads))
 }
 
+/// Reports that the output of a rank cannot be written. A reader that has closed it is no failure.
+fn say_unwritten(rank: u32, error: &std::io::Error) {
+    if error.kind() != ErrorKind::BrokenPipe {
+        say(format_args!(
+            "the output of rank {rank} cannot be written: {error}; it is discarded"
+        ));
+    }
+}
+
 /// Copies what arrives at once. Fails if it cannot be written.
-fn copy(mut from: impl Read, mut to: impl Write) -> std::io::Result<()> {
+fn copy(from: &mut impl Read, mut to: impl Write) -> std::io::Result<()> {
     let mut bytes = [0; 16 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         to.write_all(&bytes[..count])?;
@@ -243,6 +263,7 @@ fn copy(mut from: impl Read, mut to: impl Write) -> std::io::Result<()> {
 fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
     let mut reader = BufReader::new(from);
     let mut line = Vec::new();
+    let mut failed = false;
     while let Ok(1..) = reader.read_until(b'\n', &mut line) {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
@@ -250,7 +271,12 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
         let mut out = format!("[{rank}] ").into_bytes();
         out.append(&mut line);
         // A closed output is no reason to stop the ranks.
-        let _ = to.write_all(&out);
+        if let Err(error) = to.write_all(&out)
+            && !failed
+        {
+            failed = true;
+            say_unwritten(rank, &error);
+        }
     }
 }
 
@@ -329,9 +355,9 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
                 others: 0,
             };
             let others = first.as_ref().map_or(0, |first| first.others + 1);
-            let is_cause = first.as_ref().is_none_or(|first| {
-                was_killed && first.status.signal().is_none() && first.seen.elapsed() < SAME_FAILURE
-            });
+            let is_cause = first
+                .as_ref()
+                .is_none_or(|first| is_cause_of(status, first.status, first.seen.elapsed()));
             if is_cause {
                 if job.prefix || was_killed {
                     say(format_args!("{failure}"));
@@ -351,10 +377,48 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
     }
 }
 
+/// Returns true if a rank's end with `status` may be the cause of the end with `first`, which was
+/// seen `elapsed` earlier: the rank was killed or has crashed. SIGABRT is not counted, because
+/// programs also abort when they notice the failure of another rank.
+fn is_cause_of(status: ExitStatus, first: ExitStatus, elapsed: Duration) -> bool {
+    let crashed = matches!(
+        status.signal(),
+        Some(libc::SIGKILL | libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE)
+    );
+    crashed && first.signal().is_none() && elapsed < SAME_FAILURE
+}
+
 fn code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,
         (None, None) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crash_is_the_cause_of_an_exit_that_was_seen_just_before() {
+        let signal = ExitStatus::from_raw;
+        let exit = |code: i32| ExitStatus::from_raw(code << 8);
+        let soon = SAME_FAILURE / 2;
+        for crash in [
+            libc::SIGKILL,
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGILL,
+            libc::SIGFPE,
+        ] {
+            assert!(is_cause_of(signal(crash), exit(3), soon), "{crash}");
+            assert!(!is_cause_of(signal(crash), exit(3), SAME_FAILURE));
+            assert!(!is_cause_of(signal(crash), signal(libc::SIGABRT), soon));
+        }
+        for other in [libc::SIGABRT, libc::SIGTERM, libc::SIGPIPE] {
+            assert!(!is_cause_of(signal(other), exit(3), soon), "{other}");
+        }
+        assert!(!is_cause_of(exit(1), exit(3), soon));
     }
 }

@@ -42,6 +42,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         prefix: true,
         grace,
         open_store: arguments.open_store,
+        ends_with_output: false,
     };
     Ok(ExitCode::from(launcher::run(&job)?))
 }

@@ -399,11 +399,19 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
     );
 }
 
-/// Ranks that notice the death of another one end, too, and may be seen first.
+/// Ranks that notice the death of another one end, too.
 #[test]
 fn a_killed_rank_is_the_first_failure() {
-    let script = "[ $RANK != 2 ] || kill -9 $$; exit 3";
-    let output = output(&["run", "-n", "3", "--", "sh", "-c", script]);
+    let directory = tempfile::tempdir().expect("a directory");
+    let victim = directory.path().join("victim");
+    let victim = victim.display();
+    // The process exists until the launcher has waited for it.
+    let script = format!(
+        "if [ $RANK = 2 ]; then echo $$ > {victim}.new; mv {victim}.new {victim}; kill -9 $$; fi
+         while [ ! -e {victim} ] || kill -0 $(cat {victim}) 2> /dev/null; do sleep 0.02; done
+         exit 3"
+    );
+    let output = output(&["run", "-n", "3", "--", "sh", "-c", &script]);
     assert_eq!(output.status.code(), Some(137));
     let text = stderr(&output);
     let last = text.lines().last().unwrap_or_default();
@@ -476,7 +484,25 @@ fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
         output.status
     );
 
+    // A file that was asked for is complete.
     let directory = tempfile::tempdir().expect("a directory");
+    let rows = directory.path().join("rows.json");
+    let mut child = fusewire(&perf)
+        .args(["--min-bytes", "1K", "-n", "20", "--json"])
+        .arg(&rows)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    first_line(&mut child);
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+    let text = std::fs::read_to_string(&rows).expect("the file");
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&text).expect("an array");
+    // 1 KiB to 16 MiB.
+    assert_eq!(rows.len(), 15);
+
     let end = directory.path().join("end");
     let script = format!(
         "echo one; sleep 0.5; echo two; echo three; echo end > {}",

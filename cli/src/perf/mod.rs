@@ -151,6 +151,12 @@ impl Settings {
             .collect()
     }
 
+    /// Returns true if a file was asked for, which is written whether or not the table is read.
+    pub(crate) fn writes_file(&self) -> bool {
+        let json = self.json.as_ref();
+        json.is_some_and(|path| !report::is_stdout(path)) || self.plot.is_some()
+    }
+
     /// Returns the elements of the longest buffer of any rank.
     pub(crate) fn longest(&self) -> usize {
         let shapes = self.operations.iter().flat_map(|kind| {
@@ -214,6 +220,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ranks: settings.ranks,
         prefix: false,
         open_store: false,
+        ends_with_output: !settings.writes_file(),
         grace: settings.options.timeout + Duration::from_secs(2),
     };
     Ok(ExitCode::from(launcher::run(&job)?))

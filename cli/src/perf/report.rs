@@ -93,6 +93,8 @@ pub(crate) struct Report<'a> {
     rows: Vec<Row>,
     /// The reader of the table has closed its end.
     closed: Cell<bool>,
+    /// Another failure to write the table was reported.
+    failed: Cell<bool>,
 }
 
 impl<'a> Report<'a> {
@@ -102,6 +104,7 @@ impl<'a> Report<'a> {
             settings,
             rows: Vec::new(),
             closed: Cell::new(false),
+            failed: Cell::new(false),
         };
         for note in &settings.notes {
             report.line(format_args!("# {note}"));
@@ -171,8 +174,14 @@ impl<'a> Report<'a> {
             Some(path) if is_stdout(path) => writeln!(std::io::stderr(), "{line}"),
             _ => writeln!(std::io::stdout(), "{line}"),
         };
-        if written.is_err_and(|error| error.kind() == ErrorKind::BrokenPipe) {
-            self.closed.set(true);
+        match written {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => self.closed.set(true),
+            Err(error) => {
+                if !self.failed.replace(true) {
+                    super::complain(format_args!("the table cannot be written: {error}"));
+                }
+            }
         }
     }
 
