@@ -114,9 +114,11 @@ const LAUNCHERS: [Launcher; 6] = [
 /// Address that rank 0's store listens at, in place of that of `MASTER_ADDR`.
 const BIND: &str = "FUSEWIRE_STORE_BIND";
 
-const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
+/// Restricts the search for rank and size to one launcher.
+pub(crate) const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
 
-/// Set by torchrun (and by `fusewire run`) for every process that it starts.
+/// Set by torchrun (and by `fusewire run`) for every process that it starts, and inherited by the
+/// processes that those start.
 const TORCHRUN_JOB: &str = "TORCHELASTIC_RUN_ID";
 
 impl Method {
@@ -138,8 +140,10 @@ impl RankSize {
     /// set is ignored when a later pair is complete. Slurm's pair is read only in processes that
     /// `srun` has started, not in the script of a batch job.
     ///
-    /// Where torchrun has started the process (`TORCHELASTIC_RUN_ID` is set), its pair comes before
-    /// those of MPI and PALS, which then belong to an outer launcher: `mpirun -n 1 torchrun ..`.
+    /// Where torchrun has started the process or one of its parents (`TORCHELASTIC_RUN_ID` is set),
+    /// its pair comes before those of MPI and PALS, as `mpirun -n 1 torchrun ..` requires. For
+    /// `mpirun` in a worker of torchrun, where MPI is the inner launcher, set
+    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD=mpi`.
     ///
     /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`)
     /// restricts the search; every other value restricts it to the first pair.
@@ -208,8 +212,9 @@ impl RankSize {
         if only.is_some() || first.method == Method::Always {
             return first.read(variable, rank, size).map(Some);
         }
-        // An MPI launcher removes nothing and sets no TORCHELASTIC_RUN_ID, so torchrun is the inner
-        // one.
+        // TORCHELASTIC_RUN_ID is inherited and does not prove that torchrun is the inner launcher:
+        // `mpirun` in a worker of torchrun keeps it. torchrun within `mpirun` is the usual case;
+        // the other one needs QUERY_METHOD.
         let torchrun = whole
             .iter()
             .find(|(launcher, ..)| launcher.method == Method::Torchrun)

@@ -8,7 +8,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 const EXITING: u64 = 4;
 
 /// Returns the start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`.
-/// It distinguishes a process from a later one with the same id.
+/// The start time distinguishes a process from a later process with the same id.
 pub(crate) fn start_time(pid: u32) -> io::Result<u64> {
     Ok(status(pid)?.start_time)
 }
@@ -21,15 +21,22 @@ pub(crate) fn parent(pid: u32) -> io::Result<u32> {
 /// Returns true if the process with this id and start time has ended, according to `/proc`.
 pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
     match status(pid) {
-        Ok(found) => matches!(found.state, b'Z' | b'X') || found.start_time != start_time,
-        // Other errors, such as a lack of descriptors, say nothing about the process.
+        Ok(found) => found.has_ended() || found.start_time != start_time,
+        // Other errors, such as a lack of descriptors, carry no information about the process.
         Err(error) => says_gone(&error),
     }
 }
 
-/// Returns true if the process with this id and start time has ended or has begun to end. The
-/// kernel sets `PF_EXITING` before it closes the process's descriptors, and closes them before the
-/// process has ended.
+/// Returns true if no process with this id runs, according to `/proc`.
+pub(crate) fn is_gone(pid: u32) -> bool {
+    match status(pid) {
+        Ok(found) => found.has_ended(),
+        Err(error) => says_gone(&error),
+    }
+}
+
+/// Returns true if the process with this id and start time has ended or is exiting. The kernel sets
+/// `PF_EXITING` first, then closes the descriptors of the process, and only then ends the process.
 pub(crate) fn is_ending(pid: u32, start_time: u64) -> bool {
     has_ended(pid, start_time) || status(pid).is_ok_and(|found| found.flags & EXITING != 0)
 }
@@ -55,6 +62,13 @@ struct Status {
     parent: u32,
     flags: u64,
     start_time: u64,
+}
+
+impl Status {
+    /// Returns true for a dead process, including a zombie, which its parent has not waited for.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X')
+    }
 }
 
 /// Parses fields 3, 4, 9 and 22. They are counted after the command name, which may contain blanks
@@ -97,6 +111,7 @@ mod tests {
         assert!(!has_ended(own, start) && !is_ending(own, start));
         assert!(has_ended(own, start + 1));
         assert!(has_ended(u32::MAX / 2, start));
+        assert!(!is_gone(own) && is_gone(u32::MAX / 2));
         assert!(says_gone(&start_time(u32::MAX / 2).unwrap_err()));
 
         let mut child = std::process::Command::new("sleep")
@@ -106,15 +121,15 @@ mod tests {
         let pid = child.id();
         let start = start_time(pid).unwrap();
         assert_eq!(parent(pid).unwrap(), own);
-        assert!(!has_ended(pid, start));
+        assert!(!has_ended(pid, start) && !is_gone(pid));
         child.kill().unwrap();
         let begin = std::time::Instant::now();
-        // The test has not waited for the child, which remains a zombie.
+        // The test has not called `wait` for the child, so the child remains a zombie.
         while !has_ended(pid, start) {
             assert!(begin.elapsed().as_secs() < 10);
             std::thread::yield_now();
         }
-        assert!(is_ending(pid, start));
+        assert!(is_ending(pid, start) && is_gone(pid));
         child.wait().unwrap();
         assert!(has_ended(pid, start) && is_ending(pid, start));
     }

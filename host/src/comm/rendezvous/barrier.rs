@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
 use crate::{Error, Result};
 
@@ -30,6 +31,7 @@ impl Rendezvous<'_> {
             let _ = self.store.delete(&self.host(class, host));
             if self.rank == 0 {
                 let _ = self.store.delete(&self.outcome_key(class));
+                let _ = self.store.delete(&duplicate_key(self.prefix));
                 for key in agreed {
                     let _ = self.store.delete(&format!("{}/{key}", self.prefix));
                 }

@@ -1,11 +1,11 @@
 //! Rank claims: each rank number of a rendezvous belongs to one live process.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::path::Path;
 
 use super::waiting::duplicate_key;
+use crate::bootstrap::QUERY_METHOD;
 use crate::store::Store;
-use crate::{Error, Result};
+use crate::{Error, Result, process};
 
 /// The claim of a rank number in the rendezvous of a name.
 #[derive(Debug)]
@@ -47,16 +47,22 @@ impl RankClaim {
                 return Ok(Self { prefix });
             }
             let there = String::from_utf8_lossy(&there).into_owned();
-            let process = there.split('/').next().unwrap_or_default();
+            let holder = there.split('/').next().unwrap_or_default();
             let detail = format!(
-                "rank {rank} was started twice: process {process} ({there}) has joined as this \
-                 rank, and process {} ({own}) wants to; either RANK is set wrong, or the store \
-                 belongs to another job (MASTER_PORT)",
+                "rank {rank} was started twice: process {holder} ({there}) has joined as this \
+                 rank, and process {} ({own}) wants to; either RANK is set wrong, or the rank was \
+                 read from variables of an outer launcher (set {QUERY_METHOD} to the inner one), \
+                 or the store belongs to another job (MASTER_PORT)",
                 std::process::id()
             );
             // The ranks that wait learn of it, if the rendezvous does not complete without this
             // one.
-            let _ = store.set(&duplicate_key(&prefix), detail.as_bytes());
+            let key = duplicate_key(&prefix);
+            let _ = store.set(&key, detail.as_bytes());
+            // If the rendezvous has ended meanwhile, no rank deletes the key.
+            if store.add(&number_key(name), 0).ok() != Some(number) {
+                let _ = store.delete(&key);
+            }
             return Err(Error::Communicator {
                 name: name.to_owned(),
                 detail,
@@ -69,7 +75,7 @@ pub(super) fn number_key(name: &str) -> String {
     format!("fusewire/{name}/number")
 }
 
-/// Returns true if the claim is that of a process of this host that no longer exists.
+/// Returns true if the claim is that of a process of this host that has ended.
 fn is_dead(claim: &[u8], host: &str) -> bool {
     let Ok(claim) = str::from_utf8(claim) else {
         return false;
@@ -79,5 +85,5 @@ fn is_dead(claim: &[u8], host: &str) -> bool {
     theirs == Some(host)
         && process
             .and_then(|process| process.parse::<u32>().ok())
-            .is_some_and(|process| !Path::new(&format!("/proc/{process}")).exists())
+            .is_some_and(process::is_gone)
 }

@@ -22,6 +22,8 @@ use core::time::Duration;
 pub use self::bench::bench_rendezvous;
 pub(super) use self::claim::RankClaim;
 pub(super) use self::peer_info::PeerInfo;
+#[cfg(test)]
+pub(super) use self::waiting::set_duplicate_grace;
 use super::topology::Locality;
 use crate::device::Device;
 use crate::memory::Memory;

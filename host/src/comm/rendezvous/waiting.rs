@@ -24,6 +24,25 @@ const FIRST_REPORT: Duration = Duration::from_secs(8);
 /// uses this store by mistake must not end this job.
 const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 
+#[cfg(test)]
+thread_local! {
+    /// [`DUPLICATE_GRACE`] of the ranks on this thread.
+    static TEST_GRACE: core::cell::Cell<Duration> = const { core::cell::Cell::new(DUPLICATE_GRACE) };
+}
+
+/// Sets [`DUPLICATE_GRACE`] for the ranks on this thread.
+#[cfg(test)]
+pub(in crate::comm) fn set_duplicate_grace(grace: Duration) {
+    TEST_GRACE.set(grace);
+}
+
+fn duplicate_grace() -> Duration {
+    #[cfg(test)]
+    return TEST_GRACE.get();
+    #[cfg(not(test))]
+    DUPLICATE_GRACE
+}
+
 /// Ranks that are named in one message.
 const MAX_NAMED: usize = 8;
 
@@ -127,10 +146,14 @@ impl Rendezvous<'_> {
     /// Fails if a rank was started twice, and the rendezvous is still incomplete.
     fn look_for_duplicate(&self, class: &str, waiting: &WaitProgress) -> Result<()> {
         let key = duplicate_key(self.prefix);
-        if waiting.started.elapsed() < DUPLICATE_GRACE || !self.store.check(&[&key])? {
+        if waiting.started.elapsed() < duplicate_grace() || !self.store.check(&[&key])? {
             return Ok(());
         }
-        let duplicate = self.store.get(&key, self.timeout)?;
+        let duplicate = match self.store.get(&key, SLICE) {
+            // The key was deleted: the rendezvous has ended.
+            Err(Error::StoreTimeout { .. }) => return Ok(()),
+            duplicate => duplicate?,
+        };
         let missing = self.first_missing(class)?;
         Err(self.refuse(format!(
             "{}, and rank {missing} has not joined",
