@@ -1,5 +1,5 @@
-//! A GPU as this process uses it: its driver library, the loaded kernels, and resources to be freed
-//! later.
+//! The state of a GPU in this process: its driver library, the loaded kernels, and resources to be
+//! freed later.
 
 use core::any::Any;
 use core::fmt;
@@ -22,23 +22,23 @@ use super::stream;
 use crate::device::Device;
 use crate::{Error, Result};
 
-/// A GPU. A process has one value per GPU, which lives until the process ends.
+/// A GPU. A process has one [`Gpu`] per device, which lives until the process exits.
 pub struct Gpu {
     device: Device,
     driver: Arc<dyn Driver>,
     kernels: RwLock<HashMap<&'static str, &'static Kernel>>,
     loaded: Mutex<Vec<LoadedModule>>,
-    /// The image of grid forms, loaded on first use.
+    /// The image with the multi-rank grid forms of the kernels, loaded on first use.
     multi_rank_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
-    /// Values released by driver callbacks and at the end of work, where dropping them is not
-    /// allowed.
+    /// Values that driver callbacks and completion reports release. They must not be dropped there,
+    /// because dropping may call the driver.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Set if several ranks of this process share the GPU.
     shared: AtomicBool,
     /// Number of operations in flight.
     in_flight: AtomicU64,
-    /// Held for reading while work is enqueued, for writing while memory is freed.
+    /// Read-locked while work is enqueued, write-locked while memory is freed.
     launching: RwLock<()>,
     /// Unused memory, to be freed when no work is in flight.
     unfreed: Mutex<Vec<RawMemory>>,
@@ -51,7 +51,7 @@ pub struct Gpu {
     deferred: Mutex<Vec<DeferredRelease>>,
 }
 
-/// Counts as work in flight on the GPU while it lives.
+/// Counts as one operation in flight on the GPU until it is dropped.
 pub(super) struct InFlightGuard(Arc<Gpu>);
 
 impl Drop for InFlightGuard {
@@ -64,8 +64,8 @@ impl Drop for InFlightGuard {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostLine(pub(crate) HostMemory);
 
-// SAFETY: the value is a pair of addresses of page-locked memory, which is valid on all threads.
-// Dereferencing them is `unsafe` for the user.
+// SAFETY: a `HostLine` holds two addresses of page-locked memory, and page-locked memory is valid
+// on all threads. Dereferencing an address is a separate `unsafe` operation of the user.
 unsafe impl Send for HostLine {}
 
 /// Bytes of a line, and number of lines per allocation.
@@ -86,14 +86,14 @@ impl fmt::Debug for Gpu {
 pub struct LoadedModule {
     /// Name of the image.
     pub name: String,
-    /// Number of kernels in it.
+    /// Number of kernels in the image.
     pub kernels: usize,
-    /// Time that loading took. It includes the compilation of PTX by the driver, unless the
-    /// driver's cache has the result.
+    /// Load time. Includes the compilation of PTX by the driver, unless the driver has the result
+    /// in its cache.
     pub time: Duration,
 }
 
-/// Returns the error of a device whose driver is not in this build.
+/// Returns the error for a device whose driver is not compiled into this build.
 #[cfg(not(all(feature = "cuda", feature = "hip")))]
 fn not_built(device: Device, feature: &str) -> Error {
     Error::NoDevice {
@@ -158,12 +158,12 @@ impl Gpu {
         self.device
     }
 
-    /// Returns the driver library with this device.
+    /// Returns the driver of this device.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
 
-    /// Returns the driver library with shared ownership.
+    /// Returns the driver of this device with shared ownership.
     pub(super) fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
@@ -184,8 +184,8 @@ impl Gpu {
     /// Loads all of Fusewire's own kernels. Later calls do nothing.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if no image fits the GPU; the driver's error for the image; an error if
-    /// the parameter layout of a kernel differs between the image and this library.
+    /// [`Error::NoDevice`] if no image fits the GPU; the driver's error if it cannot load an image;
+    /// an error if the parameter layout of a kernel differs between the image and this library.
     pub fn load(&self) -> Result<()> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if !loaded.is_empty() {
@@ -200,12 +200,12 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns the image with the grid forms of `kernels`, which the first call loads. All calls
-    /// must pass the same kernels.
+    /// Returns the image with the multi-rank grid forms of `kernels`. The first call loads the
+    /// image. All calls must pass the same kernels.
     ///
     /// # Errors
-    /// [`Error::Image`] if there is no such image or it is of another version; the driver's error
-    /// for the image.
+    /// [`Error::Image`] if the image does not exist or has another version; the driver's error if
+    /// it cannot load the image.
     pub(crate) fn multi_rank_grid(
         &self,
         kernels: &[&'static KernelInfo],
@@ -238,8 +238,8 @@ impl Gpu {
             .copied()
     }
 
-    /// Returns the kernel that `info` describes: Fusewire's own, or one of an image that is found
-    /// next to the binary or in `FUSEWIRE_IMAGES`.
+    /// Returns the kernel that `info` describes. The kernel belongs to the library or to a user
+    /// image, which is searched for next to the binary and in `FUSEWIRE_IMAGES`.
     pub(crate) fn kernel(&self, info: &KernelInfo) -> Result<&'static Kernel> {
         if let Some(kernel) = self.loaded_kernel(info.name) {
             return Ok(kernel);
@@ -281,7 +281,7 @@ impl Gpu {
         });
     }
 
-    /// Fails if the blocks of a launch wait for each other but would not all be resident.
+    /// Fails if the blocks of a launch wait for each other and do not all fit on the GPU at once.
     pub(crate) fn check_resident(&self, blocks: u32, threads: u32, ranks: u32) -> Result<()> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let properties = self.properties();
@@ -327,7 +327,7 @@ impl Gpu {
         Ok(line)
     }
 
-    /// Returns a line to the list of free lines. No kernel may write it any more.
+    /// Returns a line to the list of free lines. No kernel may write the line after this call.
     pub(crate) fn put_line(&self, line: HostLine) {
         self.lines
             .lock()
@@ -340,8 +340,8 @@ impl Gpu {
         self.shared.store(true, Ordering::Release);
     }
 
-    /// Announces work. The work counts as in flight while the first value lives, and memory is not
-    /// freed while the second value lives.
+    /// Starts an operation. The operation counts as in flight until the [`InFlightGuard`] is
+    /// dropped, and no memory is freed until the lock guard is dropped.
     pub(super) fn launch(self: &Arc<Self>) -> (InFlightGuard, RwLockReadGuard<'_, ()>) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let guard = self
@@ -353,7 +353,8 @@ impl Gpu {
 
     /// Frees unused memory, now or later. The driver may wait for the device while it frees memory.
     /// If several ranks share the device, a kernel of another rank may be running that waits for a
-    /// launch by the calling thread. Then memory is freed only when nothing is in flight.
+    /// launch by the calling thread. In that case memory is freed only when no operation is in
+    /// flight.
     pub(super) fn free(&self, memory: RawMemory) {
         self.unfreed
             .lock()
@@ -381,16 +382,17 @@ impl Gpu {
             None
         };
         for memory in unfreed.drain(..) {
-            // SAFETY: `free` is called with memory that `allocate` or `import` returned and whose
-            // last user has gone. It is removed from the list here, so it is released once.
+            // SAFETY: `free` receives memory that `allocate` or `import` returned, after the last
+            // user has dropped it. The memory was removed from the list above, so it is released
+            // once.
             if let Err(error) = unsafe { self.driver.release(memory) } {
                 tracing::warn!(%error, bytes = memory.bytes, "device memory could not be freed");
             }
         }
     }
 
-    /// Takes a value that must not be dropped in a driver callback or while an end of work is
-    /// reported. The next [`Gpu::reap`] drops it.
+    /// Keeps a value that must not be dropped in the current context: a driver callback or a
+    /// completion report. The next [`Gpu::reap`] drops the value.
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
             .lock()
@@ -420,7 +422,8 @@ impl Gpu {
         streams.push(stream);
     }
 
-    /// Takes the work in flight on a dropped stream. [`Gpu::sweep`] releases it after it has ended.
+    /// Takes over the work in flight on a dropped stream. [`Gpu::sweep`] releases the resources of
+    /// the work after the work is complete.
     pub(super) fn defer_release(&self, deferred: DeferredRelease) {
         self.deferred
             .lock()
@@ -428,8 +431,8 @@ impl Gpu {
             .push(deferred);
     }
 
-    /// Polls all streams and releases the resources of work that has ended. Called when resources
-    /// are created or freed, but not on the launch path. Never waits.
+    /// Polls all streams and releases the resources of completed work. Called when resources are
+    /// created or freed, but not on the launch path. Never blocks.
     pub(crate) fn sweep(&self) {
         self.reap();
         let streams: Vec<_> = {
@@ -439,9 +442,10 @@ impl Gpu {
         for stream in &streams {
             stream.poll();
         }
-        // Drops a stream whose last handle is in this list.
+        // The upgraded handle in this list may be the last one. The stream is then dropped here.
         drop(streams);
-        // The lock is not held here, because callbacks of owners may create and drop streams.
+        // The lock of `streams` is not held here, because callbacks of owners may create and drop
+        // streams.
         let mut deferred = {
             let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
             core::mem::take(&mut *deferred)

@@ -57,8 +57,8 @@ impl Event {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: `new` created the event, and this drops its last handle. The driver keeps what
-        // waits on streams still need of it.
+        // SAFETY: `new` created the event, and its last handle is being dropped. The driver keeps
+        // the event's state until all waits that were enqueued on streams are complete.
         if let Err(error) = unsafe { self.gpu.driver().destroy_event(self.raw) } {
             tracing::warn!(%error, "an event could not be destroyed");
         }

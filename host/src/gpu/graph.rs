@@ -1,4 +1,5 @@
-//! Graphs of a GPU: captured by the driver library, with a log of the nodes that report to owners.
+//! Graphs of a GPU. The driver library captures them, and a log records the nodes whose replays are
+//! reported to owners.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -13,7 +14,7 @@ use super::in_flight::HostCall;
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
-/// A node that reports its replays.
+/// A captured node whose replays are reported: a launch to its owner, a host call to its result.
 #[derive(Clone)]
 pub(super) enum LoggedNode {
     Launch(Arc<dyn LaunchOwner>, LaunchInfo),
@@ -57,17 +58,18 @@ pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<LoggedNode> {
         .unwrap_or_default()
 }
 
-/// A value that a graph keeps alive, and the GPU that takes it afterwards.
+/// A value that a graph keeps alive, and the GPU that drops it after the graph is destroyed.
 struct RetainedValue {
     gpu: Arc<Gpu>,
     value: Box<dyn Any + Send>,
 }
 
-/// Keeps `value` alive as long as the graph, its clones and their instances, also in a capture that
-/// another library began.
+/// Keeps `value` alive until the graph, its clones and all their instances are destroyed. Also
+/// works in a capture that another library began.
 pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>) -> Result<()> {
     unsafe extern "C" fn release(data: *mut c_void) {
-        // SAFETY: `data` is the pointer of the box below, and the driver calls this once.
+        // SAFETY: `data` is the pointer from `Box::into_raw` below, and the driver calls this
+        // function once.
         let retained = unsafe { Box::from_raw(data.cast::<RetainedValue>()) };
         let RetainedValue { gpu, value } = *retained;
         // The driver must not be called here, and dropping the value may free device memory.
@@ -77,12 +79,12 @@ pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>
         gpu: Arc::clone(gpu),
         value,
     }));
-    // SAFETY: `release` takes ownership of the box. Its content is `Send`, so any thread may drop
-    // it.
+    // SAFETY: `release` may be called with `data` on any thread: `data` is a leaked box of a
+    // `RetainedValue`, which is `Send`, and `release` takes ownership of the box.
     let result = unsafe { gpu.driver().retain(graph, release, data.cast()) };
     if result.is_err() {
-        // SAFETY: `retain` has failed, so `release` is never called and the box is still owned
-        // here.
+        // SAFETY: `retain` failed, so the driver never calls `release`, and this function still
+        // owns the box.
         drop(unsafe { Box::from_raw(data) });
     }
     result
@@ -145,7 +147,7 @@ impl Graph {
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        // SAFETY: `end_capture` returned the graph, and this drops its last handle.
+        // SAFETY: `end_capture` returned the graph, and its last handle is being dropped.
         if let Err(error) = unsafe { self.gpu.driver().destroy_graph(self.raw) } {
             tracing::warn!(%error, "a graph could not be destroyed");
         }
@@ -190,8 +192,9 @@ impl Exec {
         }
     }
 
-    /// Asks the owner of every captured launch whether it may run. Fills `words` with their answers
-    /// for [`Exec::settle`]. Returns the number of the replay.
+    /// Calls [`LaunchOwner::before`] for every captured launch, and stores the results in `words`
+    /// for [`Exec::settle`]. Returns the number of the replay, and the first error of an owner that
+    /// refuses its launch.
     pub(super) fn admit(&self, words: &mut Vec<u64>) -> (u64, Result<()>) {
         let number = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         words.clear();
@@ -211,8 +214,8 @@ impl Exec {
         (number, Ok(()))
     }
 
-    /// Reports to the owners of the launches that `words` belong to that a replay has ended, or, if
-    /// `ran` is false, that it was not launched.
+    /// Calls [`LaunchOwner::after`] for the launches that have an entry in `words`. `ran` is true
+    /// if the replay is complete, and false if it was not launched.
     pub(super) fn settle(&self, number: u64, words: &[u64], ran: bool) -> Result<()> {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
@@ -239,7 +242,7 @@ impl Drop for Exec {
     }
 }
 
-/// Returns the error for a graph that belongs to another device than the stream.
+/// Returns the error for a graph and a stream of different devices.
 pub(crate) fn other_device() -> Error {
     Error::launch("the graph was captured on another device than the stream's")
 }

@@ -1,5 +1,5 @@
-//! A macro that implements [`Driver`](super::Driver) for a type whose inherent methods, in several
-//! files, have the same names.
+//! A macro that implements [`Driver`](super::Driver) by calls to inherent methods of the same
+//! names, which can be spread over several files.
 
 /// Implements [`Driver`](super::Driver) for a type that has all of its methods as inherent methods,
 /// and a field `properties`: `driver_by_methods!(Type, "name of the library")`. A third argument
@@ -12,7 +12,8 @@ macro_rules! driver_by_methods {
             use $crate::Result;
             use $crate::gpu::driver::*;
 
-            // A method that the type lacks would call itself.
+            // If the type lacks the inherent method, `Self::name` is the trait method, and the call
+            // recurses without end.
             #[deny(unconditional_recursion)]
             impl Driver for $type {
                 fn library(&self) -> &'static str {
@@ -101,7 +102,7 @@ macro_rules! driver_by_methods {
         }
     };
 
-    // `Self::name` resolves to the inherent method before the trait's.
+    // `Self::name` resolves to the inherent method, which has priority over the trait method.
     (@forward $(fn $safe:ident($($a:ident: $A:ty),*) -> $R:ty;)*
         $(unsafe fn $name:ident($($b:ident: $B:ty),*) -> $S:ty; $($rest:tt)*)?) => {
         $(
@@ -111,8 +112,8 @@ macro_rules! driver_by_methods {
         )*
         $(
             unsafe fn $name(&self, $($b: $B),*) -> $S {
-                // SAFETY: forwards to the inherent method of the same name, whose safety contract
-                // is the trait method's, which the caller fulfils.
+                // SAFETY: the inherent method has the safety contract of the trait method of the
+                // same name, and the caller of the trait method fulfils that contract.
                 unsafe { Self::$name(self, $($b),*) }
             }
 

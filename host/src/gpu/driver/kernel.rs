@@ -22,11 +22,14 @@ pub struct LaunchShape {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// Blocks per cluster, 0 for none. NVIDIA from sm_90 on.
+    /// Blocks per cluster, or 0 for a launch without clusters. Requires an NVIDIA GPU of sm_90 or
+    /// later.
     pub cluster: u32,
-    /// Requires that all blocks are resident together; otherwise the launch is refused.
+    /// Requires that all blocks are resident at the same time; otherwise the launch returns an
+    /// error.
     pub cooperative: bool,
-    /// Allows the kernel to begin before the previous kernel on the stream has ended (programmatic
-    /// dependent launch). The kernel itself waits for the previous kernel's memory.
+    /// Allows the kernel to begin before the previous kernel on the stream has finished
+    /// (programmatic dependent launch). The kernel must execute `griddepcontrol.wait` before it
+    /// accesses memory of the previous kernel.
     pub dependent: bool,
 }

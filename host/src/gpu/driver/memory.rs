@@ -1,14 +1,14 @@
-//! Memory: its purpose, its address, and its export to other processes.
+//! Device memory: kinds, mappings, and handles for export to other processes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// The purpose of memory.
+/// The devices that access an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Used by this device only.
     Private,
-    /// Read and written by peers while kernels run: exportable, and fine-grained where the
-    /// architecture distinguishes that from coarse-grained memory.
+    /// Read and written by peers while kernels run. The memory is exportable, and coherent with
+    /// peers within a kernel (on AMD GPUs it is uncached).
     Shared,
 }
 
@@ -17,9 +17,9 @@ pub enum MemoryKind {
 pub struct RawMemory {
     /// Device address.
     pub address: u64,
-    /// Bytes mapped, a multiple of the granularity.
+    /// Size of the mapping in bytes, a multiple of the allocation granularity.
     pub bytes: u64,
-    /// The allocation's handle, if the library needs one to free it, otherwise 0.
+    /// Handle of the allocation, or 0 if the library frees the allocation by its address.
     pub handle: u64,
     /// Origin of the mapping.
     pub origin: Origin,
@@ -30,7 +30,7 @@ pub struct RawMemory {
 pub enum Origin {
     /// Allocated by virtual memory management.
     Virtual,
-    /// Allocated as a whole (`cuMemAlloc`, `hipExtMallocWithFlags`).
+    /// Allocated and mapped by one call (`cuMemAlloc`, `hipExtMallocWithFlags`).
     Whole,
     /// Memory of a peer, imported from a descriptor or a fabric handle.
     ImportedVirtual,
@@ -41,18 +41,18 @@ pub enum Origin {
 /// Bytes of an IPC handle or a fabric handle.
 pub const HANDLE_BYTES: usize = 64;
 
-/// A handle of memory for another process.
+/// An exported handle, with which another process can map the memory.
 #[derive(Debug)]
 pub enum Export {
     /// A file descriptor, to be passed over a Unix socket.
     Descriptor(OwnedFd),
     /// A fabric handle, valid in the NVLink domain.
     Fabric([u8; HANDLE_BYTES]),
-    /// An IPC handle, valid on this host, and the offset of the memory in the allocation.
+    /// An IPC handle, valid on this host, and the byte offset of the memory in its allocation.
     Ipc([u8; HANDLE_BYTES], u64),
 }
 
-/// A handle of memory from another process.
+/// A handle that another process exported.
 #[derive(Clone, Copy, Debug)]
 pub enum Import<'a> {
     /// The counterpart of [`Export::Descriptor`].
@@ -74,11 +74,12 @@ pub struct HostMemory {
     pub bytes: usize,
 }
 
-/// A multicast object: an address whose stores reach the memory of several devices.
+/// A multicast object. A store to its mapped address writes the memory of every device in the
+/// object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawMulticast {
     /// The driver library's handle.
     pub handle: u64,
-    /// Bytes, a multiple of the granularity.
+    /// Size in bytes, a multiple of the multicast granularity.
     pub bytes: u64,
 }

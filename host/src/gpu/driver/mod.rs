@@ -1,11 +1,15 @@
 //! The interface to GPU driver libraries, implemented for CUDA and HIP.
 //!
-//! Handles are the library's own, as integers; dropping them frees nothing. Every method makes the
-//! device's primary context current on the calling thread. A method allocates device memory, waits
-//! for the device or touches the legacy default stream only if its documentation says so.
+//! Handles are the driver library's own handles as integers. They are `Copy`, and dropping a handle
+//! frees nothing. A handle that is passed to a method must be live: it comes from this driver (or,
+//! for a stream, from the same primary context) and has not been destroyed. The owning types of
+//! this crate guarantee that. Every method makes the device's primary context current on the
+//! calling thread. A method allocates device memory, waits for the device or uses the legacy
+//! default stream only if its documentation says so.
 //!
-//! Every error is [`Error::Driver`] with the library's call and message. Methods that query a
-//! stream or an event, or wait for one, also report earlier asynchronous failures on the device.
+//! Every error is [`Error::Driver`] with the name of the failed library function and its message.
+//! Methods that query or wait for a stream or an event also report earlier asynchronous failures on
+//! the device.
 
 mod forward;
 mod handles;
@@ -30,16 +34,17 @@ use crate::{Error, Result};
 pub enum CaptureStatus {
     /// Not capturing.
     None,
-    /// Capturing: the number of the capture, and the graph that it is captured into.
+    /// Capturing: the driver's number of the capture, and the graph under construction.
     Active(u64, RawGraph),
-    /// The capture has become invalid and can only be ended.
+    /// The capture is invalid. The only permitted operation is to end the capture.
     Invalidated,
 }
 
-/// A function that the library calls with the given data.
+/// A function that the driver library calls with the `data` pointer that was passed with the
+/// function.
 pub type Callback = unsafe extern "C" fn(*mut c_void);
 
-/// A driver library with one of its devices.
+/// A driver library, bound to one device.
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns the name of the library: `CUDA`, `HIP`.
     fn library(&self) -> &'static str;
@@ -78,10 +83,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// handle.
     fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)>;
 
-    /// Maps a peer's memory of `bytes` bytes (its [`RawMemory::bytes`]).
+    /// Maps a peer's memory. `bytes` is the peer's [`RawMemory::bytes`].
     ///
     /// # Errors
-    /// `Error::Driver` if the handle does not match or its memory has been freed.
+    /// `Error::Driver` if the handle is invalid, if the memory has another size, or if the peer has
+    /// freed the memory.
     fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
 
     /// Allocates zeroed page-locked host memory. May wait for the device.
@@ -100,9 +106,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn release_host(&self, memory: HostMemory) -> Result<()>;
 
-    /// Copies host bytes to the device and blocks until the copy is complete. Uses a stream of the
-    /// driver's own, so the copy is concurrent with other work. Eight aligned bytes are written
-    /// atomically.
+    /// Copies host bytes to the device and blocks until the copy is complete. Uses an internal
+    /// stream of the driver object, so the copy runs concurrently with other work. Every aligned
+    /// group of eight bytes is written atomically.
     ///
     /// # Safety
     /// The device memory must be mapped, and no concurrent access may race with the copy.
@@ -111,8 +117,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()>;
 
-    /// Copies device bytes to the host and blocks until the copy is complete, like
-    /// [`Driver::write`].
+    /// Copies device bytes to the host on the stream of [`Driver::write`] and blocks until the copy
+    /// is complete.
     ///
     /// # Safety
     /// The device memory must be mapped, and no concurrent access may race with the copy.
@@ -121,7 +127,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn read(&self, to: &mut [u8], from: u64) -> Result<()>;
 
-    /// Enqueues a copy of `bytes` bytes within device memory or from page-locked host memory.
+    /// Enqueues a copy of `bytes` bytes to device memory from device memory or page-locked host
+    /// memory.
     ///
     /// # Safety
     /// Both ranges must stay mapped until the copy is complete.
@@ -130,8 +137,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
 
-    /// Loads PTX (zero-terminated text), a cubin or a code object, including all of its functions.
-    /// May wait for the device.
+    /// Loads PTX (zero-terminated text), a cubin or a code object, including all of the kernels in
+    /// it. May wait for the device.
     ///
     /// # Errors
     /// `Error::Driver` with the log of the library's compiler.
@@ -156,8 +163,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties>;
 
-    /// Returns the number of blocks, with `threads` threads and `shared_bytes` bytes of dynamic
-    /// shared memory each, that are resident on one multiprocessor at once.
+    /// Returns the maximum number of blocks that one SM can hold at once. Each block has `threads`
+    /// threads and `shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -168,10 +175,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
         shared_bytes: u32,
     ) -> Result<u32>;
 
-    /// Launches a kernel. `parameters` are the addresses of its arguments, in order.
+    /// Launches a kernel. `parameters` holds the addresses of the kernel's arguments, in order.
     ///
     /// # Safety
-    /// The arguments must be those of the kernel and fulfil its requirements until it has ended.
+    /// The arguments must have the number and types that the kernel expects. They must fulfil the
+    /// kernel's requirements until the kernel has finished.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -210,8 +218,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`, also for an earlier failure on the device.
     fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
 
-    /// Enqueues a call of `callback` with `data`, made once (or at each replay of the graph that
-    /// captures it). The callback must not call the driver.
+    /// Enqueues a call of `callback` with `data`. The driver makes the call once, or once per
+    /// replay if the stream is capturing. The callback must not call the driver.
     ///
     /// # Safety
     /// `data` must be valid for `callback` at every call.
@@ -226,7 +234,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ) -> Result<()>;
 
     /// Makes later work of a stream wait until the u32 at device address `at` has reached `value`,
-    /// that is, until the signed difference of the two is not negative. The wait has no time limit.
+    /// that is, until the wrapping difference of the u32 and `value`, read as a signed number, is
+    /// not negative. The wait has no time limit.
     ///
     /// # Safety
     /// `at` must be aligned to 4 bytes, and must stay mapped until the stream has executed the
@@ -297,14 +306,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
 
-    /// Returns the milliseconds between two timed events that are complete.
+    /// Returns the milliseconds from `start` to `end`. Both events must be timed and complete.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
 
-    /// Begins a capture of a stream in relaxed mode: threads may still make calls that a capture
-    /// otherwise forbids.
+    /// Begins a capture of a stream. CUDA captures in relaxed mode. HIP captures in thread-local
+    /// mode, so the thread that begins the capture must also end it.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -322,8 +331,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Attaches `data` to a graph. The driver calls `callback` with it once, after the graph, its
-    /// clones and all their instances have been destroyed. The callback must not call the driver.
+    /// Attaches `data` to a graph. The driver calls `callback` once with `data`, after the graph,
+    /// all its clones and all their instances have been destroyed. The callback must not call the
+    /// driver.
     ///
     /// # Safety
     /// `callback` must be callable with `data` on any thread.
@@ -347,7 +357,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Launches a graph on a stream.
     ///
     /// # Safety
-    /// The requirements of all work that the graph contains must be fulfilled.
+    /// The requirements of every kernel and copy in the graph must be fulfilled until the replay
+    /// has finished.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -408,8 +419,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Binds this device's memory to a multicast object, at offset 0, and maps the object. Returns
-    /// the multicast address.
+    /// Binds this device's memory to a multicast object at offset 0, and maps the object. Returns
+    /// the address of the mapping.
     ///
     /// # Errors
     /// `Error::Driver`.

@@ -3,7 +3,7 @@
 /// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Number among the GPUs that the process sees.
+    /// Index among the GPUs that are visible to the process.
     pub ordinal: u32,
     /// Marketing name.
     pub name: String,
@@ -13,23 +13,24 @@ pub struct Properties {
     pub uuid: [u8; 16],
     /// Bytes of memory.
     pub memory: u64,
-    /// Multiprocessors (compute units).
+    /// Number of SMs (compute units on AMD).
     pub multiprocessors: u32,
-    /// Lanes per warp (wave).
+    /// Lanes per warp (wavefront on AMD).
     pub warp: u32,
     /// Maximum number of threads per block.
     pub max_threads: u32,
     /// Maximum bytes of shared memory per block.
     pub shared_bytes: u32,
-    /// Version of the driver (CUDA: 13000 for 13.0) or of the run time (HIP).
+    /// CUDA version that the driver supports (13000 for 13.0), or version of the HIP runtime.
     pub version: u32,
     /// Set if memory can be exported as a file descriptor. Otherwise only IPC handles are
     /// available.
     pub descriptors: bool,
     /// Set if memory can be exported as a fabric handle (NVLink between hosts).
     pub fabric: bool,
-    /// The NVLink domain of the GPU, if its memory can be reached from other hosts: ranks whose
-    /// GPUs are in one domain reach each other on any host. `None` without `fabric`.
+    /// The NVLink domain of the GPU, if GPUs of other hosts can access its memory. Ranks whose GPUs
+    /// are in the same domain can access each other's memory across hosts. `None` if `fabric` is
+    /// false.
     pub domain: Option<String>,
     /// Set if the GPU supports multicast objects (NVLink SHARP).
     pub multicast: bool,
