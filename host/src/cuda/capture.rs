@@ -25,16 +25,18 @@ const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
 struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
-    /// True if the graph has retained the object. Otherwise `callback` is not called.
+    /// True unless the graph failed to retain the user object. If false, `callback` is not called.
     given: AtomicBool,
 }
 
-/// Destructor of a user object, which the library calls once with a [`UserObjectData`].
+/// Destructor of a user object. The library calls it once with a pointer to a [`UserObjectData`].
 unsafe extern "C" fn gone(owned: *mut c_void) {
-    // SAFETY: the library calls this once, with the box that `retain` created.
+    // SAFETY: the library calls this function once, with the pointer that `retain` got from
+    // `Box::into_raw`.
     let owned = unsafe { Box::from_raw(owned.cast::<UserObjectData>()) };
     if owned.given.load(Ordering::Acquire) {
-        // SAFETY: `retain` requires that the callback may be called once, on any thread.
+        // SAFETY: the contract of `retain` permits one call of `callback` with `data` on any
+        // thread.
         unsafe { (owned.callback)(owned.data) };
     }
 }
@@ -53,16 +55,17 @@ fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
 }
 
 impl Cuda {
-    /// Begins to capture a stream.
+    /// Begins the capture of a stream.
     ///
-    /// Uses relaxed mode. It permits all calls that this crate makes during a capture, also on this
-    /// thread; it permits the connection setup of libraries that connect in their first operation
-    /// (NCCL); and any thread may end the capture. The stricter modes detect calls that depend on
-    /// the legacy default stream, which the streams of this crate do not wait for.
+    /// Uses relaxed mode for three reasons. Relaxed mode permits all calls that this crate makes
+    /// during a capture, including calls on the capturing thread. It permits the connection setup
+    /// of libraries that connect in their first operation (NCCL). It lets any thread end the
+    /// capture. The stricter modes only protect against calls that depend on the legacy default
+    /// stream, and the streams of this crate do not synchronise with that stream.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is live, by its type.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         library.check("cuStreamBeginCapture", unsafe {
             (library.cuStreamBeginCapture_v2)(raw_stream(stream), mode)
         })
@@ -72,7 +75,8 @@ impl Cuda {
     pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         let library = self.enter()?;
         let mut graph = core::ptr::null_mut();
-        // SAFETY: the stream is live, by its type, and `graph` is writable.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`), and `graph` is
+        // writable.
         library.check("cuStreamEndCapture", unsafe {
             (library.cuStreamEndCapture)(raw_stream(stream), &raw mut graph)
         })?;
@@ -95,8 +99,8 @@ impl Cuda {
         let none = core::ptr::null_mut();
         let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
             let (nodes, edges, count) = (none, core::ptr::null_mut(), core::ptr::null_mut());
-            // SAFETY: the stream is live; status, number and graph are writable; the other
-            // arguments are optional and null.
+            // SAFETY: `stream` is a live handle. The pointers to status, capture number and graph
+            // refer to local variables. The other pointers are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -110,8 +114,8 @@ impl Cuda {
             }
         } else {
             let ask = library.cuStreamGetCaptureInfo_v2.need()?;
-            // SAFETY: the stream is live; status, number and graph are writable; the other
-            // arguments are optional and null.
+            // SAFETY: `stream` is a live handle. The pointers to status, capture number and graph
+            // refer to local variables. The other pointers are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -127,7 +131,8 @@ impl Cuda {
         status(number, id, graph.addr())
     }
 
-    /// Transfers data to a graph, which calls a function when it is destroyed.
+    /// Attaches `data` to a graph. The library calls `callback` with `data` after the graph is
+    /// destroyed.
     ///
     /// # Safety
     /// The preconditions of [`Driver::retain`](crate::gpu::driver::Driver::retain).
@@ -145,7 +150,8 @@ impl Cuda {
         }));
         let mut object = core::ptr::null_mut();
         let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
-        // SAFETY: `object` is writable; the library calls `gone` once, with the box.
+        // SAFETY: `object` is writable. `gone` accepts `owned`, a leaked box, and the library calls
+        // `gone` once.
         let code = unsafe {
             (library.cuUserObjectCreate)(
                 &raw mut object,
@@ -156,21 +162,23 @@ impl Cuda {
             )
         };
         if let Err(error) = library.check("cuUserObjectCreate", code) {
-            // SAFETY: the call failed, so the library did not take the box.
+            // SAFETY: the call failed, so the library will not call `gone`, and this function still
+            // owns the box.
             drop(unsafe { Box::from_raw(owned) });
             return Err(error);
         }
         let flags = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
-        // SAFETY: the graph is live, by its type; this function's only reference to the object
-        // moves to the graph.
+        // SAFETY: `graph` is a live handle. The flag moves this function's only reference to the
+        // user object to the graph.
         let code = unsafe { (library.cuGraphRetainUserObject)(raw(graph), object, 1, flags) };
         library
             .check("cuGraphRetainUserObject", code)
             .inspect_err(|_| {
-                // SAFETY: this function's reference to the object keeps the box alive.
+                // SAFETY: the graph did not take the reference to the user object. This function
+                // still holds it, so `gone` has not freed the box.
                 unsafe { (*owned).given.store(false, Ordering::Release) };
-                // SAFETY: this releases the only reference; the library then calls `gone`, now or
-                // later.
+                // SAFETY: this function holds the only reference to the user object and does not
+                // use the object afterwards.
                 let _ = unsafe { (library.cuUserObjectRelease)(object, 1) };
             })
     }
@@ -179,31 +187,34 @@ impl Cuda {
     pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         let library = self.enter()?;
         let mut count = 0;
-        // SAFETY: the graph is live, by its type; with a null array only the number is written.
+        // SAFETY: `graph` is a live handle. With a null array the library writes only the number of
+        // nodes.
         library.check("cuGraphGetNodes", unsafe {
             (library.cuGraphGetNodes)(raw(graph), core::ptr::null_mut(), &raw mut count)
         })?;
         Ok(count)
     }
 
-    /// Instantiates a graph and uploads it to the device. Otherwise its first launch would upload
-    /// it and allocate memory.
+    /// Instantiates a graph and uploads it to the device. Without the upload, the first launch of
+    /// the graph would allocate device memory.
     pub(super) fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec> {
         let library = self.relaxed()?;
         let mut exec = core::ptr::null_mut();
-        // SAFETY: `exec` is writable, and the graph is live by its type; the flags are 0.
+        // SAFETY: `exec` is writable, `graph` is a live handle, and 0 is a valid value of the
+        // flags.
         library.check("cuGraphInstantiate", unsafe {
             (library.cuGraphInstantiateWithFlags)(&raw mut exec, raw(graph), 0)
         })?;
         let uploaded = self.on_own_stream(&library, |stream| {
-            // SAFETY: `exec` was instantiated above; the stream belongs to the driver.
+            // SAFETY: `exec` was instantiated above. The staging stream lives as long as the driver
+            // object.
             library.check("cuGraphUpload", unsafe {
                 (library.cuGraphUpload)(exec, stream)
             })
         });
         if let Err(error) = uploaded {
-            // SAFETY: `exec` was instantiated above, and nothing else uses it. The first error is
-            // returned.
+            // SAFETY: `exec` was instantiated above, and no other code has the handle. A second
+            // error is ignored, because the first error is returned.
             let _ = unsafe { (library.cuGraphExecDestroy)(exec) };
             return Err(error);
         }
@@ -216,7 +227,8 @@ impl Cuda {
     /// The preconditions of [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both are live, by their types; this function requires the rest.
+        // SAFETY: both handles are live. The caller guarantees the requirements of the graph's
+        // work.
         library.check("cuGraphLaunch", unsafe {
             (library.cuGraphLaunch)(raw_exec(exec), raw_stream(stream))
         })

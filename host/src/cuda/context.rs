@@ -1,4 +1,5 @@
-//! A device with its primary context, and the context and capture mode of the calling thread.
+//! A device with its primary context, and functions that set the current context and the capture
+//! mode of the calling thread.
 
 use core::ffi::c_int;
 use core::fmt;
@@ -14,7 +15,8 @@ use super::staging::Staging;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// Device of the driver library. Lives as long as the process: a primary context is never released.
+/// A CUDA device with its retained primary context. A `Cuda` lives until the process exits, because
+/// the primary context is never released.
 pub(super) struct Cuda {
     pub(super) library: &'static Library,
     pub(super) device: sys::CUdevice,
@@ -23,13 +25,13 @@ pub(super) struct Cuda {
     pub(super) properties: Properties,
     /// Major version of the compute capability.
     pub(super) major: u32,
-    /// Types of handles (`CUmemAllocationHandleType`, or-ed) with which shared memory is created; 0
-    /// if it is allocated as a whole and shared by IPC.
+    /// Bit mask of the handle types (`CUmemAllocationHandleType`) with which shared memory is
+    /// created. If 0, shared memory is allocated by `cuMemAlloc` and exported by IPC.
     pub(super) handles: u32,
     /// True if memory can be registered with a network card.
     pub(super) rdma: bool,
-    /// Shared memory is allocated in multiples of this number of bytes. Each multiple can be bound
-    /// to a multicast object.
+    /// Allocation granularity of shared memory in bytes. Every multiple of it is also a valid size
+    /// for binding memory to a multicast object.
     pub(super) granularity: u64,
     /// Number of live streams.
     pub(super) streams: AtomicU32,
@@ -53,8 +55,8 @@ impl Cuda {
         Ok(self.library)
     }
 
-    /// Makes the primary context current, and permits calls that a capture forbids on this thread
-    /// until the value is dropped.
+    /// Makes the primary context current. Until the returned guard is dropped, this thread may make
+    /// calls that a capture forbids.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         RelaxedCapture::new(self.enter()?)
     }
@@ -76,11 +78,12 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
     })
 }
 
-/// Relaxed capture mode of this thread, until it is dropped. No call is forbidden, and no call
-/// invalidates a capture of this or another thread.
+/// Guard that keeps the calling thread in relaxed capture mode. In this mode no call is forbidden,
+/// and no call invalidates a capture of this or another thread. Dropping the guard restores the
+/// previous mode.
 pub(super) struct RelaxedCapture {
     library: &'static Library,
-    /// The previous mode, as the library's number.
+    /// The previous mode, as the integer value of the library.
     before: c_int,
     /// Not `Send`: the mode belongs to the thread.
     _thread: PhantomData<*mut ()>,

@@ -21,7 +21,7 @@ pub(super) fn count(library: &Library) -> Result<u32> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// Returns the device with a number.
+/// Returns the device with the given ordinal.
 pub(super) fn device(library: &Library, ordinal: u32) -> Result<sys::CUdevice> {
     let mut device = 0;
     // SAFETY: `device` is writable.
@@ -31,7 +31,7 @@ pub(super) fn device(library: &Library, ordinal: u32) -> Result<sys::CUdevice> {
     Ok(device)
 }
 
-/// Returns an attribute, or 0 if the driver is older than the attribute.
+/// Returns the value of an attribute, or 0 if the driver does not know the attribute.
 pub(super) fn attribute(
     library: &Library,
     device: sys::CUdevice,
@@ -47,8 +47,9 @@ pub(super) fn attribute(
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Returns all properties that are known without a context. Only the creation of a fabric handle
-/// shows that fabric handles work.
+/// Returns all properties that can be queried without a context. `fabric` is only the capability
+/// that the driver reports. Opening the device also checks that the process can create fabric
+/// handles.
 pub(super) fn properties(
     library: &Library,
     device: sys::CUdevice,
@@ -108,8 +109,8 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Returns the device's address on the PCI bus, by which other libraries identify it, because they
-/// number devices in another order.
+/// Returns the PCI bus address of the device. NVML identifies a device by this address, because it
+/// numbers the devices in another order than CUDA.
 fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     let mut bus = [0_u8; 64];
     let capacity = bus.len() as c_int - 1;

@@ -1,8 +1,8 @@
 //! NVLink domain of a GPU: GPUs of several hosts that are connected by NVLink switches.
 //!
-//! The management library (NVML) reports a cluster, and a clique of GPUs in it that can access each
-//! other. The library is opened at run time, and used only if the driver supports fabric handles.
-//! Without the library there is no domain.
+//! The management library (NVML) reports the cluster of a GPU and a clique: the GPUs of the cluster
+//! that can access each other. NVML is opened at run time, and only if the driver supports fabric
+//! handles. If NVML is missing, the GPU has no domain.
 
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use core::mem::offset_of;
@@ -67,28 +67,30 @@ type ByBus = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 /// `nvmlDeviceGetGpuFabricInfoV`.
 type GetInfo = unsafe extern "C" fn(*mut c_void, *mut FabricInfo) -> c_int;
 
-/// The initialised management library. It stays initialised until the process ends.
+/// The initialised management library. The library stays initialised until the process exits.
 #[derive(Debug)]
 struct Nvml {
     by_bus: ByBus,
     get_info: GetInfo,
-    /// Keeps the functions mapped.
+    /// Keeps the shared object loaded, so that the function pointers stay valid.
     _object: Object,
 }
 
 impl Nvml {
     /// Opens the library. Returns `None` if it or one of its functions is missing.
     fn open(name: &str) -> Option<Self> {
-        // SAFETY: the initialisers of NVML may run at any time.
+        // SAFETY: loading a library runs its initialisers. The initialisers of NVML have no
+        // preconditions.
         let object = unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
         let object = object
             .inspect_err(|error| tracing::debug!(%error, "no NVLink domain"))
             .ok()?;
-        // SAFETY: the type is that of `nvml.h`.
+        // SAFETY: the function type is the prototype in `nvml.h`.
         let start = unsafe { object.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0") };
-        // SAFETY: the type is that of `nvml.h`.
+        // SAFETY: the function type is the prototype in `nvml.h`.
         let by_bus = unsafe { object.get::<ByBus>(b"nvmlDeviceGetHandleByPciBusId_v2\0") };
-        // SAFETY: the type is that of `nvml.h`. Drivers before 550 lack the function.
+        // SAFETY: the function type is the prototype in `nvml.h`. Drivers before 550 lack the
+        // function.
         let get_info = unsafe { object.get::<GetInfo>(b"nvmlDeviceGetGpuFabricInfoV\0") };
         let (start, by_bus, get_info) = (*start.ok()?, *by_bus.ok()?, *get_info.ok()?);
         // SAFETY: the function has no preconditions.
@@ -117,8 +119,8 @@ impl Nvml {
             version: VERSION,
             ..FabricInfo::default()
         };
-        // SAFETY: `device` comes from the library; `info` is writable and contains its structure's
-        // version.
+        // SAFETY: NVML returned `device`. `info` is writable and contains the version number of its
+        // structure.
         let code = unsafe { (self.get_info)(device, &raw mut info) };
         if code != SUCCESS {
             tracing::debug!(code, ?bus, "no NVLink domain");
@@ -132,8 +134,9 @@ impl Nvml {
     }
 }
 
-/// Returns the NVLink domain of the GPU at `bus`, whose driver supports fabric handles:
-/// `FUSEWIRE_NVLINK_DOMAIN` if set, or else what the management library reports.
+/// Returns the NVLink domain of the GPU at PCI address `bus`. The value of `FUSEWIRE_NVLINK_DOMAIN`
+/// has priority over the domain that NVML reports. The driver of the GPU must support fabric
+/// handles.
 ///
 /// # Errors
 /// `Error::Bootstrap` for an invalid name.
@@ -198,7 +201,7 @@ mod tests {
     #[test]
     fn a_missing_library_reports_no_domain() {
         assert!(Nvml::open("libfusewire-has-no-such-library.so.1").is_none());
-        // A library that exists but lacks the functions.
+        // libc exists but does not have the functions of NVML.
         assert!(Nvml::open("libc.so.6").is_none());
     }
 }

@@ -12,7 +12,7 @@ pub(super) const NOT_FOUND: c_int = CUresult::CUDA_ERROR_NOT_FOUND as c_int;
 pub(super) const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
 pub(super) const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
-/// Creates an error of the library's function `call`.
+/// Creates an error for a failure of the library function `call`.
 pub(super) fn driver(call: &'static str, detail: impl Into<String>) -> Error {
     Error::Driver {
         library: "CUDA",
@@ -21,7 +21,7 @@ pub(super) fn driver(call: &'static str, detail: impl Into<String>) -> Error {
     }
 }
 
-/// Appends information to a failed call's error.
+/// Appends `more` to the message of an error.
 pub(super) fn with(error: Error, more: &str) -> Error {
     match error {
         Error::Driver {
@@ -37,7 +37,8 @@ pub(super) fn with(error: Error, more: &str) -> Error {
     }
 }
 
-/// Describes a code with the library's name and text, if it knows the code, and with a remedy.
+/// Formats a result code with the name and text from the library, if the library knows the code,
+/// and with a remedy, if there is one.
 pub(super) fn describe(code: c_int, text: Option<(String, String)>) -> String {
     let mut detail = match text {
         Some((name, text)) if text.is_empty() => format!("{name} ({code})"),
@@ -51,7 +52,8 @@ pub(super) fn describe(code: c_int, text: Option<(String, String)>) -> String {
     detail
 }
 
-/// Returns true for codes after which every call of the process on the device fails.
+/// Returns true for result codes after which the context is lost: all later calls of the process on
+/// the device fail.
 const fn context_is_lost(code: c_int) -> bool {
     use CUresult as R;
     code == R::CUDA_ERROR_ILLEGAL_ADDRESS as c_int

@@ -42,8 +42,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
     pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the event came from `create_event`, and this function requires that nothing uses
-        // it.
+        // SAFETY: the caller guarantees that the event came from `create_event` and is not used any
+        // more.
         library.check("cuEventDestroy", unsafe {
             (library.cuEventDestroy_v2)(raw(event))
         })
@@ -52,7 +52,7 @@ impl Cuda {
     /// Records an event.
     pub(super) fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both are live, by their types.
+        // SAFETY: `event` and `stream` are live handles (module documentation of `gpu::driver`).
         library.check("cuEventRecord", unsafe {
             (library.cuEventRecord)(raw(event), raw_stream(stream))
         })
@@ -61,7 +61,7 @@ impl Cuda {
     /// Returns true if an event has completed.
     pub(super) fn query_event(&self, event: RawEvent) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: the event is live, by its type.
+        // SAFETY: `event` is a live handle (module documentation of `gpu::driver`).
         let code = unsafe { (library.cuEventQuery)(raw(event)) };
         if code == NOT_READY {
             return Ok(false);
@@ -72,7 +72,7 @@ impl Cuda {
     /// Makes a stream wait for an event.
     pub(super) fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both are live, by their types; the flags are 0.
+        // SAFETY: `event` and `stream` are live handles, and 0 is a valid value of the flags.
         library.check("cuStreamWaitEvent", unsafe {
             (library.cuStreamWaitEvent)(raw_stream(stream), raw(event), 0)
         })
@@ -82,7 +82,7 @@ impl Cuda {
     pub(super) fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let library = self.relaxed()?;
         let mut milliseconds = 0.0;
-        // SAFETY: both are live, by their types, and `milliseconds` is writable.
+        // SAFETY: `start` and `end` are live handles, and `milliseconds` is writable.
         library.check("cuEventElapsedTime", unsafe {
             (library.cuEventElapsedTime)(&raw mut milliseconds, raw(start), raw(end))
         })?;

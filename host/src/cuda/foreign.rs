@@ -12,11 +12,13 @@ use crate::Result;
 use crate::gpu::driver::Export;
 
 impl Cuda {
-    /// Exports an allocation for another process. Returns its base and size, too.
+    /// Exports the allocation that contains `address` for another process. Also returns the base
+    /// address and the size of the allocation.
     ///
-    /// Memory of `cuMemAlloc` is exported by IPC. Virtual memory has no IPC handle; its physical
-    /// allocation is exported by descriptor or fabric handle, if its allocator requested one, and
-    /// base and size are those of the physical allocation.
+    /// Memory from `cuMemAlloc` is exported by IPC. Memory from the virtual memory API has no IPC
+    /// handle. Its physical allocation is exported by file descriptor or fabric handle if the
+    /// allocator requested such a handle type, and the returned base and size are those of the
+    /// physical allocation.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let library = self.relaxed()?;
         let (base, bytes) = range(&library, address).map_err(|error| {
@@ -43,11 +45,13 @@ impl Cuda {
     }
 }
 
-/// Returns the physical memory at an address, if the address is virtual memory.
+/// Returns the physical allocation at an address, if the address was mapped by the virtual memory
+/// API.
 fn retain(library: &Library, address: u64) -> Option<Physical<'_>> {
     let mut handle = 0;
     let pointer = core::ptr::without_provenance_mut::<c_void>(address as usize);
-    // SAFETY: `handle` is writable; an address without a mapping is refused, not accessed.
+    // SAFETY: `handle` is writable. The library does not access the memory at the address and
+    // returns an error if nothing is mapped there.
     let code = unsafe { (library.cuMemRetainAllocationHandle)(&raw mut handle, pointer) };
     (code == error::SUCCESS).then(|| Physical::new(library, handle))
 }
@@ -59,7 +63,7 @@ fn handles(library: &Library, physical: &Physical<'_>) -> Result<u32> {
     library.check("cuMemGetAllocationPropertiesFromHandle", unsafe {
         (library.cuMemGetAllocationPropertiesFromHandle)(properties.as_mut_ptr(), physical.handle())
     })?;
-    // SAFETY: the call above has written the properties. Their other fields are enumerations that
-    // may hold values unknown to the bindings, so only this number is read.
+    // SAFETY: the call above has written the properties. The other fields are enumerations and may
+    // have values that the bindings do not know, so only this integer field is read.
     Ok(unsafe { (&raw const (*properties.as_ptr()).requestedHandleTypes).read() }.0)
 }

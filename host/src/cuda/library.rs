@@ -12,10 +12,10 @@ use crate::{Error, Result};
 /// Oldest supported driver version: CUDA 12.0, driver 525.
 pub(super) const OLDEST: c_int = 12_000;
 
-/// Soname of the driver. Other names are for unusual installations.
+/// Soname of the driver library.
 const SONAME: &str = "libcuda.so.1";
 
-/// Function of the library that older drivers lack.
+/// A library function that older drivers do not have.
 #[derive(Debug)]
 pub(super) struct OptionalFunction<F> {
     function: Option<F>,
@@ -49,8 +49,8 @@ macro_rules! symbols {
         required { $($name:ident($($type:ty),* $(,)?);)* }
         newer { $($later:ident, $since:literal, ($($later_type:ty),* $(,)?);)* }
     ) => {
-        /// The symbols, as functions that return a number where cudarc has an enumeration, because
-        /// a driver may return codes that the bindings do not know.
+        /// The functions of the library. They return an integer instead of cudarc's enumeration,
+        /// because a driver may return result codes that the bindings do not know.
         #[expect(non_snake_case, reason = "the names of the library")]
         #[derive(Debug)]
         pub(super) struct Library {
@@ -60,7 +60,7 @@ macro_rules! symbols {
                 pub(super) $later:
                     OptionalFunction<unsafe extern "C" fn($($later_type),*) -> c_int>,
             )*
-            /// Keeps the functions mapped.
+            /// Keeps the shared object loaded, so that the function pointers stay valid.
             _object: Object,
         }
 
@@ -96,7 +96,7 @@ macro_rules! symbols {
 }
 
 symbols! {
-    // Their argument is a result code, which is a number here.
+    // The argument of these functions is a result code, which this module passes as an integer.
     text {
         cuGetErrorName(c_int, *mut *const c_char);
         cuGetErrorString(c_int, *mut *const c_char);
@@ -278,7 +278,8 @@ symbols! {
 
 /// Looks up a function of an object.
 fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
-    // SAFETY: only the macro above calls this function, with the signature of the function `name`.
+    // SAFETY: only the macro above calls this function. It passes the function type that belongs to
+    // `name`.
     match unsafe { object.get::<F>(name.as_bytes()) } {
         Ok(function) => Ok(*function),
         Err(error) => Err(Error::Driver {
@@ -293,7 +294,7 @@ fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
 }
 
 impl Library {
-    /// Opens and initialises the library in the first call.
+    /// Returns the library. The first call opens and initialises it.
     ///
     /// # Errors
     /// `Error::NoDevice` if there is no driver or no device, `Error::Driver` if a symbol is
@@ -319,7 +320,7 @@ impl Library {
 
     /// Initialises the library. Does nothing when called again.
     fn initialise(&self) -> Result<()> {
-        // SAFETY: the only argument is the flags, which must be 0.
+        // SAFETY: the function takes only flags, which must be 0.
         let code = unsafe { (self.cuInit)(0) };
         if code != error::SUCCESS {
             return Err(no_device(format!(
@@ -357,8 +358,8 @@ impl Library {
             if !known || text.is_null() {
                 return None;
             }
-            // SAFETY: the text is static data of the library, which is never unloaded, and ends
-            // with a zero byte.
+            // SAFETY: the text is a zero-terminated string in static data of the library, which is
+            // never unloaded.
             let text = unsafe { CStr::from_ptr(text) };
             Some(text.to_string_lossy().into_owned())
         };
@@ -399,7 +400,8 @@ fn find() -> Result<Object> {
 fn find_among(names: &[String]) -> Result<Object> {
     let mut broken = None;
     for name in names {
-        // SAFETY: the driver's initialisers may run in any program.
+        // SAFETY: loading a library runs its initialisers. The initialisers of the CUDA driver have
+        // no preconditions.
         match unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
             Ok(object) => return Ok(object),
             Err(error) => {

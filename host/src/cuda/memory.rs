@@ -11,14 +11,14 @@ use super::virtual_memory::{self, Physical};
 use crate::Result;
 use crate::gpu::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory};
 
-/// Private memory is allocated in multiples of this number of bytes.
+/// Allocation granularity of private memory in bytes.
 const WHOLE_PRIVATE: u64 = 512;
 
-/// Shared memory that is allocated as a whole is allocated in multiples of this number of bytes:
-/// IPC maps whole pages of the device, including other allocations in them.
+/// Allocation granularity in bytes of shared memory that is exported by IPC. IPC maps whole device
+/// pages, so a smaller allocation would expose other allocations in the same page.
 pub(super) const WHOLE_SHARED: u64 = 2 << 20;
 
-/// Rounds `bytes` up to a multiple of `granularity`, at least one.
+/// Rounds `bytes` up to a multiple of `granularity`, and to at least one `granularity`.
 pub(super) fn round_up(bytes: u64, granularity: u64) -> Result<u64> {
     bytes
         .max(1)
@@ -54,15 +54,15 @@ impl Cuda {
             })
         });
         if let Err(error) = zeroed {
-            // SAFETY: the memory was allocated above, and nothing else uses it. The first error is
-            // returned.
+            // SAFETY: the memory was allocated above, and no other code has its address. A second
+            // error is ignored, because the first error is returned.
             let _ = unsafe { self.release(memory) };
             return Err(error);
         }
         Ok(memory)
     }
 
-    /// Allocates and maps physical memory with handles for other processes.
+    /// Allocates physical memory that can be exported to other processes, and maps it.
     fn allocate_virtual(&self, library: &Library, bytes: u64) -> Result<RawMemory> {
         let properties = virtual_memory::properties(self.device, self.handles, self.rdma);
         let physical = Physical::create(library, &properties, bytes)?;
@@ -81,7 +81,7 @@ impl Cuda {
         })
     }
 
-    /// Releases memory in the way of its origin.
+    /// Releases memory with the function that matches its [`Origin`].
     ///
     /// # Safety
     /// The preconditions of [`Driver::release`](crate::gpu::driver::Driver::release).
@@ -90,20 +90,20 @@ impl Cuda {
         match memory.origin {
             Origin::Virtual | Origin::ImportedVirtual => {
                 let bytes = memory.bytes;
-                // SAFETY: `map` mapped the address with `bytes` bytes; this function requires that
-                // nothing uses it.
+                // SAFETY: `map` mapped `bytes` bytes at this address, and the caller guarantees
+                // that the memory is not in use.
                 let unmapped = unsafe { virtual_memory::unmap(&library, memory.address, bytes) };
-                // SAFETY: the memory owns the handle.
+                // SAFETY: the handle belongs to `memory`, which the caller releases once.
                 let released = unsafe { (library.cuMemRelease)(memory.handle) };
                 unmapped.and(library.check("cuMemRelease", released))
             }
-            // SAFETY: the address came from cuMemAlloc; this function requires that nothing uses
-            // it.
+            // SAFETY: `cuMemAlloc` returned the address, and the caller guarantees that the memory
+            // is not in use.
             Origin::Whole => library.check("cuMemFree", unsafe {
                 (library.cuMemFree_v2)(memory.address)
             }),
-            // SAFETY: the address came from cuIpcOpenMemHandle; this function requires that nothing
-            // uses it.
+            // SAFETY: `cuIpcOpenMemHandle` returned the address, and the caller guarantees that the
+            // memory is not in use.
             Origin::ImportedIpc => library.check("cuIpcCloseMemHandle", unsafe {
                 (library.cuIpcCloseMemHandle)(memory.address)
             }),
@@ -174,8 +174,8 @@ impl Cuda {
             (library.cuMemHostGetDevicePointer_v2)(&raw mut device, pinned.cast::<c_void>(), 0)
         };
         if let Err(error) = library.check("cuMemHostGetDevicePointer", code) {
-            // SAFETY: the memory was allocated above, and nothing else uses it. The first error is
-            // returned.
+            // SAFETY: the memory was allocated above, and no other code has its address. A second
+            // error is ignored, because the first error is returned.
             let _ = unsafe { (library.cuMemFreeHost)(pinned.cast::<c_void>()) };
             return Err(error);
         }
@@ -192,7 +192,8 @@ impl Cuda {
     /// The preconditions of [`Driver::release_host`](crate::gpu::driver::Driver::release_host).
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the memory came from cuMemHostAlloc; this function requires that nothing uses it.
+        // SAFETY: the caller guarantees that `allocate_host`, which calls `cuMemHostAlloc`,
+        // returned the memory and that it is not in use.
         library.check("cuMemFreeHost", unsafe {
             (library.cuMemFreeHost)(memory.host.cast::<c_void>())
         })
@@ -223,7 +224,7 @@ pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mu
     Ok(pinned.cast::<u8>())
 }
 
-/// Returns base and size of the allocation that contains an address.
+/// Returns the base address and the size of the allocation that contains `address`.
 pub(super) fn range(library: &Library, address: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0_usize);
     // SAFETY: both results are writable; the function accepts any address.
@@ -238,14 +239,15 @@ pub(super) fn ipc_handle(library: &Library, base: u64) -> Result<[u8; HANDLE_BYT
     let mut handle = sys::CUipcMemHandle {
         reserved: [0; HANDLE_BYTES],
     };
-    // SAFETY: `handle` is writable; an invalid address is refused.
+    // SAFETY: `handle` is writable. The library returns an error for an invalid address.
     library.check("cuIpcGetMemHandle", unsafe {
         (library.cuIpcGetMemHandle)(&raw mut handle, base)
     })?;
     Ok(handle.reserved.map(|byte| byte as u8))
 }
 
-/// Maps the allocation of an IPC handle, which must have at least `bytes` bytes.
+/// Maps the allocation that an IPC handle refers to. Fails if the allocation is smaller than
+/// `bytes`.
 fn open_ipc(
     library: &RelaxedCapture,
     handle: &[u8; HANDLE_BYTES],
@@ -256,7 +258,7 @@ fn open_ipc(
     };
     let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
     let mut address = 0;
-    // SAFETY: `address` is writable; an invalid handle is refused.
+    // SAFETY: `address` is writable. The library returns an error for an invalid handle.
     let code = unsafe { (library.cuIpcOpenMemHandle_v2)(&raw mut address, handle, flags) };
     library
         .check("cuIpcOpenMemHandle", code)
@@ -270,7 +272,7 @@ fn open_ipc(
     let there = match range(library, address) {
         Ok((base, there)) => there.saturating_sub(address - base),
         Err(error) => {
-            // The size is checked only if the driver reports it.
+            // If the driver does not report the size, the mapping is accepted without a check.
             tracing::debug!(%error, "the size of a peer's allocation is unknown");
             return Ok(memory);
         }
@@ -278,8 +280,8 @@ fn open_ipc(
     if there >= bytes {
         return Ok(memory);
     }
-    // SAFETY: the allocation was opened above, and nothing else uses it. The first error is
-    // returned.
+    // SAFETY: the allocation was opened above, and no other code has its address. A second error is
+    // ignored, because the first error is returned.
     let _ = unsafe { (library.cuIpcCloseMemHandle)(address) };
     Err(error::driver(
         "cuIpcOpenMemHandle",
@@ -287,7 +289,8 @@ fn open_ipc(
     ))
 }
 
-/// Checks the code of an allocation. Adds the requested and the free size to the error.
+/// Converts the result code of an allocation. An error contains the requested size and the free
+/// memory.
 pub(super) fn check_sized(
     library: &Library,
     call: &'static str,

@@ -1,16 +1,16 @@
 //! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is
 //! opened at run time.
 //!
-//! Nothing of CUDA is linked and no toolkit is needed: `libcuda.so.1` comes with the driver. The
-//! types and constants are cudarc's (`cudarc::driver::sys`). The functions are called through a
-//! table of this module, whose signatures tests compare with cudarc's at compile time. There are
-//! two reasons: a missing symbol is an error here and a panic in cudarc, and a result code that
-//! cudarc does not know is a number here and undefined behaviour in cudarc.
-//! result code that cudarc does not know is a number here and undefined behaviour there.
+//! The crate does not link against CUDA and does not need a toolkit, because `libcuda.so.1` is part
+//! of the driver. The types and constants come from `cudarc::driver::sys`. The functions are called
+//! through a table in this module. The tests compare the signatures in the table with cudarc's
+//! signatures at compile time. The table has two advantages over cudarc's functions. A missing
+//! symbol is an error, whereas cudarc panics. A result code that cudarc does not know is a plain
+//! number, whereas cudarc would convert it to an invalid enum value, which is undefined behaviour.
 //!
 //! # Symbols
 //!
-//! All symbols are looked up by these names when the library is opened. They are required (driver
+//! All symbols are looked up when the library is opened. The following symbols are required (driver
 //! 525, CUDA 12.0):
 //!
 //! | subject | symbols |
@@ -26,8 +26,8 @@
 //! | events | `cuEventCreate` `cuEventDestroy_v2` `cuEventRecord` `cuEventQuery` `cuEventElapsedTime` |
 //! | graphs | `cuStreamBeginCapture_v2` `cuStreamEndCapture` `cuUserObjectCreate` `cuUserObjectRelease` `cuGraphRetainUserObject` `cuGraphGetNodes` `cuGraphInstantiateWithFlags` `cuGraphUpload` `cuGraphLaunch` `cuGraphDestroy` `cuGraphExecDestroy` |
 //!
-//! These symbols are optional. A feature that needs a missing one is skipped, or fails with an
-//! error that names the symbol and the CUDA version:
+//! The following symbols are optional. A feature that needs a missing symbol is skipped or fails
+//! with an error that names the symbol and the CUDA version:
 //!
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
@@ -40,16 +40,16 @@
 //!
 //! # Captures
 //!
-//! CUDA forbids many calls on a thread that captures a stream, and in global mode on all threads of
-//! the process. This module makes such calls in the thread's relaxed mode, and then restores the
-//! mode: an allocation, a module load or an event query neither fails nor invalidates a capture of
-//! other code.
+//! During a stream capture, CUDA forbids many calls on the capturing thread, and in global mode on
+//! all threads of the process. This module switches the calling thread to relaxed mode for such
+//! calls and then restores the previous mode. As a result, an allocation, a module load or an event
+//! query does not fail and does not invalidate a capture of other code.
 //!
 //! # Hardware queues
 //!
-//! Streams share a few hardware queues (8 by default), and kernels of two streams in one queue
-//! start in sequence. If the first waits for the second, as with ranks of one process, they
-//! deadlock. See [`ENVIRONMENT`].
+//! Streams share a few hardware queues (8 by default). Kernels of two streams that share a queue
+//! start in sequence. If the first kernel waits for the second, the two kernels deadlock. This
+//! happens if ranks of one process use streams that share a queue. See [`ENVIRONMENT`].
 
 mod capture;
 mod context;

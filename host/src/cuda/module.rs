@@ -16,14 +16,15 @@ use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule
 /// Size of each of the compiler's two logs in bytes: information and errors.
 const LOG_BYTES: usize = 16 << 10;
 
-/// Dynamic shared memory that a block may use without an attribute.
+/// Bytes of dynamic shared memory that a block may use if the kernel's attribute is not raised.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// Upper bound of the number of a kernel's parameters, which have at most 32,764 bytes in total.
+/// Upper bound of the number of a kernel's parameters: each has at least one byte, and all together
+/// have at most 32,764 bytes.
 const MOST_PARAMETERS: usize = 32_764;
 
-/// Returns true if the library can find the end of an image: text ends with a zero byte; a cubin
-/// and a fat binary contain their size.
+/// Returns true if the library can determine the length of an image. Text must be zero-terminated.
+/// A cubin and a fat binary contain their own length.
 fn ends(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
         || image.starts_with(&0xBA55_ED50_u32.to_le_bytes())
@@ -61,8 +62,9 @@ impl Cuda {
             size,
         ];
         let mut module = core::ptr::null_mut();
-        // SAFETY: `module` is writable; `ends` has checked that the library finds the image's end;
-        // there is one value per option, and the logs have the given sizes.
+        // SAFETY: `module` is writable. `ends` has checked that the library can determine the
+        // length of the image. The arrays have one value per option, and the log buffers have the
+        // given sizes.
         let code = unsafe {
             (library.cuModuleLoadDataEx)(
                 &raw mut module,
@@ -84,8 +86,8 @@ impl Cuda {
             }
         })?;
         if let Err(error) = load_all(&library, module) {
-            // SAFETY: the module was loaded above, and nothing else uses it. The first error is
-            // returned.
+            // SAFETY: the module was loaded above, and no other code has its handle. A second error
+            // is ignored, because the first error is returned.
             let _ = unsafe { (library.cuModuleUnload)(module) };
             return Err(error);
         }
@@ -95,15 +97,16 @@ impl Cuda {
     /// Looks up a kernel by its symbol, loads it, and permits it to use all of a block's shared
     /// memory.
     ///
-    /// Drivers load kernels lazily, by default since 12.2: at the first launch, which waits for the
-    /// device. If a running kernel waits for the kernel being loaded, they deadlock. A library
-    /// cannot rely on `CUDA_MODULE_LOADING=EAGER`, which must be set before the first use of CUDA.
-    /// This function therefore loads every kernel explicitly.
+    /// Since CUDA 12.2, drivers load kernels lazily by default: the first launch of a kernel loads
+    /// it and waits for the device. If a running kernel waits for the kernel that is being loaded,
+    /// the two deadlock. A library cannot rely on `CUDA_MODULE_LOADING=EAGER`, because the variable
+    /// must be set before the first use of CUDA. Therefore this function loads every kernel
+    /// explicitly.
     pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();
-        // SAFETY: `function` is writable, the module is live by its type, and the name ends with a
-        // zero byte.
+        // SAFETY: `function` is writable, `module` is a live handle, and a `CStr` is
+        // zero-terminated.
         let code = unsafe {
             (library.cuModuleGetFunction)(
                 &raw mut function,
@@ -123,7 +126,7 @@ impl Cuda {
         )?;
         let dynamic = self.properties.shared_bytes.saturating_sub(fixed);
         if dynamic > SHARED_UNASKED {
-            // SAFETY: the function was looked up above, in a live module.
+            // SAFETY: the function was looked up above in a live module.
             library.check("cuFuncSetAttribute", unsafe {
                 (library.cuFuncSetAttribute)(
                     function,
@@ -135,7 +138,7 @@ impl Cuda {
         Ok(Some(RawFunction(function.addr())))
     }
 
-    /// Returns offset and size of each parameter.
+    /// Returns the offset and size of each parameter.
     pub(super) fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         let library = self.relaxed()?;
         let Some(ask) = library.cuFuncGetParamInfo.find() else {
@@ -145,7 +148,7 @@ impl Cuda {
         for index in 0..=MOST_PARAMETERS {
             let (mut offset, mut size) = (0, 0);
             let function = function.0 as sys::CUfunction;
-            // SAFETY: the function is live by its type, and both results are writable.
+            // SAFETY: `function` is a live handle, and `offset` and `size` are writable.
             let code = unsafe { ask(function, index, &raw mut offset, &raw mut size) };
             if code == INVALID_VALUE {
                 return Ok(Some(parameters)); // no parameter of that number
@@ -159,7 +162,7 @@ impl Cuda {
         ))
     }
 
-    /// Returns the resources that a kernel needs.
+    /// Returns the resource usage of a kernel.
     pub(super) fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties> {
         let library = self.relaxed()?;
         let ask = |asked| attribute(&library, function.0 as sys::CUfunction, asked);
@@ -171,7 +174,7 @@ impl Cuda {
         })
     }
 
-    /// Returns the number of blocks that can be resident on one multiprocessor.
+    /// Returns the maximum number of blocks that one SM can hold at once.
     pub(super) fn resident_blocks(
         &self,
         function: RawFunction,
@@ -181,7 +184,7 @@ impl Cuda {
         let library = self.relaxed()?;
         let mut blocks: c_int = 0;
         let threads = c_int::try_from(threads).unwrap_or(c_int::MAX);
-        // SAFETY: `blocks` is writable, and the function is live by its type.
+        // SAFETY: `blocks` is writable, and `function` is a live handle.
         library.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
             (library.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
                 &raw mut blocks,
@@ -208,7 +211,7 @@ impl Cuda {
         let (function, stream) = (function.0 as sys::CUfunction, stream.0 as sys::CUstream);
         let (mut attributes, count) = attributes(shape, self.major);
         if count == 0 {
-            // SAFETY: this function requires that the parameters are those of the kernel.
+            // SAFETY: the caller guarantees that `parameters` are the kernel's arguments.
             return library.check("cuLaunchKernel", unsafe {
                 (library.cuLaunchKernel)(
                     function,
@@ -237,7 +240,7 @@ impl Cuda {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as c_uint,
         };
-        // SAFETY: this function requires that the parameters are those of the kernel; the
+        // SAFETY: the caller guarantees that `parameters` are the kernel's arguments. The
         // attributes outlive the call.
         library.check("cuLaunchKernelEx", unsafe {
             (library.cuLaunchKernelEx)(
@@ -250,10 +253,10 @@ impl Cuda {
     }
 }
 
-/// Returns the attributes of a launch and their number. The attribute for dependent launches is
-/// omitted on devices before Hopper (9.0), which lack them: it only permits an early start.
-/// Clusters are a requirement, so they are never omitted, and the library refuses them if
-/// necessary.
+/// Returns the attributes of a launch and the number of attributes in use. Devices before Hopper
+/// (compute capability 9.0) have no dependent launches. For them the attribute is omitted, because
+/// it only permits an earlier start. The cluster attribute is never omitted, because the kernel
+/// depends on it. The library returns an error if the device has no clusters.
 fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], usize) {
     let mut attributes = [sys::CUlaunchAttribute {
         id: AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -306,8 +309,8 @@ fn attribute(library: &Library, function: sys::CUfunction, asked: Attribute) -> 
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// Loads a kernel if the driver loads lazily. A driver without `cuFuncLoad` loads it when its
-/// attributes are queried.
+/// Loads a kernel now instead of at its first launch. A driver without `cuFuncLoad` loads a kernel
+/// when its attributes are queried.
 fn load_function(library: &Library, function: sys::CUfunction) -> Result<()> {
     if let Some(load) = library.cuFuncLoad.find() {
         // SAFETY: the function is live.

@@ -1,4 +1,5 @@
-//! Multicast objects (NVLink SHARP): addresses whose stores reach several devices.
+//! Multicast objects (NVLink SHARP). A store to the mapped address of an object writes the memory
+//! of every device in the object.
 
 use core::ffi::c_ulonglong;
 
@@ -12,7 +13,7 @@ use super::virtual_memory;
 use crate::Result;
 use crate::gpu::driver::{Driver, Export, Import, Origin, RawMemory, RawMulticast};
 
-/// Returns an object's description.
+/// Returns the description of a multicast object for the library.
 fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectProp {
     sys::CUmulticastObjectProp {
         numDevices: devices,
@@ -22,8 +23,8 @@ fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectP
     }
 }
 
-/// Returns the minimum granularity of size, offset and bindings of an object. The recommended
-/// granularity may be many times larger, and would enlarge every window.
+/// Returns the minimum granularity of the size of a multicast object and of the ranges bound to it.
+/// The recommended granularity may be many times larger and would enlarge every window.
 pub(super) fn granularity(
     library: &Library,
     bytes: u64,
@@ -33,7 +34,7 @@ pub(super) fn granularity(
     let properties = properties(bytes, devices, handles);
     let mut granularity = 0_usize;
     let function = library.cuMulticastGetGranularity.need()?;
-    // SAFETY: `granularity` is writable, and `properties` are complete.
+    // SAFETY: `granularity` is writable, and every field of `properties` is initialised.
     library.check("cuMulticastGetGranularity", unsafe {
         function(
             &raw mut granularity,
@@ -64,7 +65,7 @@ impl Cuda {
         let properties = properties(bytes, devices, self.handles);
         let function = library.cuMulticastCreate.need()?;
         let mut handle = 0;
-        // SAFETY: `handle` is writable, and `properties` are complete.
+        // SAFETY: `handle` is writable, and every field of `properties` is initialised.
         library.check("cuMulticastCreate", unsafe {
             function(&raw mut handle, &raw const properties)
         })?;
@@ -91,7 +92,7 @@ impl Cuda {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let function = library.cuMulticastAddDevice.need()?;
-        // SAFETY: the object is live, by its type.
+        // SAFETY: `multicast.handle` is a live handle (module documentation of `gpu::driver`).
         library.check("cuMulticastAddDevice", unsafe {
             function(multicast.handle, self.device)
         })
@@ -117,7 +118,8 @@ impl Cuda {
         }
         let size = multicast.bytes as usize;
         let bind = library.cuMulticastBindMem.need()?;
-        // SAFETY: both handles are live, by their types, and the memory is large enough.
+        // SAFETY: both handles are live (module documentation of `gpu::driver`), and `memory` has
+        // at least `size` bytes.
         let code = unsafe { bind(multicast.handle, 0, memory.handle, 0, size, 0) };
         library
             .check("cuMulticastBindMem", code)
@@ -131,13 +133,13 @@ impl Cuda {
             alignment,
         );
         if mapped.is_err() {
-            // The first error is returned.
+            // A second error is ignored, because the first error is returned.
             let _ = self.unbind(&library, multicast);
         }
         mapped
     }
 
-    /// Unbinds this device's memory. The library requires the range of the bind.
+    /// Unbinds this device's memory. The library requires the same range as for binding.
     fn unbind(&self, library: &Library, multicast: &RawMulticast) -> Result<()> {
         let function = library.cuMulticastUnbind.need()?;
         // SAFETY: `bind_multicast` bound this range.
@@ -147,7 +149,7 @@ impl Cuda {
     }
 
     /// Unmaps, unbinds and releases the object. Continues after a failure and returns the first
-    /// one.
+    /// error.
     ///
     /// # Safety
     /// The preconditions of [`Driver::release_multicast`].
@@ -160,14 +162,14 @@ impl Cuda {
         let library = self.relaxed()?;
         let mut result = Ok(());
         if address != 0 {
-            // SAFETY: `bind_multicast` mapped the address; this function requires that nothing uses
-            // it.
+            // SAFETY: `bind_multicast` mapped the object at `address`, and the caller guarantees
+            // that the object is not in use.
             let unmapped = unsafe { virtual_memory::unmap(&library, address, multicast.bytes) };
             let unbound = self.unbind(&library, &multicast);
             result = unmapped.and(unbound);
         }
-        // SAFETY: the handle came from `create_multicast` or `import_multicast`, and is released
-        // once.
+        // SAFETY: the caller guarantees that `create_multicast` or `import_multicast` returned the
+        // handle and that it is released once.
         let released = library.check("cuMemRelease", unsafe {
             (library.cuMemRelease)(multicast.handle)
         });

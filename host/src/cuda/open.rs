@@ -13,39 +13,39 @@ use super::{device, multicast, virtual_memory};
 use crate::gpu::driver::{Driver, Properties};
 use crate::{Error, Result};
 
-/// Variable with the number of hardware queues.
+/// The environment variable for the number of hardware queues.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
-/// Environment variables, with values, with which processes that use this module should start. A
-/// launcher sets those that are not set.
+/// Environment variables and values that a process should have before it uses this module. A
+/// launcher sets the variables that are not set already.
 ///
 /// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues for streams: 8 by default, at
-/// most 32. The driver reads it once, when it creates a device's context. [`open`] does not set it:
-/// changing the environment while another thread reads it (which a C library may do at any time) is
-/// undefined behaviour, and after another library has used CUDA it has no effect. Therefore the
-/// launcher or the program sets it ([`prepare_environment`]); a process with more streams than
-/// queues gets a warning.
+/// most 32. The driver reads the variable once, when it creates the context of a device. [`open`]
+/// does not set the variable, for two reasons. Changing the environment while another thread reads
+/// it is undefined behaviour, and a C library may read it at any time. The change would also have
+/// no effect if another library has used CUDA before. Therefore the launcher or the program sets
+/// the variable ([`prepare_environment`]). A process with more streams than queues logs a warning.
 pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
 
 /// Number of hardware queues if the variable is not set.
 const QUEUES: u32 = 8;
 
-/// Sets the variables of [`ENVIRONMENT`] that are not set, for this process. Call it first in
-/// `main`, before any use of CUDA.
+/// Sets the variables of [`ENVIRONMENT`] that this process does not have. Call this function at the
+/// start of `main`, before any use of CUDA.
 ///
 /// # Safety
-/// No other thread runs. A thread that reads the environment at the same time, in any language,
-/// would race.
+/// The process must have no other thread. A thread that reads the environment concurrently, in any
+/// language, would race with this function.
 pub unsafe fn prepare_environment() {
     for (name, value) in ENVIRONMENT {
         if std::env::var_os(name).is_none() {
-            // SAFETY: this function requires that no other thread runs.
+            // SAFETY: the caller guarantees that the process has no other thread.
             unsafe { std::env::set_var(name, value) };
         }
     }
 }
 
-/// Returns the number of hardware queues of the process, according to the environment.
+/// Returns the number of hardware queues that the environment of this process sets.
 pub(super) fn queues() -> u32 {
     queues_of(std::env::var(CONNECTIONS).ok().as_deref())
 }
@@ -58,9 +58,9 @@ pub(super) fn queues_of(value: Option<&str>) -> u32 {
         .unwrap_or(QUEUES)
 }
 
-/// Opens the CUDA device with that number. All calls in a process return the same value. The first
-/// call creates the device's primary context (which PyTorch and the CUDA runtime use, too) and may
-/// wait for the device.
+/// Opens the CUDA device with index `ordinal`. All calls with the same `ordinal` return the same
+/// driver. The first call retains the primary context of the device, which PyTorch and the CUDA
+/// runtime also use, and may wait for the device.
 ///
 /// # Errors
 /// `Error::NoDevice` if there is no driver or no such device, `Error::Driver` if the driver is too
@@ -76,8 +76,9 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(driver)
 }
 
-/// Returns the properties of every CUDA device that the process sees. Creates no context, so it
-/// uses no device memory. Only [`open`] checks that fabric handles can be created.
+/// Returns the properties of every CUDA device that the process sees. Creates no context and uses
+/// no device memory. [`Properties::fabric`] is not verified: only [`open`] checks that fabric
+/// handles can be created.
 ///
 /// # Errors
 /// The errors of [`open`].
@@ -109,7 +110,7 @@ impl Cuda {
         let rdma = device::attribute(library, number, rdma)? != 0;
 
         let mut context = core::ptr::null_mut();
-        // SAFETY: `context` is writable. It is never released, so it stays valid.
+        // SAFETY: `context` is writable. The context is never released, so its handle stays valid.
         library.check("cuDevicePrimaryCtxRetain", unsafe {
             (library.cuDevicePrimaryCtxRetain)(&raw mut context, number)
         })?;

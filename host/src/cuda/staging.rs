@@ -1,5 +1,5 @@
-//! Copies between host and device that do not wait for other streams: through a stream of the
-//! driver object and page-locked memory.
+//! Copies between host and device that do not wait for other streams. They go through a page-locked
+//! buffer on a stream of the driver object.
 
 use core::ffi::{c_uint, c_void};
 
@@ -10,14 +10,14 @@ use super::library::Library;
 use super::{memory, stream};
 use crate::Result;
 
-/// Size of the page-locked memory in bytes. Longer copies are divided.
+/// Size of the page-locked buffer in bytes. Longer copies are split into pieces.
 const BYTES: usize = 1 << 20;
 
-/// A piece has the same address modulo this number in page-locked memory and in device memory, so
-/// that aligned words are not torn.
+/// The address of a piece in the page-locked buffer and its device address are equal modulo this
+/// number, so that aligned words are not torn.
 const ALIGNMENT: usize = 16;
 
-/// Stream and page-locked memory, for one copy at a time.
+/// A stream and a page-locked buffer, used by one copy at a time.
 #[derive(Debug)]
 pub(super) struct Staging {
     stream: usize,
@@ -25,7 +25,7 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates stream and memory in the current context.
+    /// Creates the stream and the buffer in the current context.
     pub(super) fn new(library: &Library) -> Result<Self> {
         let stream = stream::create(library)?;
         match memory::host(library, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE as c_uint) {
@@ -34,8 +34,8 @@ impl Staging {
                 host: host.addr(),
             }),
             Err(error) => {
-                // SAFETY: the stream was created above and has not been used. The first error is
-                // returned.
+                // SAFETY: the stream was created above and has not been used. A second error is
+                // ignored, because the first error is returned.
                 let _ = unsafe { (library.cuStreamDestroy_v2)(stream.0 as sys::CUstream) };
                 Err(error)
             }
@@ -47,7 +47,8 @@ impl Staging {
         self.stream as sys::CUstream
     }
 
-    /// Returns the position of a piece for (or from) this device address, and its maximum length.
+    /// Returns the position in the buffer for a piece at device address `device`, and the maximum
+    /// length of the piece.
     const fn buffer(&self, device: u64) -> (*mut u8, usize) {
         let skip = device as usize % ALIGNMENT;
         ((self.host + skip) as *mut u8, BYTES - ALIGNMENT)
@@ -63,7 +64,7 @@ impl Staging {
 }
 
 impl Cuda {
-    /// Calls `work` on the driver object's stream, and waits for the stream.
+    /// Calls `work` with the stream of the driver object, then waits for the stream.
     pub(super) fn on_own_stream(
         &self,
         library: &RelaxedCapture,
@@ -77,7 +78,7 @@ impl Cuda {
     /// Copies to the device and waits.
     ///
     /// # Safety
-    /// The device memory is mapped, and no other access to it races with this one.
+    /// The device memory must be mapped, and no concurrent access may race with the copy.
     pub(super) unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         let library = self.relaxed()?;
         let staging = self.staging();
@@ -85,11 +86,11 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(to);
             let (piece, later) = rest.split_at(rest.len().min(most));
-            // SAFETY: `piece` fits into `buffer`, to which the lock gives exclusive access; no copy
-            // is in progress.
+            // SAFETY: `piece` fits into `buffer`. The lock gives exclusive access to `buffer`, and
+            // no copy is in progress.
             unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), buffer, piece.len()) };
-            // SAFETY: both ranges are mapped until the wait below (this function requires it of the
-            // device's).
+            // SAFETY: the buffer and the device memory stay mapped until the wait below. For the
+            // device memory the caller guarantees this.
             library.check("cuMemcpyHtoDAsync", unsafe {
                 (library.cuMemcpyHtoDAsync_v2)(
                     to,
@@ -116,8 +117,8 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(from);
             let (piece, later) = rest.split_at_mut(rest.len().min(most));
-            // SAFETY: both ranges are mapped until the wait below (this function requires it of the
-            // device's).
+            // SAFETY: the buffer and the device memory stay mapped until the wait below. For the
+            // device memory the caller guarantees this.
             library.check("cuMemcpyDtoHAsync", unsafe {
                 (library.cuMemcpyDtoHAsync_v2)(
                     buffer.cast::<c_void>(),
@@ -127,8 +128,7 @@ impl Cuda {
                 )
             })?;
             staging.wait(&library)?;
-            // SAFETY: the copy has completed, and the lock gives exclusive access to the
-            // page-locked memory.
+            // SAFETY: the copy is complete, and the lock gives exclusive access to the buffer.
             unsafe { core::ptr::copy_nonoverlapping(buffer, piece.as_mut_ptr(), piece.len()) };
             from += piece.len() as u64;
             rest = later;
@@ -136,7 +136,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Locks stream and memory for this thread.
+    /// Locks the stream and the buffer for this thread.
     fn staging(&self) -> std::sync::MutexGuard<'_, Staging> {
         self.staging
             .lock()

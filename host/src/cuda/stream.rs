@@ -17,7 +17,8 @@ pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-/// Creates a stream that does not wait for the legacy default stream, in the current context.
+/// Creates a stream in the current context. The stream does not synchronise with the legacy default
+/// stream.
 pub(super) fn create(library: &Library) -> Result<RawStream> {
     let mut stream = core::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -33,7 +34,8 @@ impl Cuda {
     pub(super) fn create_stream(&self) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library)?;
-        // The driver object's own stream uses a queue, too.
+        // Counts the new stream and the staging stream of the driver object, which also uses a
+        // queue.
         let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
         static WARNED: AtomicBool = AtomicBool::new(false);
         let queues = queues();
@@ -54,8 +56,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
     pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the stream came from `create_stream`, and this function requires that nothing
-        // uses it.
+        // SAFETY: the caller guarantees that the stream came from `create_stream` and is not used
+        // any more.
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
@@ -63,10 +65,10 @@ impl Cuda {
         Ok(())
     }
 
-    /// Returns true if a stream has completed its work.
+    /// Returns true if all work of a stream is complete.
     pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: the stream is live, by its type.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
         if code == NOT_READY {
             return Ok(false);
@@ -77,7 +79,7 @@ impl Cuda {
     /// Waits for a stream.
     pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the stream is live, by its type.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         library.check("cuStreamSynchronize", unsafe {
             (library.cuStreamSynchronize)(raw(stream))
         })
@@ -94,16 +96,16 @@ impl Cuda {
         data: *mut c_void,
     ) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: the stream is live, by its type; this function requires a callback that accepts
-        // `data`.
+        // SAFETY: `stream` is a live handle. The caller guarantees that `data` is valid for
+        // `callback` at every call.
         library.check("cuLaunchHostFunc", unsafe {
             (library.cuLaunchHostFunc)(raw(stream), Some(callback), data)
         })
     }
 
-    /// Makes a stream wait for a word of device memory. In the second version of these functions,
-    /// 32-bit words require no device attribute (attributes 122 and 123 are for 64 bits and for
-    /// NOR). A device without support, such as some virtual ones, refuses the call.
+    /// Makes a stream wait for a word of device memory. The `_v2` functions require no device
+    /// attribute for 32-bit words (attributes 122 and 123 are for 64-bit words and for NOR). The
+    /// call fails on a device without support, such as some virtual GPUs.
     ///
     /// # Safety
     /// The preconditions of [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).
@@ -111,7 +113,7 @@ impl Cuda {
         let library = self.enter()?;
         let function = library.cuStreamWaitValue32_v2.need()?;
         let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
-        // SAFETY: the stream is live, by its type; this function requires that the word is mapped.
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
         library.check("cuStreamWaitValue32", unsafe {
             function(raw(stream), at, value, flags)
         })
@@ -125,13 +127,13 @@ impl Cuda {
         let library = self.enter()?;
         let function = library.cuStreamWriteValue32_v2.need()?;
         let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as c_uint;
-        // SAFETY: the stream is live, by its type; this function requires that the word is mapped.
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
         library.check("cuStreamWriteValue32", unsafe {
             function(raw(stream), at, value, flags)
         })
     }
 
-    /// Copies in the order of a stream.
+    /// Enqueues a copy on a stream.
     ///
     /// # Safety
     /// The preconditions of [`Driver::copy`](crate::gpu::driver::Driver::copy).
@@ -146,7 +148,7 @@ impl Cuda {
             return Ok(());
         }
         let library = self.enter()?;
-        // SAFETY: this function requires that both ranges are mapped until the copy has completed.
+        // SAFETY: the caller guarantees that both ranges stay mapped until the copy is complete.
         library.check("cuMemcpyAsync", unsafe {
             (library.cuMemcpyAsync)(to, from, bytes as usize, raw(stream))
         })

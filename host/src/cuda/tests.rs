@@ -54,13 +54,13 @@ fn another_library_lacks_a_symbol() {
 
 #[test]
 fn opening_never_panics() {
-    // A machine without a driver returns the error of the missing driver; one with a driver has
-    // devices.
+    // `devices` fails on a machine without a driver, and returns at least one device on a machine
+    // with a driver.
     match devices() {
         Ok(devices) => assert!(!devices.is_empty()),
         Err(error) => assert!(no_device(error).contains("driver")),
     }
-    // No machine has so many devices.
+    // No machine has a million devices.
     match open(1_000_000).unwrap_err() {
         Error::NoDevice { device, detail } if device == "cuda:1000000" => {
             assert!(detail.contains("CUDA_VISIBLE_DEVICES"), "{detail}");

@@ -1,4 +1,4 @@
-//! Physical memory with handles, and the addresses at which it is mapped.
+//! Physical memory with exportable handles, and its mapping to virtual addresses.
 
 use core::ffi::{c_int, c_uchar, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,7 +15,7 @@ pub(super) const DESCRIPTOR: u32 = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DES
 /// Handle type of memory that can be exported as a fabric handle.
 pub(super) const FABRIC: u32 = HandleType::CU_MEM_HANDLE_TYPE_FABRIC.0;
 
-/// Returns the properties of device memory with these types of handles.
+/// Returns the properties of device memory that can be exported by the given handle types.
 pub(super) const fn properties(
     device: sys::CUdevice,
     handles: u32,
@@ -35,7 +35,7 @@ pub(super) const fn properties(
     }
 }
 
-/// Returns a device as a memory location.
+/// Returns the memory location of a device.
 const fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation {
         type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -52,7 +52,7 @@ pub(super) fn granularity(
 ) -> Result<u64> {
     let properties = properties(device, handles, rdma);
     let mut granularity = 0_usize;
-    // SAFETY: `granularity` is writable, and `properties` are complete.
+    // SAFETY: `granularity` is writable, and every field of `properties` is initialised.
     library.check("cuMemGetAllocationGranularity", unsafe {
         (library.cuMemGetAllocationGranularity)(
             &raw mut granularity,
@@ -85,7 +85,7 @@ impl<'a> Physical<'a> {
         bytes: u64,
     ) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: `handle` is writable, and `properties` are complete.
+        // SAFETY: `handle` is writable, and every field of `properties` is initialised.
         let code = unsafe { (library.cuMemCreate)(&raw mut handle, bytes as usize, properties, 0) };
         memory::check_sized(library, "cuMemCreate", code, bytes)?;
         Ok(Self::new(library, handle))
@@ -96,7 +96,7 @@ impl<'a> Physical<'a> {
         self.handle
     }
 
-    /// Returns the handle and passes its ownership to the caller.
+    /// Returns the handle without releasing it. The caller becomes its owner.
     pub(super) const fn keep(self) -> sys::CUmemGenericAllocationHandle {
         let handle = self.handle;
         core::mem::forget(self);
@@ -106,13 +106,14 @@ impl<'a> Physical<'a> {
 
 impl Drop for Physical<'_> {
     fn drop(&mut self) {
-        // SAFETY: this value owns the handle. It is dropped only after a failure, whose error is
-        // reported.
+        // SAFETY: a `Physical` owns its handle. An error is ignored, because `drop` cannot return
+        // it.
         let _ = unsafe { (self.library.cuMemRelease)(self.handle) };
     }
 }
 
-/// Maps all memory of a handle at a new address, for reads and writes by the device.
+/// Maps the whole allocation of a handle at a new address. The device can read and write the
+/// mapping.
 pub(super) fn map(
     library: &Library,
     device: sys::CUdevice,
@@ -126,10 +127,11 @@ pub(super) fn map(
     library.check("cuMemAddressReserve", unsafe {
         (library.cuMemAddressReserve)(&raw mut address, size, alignment, 0, 0)
     })?;
-    // SAFETY: the addresses were reserved above, and nothing is mapped there.
+    // SAFETY: the address range was reserved above, and nothing is mapped in it.
     let code = unsafe { (library.cuMemMap)(address, size, 0, handle, 0) };
     if let Err(error) = library.check("cuMemMap", code) {
-        // SAFETY: the addresses were reserved above, with that size. The first error is returned.
+        // SAFETY: the address range was reserved above with the same size. A second error is
+        // ignored, because the first error is returned.
         let _ = unsafe { (library.cuMemAddressFree)(address, size) };
         return Err(error::with(error, &format!("{bytes} bytes")));
     }
@@ -137,34 +139,36 @@ pub(super) fn map(
         location: location(device),
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: the range was mapped above, with that size; `access` is one description.
+    // SAFETY: the range was mapped above with the same size, and the count 1 matches the single
+    // `access` descriptor.
     let code = unsafe { (library.cuMemSetAccess)(address, size, &raw const access, 1) };
     if let Err(error) = library.check("cuMemSetAccess", code) {
-        // SAFETY: the range was mapped above, and nothing uses it. The first error is returned.
+        // SAFETY: the range was mapped above, and no other code has its address. A second error is
+        // ignored, because the first error is returned.
         let _ = unsafe { unmap(library, address, bytes) };
         return Err(error);
     }
     Ok(address)
 }
 
-/// Undoes [`map`]. Continues after a failure and returns the first one.
+/// Unmaps memory that [`map`] mapped. Continues after a failure and returns the first error.
 ///
 /// # Safety
-/// `address` came from `map` with `bytes` bytes, and nothing uses it.
+/// [`map`] must have returned `address` for `bytes` bytes, and the mapping must not be in use.
 pub(super) unsafe fn unmap(library: &Library, address: u64, bytes: u64) -> Result<()> {
     let size = bytes as usize;
-    // SAFETY: this function requires an address that `map` returned.
+    // SAFETY: the caller guarantees that `map` mapped `size` bytes at `address`.
     let unmapped = library.check("cuMemUnmap", unsafe { (library.cuMemUnmap)(address, size) });
-    // SAFETY: `map` reserved the addresses.
+    // SAFETY: `map` reserved this address range with the same size.
     let freed = library.check("cuMemAddressFree", unsafe {
         (library.cuMemAddressFree)(address, size)
     });
     unmapped.and(freed)
 }
 
-/// Exports a handle for another process: as a fabric handle if possible, which works on this and
-/// other hosts, or else as a file descriptor. `handles` are the types with which the memory was
-/// created.
+/// Exports a handle for another process: as a fabric handle if `handles` contains that type,
+/// because it is valid on this and other hosts, otherwise as a file descriptor. `handles` is the
+/// bit mask of the types with which the memory was created.
 pub(super) fn export(
     library: &Library,
     handle: sys::CUmemGenericAllocationHandle,
@@ -173,7 +177,7 @@ pub(super) fn export(
     if handles & FABRIC != 0 {
         let mut fabric = [0_u8; HANDLE_BYTES];
         let out = fabric.as_mut_ptr().cast::<c_void>();
-        // SAFETY: a fabric handle has HANDLE_BYTES bytes, which are writable.
+        // SAFETY: a fabric handle has `HANDLE_BYTES` bytes, the size of the writable buffer.
         library.check("cuMemExportToShareableHandle", unsafe {
             (library.cuMemExportToShareableHandle)(
                 out,
@@ -194,7 +198,8 @@ pub(super) fn export(
     let mut descriptor: c_int = -1;
     let out = (&raw mut descriptor).cast::<c_void>();
     let kind = HandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    // SAFETY: a descriptor is an int, which is writable.
+    // SAFETY: for this handle type the library writes an `int`, and `descriptor` is a writable
+    // `int`.
     library.check("cuMemExportToShareableHandle", unsafe {
         (library.cuMemExportToShareableHandle)(out, handle, kind, 0)
     })?;
@@ -204,10 +209,10 @@ pub(super) fn export(
             "the driver returned no file descriptor",
         ));
     }
-    // SAFETY: the call returned a new descriptor, which nothing else owns.
+    // SAFETY: the call returned a new descriptor, and no other code owns it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-    // SAFETY: the descriptor is open. If the call fails, a child process inherits it and keeps the
-    // memory allocated.
+    // SAFETY: `descriptor` is open, and the call accesses no memory. If the call fails, child
+    // processes inherit the descriptor and keep the memory allocated.
     unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
     Ok(Export::Descriptor(descriptor))
 }
@@ -235,7 +240,8 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
         }
     };
     let mut handle = 0;
-    // SAFETY: `handle` is writable; `pointer` is a descriptor as a number, or a fabric handle.
+    // SAFETY: `handle` is writable. `pointer` is the integer value of a descriptor or points to a
+    // fabric handle, as `kind` requires.
     let code = unsafe { (library.cuMemImportFromShareableHandle)(&raw mut handle, pointer, kind) };
     library
         .check("cuMemImportFromShareableHandle", code)
@@ -243,9 +249,9 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     Ok(Physical::new(library, handle))
 }
 
-/// Returns true if memory with these types of handles, including fabric handles, can be created,
-/// exported and imported. A process may lack the permission although the device supports them (no
-/// IMEX channel).
+/// Returns true if this process can create, export and import memory with these handle types, which
+/// include fabric handles. A process without an IMEX channel has no permission for fabric handles,
+/// even if the device supports them.
 pub(super) fn probe_fabric(
     library: &Library,
     device: sys::CUdevice,
