@@ -1,4 +1,5 @@
-//! Work in flight: the resources that it keeps alive, and the report of its end to its owner.
+//! Operations in flight: the resources that they keep alive, and the completion reports to their
+//! owners.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -18,12 +19,13 @@ pub(crate) struct Copy {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: u64,
-    /// Keeps source and target alive.
+    /// Keeps the source and the target alive.
     #[expect(dead_code, reason = "keeps memory alive")]
     pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
 }
 
-/// A closure that the driver calls, with the first error since it was last reported.
+/// A closure that the driver calls, and the first error of the closure that has not been reported
+/// yet.
 pub(super) struct HostCall {
     pub(super) call: HostFn,
     pub(super) error: Mutex<Option<Error>>,
@@ -38,8 +40,8 @@ impl HostCall {
     }
 
     pub(super) unsafe extern "C" fn run(data: *mut c_void) {
-        // SAFETY: `data` is the address of a `HostCall` in an `Arc` that the `InFlight` entry or
-        // the graph keeps alive until the driver has made the call.
+        // SAFETY: `data` is the address of a `HostCall` in an `Arc`. The `InFlight` entry or the
+        // graph keeps this `Arc` alive until the driver has made the call.
         let this = unsafe { &*data.cast::<Self>() };
         let result =
             panic::catch_unwind(AssertUnwindSafe(|| (this.call)())).unwrap_or_else(|panic| {
@@ -64,14 +66,16 @@ pub(super) enum WorkKind {
     Host(Arc<HostCall>),
     Call(HostFn, Option<Error>),
     Copies(Arc<[Copy]>, Option<Error>),
-    /// The operation failed. What it enqueued before the failure may still use the kept memory.
+    /// The operation failed. Work that it enqueued before the failure may still use the memory in
+    /// the [`KeepAlive`].
     Failed(Error, KeepAlive),
 }
 
 /// An operation in flight.
 pub(super) struct InFlight {
     pub(super) number: u64,
-    /// Recorded after the operation, unless `unrecorded` holds the reason why that failed.
+    /// The event that was recorded after the operation. If recording failed, `unrecorded` contains
+    /// the error.
     pub(super) event: RawEvent,
     pub(super) unrecorded: Option<Error>,
     pub(super) sticky: bool,
@@ -80,12 +84,12 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Reports the end of the work to its owners; `lost` is the error if the device was lost.
-    /// Returns the result, and a list for reuse.
+    /// Reports to the owners that the work is complete. `lost` is the error of the device if the
+    /// device was lost. Returns the result of the work, and a list of words for reuse.
     pub(super) fn settle(kind: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
-        // Owners call user hooks, which may panic.
+        // An owner may call user hooks, which may panic.
         let result = panic::catch_unwind(AssertUnwindSafe(|| match kind {
             WorkKind::Launch(owner, word, info, keep) => {
                 let after = owner.map_or(Ok(()), |owner| owner.after(word, &info, ran));
@@ -121,21 +125,21 @@ impl InFlight {
     }
 }
 
-/// Work that was in flight when its stream was dropped, and the stream itself if it must be
-/// destroyed after the work.
+/// Work that was in flight when its stream was dropped. Includes the handle of the stream if the
+/// stream must be destroyed after the work is complete.
 pub(super) struct DeferredRelease {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) stream: Option<RawStream>,
 }
 
 impl DeferredRelease {
-    /// Releases the work that has ended. Returns whether all of it has.
+    /// Releases the resources of completed work. Returns true if all of the work is complete.
     pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
         let driver = gpu.driver();
         while !self.in_flight.is_empty() {
-            // Work whose event could not be recorded has ended when a later event is complete. If
-            // no later event exists, its end cannot be detected, and its memory is leaked rather
-            // than freed too early.
+            // Work without a recorded event is known to be complete when a later event of the
+            // stream is complete. If no later event exists, the completion of the work cannot be
+            // detected. Its memory is then leaked, because freeing it could be too early.
             let later = self.in_flight.iter().find(|it| it.unrecorded.is_none());
             let lost = match later.map(|work| driver.query_event(work.event)) {
                 None | Some(Ok(false)) => return false,
@@ -149,7 +153,8 @@ impl DeferredRelease {
             if let Err(error) = result {
                 tracing::warn!(%error, "work of a stream that was dropped has failed");
             }
-            // SAFETY: `create_event` created the event for this entry, which was its only owner.
+            // SAFETY: `create_event` created the event for this entry. The entry was the only owner
+            // of the event and has been removed.
             let _ = unsafe { driver.destroy_event(work.event) };
         }
         if let Some(stream) = self.stream.take() {
@@ -161,8 +166,8 @@ impl DeferredRelease {
 
 /// Destroys a stream that `create_stream` returned and that is not used any more.
 pub(super) fn end_stream(driver: &dyn Driver, stream: RawStream) {
-    // SAFETY: both callers pass a stream that this crate created (`owned`) when its last handle is
-    // dropped.
+    // SAFETY: both callers pass a stream that this crate created (`owned`), after the last handle
+    // of the stream was dropped.
     if let Err(error) = unsafe { driver.destroy_stream(stream) } {
         tracing::warn!(%error, "a stream could not be destroyed");
     }

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// Maximum number of parameters of a kernel.
 const MAX_PARAMS: usize = MAX_PARAM_BYTES / 4;
 
-/// A kernel of a loaded module. Lives until the process ends.
+/// A kernel of a loaded module. It stays loaded until the process exits.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     /// Symbol.
@@ -32,7 +32,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Wraps `function`, whose parameters were compared with `params`.
+    /// Wraps `function`. The caller has compared the parameters of `function` with `params`.
     pub(super) fn new(function: &Function, params: &'static [ParamField]) -> Self {
         Self {
             name: function.name,
@@ -43,18 +43,18 @@ impl Kernel {
     }
 }
 
-/// The part of one rank in a multi-rank grid.
+/// A multi-rank grid and the rank that launches through it.
 #[derive(Clone, Debug)]
 pub(crate) struct GridMember {
-    /// The grid that launches for all ranks.
+    /// The multi-rank grid, which launches for all ranks.
     pub(crate) grid: Arc<MultiRankGrid>,
-    /// This rank in the grid.
+    /// The number of this rank in the grid.
     pub(crate) rank: u32,
-    /// Time limit of the wait for the other ranks.
+    /// Maximum time to wait for the launches of the other ranks.
     pub(crate) timeout: Duration,
 }
 
-/// A kernel with its arguments and everything else that a launch needs: a plain record.
+/// A kernel with its arguments, its shape and the values that the launch keeps alive.
 #[derive(Clone)]
 pub(crate) struct Launch {
     kernel: &'static Kernel,
@@ -82,9 +82,9 @@ impl Launch {
     /// Creates a launch of `kernel`. Copies `params`, the bytes of its parameter struct.
     ///
     /// # Safety
-    /// `params` must be the parameter struct of `kernel`. At every execution of the launch (a graph
-    /// may replay it later) the kernel's own requirements must hold, such as the validity of the
-    /// pointers among its arguments; [`Launch::keeping`] helps.
+    /// `params` must be the parameter struct of `kernel`. The requirements of the kernel, such as
+    /// valid pointers among its arguments, must hold at every execution of the launch, including
+    /// later replays of a graph. [`Launch::keeping`] can keep memory valid.
     pub(crate) unsafe fn new(
         kernel: &'static Kernel,
         params: &[u8],
@@ -129,7 +129,8 @@ impl Launch {
         })
     }
 
-    /// Sets the owner to call before and after each execution, with `info`.
+    /// Sets the owner, whose callbacks run before and after each execution of the launch with
+    /// `info`.
     #[must_use]
     pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
@@ -137,23 +138,25 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive as long as the launch, or a graph that contains it, can run.
+    /// Keeps memory alive until neither the launch nor a graph that contains the launch can run any
+    /// more.
     #[must_use]
     pub(crate) fn keeping(mut self, keep: [Option<Arc<dyn Any + Send + Sync>>; 4]) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Copies a table to the device before the kernel, from page-locked memory that
-    /// [`Launch::keeping`] keeps alive and that is not written until the copy is complete.
+    /// Adds a copy of a table to the device before the kernel. The source is page-locked memory. It
+    /// must be kept alive by [`Launch::keeping`] and must not be written until the copy is
+    /// complete.
     #[must_use]
     pub(crate) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;
         self
     }
 
-    /// Launches together with the other ranks if `member` is given. [`Launch::issue`] then waits
-    /// for the launches of the other ranks.
+    /// Makes this a launch of a multi-rank grid if `member` is given. [`Launch::issue`] then waits
+    /// until all other ranks have launched.
     #[must_use]
     pub(crate) fn in_grid(mut self, member: Option<GridMember>) -> Self {
         self.grid = member;
@@ -163,15 +166,16 @@ impl Launch {
     /// Enqueues the kernel on a stream.
     pub(super) fn issue(&self, driver: &dyn Driver, stream: RawStream) -> Result<()> {
         if let Some(upload) = self.upload {
-            // SAFETY: `keep` holds both memories (see `uploading`). If the launch below fails,
-            // `WorkKind::Failed` keeps them until the stream has executed the copy.
+            // SAFETY: `keep` holds the source and the target of the copy (see `uploading`). If the
+            // launch below fails, `WorkKind::Failed` keeps them alive until the stream has executed
+            // the copy.
             unsafe { driver.copy(upload.to, upload.from, upload.bytes, stream)? };
         }
         if let Some(member) = &self.grid {
             let params = &bytemuck::bytes_of(&self.params)[..self.bytes];
-            // SAFETY: by the contract of `new`, the bytes are the kernel's parameter struct and
-            // fulfil its requirements. The stream belongs to the grid's driver, because both are of
-            // this communicator's GPU.
+            // SAFETY: by the contract of `new`, `params` is the parameter struct of the kernel and
+            // fulfils the requirements of the kernel. The stream belongs to the driver of the grid,
+            // because the stream and the grid belong to the same GPU of the communicator.
             return unsafe {
                 member.grid.launch_within(
                     member.timeout,
@@ -188,9 +192,9 @@ impl Launch {
         for (at, field) in parameters.iter_mut().zip(self.kernel.params) {
             *at = base.wrapping_add(field.offset).cast_mut().cast();
         }
-        // SAFETY: the addresses are those of the kernel's arguments in order, because
-        // `kernel.params` was compared with the image's metadata. By the contract of `new` the
-        // arguments fulfil the kernel's requirements.
+        // SAFETY: the array contains the addresses of the kernel's arguments in order, because
+        // `kernel.params` was compared with the metadata of the image. By the contract of `new` the
+        // arguments fulfil the requirements of the kernel.
         unsafe {
             driver.launch(
                 self.kernel.raw,

@@ -1,8 +1,8 @@
-//! GPU devices: memory, streams, events, graphs and kernels, on a driver library that is opened at
-//! run time.
+//! GPU devices: memory, streams, events, graphs and kernels. The driver library is opened at run
+//! time.
 //!
-//! [`driver::Driver`] is the interface to the library. Everything built on it in this module is
-//! common to CUDA and HIP.
+//! [`driver::Driver`] is the interface to the driver library. All other code in this module works
+//! with any [`driver::Driver`], CUDA or HIP.
 
 mod device;
 pub mod driver;

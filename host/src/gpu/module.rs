@@ -1,5 +1,5 @@
-//! Modules: images that a driver has loaded, with kernels whose parameters were compared with the
-//! program's.
+//! Modules: images that a driver has loaded. The kernel parameters in an image are compared with
+//! those of the program.
 
 use core::num::NonZero;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -27,12 +27,12 @@ pub struct Function {
     pub raw: RawFunction,
     /// Resource usage.
     pub properties: FunctionProperties,
-    /// Offset and size in bytes of each parameter, in order. The same in the parameter struct and
-    /// in the image.
+    /// Offset and size in bytes of each parameter, in order. The parameter struct and the image
+    /// agree on these values.
     pub params: Vec<(usize, usize)>,
 }
 
-/// A loaded image, with all of its kernels that the program uses.
+/// A loaded image, with the kernels of the image that the program uses.
 #[derive(Clone, Debug)]
 pub struct Module {
     name: String,
@@ -44,15 +44,15 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads `image` and looks up every one of `kernels` in it. Logs a warning for kernels that use
-    /// local memory.
+    /// Loads `image` and looks up all `kernels` in it. Logs a warning for kernels that use local
+    /// memory.
     ///
-    /// May wait for the device, and takes seconds if the driver compiles PTX that is not in its
-    /// cache, so call it before any communication.
+    /// Call this function before any communication: it may wait for the device, and takes seconds
+    /// if the driver has to compile PTX.
     ///
     /// # Errors
-    /// `Error::Image` if a kernel is missing, or if the image reads its parameters at other offsets
-    /// than the program writes them; `Error::Driver` if the driver refuses the image.
+    /// `Error::Image` if a kernel is missing, or if the parameter offsets in the image differ from
+    /// those in the program; `Error::Driver` if the driver cannot load the image.
     pub fn load<'a>(
         driver: &dyn Driver,
         image: &Image,
@@ -115,12 +115,12 @@ impl Module {
     }
 }
 
-/// Loads the library's images of all families that `kernels` belong to, on several threads, like
-/// [`Module::load`]. Returns the modules sorted by name.
+/// Loads the library's images of all kernel families that `kernels` belong to. Calls
+/// [`Module::load`] on several threads. Returns the modules sorted by name.
 ///
 /// # Errors
-/// The errors of [`Module::load`]; `Error::Image` if the library has no image for the device, or
-/// none of a family.
+/// The errors of [`Module::load`]; `Error::Image` if the library has no image for the device or for
+/// one of the families.
 pub fn load_library(
     driver: &dyn Driver,
     images: &Images,
@@ -157,7 +157,7 @@ pub fn load_library(
     Ok(modules)
 }
 
-/// Looks up a kernel and compares its parameters.
+/// Looks up a kernel and compares its parameters with those of the program.
 fn function(
     driver: &dyn Driver,
     image: &Image,
@@ -212,13 +212,13 @@ fn function(
     })
 }
 
-/// The advice for an image of another version.
+/// The remedy in the error for an image of another version.
 const REBUILD: &str = "image and program are of different versions: rebuild the image \
                        (`fusewire-build images` for the library's own, `fusewire-build build` for \
                        others)";
 
-/// Describes the first difference between the offsets at which a kernel reads its parameters and
-/// those at which the program writes them.
+/// Describes the first parameter whose offset or size in the image (`read`) differs from the
+/// program (`put`).
 fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
     for (index, field) in put.iter().enumerate() {
         let expected = (field.offset, field.size);

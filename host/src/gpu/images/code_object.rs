@@ -1,7 +1,7 @@
 //! The metadata of an AMD code object: its target, and the arguments of its kernels.
 //!
-//! Source: LLVM's "User Guide for AMDGPU Backend", Code Object V3 and above Metadata: a MessagePack
-//! map in a note of the ELF file.
+//! The metadata is a MessagePack map in a note of the ELF file. Source: LLVM's "User Guide for
+//! AMDGPU Backend", section "Code Object V3 and Above Metadata".
 
 use serde::Deserialize;
 
@@ -43,7 +43,7 @@ pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
         .ok_or_else(|| "it is an ELF file, but no code object of an AMD GPU".to_owned())?;
     let metadata: Metadata = rmp_serde::from_slice(metadata)
         .map_err(|error| format!("its metadata cannot be understood: {error}"))?;
-    // For example amdgcn-amd-amdhsa--gfx942:sramecc+.
+    // An example of a target is `amdgcn-amd-amdhsa--gfx942:sramecc+`.
     let target = metadata.target.rsplit_once("--").map_or("", |(_, gpu)| gpu);
     let target = target.split(':').next().unwrap_or_default().to_owned();
     let kernels = metadata.kernels.into_iter().map(|kernel| Entry {
@@ -77,7 +77,7 @@ fn metadata(file: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// Returns the metadata among the notes of a segment.
+/// Returns the contents of the metadata note in a segment of notes.
 fn note(mut notes: &[u8]) -> Option<&[u8]> {
     loop {
         let name = usize::try_from(word(notes, 0)?).ok()?;

@@ -1,15 +1,15 @@
 //! The metadata of a cubin: its target, and the parameters of its kernels.
 //!
-//! NVIDIA does not document the format. The header's flags are those of LLVM's
-//! `BinaryFormat/ELF.h`. Everything here was compared with the output of `ptxas` 12.8 and 13.5:
+//! NVIDIA does not document the format. The header flags are taken from `BinaryFormat/ELF.h` of
+//! LLVM. This parser was compared with the output of `ptxas` 12.8 and 13.5:
 //!
 //! | ELF ABI version | written by | architecture in `e_flags` | for this architecture only |
 //! |---|---|---|---|
 //! | 7 (OS ABI 0x33) | 12.x for GPUs before Blackwell | bits 0..8 | bit 11 |
 //! | 8 (OS ABI 0x41) | 12.8 for Blackwell, 13 for all | bits 8..16 | bit 3 (12.8 only) |
 //!
-//! A kernel is a symbol of type function with bit 4 of `st_other` set. Section `.nv.info.NAME` has
-//! its attributes; attributes 0x17 and 0x45 describe a parameter.
+//! A kernel is a function symbol with bit 4 of `st_other` set. Section `.nv.info.NAME` contains the
+//! attributes of kernel NAME. Each attribute 0x17 or 0x45 describes one parameter.
 
 use super::Entry;
 
@@ -22,9 +22,10 @@ const SYMBOL_FUNCTION: u8 = 2;
 const OTHER_ENTRY: u8 = 0x10;
 /// An attribute whose value is longer than two bytes.
 const FORMAT_LONG: u8 = 4;
-/// `EIATTR_KPARAM_INFO`: the parameter's size has 14 bits, from bit 18 on.
+/// `EIATTR_KPARAM_INFO`: the size of the parameter is in 14 bits, starting at bit 18.
 const ATTRIBUTE_PARAMETER: u8 = 0x17;
-/// The second form, for kernels with more than 4 KiB of parameters: the size has 16 bits.
+/// The variant of `EIATTR_KPARAM_INFO` for kernels with more than 4 KiB of parameters. The size of
+/// the parameter has 16 bits.
 const ATTRIBUTE_LARGE: u8 = 0x45;
 
 /// Returns whether an ELF file is for an NVIDIA GPU.
@@ -39,7 +40,7 @@ pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
     Ok((target, entries))
 }
 
-/// Returns the target that the header names.
+/// Returns the target that the ELF header encodes.
 fn target(file: &[u8]) -> Result<String, String> {
     if file.get(4..6) != Some(&[2, 1]) {
         return Err("it is a cubin, but not of 64 bits".to_owned());

@@ -1,4 +1,4 @@
-//! Cubins: headers that the tests build, and the output of a real assembler.
+//! Tests of the cubin parser with generated headers and with the output of `ptxas`.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +40,8 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
         symbols.extend([0x12, other]);
         symbols.extend([0; 18]);
     }
-    // Other attributes around them: one of half a word, one without a value, one of four bytes.
+    // Attributes that the parser must skip, before and after the parameters: one with a half-word
+    // value, one without a value, one with four bytes.
     let mut copy = vec![3, 0x1b, 0xff, 0, 4, 0x37, 4, 0, 0x87, 0, 0, 0];
     for (ordinal, field) in FIELDS.into_iter().enumerate().rev() {
         copy.extend(parameter(large, ordinal as u16, field));
@@ -152,7 +153,7 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
         );
         assert_eq!(image.name, "k");
     }
-    // By its path. The header's target counts, not the file name's.
+    // Loads the cubin by its path. The target comes from the header, not from the file name.
     let path = folder.path().join("k.sm_80.cubin");
     let said = detail(of("sm_90").from_path(&path));
     assert!(
@@ -165,7 +166,7 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
         said.contains("it is a cubin for sm_100, this device is sm_90"),
         "{said}"
     );
-    // Neither PTX nor a cubin fits the device, so both are named.
+    // Neither the PTX nor the cubin fits the device, so the error lists both files.
     let said = detail(of("sm_75").find("k"));
     assert!(
         said.contains("for other devices") && said.contains("k.sm_90a.cubin"),
@@ -173,8 +174,7 @@ fn a_cubin_goes_before_ptx_and_one_for_another_gpu_is_refused() {
     );
 }
 
-/// Checks that parsing a damaged cubin ends, with or without an error, and never reads beyond its
-/// bytes.
+/// Checks that parsing a damaged cubin returns a result or an error, and does not hang or panic.
 #[test]
 fn damaged_cubins_do_no_harm() {
     let whole = elf(V8, 0x0600_5a04, true);
@@ -200,8 +200,8 @@ fn damaged_cubins_do_no_harm() {
     assert!(detail(Image::new("narrow", narrow)).contains("64 bits"));
 }
 
-/// Parses the output of `ptxas`. Skipped if `FUSEWIRE_PTXAS` names no assembler;
-/// `FUSEWIRE_REQUIRE=ptx` makes that a failure.
+/// Parses the output of `ptxas`. The test is skipped if `FUSEWIRE_PTXAS` does not name an
+/// assembler, or fails in that case if `FUSEWIRE_REQUIRE=ptx` is set.
 #[test]
 fn output_of_ptxas_is_parsed() {
     let Some(ptxas) = std::env::var_os("FUSEWIRE_PTXAS") else {
@@ -234,7 +234,7 @@ fn output_of_ptxas_is_parsed() {
                 .is_empty()
         );
     }
-    // The library's kernels, as the assembler and as the image's text describe them. Only small
+    // Compares the parameters of the library's kernels in the cubin and in the PTX. Uses only small
     // families, to save time.
     let mut compared = 0;
     for target in ["sm_80", "sm_90"] {
@@ -263,7 +263,7 @@ fn output_of_ptxas_is_parsed() {
         }
     }
     assert!(compared > 0, "no family is small");
-    // More parameters than the first form of the attribute can describe.
+    // A kernel with more parameter bytes than attribute 0x17 can describe.
     let large = ".version 8.1\n.target sm_90\n.address_size 64\n\
         .visible .entry large(.param .align 8 .b8 a[20000], .param .u32 b)\n{\nret;\n}\n";
     let (from, to) = (folder.path().join("m.ptx"), folder.path().join("m.cubin"));

@@ -1,28 +1,31 @@
-//! GPU images: the library's own, which every build carries, and those of user kernel crates.
+//! GPU images: the images of the library's own kernels, which are part of every build, and the
+//! images of user kernel crates.
 //!
-//! NVIDIA GPUs get PTX, which the driver compiles: the newest that is not newer than the GPU. AMD
-//! GPUs get a code object of exactly their architecture. User kernels may also come as cubins,
-//! which the driver need not compile.
+//! On an NVIDIA GPU the driver compiles PTX. The PTX with the newest target that is not newer than
+//! the GPU is chosen. An AMD GPU needs a code object for exactly its architecture. User kernels can
+//! also be cubins, which the driver does not have to compile.
 //!
 //! # User kernels
 //! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`,
-//! where NAME is the crate's name; `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin` assembles
-//! a cubin. At run time [`Images::find`] searches for them in this order:
+//! where NAME is the name of the crate. `ptxas -arch sm_90 NAME.sm_90.ptx -o NAME.sm_90.cubin`
+//! assembles a cubin. At run time [`Images::find`] searches for these files in the following order:
 //!
 //! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
 //! 2. in the program's folder, and in `images` next to the program;
 //! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, if the program is in one: the default
 //!    output of `fusewire-build build`.
 //!
-//! The first folder with an image for the device decides. In it, a cubin that the GPU runs (of its
-//! major version and not of a newer minor version, or of exactly its architecture if it is specific
-//! to one) is preferred to PTX. [`Images::from_path`] takes a file. A file with the additional
-//! suffix `.lzma` is decompressed.
+//! The search stops at the first folder with an image for the device. In that folder, a cubin that
+//! the GPU can run is preferred to PTX. The GPU can run a cubin for its own major version and the
+//! same or an older minor version. An architecture-specific cubin (`sm_90a`) requires a GPU of
+//! exactly that version. [`Images::from_path`] reads a given file. Files with the additional suffix
+//! `.lzma` are decompressed.
 //!
 //! # Replacing the library's images
-//! If [`LIBRARY_IMAGES`] names a folder, the kernel families that it has an image of
-//! (`all_reduce.sm_90.ptx`) are taken from it, so that changed kernels can be measured without
-//! rebuilding the program. Loading compares their parameters with the program's.
+//! If the environment variable [`LIBRARY_IMAGES`] names a folder, images in that folder
+//! (`all_reduce.sm_90.ptx`) replace the library's images of the same kernel families. This makes it
+//! possible to measure changed kernels without rebuilding the program. Loading compares the kernel
+//! parameters in these images with those of the program.
 
 mod code_object;
 mod cubin;
@@ -87,10 +90,11 @@ impl fmt::Display for Image {
 }
 
 impl Image {
-    /// Parses PTX, a cubin or a code object. The target and the kernels come from the image itself.
+    /// Parses PTX, a cubin or a code object. Reads the target and the kernels from the metadata in
+    /// the image.
     ///
     /// # Errors
-    /// `Error::Image` for anything else.
+    /// `Error::Image` if the bytes are in none of these formats or are damaged.
     pub fn new(name: &str, mut bytes: Vec<u8>) -> Result<Self> {
         let wrong = |detail: String| Error::Image {
             image: name.to_owned(),
@@ -147,12 +151,12 @@ impl Image {
     }
 }
 
-/// The kind of an image, which decides how it is matched with a device.
+/// The kind of an image, which determines how its target is matched with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// Machine code for an NVIDIA GPU.
     Cubin,
-    /// PTX or a code object; a target has only one of the two.
+    /// PTX or a code object. The target determines which of the two.
     Other,
 }
 
@@ -183,7 +187,8 @@ impl Images {
         {
             folders.push(program_folder.to_owned());
             folders.push(program_folder.join("images"));
-            // target/release, target/release/examples, target/TRIPLE/release/deps.
+            // The program is in target/release, target/release/examples or
+            // target/TRIPLE/release/deps, for example.
             let outer = program_folder.ancestors().skip(1).take(3);
             around.extend(outer.map(|folder| folder.join("fusewire-gpu/out")));
         }
@@ -213,14 +218,14 @@ impl Images {
     /// Returns the kernel families for which [`Images::library`] has an image.
     ///
     /// # Errors
-    /// `Error::Image` if the library has no images for the device; the error lists the targets that
-    /// it has.
+    /// `Error::Image` if the library has no images for the device. The error lists the available
+    /// targets.
     pub fn families(&self) -> Result<Vec<&'static str>> {
         library::families(&self.architecture)
     }
 
-    /// Returns the image of a kernel family of the library, from the folder in [`LIBRARY_IMAGES`]
-    /// if it has one.
+    /// Returns the image of a kernel family of the library. An image in the folder of
+    /// [`LIBRARY_IMAGES`] has priority.
     ///
     /// # Errors
     /// `Error::Image` if the library has no such image for the device, or if the image is damaged.
@@ -248,8 +253,9 @@ impl Images {
     /// crate's name may be written with `-` or `_`.
     ///
     /// # Errors
-    /// `Error::Image` that lists the searched paths and the images there for other devices, or that
-    /// describes what is wrong with the image that was found.
+    /// `Error::Image`. If no image was found, the error lists the searched paths and the images for
+    /// other devices in these paths. If an image was found but is invalid, the error describes the
+    /// defect.
     pub fn find(&self, name: &str) -> Result<Image> {
         let command = format!(
             "`fusewire-build build --crate FOLDER --target {} --out FOLDER`",
@@ -338,7 +344,7 @@ impl Images {
     }
 }
 
-/// A file that is an image by its name.
+/// A file whose name is that of an image.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     target: String,
@@ -346,7 +352,7 @@ struct Candidate {
     path: PathBuf,
 }
 
-/// Returns the images of `name` in `folder`.
+/// Returns the image files in `folder` for kernel family or crate `name`.
 fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
     let wanted = name.replace('-', "_");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -382,7 +388,8 @@ fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Pat
     };
     let cubin = of(Kind::Cubin)
         .filter(|candidate| runs_cubin(architecture, &candidate.target))
-        // An architecture-specific cubin is preferred.
+        // If the versions are equal, the longer target wins: an architecture-specific cubin is
+        // preferred.
         .max_by_key(|candidate| (number(&candidate.target), candidate.target.len()));
     let other = || {
         let best = best(architecture, of(Kind::Other).map(|it| it.target.as_str()))?;
@@ -409,7 +416,7 @@ fn split(file: &str) -> Option<(&str, &str)> {
 
 /// Returns the target that runs best on a device of `architecture`.
 fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // The feature flags of gfx942:sramecc+:xnack- are ignored.
+    // Ignores feature flags, as in `gfx942:sramecc+:xnack-`.
     let architecture = architecture.split(':').next().unwrap_or_default();
     let mut targets = targets;
     let Some(device) = compute(architecture) else {
@@ -422,9 +429,9 @@ fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Optio
         .map(|(_, target)| target)
 }
 
-/// Returns whether a device of `architecture` runs a cubin for `target`: one of its major version
-/// that is not newer, or, if the target is architecture-specific (`sm_90a`, `sm_100f`), one of
-/// exactly its version.
+/// Returns true if a device of `architecture` can run a cubin for `target`. The target must have
+/// the same major version and must not be newer. An architecture-specific target (`sm_90a`,
+/// `sm_100f`) must have exactly the version of the device.
 fn runs_cubin(architecture: &str, target: &str) -> bool {
     let (Some(device), Some(made_for)) = (compute(architecture), number(target)) else {
         return false;
@@ -439,8 +446,8 @@ fn number(target: &str) -> Option<u32> {
     compute(plain)
 }
 
-/// Parses the version of `sm_90` (90). Returns `None` for `sm_90a`: PTX for it runs on no later
-/// GPU, so it is not used.
+/// Parses the version of `sm_90` (90). Returns `None` for an architecture-specific target such as
+/// `sm_90a`. PTX for such a target does not run on later GPUs, so it is not used.
 fn compute(target: &str) -> Option<u32> {
     target.strip_prefix("sm_")?.parse().ok()
 }

@@ -26,7 +26,8 @@ pub(super) fn parse(text: &str) -> Result<(String, Vec<Entry>), String> {
     Ok((target.to_owned(), entries))
 }
 
-/// Computes offsets by the rule of C: each parameter is at the next multiple of its alignment.
+/// Computes the offsets of parameters like a C compiler: each offset is the next multiple of the
+/// parameter's alignment.
 fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
     let mut out = Vec::new();
     let mut end = 0usize;
@@ -36,7 +37,8 @@ fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
         .filter(|part| !part.is_empty())
     {
         let (mut size, mut align) = (None, None);
-        // After .ptr, attributes describe the memory that the pointer points to.
+        // Attributes after `.ptr` describe the memory that the pointer refers to, not the
+        // parameter.
         let mut of_target = false;
         let mut words = parameter.split_whitespace();
         while let Some(word) = words.next() {

@@ -1,4 +1,4 @@
-//! The library's own images, and the search for those of users.
+//! Tests of the library's own images and of the search for user images.
 
 use std::path::Path;
 
@@ -17,8 +17,9 @@ fn detail(result: Result<Image>) -> String {
     }
 }
 
-/// Checks that every image is intact, that its metadata agrees with the manifest, and that the
-/// families of each target are the program's kernels with the program's parameter offsets.
+/// Checks that every image is intact and that its metadata agrees with the manifest. Also checks
+/// that the images of each target contain all kernels of the program, with the parameter offsets of
+/// the program.
 #[test]
 fn carried_images_are_whole_and_fit_the_program() {
     let mut bytes = 0;
@@ -157,7 +158,7 @@ fn users_images_are_found_in_the_order_of_the_folders() {
     assert_eq!(image.entries.len(), 1);
     assert_eq!(image.entry("argmax").unwrap().parameters, [(0, 8), (8, 4)]);
 
-    // An earlier folder wins, even with an older target.
+    // An image in an earlier folder is preferred, even if its target is older.
     put(
         &second,
         "my-argmax.sm_90.ptx",
@@ -221,8 +222,8 @@ fn other_files_and_images_for_other_devices_are_refused() {
     );
 }
 
-/// Checks that parsing a damaged code object ends, with or without an error, and never reads beyond
-/// its bytes.
+/// Checks that parsing a damaged code object returns a result or an error, and does not hang or
+/// panic.
 #[test]
 fn damaged_code_objects_do_no_harm() {
     let images = Images::in_folders("gfx942", Vec::new());

@@ -5,30 +5,31 @@ use std::sync::OnceLock;
 
 use super::wire::Wire;
 
-/// The values that a peer needs to map device memory.
+/// The values that a peer needs to map a rank's device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryDescriptor {
     pub(crate) pid: u32,
     pub(crate) start_time: u64,
     pub(crate) bytes: u64,
-    /// UUID of the GPU that has the memory.
+    /// UUID of the GPU that owns the memory.
     pub(crate) uuid: [u8; 16],
-    /// Set if that GPU supports multicast objects.
+    /// True if the GPU that owns the memory supports multicast objects.
     pub(crate) multicast: bool,
-    /// Distinguishes the process from those with the same id on other hosts or in other containers.
+    /// Random number that distinguishes the process from processes with the same id on other hosts
+    /// or in other containers.
     pub(super) process: u64,
     pub(super) mapped: u64,
     pub(super) id: u64,
     pub(super) wire: Wire,
 }
 
-/// Returns a random number that, with the process id, identifies this process across hosts and
-/// containers.
+/// Returns a random number, drawn once per process. Together with the process id it identifies this
+/// process across hosts and containers.
 pub(super) fn own_process() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut bytes = [0; 8];
-        // The start time is the fallback if there is no source of random numbers.
+        // Falls back to the current time if the system has no source of random numbers.
         match getrandom::fill(&mut bytes) {
             Ok(()) => u64::from_le_bytes(bytes),
             Err(_) => crate::process::start_time(process::id()).unwrap_or_default(),

@@ -19,14 +19,15 @@ use super::share::PublishedDescriptor;
 use super::stream;
 use crate::{Error, Result};
 
-/// Device memory, freed with the last `Arc` of it.
+/// Device memory. It is freed when the last `Arc<Memory>` is dropped.
 pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
     bytes: u64,
     /// Identity of the allocation within this process.
     id: u64,
-    /// Set for memory that this value does not free: adopted, or a part of `_whole`.
+    /// True if this `Memory` does not free the memory, because it was adopted or is a part of
+    /// `_whole`.
     foreign: bool,
     /// The mapping that contains this memory.
     _whole: Option<Arc<Self>>,
@@ -44,8 +45,8 @@ impl fmt::Debug for Memory {
 
 type Pieces = HashMap<u64, Weak<Memory>>;
 
-/// Returns the registered memory of this process by identity. Ranks that are threads of the process
-/// use it without a further mapping.
+/// Returns the table of the registered memory of this process, by identity. Ranks that are threads
+/// of the same process find each other's memory in this table and need no second mapping.
 fn pieces() -> MutexGuard<'static, Pieces> {
     static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
     PIECES
@@ -88,7 +89,7 @@ impl Memory {
         memory
     }
 
-    /// Maps the memory that `rank` described.
+    /// Maps the memory that `descriptor` of `rank` describes.
     pub(crate) fn open(
         gpu: &Arc<Gpu>,
         descriptor: &MemoryDescriptor,
@@ -99,7 +100,8 @@ impl Memory {
             let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
             let piece =
                 piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
-            // Virtual memory is mapped for the GPU that has it; another GPU needs its own mapping.
+            // Memory from the virtual memory API is mapped only for the GPU that owns it. Another
+            // GPU needs its own mapping.
             if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
                 return Ok(piece);
             }
@@ -119,7 +121,8 @@ impl Memory {
         if offset == 0 {
             return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
         }
-        // An IPC handle maps the whole allocation. The returned part keeps that mapping alive.
+        // An IPC handle maps the whole allocation. The returned `Memory` is a part of it and keeps
+        // the mapping of the whole allocation alive.
         let whole = Self::register(gpu, raw, descriptor.mapped, false);
         Ok(Arc::new(Self {
             gpu: Arc::clone(gpu),
@@ -203,15 +206,18 @@ impl Memory {
     /// Copies `bytes` to byte `offset`, concurrently with other work on the device.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        // SAFETY: `check` has established that the range lies in the mapped memory. A caller that
-        // races with kernels gets unspecified device bytes, not undefined behaviour of the host.
+        // SAFETY: `check` has established that the range lies in the mapped memory. A race with a
+        // kernel leaves unspecified bytes in device memory and is not undefined behaviour on the
+        // host.
         unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
     }
 
     /// Copies bytes from byte `offset`, concurrently with other work on the device.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
-        // SAFETY: as in `write`; the target is a host slice that this call borrows exclusively.
+        // SAFETY: `check` has established that the range lies in the mapped memory. The target is a
+        // host slice that this call borrows exclusively. A race with a kernel yields unspecified
+        // bytes.
         unsafe { self.gpu.driver().read(bytes, self.raw.address + offset) }
     }
 
@@ -246,8 +252,8 @@ impl Drop for Memory {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
-            // Freeing memory that other processes still have open is undefined behaviour, and they
-            // do not report when they close it.
+            // Freeing memory that another process has mapped by IPC is undefined behaviour, and the
+            // other process does not report when it unmaps the memory.
             tracing::warn!(
                 bytes = self.raw.bytes,
                 "device memory that was shared by IPC stays allocated until the process ends"
@@ -264,7 +270,7 @@ impl Drop for Memory {
     }
 }
 
-/// Unused memory. Dropping it frees it, now or later.
+/// Memory without users. Dropping it passes the memory to [`Gpu::free`].
 struct UnusedMemory {
     gpu: Arc<Gpu>,
     raw: RawMemory,

@@ -1,4 +1,4 @@
-//! Handles for other processes.
+//! Exported memory handles in the form in which processes exchange them.
 
 use core::time::Duration;
 use std::os::fd::AsFd;
@@ -19,8 +19,8 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    /// Publishes an exported handle. A published descriptor can be fetched while the second value
-    /// lives.
+    /// Publishes an exported handle. A file descriptor can be fetched until the returned
+    /// [`PublishedDescriptor`] is dropped.
     pub(super) fn offer(export: Export) -> Result<(Self, Option<PublishedDescriptor>)> {
         Ok(match export {
             Export::Descriptor(fd) => {
@@ -85,7 +85,7 @@ impl Wire {
     }
 }
 
-/// A multicast object that is published to the other ranks while this lives.
+/// A multicast object that the other ranks can import until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Offer {
     wire: Wire,

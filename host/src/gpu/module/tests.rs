@@ -1,4 +1,4 @@
-//! Modules on a fake driver that parses images like a driver library.
+//! Tests of modules with a fake driver that parses images like a real driver library.
 
 use core::ffi::{CStr, c_void};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::gpu::driver::{
 };
 use crate::gpu::images::Entry;
 
-/// Loads images as CUDA and HIP do. The tests call no other method.
+/// A fake driver that loads images. All other methods are unused by the tests.
 #[derive(Debug)]
 struct Fake {
     properties: Properties,
@@ -90,7 +90,7 @@ impl Driver for Fake {
                 detail: "PTX without its zero byte".to_owned(),
             });
         }
-        // Parses the image without the program's help, as a driver does.
+        // Parses the bytes again, because a driver gets only the bytes of the image.
         let image = Image::new("loaded", image.to_vec())?;
         let mut modules = self.modules.lock().unwrap();
         modules.push(image);
@@ -199,7 +199,8 @@ fn detail(result: Result<Module>) -> String {
     }
 }
 
-/// Loads with the parameters that the driver reports, and with those of the image.
+/// Loads a module twice: with parameters from the driver, and with parameters from the metadata of
+/// the image.
 #[test]
 fn a_library_loads_whole_on_every_architecture() {
     for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
