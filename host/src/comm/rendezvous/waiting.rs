@@ -1,6 +1,8 @@
 //! Waiting for ranks that have not joined: rank 0 checks whether the rendezvous can still succeed,
 //! and one rank reports which ranks are missing.
 
+#[cfg(test)]
+use core::cell::Cell;
 use core::time::Duration;
 use std::time::Instant;
 
@@ -27,7 +29,7 @@ const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 #[cfg(test)]
 thread_local! {
     /// [`DUPLICATE_GRACE`] of the ranks on this thread.
-    static TEST_GRACE: core::cell::Cell<Duration> = const { core::cell::Cell::new(DUPLICATE_GRACE) };
+    static TEST_GRACE: Cell<Duration> = const { Cell::new(DUPLICATE_GRACE) };
 }
 
 /// Sets [`DUPLICATE_GRACE`] for the ranks on this thread.
