@@ -1,5 +1,5 @@
-//! Negative controls: kernels that break one rule each. A rule that does not catch its control does
-//! not work.
+//! Negative controls: kernels that break one rule each. A rule that does not report its control is
+//! defective.
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ pub struct Outcome {
     pub target: String,
     /// The control.
     pub control: String,
-    /// The rule that must catch it; empty if it must be clean.
+    /// The rule that must report the control; empty if the control must be clean.
     pub rule: String,
-    /// `true` if the result is the required one.
+    /// `true` if the result is as required.
     pub held: bool,
     /// The violation that was found, or `clean`, or `not caught`.
     pub seen: String,
@@ -33,7 +33,7 @@ const SHIMS: [(&str, &str); 2] = [
     ("amdgcn", include_str!("../controls/amdgcn.ll")),
 ];
 
-/// Kernel, the rule that must catch it, and the vendors that have it.
+/// The kernel, the rule that must report it, and the vendors for which the kernel is compiled.
 const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_unscoped", "unscoped-atomic", &[Vendor::Nvidia]),
     (
@@ -76,8 +76,8 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
     ("control_reference", "non-coherent-load", &[Vendor::Nvidia]),
 ];
 
-/// Compiles the device controls for `target` and runs the verifier on them. Builds in the target
-/// folder of `around`.
+/// Compiles the device controls for `target` and runs the verifier on them. Builds them in the
+/// target folder of `around`.
 ///
 /// # Errors
 /// [`Error::Command`] if the controls do not compile, [`Error::File`] if they cannot be written.
@@ -140,7 +140,7 @@ pub fn device(
     Ok(out)
 }
 
-/// Returns a host list with one wrong offset, one extra entry and one missing entry.
+/// Returns a host list with three errors: a wrong offset, an extra entry and a missing entry.
 fn wrong_host(image: &Image) -> Vec<HostKernel> {
     let mut host: Vec<HostKernel> = image
         .entries()
@@ -167,8 +167,8 @@ fn wrong_host(image: &Image) -> Vec<HostKernel> {
     host
 }
 
-/// Checks an image of grid forms against wrong host lists: the ordinary entries, an extra entry, a
-/// moved argument. Leaves the image without a list.
+/// Checks an image of grid forms against wrong host lists: the list of the ordinary entries, a list
+/// with an extra entry, and a list with a wrong offset. On return, the image has no host list.
 pub fn multi_rank_grid(image: &mut Image, host: &Host) -> Vec<Outcome> {
     let target = image.target.name();
     let list = host.multi_rank_grid();
@@ -265,7 +265,7 @@ fn write_device(around: &Project) -> Result<Project> {
         files::write(&folder.join(format!("{vendor}.ll")), text)?;
     }
     let mut project = Project::at(&folder)?;
-    // Both share the compiled core.
+    // Shares the target folder, so that `core` is compiled once.
     project.target.clone_from(&around.target);
     Ok(project)
 }

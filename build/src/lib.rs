@@ -16,9 +16,10 @@
 //! # }
 //! ```
 //!
-//! # Requirements This crate builds with stable Rust alone. Compiling kernels requires Debian's
-//! `rustc-web cargo-web rust-web-src llvm-22 lld-22`, or rustup's nightly with `rust-src` and
-//! `llvm-tools`; see [`toolchain`].
+//! # Requirements
+//! Building this crate requires only stable Rust. Compiling kernels requires
+//! Debian's `rustc-web cargo-web rust-web-src llvm-22 lld-22`, or rustup's nightly with `rust-src`
+//! and `llvm-tools`; see [`toolchain`].
 //!
 //! # Modules
 //! - [`toolchain`]: finding compilers and tools;

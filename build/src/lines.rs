@@ -219,8 +219,8 @@ fn attach(function: &mut assembly::AsmFunction) {
     function.locations = locations;
 }
 
-/// Returns the instructions without label numbers, which depend on the order of functions in a
-/// file.
+/// Returns the instructions without the numbers of labels, local depots and call sequences, which
+/// depend on the order of functions in the file.
 fn normal(function: &assembly::AsmFunction) -> Vec<String> {
     let instructions = function.lines.iter().filter(|line| opcode(line).is_some());
     instructions

@@ -1,8 +1,8 @@
-//! Verifier for native code: the machine code of the entries `<kernel>__baseline`, `__avx2` and
-//! `__avx512`.
+//! Verifier for native code. It checks the machine code of the entries `<kernel>__baseline`,
+//! `<kernel>__avx2` and `<kernel>__avx512`.
 //!
-//! A loop is the range of a backward jump. The hot loop of an entry is the one that computes the
-//! most bits outside its inner loops.
+//! A loop is the range of a backward jump. The hot loop of an entry is the loop whose packed
+//! instructions, excluding those of inner loops, compute the most bits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::project::fits;
 use crate::verify::Violation;
 use crate::{Result, process};
 
-/// Rule: the hot loop of a reduction uses the registers of its variant.
+/// Rule: the hot loop of a reduction uses vector registers of its variant's width.
 pub const WIDTH: &str = "native-width";
-/// Rule: a hot loop calls no function, and an entry calls none that computes without the features
-/// of the variant.
+/// Rule: a hot loop calls no function, and an entry calls no function that computes without the
+/// variant's target features.
 pub const CALLS: &str = "native-call";
-/// Rule: no multiplication and addition are fused.
+/// Rule: no entry contains an FMA.
 pub const FUSED: &str = "native-fused";
 
 /// Advice to authors for each rule.
@@ -32,7 +32,7 @@ pub const ADVICE: &[(&str, &str)] = &[
     (FUSED, "multiply and add in two operations, without mul_add"),
 ];
 
-/// Patterns of kernels that reduce, for a crate that lists none.
+/// Name patterns of kernels that reduce, for a crate that does not list its own.
 pub const REDUCTIONS: &[&str] = &["*reduce*"];
 
 /// One instruction.
@@ -49,7 +49,7 @@ pub struct Code {
     instructions: Vec<Instruction>,
 }
 
-/// Machine code of a program by symbol.
+/// Machine code of a program, by symbol.
 pub type Program = BTreeMap<String, Code>;
 
 /// Disassembles `program`.
@@ -70,7 +70,8 @@ pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
     Ok(parse(&output.stdout, &relocations(&slots.stdout)))
 }
 
-/// Returns the targets of indirect calls: address of the slot to address of the function.
+/// Returns the targets of indirect calls, as a map from the address of a slot to the address of the
+/// function.
 fn relocations(text: &str) -> BTreeMap<u64, u64> {
     text.lines()
         .filter_map(|line| {
@@ -108,7 +109,8 @@ fn parse(text: &str, slots: &BTreeMap<u64, u64>) -> Program {
         let rest = rest.trim();
         let (code, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let mut operands = operands.trim().to_owned();
-        // `call *0x10(%rip)  # 2000 <slot>`: a call through a slot with known content.
+        // `call *0x10(%rip)  # 2000 <slot>`: a call through a slot. A relocation determines its
+        // content.
         let slot = operands
             .split_once("# ")
             .and_then(|(_, slot)| u64::from_str_radix(slot.split_whitespace().next()?, 16).ok());
@@ -139,14 +141,14 @@ impl Instruction {
         u64::from_str_radix(direct.trim_start_matches("0x"), 16).ok()
     }
 
-    /// Returns the symbol that is called or jumped to.
+    /// Returns the symbol that the instruction calls or jumps to.
     fn symbol(&self) -> Option<&str> {
         let (_, rest) = self.operands.split_once('<')?;
         rest.split(['+', '>']).next()?.split('@').next()
     }
 
-    /// Returns `true` for arithmetic, comparison and logic of floats or integers in a vector
-    /// register.
+    /// Returns `true` for arithmetic, comparisons and logic on packed floats or integers in vector
+    /// registers.
     fn is_packed(&self) -> bool {
         let code = self.code.strip_prefix('v').unwrap_or(&self.code);
         let float = [
@@ -169,7 +171,8 @@ impl Instruction {
             .any(|name| self.code.starts_with(name))
     }
 
-    /// Returns the number of bits of its widest register; 0 without a vector register.
+    /// Returns the width in bits of the widest vector register among the operands; 0 if there is
+    /// none.
     fn width(&self) -> u32 {
         match &self.operands {
             o if o.contains("%zmm") || o.contains("zmm") => 512,
@@ -181,7 +184,7 @@ impl Instruction {
 }
 
 impl Code {
-    /// Returns the ranges of the backward jumps.
+    /// Returns the loops, as ranges of backward jumps.
     fn loops(&self) -> BTreeSet<(usize, usize)> {
         let Some(first) = self.instructions.first() else {
             return BTreeSet::new();
@@ -217,14 +220,13 @@ impl Code {
             .collect()
     }
 
-    /// Returns the number of bits of the widest register that the hot loop computes with.
+    /// Returns the width in bits of the widest register that the hot loop computes with.
     fn hot_width(&self) -> Option<u32> {
         let hot = self.hot_loop()?;
         hot.iter().map(|code| code.width()).max()
     }
 
-    /// Returns the packed instructions of the loop that computes the most bits, without inner
-    /// loops.
+    /// Returns the packed instructions of the hot loop, excluding those of its inner loops.
     fn hot_loop(&self) -> Option<Vec<&Instruction>> {
         let loops = self.loops();
         let mut own: BTreeMap<(usize, usize), Vec<&Instruction>> = BTreeMap::new();
@@ -251,8 +253,8 @@ fn packed(body: &[Instruction]) -> usize {
         .count()
 }
 
-/// Checks the native entries of `program`. `reductions` are patterns of the kernels that reduce; if
-/// empty, [`REDUCTIONS`].
+/// Checks the native entries of `program`. `reductions` are name patterns of the kernels that
+/// reduce. If empty, [`REDUCTIONS`] applies.
 pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     let mut out = Vec::new();
     for (symbol, code) in program {
@@ -273,7 +275,7 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         } else {
             reductions.iter().any(|pattern| fits(pattern, kernel))
         };
-        // A kernel that selects types at run time has one function per type and reduction.
+        // A kernel that selects the type at run time calls one function per type and reduction.
         let callees = computing_callees(program, code);
         if reduces && width > 0 {
             match code.hot_width() {
@@ -318,8 +320,8 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     out
 }
 
-/// Returns the functions with loops of packed arithmetic that an entry calls, directly or
-/// indirectly, with the number of bits of their registers.
+/// Returns the functions that an entry calls, directly or indirectly, and that contain loops of
+/// packed arithmetic. The values are the widths of their registers in bits.
 fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a str, u32> {
     let calls = |code: &'a Code| {
         code.instructions
@@ -334,7 +336,8 @@ fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a 
         let ours = !["core", "std", "alloc"]
             .iter()
             .any(|crate_name| symbol.contains(&format!("{}{crate_name}", crate_name.len())));
-        // Only panics call the standard library, and only copies call libc.
+        // Ignores calls into the standard library, which only panics make, and into libc, which
+        // only copies make.
         if !ours || !symbol.starts_with("_R") && !symbol.starts_with("_ZN") || !seen.insert(symbol)
         {
             continue;

@@ -1,4 +1,4 @@
-//! Portable images, which the host library includes, so that its users only need a driver.
+//! Portable images. The host library includes them, so that its users need only a driver.
 //!
 //! `host/images` has one compressed file per family and target, and a manifest with their hashes,
 //! the hash of the sources ([`crate::sources::hash`]) and the tools. The same sources and tools
@@ -19,7 +19,7 @@ pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Ta
 /// The command that makes the images.
 pub const COMMAND: &str = "cargo run --release -p fusewire-build -- images";
 
-/// Maximum total size of the compressed images in bytes.
+/// Maximum total size of the compressed images, in bytes.
 pub const MOST_BYTES: usize = 4 << 20;
 
 /// File name of the manifest.
@@ -31,11 +31,11 @@ pub const LIST: &str = "files.rs";
 /// The manifest of the images.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Manifest {
-    /// The command that made them.
+    /// The command that made the images.
     pub command: String,
-    /// Hash of their sources.
+    /// Hash of the sources of the images.
     pub sources: String,
-    /// The tools that made them.
+    /// The tools that made the images.
     pub toolchain: String,
     /// The images, by target and name.
     pub images: Vec<PackedImage>,
@@ -72,25 +72,26 @@ pub struct PackedEntry {
 /// Images in memory.
 #[derive(Clone, Debug)]
 pub struct ImageSet {
-    /// Their manifest.
+    /// Manifest of the images.
     pub manifest: Manifest,
-    /// Their uncompressed bytes, in the order of the manifest.
+    /// Uncompressed bytes of the images, in the order of the manifest.
     pub contents: Vec<Vec<u8>>,
 }
 
-/// A difference between the committed images and those that the sources give.
+/// A difference between the committed images and the images that the sources produce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// The image's file, or the manifest.
     pub file: String,
-    /// The difference and its cause.
+    /// Description of the difference and of its cause.
     pub reason: String,
 }
 
 impl ImageSet {
     /// Reads compiled images.
     ///
-    /// # Errors [`Error::Project`] for a target whose images could not be linked, [`Error::File`]
+    /// # Errors
+    /// [`Error::Project`] for a target whose images could not be linked, [`Error::File`]
     /// for a file that cannot be read.
     pub fn gather(toolchain: &Toolchain, project: &Project, images: &[Image]) -> Result<Self> {
         let mut made = Self {
@@ -141,8 +142,8 @@ impl ImageSet {
     /// manifest. Returns the total size of the compressed images in bytes.
     ///
     /// # Errors
-    /// [`Error::Project`] if it exceeds [`MOST_BYTES`], [`Error::File`] for a file that cannot be
-    /// written.
+    /// [`Error::Project`] if the total size exceeds [`MOST_BYTES`], [`Error::File`] for a
+    /// file that cannot be written.
     pub fn write(&self, folder: &Path) -> Result<usize> {
         files::create_directory(folder)?;
         let packed = self
@@ -159,7 +160,8 @@ impl ImageSet {
         }
         if let Ok(old) = read(folder) {
             for image in &old.images {
-                // A file that cannot be removed has no effect: the new list does not name it.
+                // Ignores errors: a file that stays has no effect, because the new list does not
+                // name it.
                 let _ = std::fs::remove_file(folder.join(&image.file));
             }
         }
@@ -287,7 +289,7 @@ fn to_json<T: Serialize>(value: &T) -> Result<String> {
 /// Reads the manifest in `folder`.
 ///
 /// # Errors
-/// [`Error::File`] if there is none, [`Error::Parse`] if it cannot be parsed.
+/// [`Error::File`] if there is no manifest, [`Error::Parse`] if it cannot be parsed.
 pub fn read(folder: &Path) -> Result<Manifest> {
     let path = folder.join(MANIFEST);
     serde_json::from_str(&files::read(&path)?).map_err(|error| Error::Parse {
@@ -311,7 +313,7 @@ pub fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
         .map_err(|error| damaged("cannot be compressed", &error))
 }
 
-/// Unpacks an image of `bytes` bytes. Fails if it has more or fewer.
+/// Unpacks an image. Fails if the unpacked image does not have exactly `bytes` bytes.
 fn unpack(packed: &[u8], bytes: usize) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     LzmaReader::new_mem_limit(packed, 64 << 10, None)
@@ -337,7 +339,7 @@ fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }
 
-/// Returns the first difference of two images: a line of text, or a byte.
+/// Describes the first difference between two images: a line of text or a byte.
 fn difference(before: &[u8], now: &[u8]) -> String {
     let at = before.iter().zip(now).take_while(|(a, b)| a == b).count();
     match (core::str::from_utf8(before), core::str::from_utf8(now)) {
@@ -434,11 +436,11 @@ mod tests {
             "{text}"
         );
 
-        // The manifest is stale even if newer sources give the same bytes.
+        // Newer sources make the manifest stale, even if they produce the same bytes.
         let mut now = made(".target sm_80\nret;\n");
         now.manifest.sources = "bb".to_owned();
         assert_eq!(now.compare(folder.path(), &TARGETS).unwrap().len(), 1);
-        // Another tool chain may give the same bytes.
+        // Another tool chain is accepted if it produces the same bytes.
         now.manifest.sources = "aa".to_owned();
         now.manifest.toolchain = "rustc 2".to_owned();
         assert_eq!(reasons(&now, folder.path()), "");

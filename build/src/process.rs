@@ -11,7 +11,7 @@ pub(crate) struct Output {
     pub(crate) stderr: String,
 }
 
-/// Runs a program to its end. An error contains the end of its output.
+/// Runs a program and waits until it exits. Errors contain the last part of the program's output.
 pub(crate) fn run(step: &str, command: &mut Command) -> Result<Output> {
     let output = command.output().map_err(|source| Error::Start {
         program: command.get_program().into(),

@@ -12,23 +12,23 @@ use crate::{Error, Result, Vendor, process, tokens};
 pub struct Project {
     /// Package name.
     pub name: String,
-    /// Folder of its manifest.
+    /// Folder that contains the package's manifest.
     pub folder: PathBuf,
-    /// Root of its workspace.
+    /// Root of the package's workspace.
     pub workspace: PathBuf,
     /// Cargo's target folder.
     pub target: PathBuf,
     /// Folders of this package and of the packages that it depends on by path.
     pub sources: Vec<PathBuf>,
-    /// Name, version, edition, library and features of the same packages.
+    /// Name, version, edition, library and features of each package in `sources`.
     pub packages: Vec<String>,
-    /// Folders of Fusewire's own crates, as line tables name them.
+    /// Folders of Fusewire's own crates, in the form in which they appear in line tables.
     pub library: Vec<String>,
-    /// Name and version of every other package that it depends on.
+    /// Name and version of every dependency that is not a path dependency.
     pub dependencies: Vec<String>,
     /// Folder of `fusewire-device`, if the crate depends on it.
     pub device: Option<PathBuf>,
-    /// LLVM IR files to link with an image, by vendor's name.
+    /// LLVM IR files to link with an image, by the vendor's name.
     pub shims: BTreeMap<String, Vec<PathBuf>>,
     /// Settings in the crate's manifest.
     pub settings: Settings,
@@ -64,26 +64,26 @@ pub struct Settings {
     /// Kernels with a lower maximum number of lanes per block.
     #[serde(default)]
     pub threads: Vec<Threads>,
-    /// Kernels whose hot loop reduces: patterns with `*`.
+    /// Name patterns, with `*`, of kernels whose hot loop reduces.
     #[serde(default)]
     pub reductions: Vec<String>,
-    /// Kernels that use multicast on GPUs that have it: patterns with `*`. No other kernel may use
-    /// it.
+    /// Name patterns, with `*`, of kernels that use multicast on GPUs that support it. No other
+    /// kernel may use multicast.
     #[serde(default)]
     pub multicast: Vec<String>,
     /// IR files to link with the images of this crate and of crates that depend on it.
     #[serde(default)]
     pub shims: BTreeMap<String, Vec<PathBuf>>,
-    /// Exceptions from the verifier.
+    /// Exemptions from rules of the verifier.
     #[serde(default)]
     pub allow: Vec<Exemption>,
 }
 
-/// A maximum number of lanes per block for some kernels.
+/// A lower maximum number of lanes per block for the kernels that match a pattern.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Threads {
-    /// The kernels: a pattern with `*`.
+    /// Name pattern of the kernels, with `*`.
     pub kernel: String,
     /// Maximum number of lanes per block.
     pub most: u32,
@@ -91,15 +91,15 @@ pub struct Threads {
     pub reason: String,
 }
 
-/// An exception from a rule of the verifier.
+/// An exemption from a rule of the verifier.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Exemption {
     /// The rule.
     pub rule: String,
-    /// The kernels: a pattern with `*`.
+    /// Name pattern of the kernels, with `*`.
     pub kernel: String,
-    /// A part of the violation's text; empty for any.
+    /// Text that the violation's description must contain. If empty, any description matches.
     #[serde(default)]
     pub containing: String,
     /// Maximum number of violations per kernel; unlimited if absent.
@@ -133,7 +133,7 @@ struct Package {
     metadata: Option<serde_json::Value>,
 }
 
-/// A target in the sense of cargo: a library, a program, a test.
+/// A cargo target: a library, a program or a test.
 #[derive(Deserialize)]
 struct CargoTarget {
     kind: Vec<String>,
@@ -141,8 +141,8 @@ struct CargoTarget {
 }
 
 impl Package {
-    /// Returns the folder as line tables name it (`-Ztrim-paths`): relative to the workspace, or
-    /// the package's name and version.
+    /// Returns the folder in the form in which it appears in line tables (`-Ztrim-paths`): relative
+    /// to the workspace or, outside the workspace, the package's name and version.
     fn traced_folder(&self, workspace: &Path) -> String {
         let folder = self.folder();
         match folder.strip_prefix(workspace) {
@@ -211,7 +211,8 @@ struct DependencyKind {
 }
 
 impl Dependency {
-    /// Returns `true` if an image can contain it: it is neither for tests only nor for CPUs only.
+    /// Returns `true` if an image can contain code of the dependency, that is, if the dependency is
+    /// neither only for tests nor only for CPUs.
     fn counts(&self) -> bool {
         self.dep_kinds.iter().any(|kind| {
             let for_cpus = kind.target.as_deref().is_some_and(tokens::excludes_gpus);
@@ -248,8 +249,8 @@ impl Project {
         Self::of(package, &metadata)
     }
 
-    /// Reads the package `name` of the workspace around the current folder; `kernels` also finds
-    /// `fusewire-kernels`.
+    /// Reads the package `name` of the workspace that contains the current folder. The name
+    /// `kernels` also selects `fusewire-kernels`.
     ///
     /// # Errors
     /// Returns the errors of [`Project::at`].
@@ -374,7 +375,8 @@ fn settings_of(package: &Package) -> Result<Settings> {
     })
 }
 
-/// Returns the cargo that runs this program, or the one in `$PATH`.
+/// Returns the cargo that started this program or, if it was not started by cargo, the one in
+/// `$PATH`.
 pub(crate) fn host_cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

@@ -1,13 +1,13 @@
-//! Flags of the tools that make an image. A change here can change every image, so the tokens of
+//! Flags of the tools that make an image. Changing a flag can change every image, so the tokens of
 //! this file are part of [`crate::sources::hash`].
 
 use core::fmt::Write as _;
 
 use crate::{Options, Target, Vendor};
 
-/// Settings of cargo's release profile, which replace those of the crate's workspace.
+/// Settings of cargo's release profile. They override the profile of the crate's workspace.
 ///
-/// Line tables serve the messages of `check`. They are removed before an image is optimised.
+/// `check` uses the line tables in its messages. Images are optimised without them.
 pub(crate) const PROFILE: [(&str, &str); 8] = [
     ("lto", "\"fat\""),
     ("panic", "\"abort\""),
@@ -29,7 +29,7 @@ pub(crate) const CARGO: [&str; 6] = [
     "-Ztrim-paths",
 ];
 
-/// Removes line tables before the first pass.
+/// Flag that removes the line tables before the first pass.
 pub(crate) const STRIP: &str = "--strip-debug";
 
 /// Passes over all kernels together.
@@ -38,11 +38,12 @@ pub(crate) const PASSES: &str = "internalize,default<O3>";
 /// Passes that extract a family from the optimised module.
 pub(crate) const SPLIT: &str = "internalize,globaldce";
 
-/// Disables the unrolling of loops with an unknown trip count. Kernels with dozens of such loops
-/// would need more registers than a lane has. Kernels batch their loads in the source.
+/// Disables run-time unrolling of loops with an unknown trip count. With unrolling, a kernel with
+/// dozens of such loops would need more registers than a lane has. The source of a kernel batches
+/// loads explicitly.
 pub(crate) const UNROLL: &str = "-unroll-runtime=false";
 
-/// Returns the flags of rustc that distinguish variants of a build.
+/// Returns the rustc flags that distinguish the variants of a build.
 pub(crate) fn variant_flags(options: &Options) -> String {
     let parts = [
         // Jump threading clones barriers into divergent branches (rust-lang/rust#149637).
@@ -71,7 +72,7 @@ pub(crate) fn rustflags(target: Target, options: &Options) -> String {
     flags
 }
 
-/// Returns the arguments of llc, without files.
+/// Returns the arguments of llc, except the file names.
 pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
     [
         "-O3".to_owned(),
@@ -79,7 +80,7 @@ pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
         format!("-mcpu={target}"),
         format!("-mattr={}", target.features()),
         format!("-filetype={kind}"),
-        // Drivers load PTX as text, and comments are a third of it.
+        // Drivers load PTX as text, and a third of the text would be comments.
         format!("-asm-verbose={}", target.vendor() == Vendor::Amd),
     ]
 }

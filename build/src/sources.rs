@@ -10,16 +10,16 @@ use crate::project::Project;
 use crate::tokens::{self, RustTokens};
 use crate::{Error, Result, files};
 
-/// The files of this crate that affect images, except the order of the steps.
+/// The files of this crate that affect images, except `STEPS`.
 const PIPELINE: [&str; 3] = [
     include_str!("recipe.rs"),
     include_str!("edit.rs"),
     include_str!("target.rs"),
 ];
 
-/// The steps of a compilation. They count only for images in a build folder: a change of names here
-/// does not require new committed images, and `images --check` detects a change of steps by the
-/// bytes.
+/// The steps of a compilation. They are part of the key of images in a build folder, but not of
+/// [`hash`]: a renamed function does not require new committed images, and `images --check` detects
+/// a change of the steps by comparing bytes.
 const STEPS: [&str; 1] = [include_str!("compile.rs")];
 
 /// A hash over several texts.
@@ -27,7 +27,8 @@ const STEPS: [&str; 1] = [include_str!("compile.rs")];
 pub(crate) struct Hash(Sha256);
 
 impl Hash {
-    /// Adds a text after its length, so that the boundaries of texts count.
+    /// Adds the length of a text and then the text, so that the boundaries between texts affect the
+    /// hash.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.0.update((bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
@@ -53,11 +54,11 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 /// Returns the hash of all inputs of the images of `project` except the tools: the tokens of the
 /// Rust and LLVM IR files of the crate and of its path dependencies, the versions of its other
-/// dependencies, the settings that reach an image, the flags of the tools.
+/// dependencies, the settings that affect an image, and the flags of the tools.
 ///
-/// Comments, documentation, formatting, tests and code for CPUs alone do not count. The hash is the
-/// same in every checkout and needs no device tool chain. The tools' versions are in the manifest
-/// of the images, next to this hash.
+/// Comments, documentation, formatting, tests and CPU-only code do not affect the hash. The hash is
+/// the same in every checkout and needs no device tool chain. The manifest of the images contains
+/// this hash and the versions of the tools.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be read.
@@ -95,7 +96,8 @@ pub fn hash(project: &Project) -> Result<String> {
     Ok(hash.text())
 }
 
-/// Returns the hash of the same files as they are, comments included: line tables depend on them.
+/// Returns the hash of the same files, including their comments, because line tables depend on
+/// comments.
 pub(crate) fn content(project: &Project) -> Result<String> {
     let mut hash = Hash::default();
     for text in PIPELINE.iter().chain(&STEPS) {
@@ -111,7 +113,7 @@ pub(crate) fn content(project: &Project) -> Result<String> {
     Ok(hash.text())
 }
 
-/// Lists the inputs of images that are not files.
+/// Returns the inputs of images that are not files.
 fn facts(project: &Project) -> Vec<String> {
     let settings = &project.settings;
     let bounds = settings.threads.iter();
@@ -123,7 +125,7 @@ fn facts(project: &Project) -> Vec<String> {
     all
 }
 
-/// Returns the input files of images, sorted by their names, which are the same in every checkout.
+/// Returns the input files of images, sorted by name. The names are the same in every checkout.
 fn inputs(project: &Project) -> Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
     for folder in &project.sources {
@@ -139,7 +141,7 @@ fn inputs(project: &Project) -> Result<Vec<(String, PathBuf)>> {
     Ok(named)
 }
 
-/// Returns the path of a module that `file` declares, without the extension.
+/// Returns the path, without the extension, of a module that `file` declares.
 fn module_path(file: &str, module: &str) -> PathBuf {
     let file = Path::new(file);
     let stem = file.file_stem().unwrap_or_default();
@@ -154,7 +156,7 @@ fn module_path(file: &str, module: &str) -> PathBuf {
 /// Returns a name for the path that is the same in every checkout.
 fn name(project: &Project, path: &Path) -> String {
     let inner = path.strip_prefix(&project.workspace).ok().or_else(|| {
-        // Outside the workspace: relative to the folder of the package.
+        // A file outside the workspace is named relative to the folder of its package.
         let folder = project
             .sources
             .iter()

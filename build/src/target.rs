@@ -17,7 +17,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// Returns its name in a table of shims.
+    /// Returns the vendor's key in the table of shims.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn",
@@ -25,7 +25,7 @@ impl Vendor {
         }
     }
 
-    /// Returns the word of `FUSEWIRE_REQUIRE` that makes its checks compulsory.
+    /// Returns the word in `FUSEWIRE_REQUIRE` that makes the checks for this vendor compulsory.
     pub const fn requirement(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn",
@@ -33,7 +33,7 @@ impl Vendor {
         }
     }
 
-    /// Returns the target of rustc.
+    /// Returns rustc's target triple.
     pub const fn triple(self) -> &'static str {
         match self {
             Self::Amd => "amdgcn-amd-amdhsa",
@@ -80,7 +80,7 @@ impl Target {
         Self::Gfx942,
     ];
 
-    /// Returns its name, for `--target` and as the compiler's processor.
+    /// Returns the name of the architecture, as in `--target` and in the compiler's `-Ctarget-cpu`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm80 => "sm_80",
@@ -99,19 +99,19 @@ impl Target {
         }
     }
 
-    /// Returns the PTX version as a target feature: the oldest with the instructions, for old
-    /// drivers.
+    /// Returns the PTX version as a target feature. It is the oldest version that has the required
+    /// instructions, so that old drivers accept the image.
     pub const fn features(self) -> &'static str {
         match self {
             Self::Sm80 => "+ptx80",
-            // Multicast reductions that accumulate 16-bit floats in f32.
+            // PTX 8.2 has multicast reductions that accumulate 16-bit floats in f32.
             Self::Sm90 => "+ptx82",
             Self::Sm100 => "+ptx86",
             Self::Gfx90a | Self::Gfx942 => "",
         }
     }
 
-    /// Returns `true` if it has instructions for multicast addresses (NVLink SHARP).
+    /// Returns `true` if the architecture has instructions for multicast addresses (NVLink SHARP).
     pub const fn has_multicast(self) -> bool {
         matches!(self, Self::Sm90 | Self::Sm100)
     }

@@ -1,7 +1,8 @@
 //! Reduces source text to the parts that affect an image.
 //!
-//! Two texts with the same tokens give the same image. Comments, documentation, lint levels, white
-//! space and trailing commas are left out, and so are items for tests only and for CPUs only.
+//! Two texts with the same tokens produce the same image. The tokens exclude comments,
+//! documentation, lint levels, white space, trailing commas, and items that are compiled only for
+//! tests or only for CPUs.
 
 use core::fmt::Write as _;
 
@@ -10,10 +11,10 @@ use quote::ToTokens as _;
 use syn::punctuated::Punctuated;
 use syn::{Attribute, ImplItem, Item, Meta, Token, TraitItem};
 
-/// Values of `target_arch` that images are made for.
+/// Values of `target_arch` for which images are made.
 const ARCHITECTURES: [&str; 2] = ["nvptx64", "amdgpu"];
 
-/// Conditions that hold in no image.
+/// `cfg` conditions that are always false when an image is compiled.
 const NEVER: [&str; 7] = [
     "debug_assertions",
     "loom",
@@ -32,14 +33,14 @@ const SILENT: [&str; 6] = ["allow", "deny", "doc", "expect", "forbid", "warn"];
 pub(crate) struct RustTokens {
     /// One token per line.
     pub(crate) text: String,
-    /// Modules in separate files that no image contains, as `module` or `outer/module`.
+    /// Modules in separate files that are in no image, written as `module` or `outer/module`.
     pub(crate) absent: Vec<String>,
 }
 
-/// Reduces a Rust file to its tokens. Returns a text that does not parse unchanged.
+/// Reduces a Rust file to its tokens. If the text cannot be parsed, returns it unchanged.
 ///
-/// Items whose `cfg` is false for both kinds of GPU are left out. A procedural macro runs on the
-/// host: it must not depend on `target_arch`.
+/// The tokens exclude items whose `cfg` is false for both GPU architectures. A procedural macro
+/// runs on the host, so it must not depend on `target_arch`.
 pub(crate) fn rust(text: &str) -> RustTokens {
     let Ok(mut file) = syn::parse_file(text) else {
         return RustTokens {
@@ -53,7 +54,7 @@ pub(crate) fn rust(text: &str) -> RustTokens {
     tokens
 }
 
-/// Reduces LLVM IR to its lines without comments and indentation.
+/// Removes comments and indentation from LLVM IR.
 pub(crate) fn llvm(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -156,7 +157,8 @@ fn is_false_for_gpus(condition: &Meta) -> bool {
         .all(|architecture| holds(condition, architecture) == Some(false))
 }
 
-/// Evaluates a condition; `None` if it depends on more than the architecture.
+/// Evaluates a condition for an architecture. Returns `None` if the condition also depends on
+/// something else.
 fn holds(condition: &Meta, architecture: &str) -> Option<bool> {
     match condition {
         Meta::Path(path) => NEVER
@@ -176,7 +178,7 @@ fn holds(condition: &Meta, architecture: &str) -> Option<bool> {
             if list.path.is_ident("not") {
                 return values.next()?.map(|value| !value);
             }
-            // `all` is decided by one false operand, `any` by one true operand.
+            // One false operand makes `all` false, and one true operand makes `any` true.
             let decisive = list.path.is_ident("any");
             let values: Vec<Option<bool>> = values.collect();
             if values.contains(&Some(decisive)) {

@@ -1,8 +1,9 @@
 //! Finds a device tool chain, or reports what is missing.
 //!
-//! Two kinds work: Debian's packages (`rustc-web cargo-web rust-web-src llvm-22 lld-22`, which
-//! share one LLVM) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with `rust-src` and `llvm-tools`.
-//! LLVM's tools must have the major version of the compiler's LLVM, because they read its bitcode.
+//! Two kinds of tool chain are supported: Debian's packages (`rustc-web cargo-web rust-web-src
+//! llvm-22 lld-22`, which share one LLVM) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with
+//! `rust-src` and `llvm-tools`. LLVM's tools must have the major version of the compiler's LLVM,
+//! because they read its bitcode.
 //!
 //! `FUSEWIRE_RUSTC`, `FUSEWIRE_CARGO`, `FUSEWIRE_LLVM_BIN`, `FUSEWIRE_PTXAS` and `FUSEWIRE_OBJDUMP`
 //! override the tools that are found.
@@ -18,7 +19,7 @@ use crate::{Error, Result, process};
 pub struct MissingTool {
     /// The tool or file.
     pub piece: String,
-    /// The places that were searched, or the fault of what was found.
+    /// The paths that were searched, or the reason why a found tool cannot be used.
     pub reason: String,
     /// A command that installs it.
     pub install: String,
@@ -62,7 +63,7 @@ pub struct Toolchain {
     pub origin: Origin,
     /// The compiler.
     pub rustc: PathBuf,
-    /// Its cargo.
+    /// The cargo of the same tool chain.
     pub cargo: PathBuf,
     /// Output of `rustc -vV`.
     pub version: String,
@@ -84,10 +85,11 @@ const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 l
 const RUSTUP: &str = "rustup toolchain install nightly --component rust-src --component llvm-tools";
 
 impl Toolchain {
-    /// Finds the first complete tool chain of: the environment's, Debian's, rustup's nightly.
+    /// Finds a complete tool chain. Tries the one in the environment, Debian's, and rustup's
+    /// nightly, in this order.
     ///
     /// # Errors
-    /// [`Error::Toolchain`] with the missing tools of each.
+    /// [`Error::Toolchain`] lists the missing tools of each tool chain.
     pub fn find() -> Result<Self> {
         let mut missing = Vec::new();
         if let Some(rustc) = std::env::var_os("FUSEWIRE_RUSTC") {
@@ -96,7 +98,7 @@ impl Toolchain {
                 .map_or_else(|| rustc.with_file_name("cargo"), PathBuf::from);
             match Self::at(Origin::Environment, rustc, cargo) {
                 Ok(found) => return Ok(found),
-                // A compiler that the user names is not replaced by another one.
+                // If the user selected a compiler, no other tool chain is tried.
                 Err(lacks) => return Err(Error::Toolchain(lacks)),
             }
         }
@@ -115,8 +117,8 @@ impl Toolchain {
         Err(Error::Toolchain(missing))
     }
 
-    /// Returns the versions of the compiler and of LLVM's tools in one line. With the sources, they
-    /// determine an image.
+    /// Returns the versions of the compiler and of LLVM's tools in one line. Together with the
+    /// sources, these versions determine an image.
     pub fn identity(&self) -> String {
         let version = |tool: &Path| {
             let said = ask(tool, &["--version"]).unwrap_or_default();
@@ -232,7 +234,7 @@ impl Toolchain {
     }
 }
 
-/// Returns rustc and cargo of rustup's nightly.
+/// Returns the paths of rustc and cargo of rustup's nightly.
 fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     let which = |tool: &str| {
         ask(
@@ -251,8 +253,8 @@ fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     }
 }
 
-/// Finds a tool of LLVM `major`: in the environment's folder, by a name with the version, in
-/// rustup's folder, or by its plain name.
+/// Finds a tool of LLVM version `major`. Searches the folder in the environment, a name with the
+/// version, rustup's folder and the plain name, in this order.
 fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
     let given = std::env::var_os("FUSEWIRE_LLVM_BIN").map(|folder| Path::new(&folder).join(name));
     let versioned = in_path(&format!("{name}-{major}"));

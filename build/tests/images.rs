@@ -1,6 +1,6 @@
-//! Tests that the committed images match the sources, and that an image depends on code only.
+//! Tests that the committed images match the sources, and that an image depends only on code.
 //!
-//! The first test needs no device tool chain. CI also makes the images again and compares the bytes
+//! The first test needs no device tool chain. CI also rebuilds the images and compares their bytes
 //! (`fusewire-build images --check`).
 
 use std::path::Path;
@@ -34,7 +34,7 @@ fn committed_images_are_of_these_sources() {
 const MANIFEST: &str = "[package]\nname = \"lines\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
                         publish = false\n\n[workspace]\n";
 
-/// A kernel that can panic: rustc gives a panic its file, line and column.
+/// A kernel that can panic. rustc passes the file, line and column to the panic.
 const KERNEL: &str = r#"#![no_std]
 #![feature(abi_gpu_kernel)]
 #![allow(improper_gpu_kernel_arg)]
@@ -89,7 +89,7 @@ fn lines_and_comments_do_not_reach_an_image() {
         let image = |source: &str| {
             std::fs::write(folder.path().join("src/lib.rs"), source).expect("a source");
             let mut project = Project::at(folder.path()).expect("a crate");
-            // Shares the compiled core with the other tests.
+            // Shares the target folder, so that `core` is compiled once for all tests.
             project.target.clone_from(&own.target);
             let options = Options::default();
             let compiled = compile(&toolchain, &project, target, &options).expect("an image");

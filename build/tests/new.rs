@@ -1,8 +1,9 @@
-//! A crate of `fusewire-build new`, outside of the workspace: its tests pass with stable Rust and
-//! fail for a wrong kernel; `check` finds nothing in it, and names the lines of errors put into it.
+//! Tests a crate that `fusewire-build new` creates outside the workspace. Its tests pass with
+//! stable Rust and fail for a wrong kernel. `check` finds no violation in the new crate, and
+//! reports the source lines of seeded violations.
 //!
-//! Without a device tool chain the second part is skipped with the reason; `FUSEWIRE_REQUIRE=ptx`
-//! makes that a failure.
+//! Without a device tool chain, the test of `check` is skipped and prints the reason. With
+//! `FUSEWIRE_REQUIRE=ptx` it fails instead.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +12,7 @@ use fusewire_build::Toolchain;
 
 const NAME: &str = "template-kernels";
 
-/// A new crate, which shares the build folder and the versions of this workspace.
+/// A new crate that shares this workspace's target folder and dependency versions.
 struct NewCrate {
     _parent: tempfile::TempDir,
     folder: PathBuf,
@@ -42,7 +43,7 @@ impl NewCrate {
         std::fs::read_to_string(self.folder.join("src/lib.rs")).expect("a source")
     }
 
-    /// Replaces a part of the library and returns the line where the change begins.
+    /// Replaces a part of the crate's `lib.rs` and returns the line where the change begins.
     fn edit(&self, from: &str, to: &str) -> usize {
         let text = self.library();
         let at = text.find(from).unwrap_or_else(|| panic!("no {from:?}"));
@@ -51,10 +52,12 @@ impl NewCrate {
         text[..at].lines().count()
     }
 
-    /// Runs `cargo test` in the profile of this test, so that dependencies are compiled once.
-    fn test(&self) -> Output {
+    /// Runs `cargo test` in this test's profile, so that dependencies are compiled once.
+    fn test(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO"));
-        command.args(["test", "--offline", "--quiet"]);
+        command
+            .args(["test", "--offline", "--quiet"])
+            .args(arguments);
         if !cfg!(debug_assertions) {
             command
                 .arg("--release")
@@ -84,12 +87,12 @@ fn run(command: &mut Command) -> Output {
 #[test]
 fn its_tests_pass_and_fail_for_a_wrong_kernel() {
     let new = NewCrate::make();
-    let output = new.test();
+    let output = new.test(&[]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(text.contains("1 passed"), "{text}");
     new.edit("sum +=", "sum -=");
-    let output = new.test();
+    let output = new.test(&["--test", "exchange_sum"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "a wrong kernel passes: {text}");
     assert!(text.contains("1 failed"), "{output:?}");
@@ -134,7 +137,8 @@ fn check_finds_nothing_and_names_the_lines_of_errors() {
     found(&format!(
         "FAIL sm_90   scope: exchange_sum: src/lib.rs:{store}: st.release.gpu"
     ));
-    // The library's own accesses neither count nor hide that of the author.
+    // The library's own device-scope accesses are not reported, and they do not hide the author's
+    // access.
     let scope = text
         .lines()
         .find(|line| line.contains("scope: exchange_sum"));

@@ -1,7 +1,8 @@
-//! Tests the verifier end to end: every negative control is caught, and correct kernels are clean.
+//! Tests the verifier end to end: it must report every negative control, and no violation in
+//! correct kernels.
 //!
-//! Without a device tool chain the GPU parts are skipped, with the reason. With
-//! `FUSEWIRE_REQUIRE=ptx,amdgcn` they then fail.
+//! Without a device tool chain, the GPU tests are skipped and print the reason. With
+//! `FUSEWIRE_REQUIRE=ptx,amdgcn` they fail instead.
 
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::{Project, Target, Toolchain, toolchain};
@@ -57,7 +58,7 @@ fn device(target: Target) {
 
 #[test]
 fn nvidia_controls_are_caught() {
-    // The oldest target with multicast.
+    // sm_90 is the oldest target with multicast.
     device(Target::Sm90);
 }
 

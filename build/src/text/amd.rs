@@ -1,4 +1,4 @@
-//! AMD assembly and its metadata, as llc writes them.
+//! Parser of AMD assembly and its metadata in the format of llc.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use crate::{Error, Result};
 /// Metadata of a kernel.
 #[derive(Clone, Debug, Default)]
 pub struct AmdKernel {
-    /// Explicit arguments, with the names that the compiler kept.
+    /// Explicit arguments, with their names if the metadata has them.
     pub arguments: Vec<(String, Parameter)>,
     /// Registers and memory.
     pub resources: Resources,
 }
 
-/// Splits assembly into functions; kernels are those that the metadata lists.
+/// Splits assembly into functions. The functions that the metadata lists are kernels.
 ///
 /// # Errors
 /// [`Error::Parse`] if the metadata is not in the format of llc.

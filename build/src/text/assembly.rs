@@ -1,4 +1,4 @@
-//! The common parts of PTX and AMD assembly.
+//! The types and functions that the parsers of PTX and AMD assembly share.
 
 /// A function of an assembly text.
 #[derive(Clone, Debug, Default)]
@@ -7,11 +7,11 @@ pub struct AsmFunction {
     pub name: String,
     /// `true` for a kernel.
     pub kernel: bool,
-    /// Its parameters, if it is a kernel.
+    /// Parameters of a kernel; empty for other functions.
     pub parameters: Vec<Parameter>,
     /// Its instructions, labels and directives, without comments and surrounding space.
     pub lines: Vec<String>,
-    /// Number of the debug location of each line, 0 if unknown; empty without line tables.
+    /// Number of each line's debug location, 0 if unknown. Empty without line tables.
     pub locations: Vec<u32>,
 }
 
@@ -40,12 +40,12 @@ pub struct Resources {
 }
 
 impl AsmFunction {
-    /// Returns the operation codes of its instructions with the whole line, in order.
+    /// Returns the opcode and the whole line of each instruction, in order.
     pub fn instructions(&self) -> impl Iterator<Item = (&str, &str)> {
         self.located().map(|(code, line, _)| (code, line))
     }
 
-    /// Returns the same with the number of the debug location.
+    /// Returns the opcode, the whole line and the number of the debug location of each instruction.
     pub fn located(&self) -> impl Iterator<Item = (&str, &str, u32)> {
         self.lines.iter().enumerate().filter_map(|(index, line)| {
             let location = self.locations.get(index).copied().unwrap_or(0);
@@ -54,8 +54,7 @@ impl AsmFunction {
     }
 }
 
-/// Returns the operation code of a line, without a predicate; `None` for labels, directives and
-/// braces.
+/// Returns the opcode of a line, without a predicate; `None` for labels, directives and braces.
 pub fn opcode(line: &str) -> Option<&str> {
     let mut rest = line;
     if rest.starts_with('@') {

@@ -1,4 +1,5 @@
-//! LLVM IR: functions, blocks and names, as needed for control flow and data flow.
+//! Parser of LLVM IR: the functions, blocks and names that control-flow and data-flow analysis
+//! needs.
 
 use std::collections::HashMap;
 
@@ -13,7 +14,7 @@ pub struct IrFunction {
     pub kernel: bool,
     /// Names of its parameters.
     pub parameters: Vec<String>,
-    /// Its blocks; the first is the entry.
+    /// Basic blocks. The first is the entry block.
     pub blocks: Vec<Block>,
 }
 
@@ -22,7 +23,7 @@ pub struct IrFunction {
 pub struct Block {
     /// Its instructions; the last is the terminator.
     pub instructions: Vec<String>,
-    /// Indices of the blocks that may follow.
+    /// Indices of the successor blocks.
     pub successors: Vec<usize>,
 }
 
@@ -148,7 +149,7 @@ pub fn names(text: &str) -> impl Iterator<Item = &str> {
         })
 }
 
-/// Splits `%result = operation`; the result is empty if there is none.
+/// Splits `%result = operation`. The first part is empty if the instruction has no result.
 pub fn split(instruction: &str) -> (&str, &str) {
     match instruction.split_once(" = ") {
         Some((result, operation)) if result.starts_with('%') => {
@@ -158,7 +159,7 @@ pub fn split(instruction: &str) -> (&str, &str) {
     }
 }
 
-/// Splits an instruction from the number of its debug location, 0 if it has none.
+/// Splits an instruction into its text and the number of its debug location, 0 if there is none.
 pub fn location(instruction: &str) -> (&str, u32) {
     let Some((code, number)) = instruction.split_once(", !dbg !") else {
         return (instruction, 0);
@@ -168,7 +169,7 @@ pub fn location(instruction: &str) -> (&str, u32) {
     (code, number.parse().unwrap_or(0))
 }
 
-/// Returns the name of the function that a call calls, if it is called by name.
+/// Returns the name of the callee of a direct call.
 pub fn callee(operation: &str) -> Option<&str> {
     let is_call = ["call ", "tail call ", "musttail call ", "notail call "]
         .iter()

@@ -1,4 +1,4 @@
-//! PTX, as llc writes it.
+//! Parser of PTX in the format of llc.
 
 use std::collections::HashMap;
 
@@ -42,7 +42,8 @@ pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
         let mut depth = 1;
         for line in lines.by_ref() {
             for part in line.split_inclusive([';', '{', '}']).map(str::trim) {
-                // Braces also group operands of vectors, but in pairs within a statement.
+                // Braces also group vector operands, but then both braces are in the same
+                // statement.
                 match part {
                     "{" => depth += 1,
                     "}" => depth -= 1,
@@ -64,7 +65,7 @@ fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
 
-/// Returns the name in `.func (.param .b32 r) name( ...`, which precedes the last list.
+/// Returns the name in `.func (.param .b32 r) name( ...`, which precedes the last parameter list.
 fn function_name(head: &str) -> String {
     let (_, rest) = head.split_once(".func").unwrap_or_default();
     let rest = rest.trim_start();

@@ -1,4 +1,4 @@
-//! The boundary between host and image: entries and their parameters.
+//! Rules for the interface between host and image: entries and their parameters.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use crate::Image;
 pub(super) const ARGUMENTS: &str = "arguments";
 pub(super) const ENTRIES: &str = "entries";
 
-/// Maximum number of entries of an image, which limits the instances of kernels.
+/// Maximum number of entries of an image. It limits how many instances of generic kernels an image
+/// may have.
 const MOST_ENTRIES: usize = 150;
 
 /// Compares PTX `.param` offsets or AMD kernarg offsets with the host's struct.

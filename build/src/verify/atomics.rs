@@ -1,15 +1,15 @@
-//! Ordering and scope of synchronisation.
+//! Rules for the ordering and the scope of atomics and fences.
 
 use super::Violation;
 use crate::{Image, Vendor};
 
 pub(super) const UNSCOPED: &str = "unscoped-atomic";
-/// Name of the rule about the scope of synchronisation.
+/// Name of the rule that forbids device scope.
 pub const SCOPE: &str = "scope";
 
 /// Finds atomics and fences without ordering or scope. In PTX, `atom` and `red` without `.sem` are
 /// relaxed; without `.scope` they have scope `.gpu` and are not atomic with respect to another GPU.
-/// LLVM before 23 drops both.
+/// LLVM before 23 drops both qualifiers.
 pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
     if image.target.vendor() != Vendor::Nvidia {
         return Vec::new();
@@ -30,8 +30,8 @@ pub(super) fn unscoped(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Finds the scopes `.gpu` and `agent`, which exclude peers. A crate's manifest lists justified
-/// uses.
+/// Finds atomics and fences with the scopes `.gpu` and `agent`, which do not synchronise with peer
+/// GPUs. A crate's manifest exempts justified uses.
 pub(super) fn scope(image: &Image) -> Vec<Violation> {
     match image.target.vendor() {
         Vendor::Nvidia => image
@@ -46,7 +46,7 @@ pub(super) fn scope(image: &Image) -> Vec<Violation> {
                     })
             })
             .collect(),
-        // The assembly no longer distinguishes a scope from a cache policy; the IR does.
+        // Reads the IR, because AMD assembly does not distinguish a scope from a cache policy.
         Vendor::Amd => image
             .ir
             .iter()

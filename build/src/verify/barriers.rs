@@ -1,4 +1,4 @@
-//! Barriers of a block.
+//! Rules for block barriers.
 
 use super::Violation;
 use crate::divergence::divergent_blocks;
@@ -7,8 +7,8 @@ use crate::{Image, Vendor};
 
 pub(super) const BARRIERS: &str = "barrier";
 
-/// Finds barriers that not all lanes of a block reach: they hang the block or pair with another
-/// barrier.
+/// Finds barriers that not all lanes of a block reach. Such a barrier hangs the block or pairs with
+/// a different barrier.
 pub(super) fn barriers(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.ir {

@@ -1,4 +1,4 @@
-//! Floating point: one rounding per operation, the same on all devices.
+//! Rules for floating point: every operation rounds once, with the same result on all devices.
 
 use super::Violation;
 use crate::text::ir;
@@ -12,7 +12,8 @@ const FLOATS: [&str; 8] = [
 ];
 
 /// Finds arithmetic that may be contracted. Without `.rn`, ptxas may fuse a multiplication and an
-/// addition, which then round once. Fast-math flags in the IR permit it for both vendors.
+/// addition into an FMA, which rounds once instead of twice. Fast-math flags in the IR permit
+/// contraction for both vendors.
 pub(super) fn rounding(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     if image.target.vendor() == Vendor::Nvidia {
@@ -59,8 +60,8 @@ pub(super) fn rounding(image: &Image) -> Vec<Violation> {
 }
 
 /// Finds approximations: `.approx`, `.ftz` and `.full` in PTX; for AMD the hardware's
-/// transcendental functions, a reciprocal that belongs to neither a correctly rounded nor an
-/// integer division, and a mode that flushes subnormals or does not round to nearest.
+/// transcendental functions, reciprocals outside correctly rounded divisions and integer divisions,
+/// and modes that flush subnormals or do not round to nearest.
 pub(super) fn approximations(image: &Image) -> Vec<Violation> {
     match image.target.vendor() {
         Vendor::Amd => amd(image),
@@ -108,7 +109,7 @@ fn amd(image: &Image) -> Vec<Violation> {
             }
         }
         // Each correctly rounded division has one reciprocal and one v_div_fixup. The expansion of
-        // an integer division also has reciprocals, and corrects their results.
+        // an integer division also contains reciprocals, whose results it corrects.
         let reciprocals = count("v_rcp_f");
         let divides = has(&["udiv ", "urem ", "sdiv ", "srem "]);
         if reciprocals > count("v_div_fixup_") && !divides {

@@ -1,12 +1,12 @@
-//! Local memory.
+//! Rule for local memory.
 
 use super::Violation;
 use crate::{Image, Vendor};
 
 pub(super) const LOCAL: &str = "local-memory";
 
-/// Finds local arrays, stack frames and spills, whose traffic competes with the data of the kernel
-/// for memory bandwidth.
+/// Finds local arrays, stack frames and register spills. Their traffic competes with the kernel's
+/// data for memory bandwidth.
 pub(super) fn local(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: String| {

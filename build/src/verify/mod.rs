@@ -1,7 +1,7 @@
-//! The verifier: rules that every image must keep.
+//! The verifier: rules that every image must follow.
 //!
-//! Every rule is a function from an [`Image`] to violations, and has a negative control
-//! ([`crate::controls`]): a kernel that breaks it and must be caught.
+//! Every rule is a function from an [`Image`] to violations. Every rule has a negative control
+//! ([`crate::controls`]): a kernel that breaks the rule, which the rule must report.
 
 mod arguments;
 mod atomics;
@@ -23,21 +23,22 @@ use crate::{Image, native};
 
 pub use self::atomics::SCOPE;
 
-/// A rule that a kernel breaks.
+/// A violation of a rule by a kernel or an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Name of the rule.
     pub rule: &'static str,
-    /// The kernel, or the function, or empty for the image.
+    /// Name of the kernel or function; empty if the violation concerns the whole image.
     pub kernel: String,
     /// Description of the violation.
     pub detail: String,
-    /// Debug locations of the instructions, the one that breaks the rule first.
+    /// Debug locations of the instructions. The first is that of the instruction that breaks the
+    /// rule.
     pub locations: Vec<u32>,
 }
 
 impl Violation {
-    /// Returns a violation of `rule` by `kernel`, at no known location.
+    /// Returns a violation of `rule` by `kernel`, without a location.
     pub fn new(rule: &'static str, kernel: &str, detail: impl Into<String>) -> Self {
         Self {
             rule,
@@ -71,11 +72,11 @@ impl fmt::Display for Violation {
 /// A rule of the verifier.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
-    /// Its name, which exceptions use.
+    /// Name of the rule, by which exemptions refer to it.
     pub name: &'static str,
-    /// The demand on an image.
+    /// The property that an image must have.
     pub demand: &'static str,
-    /// Advice to the author of a kernel that breaks it.
+    /// Advice to the author of a kernel that breaks the rule.
     pub advice: &'static str,
     /// Finds the violations in an image.
     pub check: fn(&Image) -> Vec<Violation>,
@@ -189,12 +190,12 @@ fn assembler(image: &Image) -> Vec<Violation> {
         .collect()
 }
 
-/// Returns all violations, without those that the crate exempts.
+/// Returns the violations that the crate does not exempt.
 pub fn check(image: &Image) -> Vec<Violation> {
     without_allowed(all(image), &image.allow)
 }
 
-/// Returns all violations.
+/// Returns all violations, including exempt ones.
 pub fn all(image: &Image) -> Vec<Violation> {
     RULES.iter().flat_map(|rule| (rule.check)(image)).collect()
 }
@@ -208,13 +209,14 @@ pub fn advice(rule: &str) -> &'static str {
         .map_or("", |(_, advice)| advice)
 }
 
-/// Returns the kernel of an entry. An exception for a kernel also covers its grid form.
+/// Returns the name of the kernel of an entry. An exemption for a kernel also covers the kernel's
+/// grid form.
 fn kernel(entry: &str) -> &str {
     entry.strip_suffix(GRID_SUFFIX).unwrap_or(entry)
 }
 
-/// Drops the violations of a rule by a kernel that an exception covers, unless they exceed its
-/// limit.
+/// Drops the violations that an exemption covers. Keeps the violations of a kernel that exceed the
+/// exemption's limit.
 pub fn without_allowed(all: Vec<Violation>, allow: &[Exemption]) -> Vec<Violation> {
     let covered = |violation: &Violation, allow: &Exemption| {
         allow.rule == violation.rule

@@ -1,4 +1,4 @@
-//! Accesses by multicast addresses.
+//! Rule for accesses through multicast addresses.
 
 use super::Violation;
 use crate::project::fits;
@@ -7,10 +7,11 @@ use crate::{Image, Vendor};
 
 pub(super) const MULTICAST: &str = "multicast";
 
-/// Finds wrong uses of `multimem` instructions. On GPUs that have them, every kernel that the crate
-/// lists must contain them, and no other kernel may. They must access 16 bytes at once with system
-/// scope and accumulate 16-bit floats in f32. Alias fences must precede and follow them, because
-/// PTX does not order them with accesses by ordinary addresses otherwise.
+/// Finds wrong uses of `multimem` instructions. On GPUs that support multicast, the kernels that
+/// the crate lists must contain `multimem` instructions, and no other kernel may. Each instruction
+/// must access 16 bytes with system scope and accumulate 16-bit floats in f32. Alias fences must
+/// precede and follow it, because PTX does not otherwise order it with accesses through unicast
+/// addresses.
 pub(super) fn multicast(image: &Image) -> Vec<Violation> {
     if image.target.vendor() != Vendor::Nvidia {
         return Vec::new();
@@ -30,8 +31,8 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
         .collect()
 }
 
-/// Returns the faults of a function. `listed`: the crate lists it as a user of multicast; `exists`:
-/// the GPU has multicast.
+/// Returns descriptions of the faults of a function. `listed` is true if the crate lists the
+/// function as a user of multicast, `exists` if the GPU supports multicast.
 fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     let mut out = Vec::new();
     let mut accesses = 0;

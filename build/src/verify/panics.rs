@@ -1,12 +1,13 @@
-//! Panics.
+//! Rule against panics.
 
 use super::Violation;
 use crate::{Image, edit};
 
 pub(super) const PANICS: &str = "panic";
 
-/// Finds panics. A call of panic code costs registers in the hot path, and its trap kills the
-/// process. `fusewire-device`'s panic handler is never inlined, so that it is visible here.
+/// Finds calls to panic functions. Such a call costs registers in the hot path, and the trap of a
+/// panic leaves the process's GPU context unusable. The panic handler of `fusewire-device` is never
+/// inlined, so calls to it are visible in the assembly.
 pub(super) fn panics(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.entries() {

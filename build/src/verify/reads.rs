@@ -1,4 +1,4 @@
-//! Non-coherent loads.
+//! Rule against non-coherent loads.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,9 +8,9 @@ use crate::text::assembly::{AsmFunction, opcode};
 
 pub(super) const NONCOHERENT: &str = "non-coherent-load";
 
-/// Finds non-coherent loads. `ld.global.nc` may hit a cache that is never invalidated, so that it
-/// never returns the value that a peer has written. Reads of `&T` parameters compile to it. Only
-/// tables of constants in the image may be read by it.
+/// Finds non-coherent loads. `ld.global.nc` may hit a cache that is not invalidated while the
+/// kernel runs, so it may never return the value that a peer has written. Reads through `&T`
+/// parameters compile to such loads. Only constant tables in the image may be read by them.
 pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.functions {
@@ -45,7 +45,7 @@ fn by_register(function: &AsmFunction) -> HashMap<&str, Vec<&str>> {
     out
 }
 
-/// Returns `true` if an address is computed from symbols of the image only, without parameters and
+/// Returns `true` if an address is computed only from symbols of the image, without parameters or
 /// loaded pointers.
 fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
     if !base.starts_with('%') {
@@ -61,8 +61,8 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
         for line in definitions.get(register).into_iter().flatten() {
             let code = opcode(line).unwrap_or_default();
             if code.starts_with("ld.") {
-                // A loaded index is harmless, a loaded base pointer is not. A 64-bit value may be a
-                // pointer; indices are narrower and are widened first.
+                // A loaded index is permitted, a loaded base pointer is not. A loaded 64-bit value
+                // may be a pointer. Indices are narrower and are widened before use.
                 if code.ends_with("64") {
                     return false;
                 }
@@ -71,7 +71,7 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
             let (_, operands) = line.split_once(',').unwrap_or_default();
             for operand in operands.trim_end_matches(';').split(',').map(str::trim) {
                 if operand.starts_with('%') {
-                    // A value that is widened, masked or shifted right is an index.
+                    // A value that is widened, masked or shifted right is an index, not a pointer.
                     let widened = ["cvt.", "mul.wide", "bfe.", "and.", "shr."]
                         .iter()
                         .any(|prefix| code.starts_with(prefix));

@@ -1,4 +1,4 @@
-//! Width of copies.
+//! Rule for the access width of copies.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,8 @@ use crate::{Image, Vendor};
 pub(super) const VECTORS: &str = "vector-move";
 
 /// Finds copies without 16-byte accesses. A kernel copies if a loop loads a value of less than 16
-/// bytes and stores it unchanged. It must then also have 16-byte loads and stores (the narrow loop
-/// is the head, the tail or the unaligned case of the copy).
+/// bytes and stores it unchanged. Such a kernel must also have 16-byte loads and stores. The narrow
+/// loop is then the head, the tail or the unaligned case of the copy.
 pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.ir.iter().filter(|function| function.kernel) {
@@ -36,12 +36,13 @@ pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Tells if a function has plain 16-byte loads, and plain 16-byte stores, outside shared memory.
+/// Returns two flags: the function has plain 16-byte loads, and plain 16-byte stores, outside
+/// shared memory.
 fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) {
     let is_wide = |code: &str| match vendor {
         Vendor::Amd => code.ends_with("dwordx4") && !code.starts_with("s_"),
         Vendor::Nvidia => {
-            // Relaxed accesses are of packets, not of plain data.
+            // Relaxed accesses belong to packets, not to plain data.
             !code.contains(".relaxed.")
                 && !code.contains(".shared.")
                 && [
@@ -59,8 +60,8 @@ fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) 
     found
 }
 
-/// Finds a load of less than 16 bytes in a loop that stores the loaded value, both at addresses
-/// that advance.
+/// Finds a load of less than 16 bytes whose value is stored in the same loop. Both addresses must
+/// advance with the loop.
 fn narrow_copy(function: &IrFunction) -> Option<&str> {
     let cycles = cycles(function);
     let in_cycles = || {
@@ -94,7 +95,7 @@ fn narrow_copy(function: &IrFunction) -> Option<&str> {
     })
 }
 
-/// Returns the pointer of an access, the last name before its alignment.
+/// Returns the pointer operand of an access, which is the last name before the alignment.
 fn address(access: &str) -> Option<&str> {
     ir::names(access.split(", align").next()?).last()
 }
@@ -119,8 +120,8 @@ fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a
     }
 }
 
-/// Returns `true` if a plain access (the text after `load` or `store`) is of a scalar and not to
-/// shared, local or constant memory.
+/// Returns `true` if a plain access (the text after `load` or `store`) accesses a scalar outside
+/// shared, local and constant memory.
 fn is_narrow_global(access: &str) -> bool {
     let width = match access.split([' ', ',']).next().unwrap_or_default() {
         "i8" => 1,
@@ -133,7 +134,8 @@ fn is_narrow_global(access: &str) -> bool {
     width < 16 && !elsewhere.iter().any(|space| access.contains(space))
 }
 
-/// Returns for every block the number of its cycle (strongly connected component).
+/// Returns, for every block, the number of its strongly connected component; `None` if it is in no
+/// cycle.
 fn cycles(function: &IrFunction) -> Vec<Option<usize>> {
     // Tarjan's algorithm, without recursion because functions have thousands of blocks.
     let count = function.blocks.len();

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Fake of `fusewire`: lists devices and measures nothing.
+/// Fake of the program `fusewire`. It lists devices and measures nothing.
 const FUSEWIRE: &str = r#"
 case $1 in
     info)
@@ -19,7 +19,7 @@ case $1 in
 esac
 "#;
 
-/// Fake of a test binary: passes the tests that are named, or forty.
+/// Fake of a test binary. It reports the named tests as passed, or forty tests if none is named.
 const PASSES: &str = r#"
 count=40
 case " $* " in *' --exact '*)
@@ -83,7 +83,8 @@ impl Bundle {
         assert!(made.expect("sh").success());
     }
 
-    /// Returns the script with an empty environment; `path/` is the first folder of `$PATH`.
+    /// Returns a command that runs the script with an empty environment, in which `path/` is the
+    /// first folder of `$PATH`.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("/bin/sh");
         command

@@ -1,5 +1,5 @@
-//! Tests of the bundle's script, with fake programs that pass, fail, hang or are missing, and of a
-//! bundle with the real programs, which only CI runs.
+//! Tests of the bundle's script. Most tests use fake programs that pass, fail, hang or are missing.
+//! One test, which only CI runs, uses a bundle with the real programs.
 
 mod fake;
 mod real;

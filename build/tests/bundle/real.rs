@@ -1,4 +1,4 @@
-//! A bundle of the real programs, run away from the checkout.
+//! Tests a bundle with the real programs, outside the checkout.
 
 use std::fs;
 use std::path::Path;
@@ -67,7 +67,7 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
             > 1000
     );
 
-    // Without a driver the script ends with one line.
+    // Without a driver, the script prints one line and stops.
     if fs::read_to_string(results.join("devices.txt"))
         .expect("the devices")
         .contains("missing  cuda ")
@@ -79,8 +79,8 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
         assert!(said.contains("--device cuda: "), "{said}");
     }
 
-    // A second call replaces the bundle, including a changed file. The error about the size names
-    // the largest files.
+    // A second call replaces the bundle, including a changed file. The size error names the largest
+    // files.
     let packed = std::process::Command::new("gzip")
         .args(["-c", "/bin/false"])
         .output()

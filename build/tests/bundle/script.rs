@@ -8,7 +8,7 @@ use crate::fake::{Bundle, stderr};
 
 const CUDA: &[(&str, &str)] = &[("FAKE_CUDA", "found  "), ("FAKE_DETAIL", "cuda:0: a GPU")];
 
-/// A fake of compute-sanitizer that reports the seeded bugs and runs all other tests.
+/// A fake of compute-sanitizer. It reports the seeded bugs and runs all other tests.
 const SANITIZER: &str = r#"
 case " $* " in
     *' --version '*) echo 'a version'; exit 0 ;;
@@ -70,7 +70,8 @@ fn a_binary_that_fails_is_named() {
         what.contains("tests/graphs (the_culprit): status 101"),
         "{what}"
     );
-    // The binary also differs from the bundled one. Only sections that use it fail.
+    // The corrupted binary also differs from the bundled one. Only sections that use the binary
+    // fail.
     let (result, what) = bundle.row("files");
     assert_eq!(
         (result.as_str(), what.as_str()),
@@ -130,7 +131,7 @@ fn wrong_usage_and_missing_devices_are_one_line() {
         assert_eq!(said.trim_end().lines().count(), 1, "{said}");
         assert!(output.stdout.is_empty());
     }
-    // The second GPU of a machine with one.
+    // Selects a second GPU on a machine that has only one.
     let output = bundle.run(&["--device", "cuda:1", "--quick"], CUDA);
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -184,7 +185,7 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
     let output = bundle.run(&strict, CUDA);
     assert_eq!(output.status.code(), Some(0));
 
-    // A tool that finds nothing.
+    // Replaces the tool by one that reports nothing.
     bundle.program(
         "path/compute-sanitizer",
         "echo '========= ERROR SUMMARY: 0 errors'",
@@ -200,7 +201,7 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
         assert!(what.contains(says), "{what}");
     }
 
-    // A tool that finds something everywhere.
+    // Replaces the tool by one that reports an error in every test.
     bundle.program(
         "path/compute-sanitizer",
         "echo 'Invalid __global__ write'
@@ -231,7 +232,7 @@ fn a_seeded_bug_counts_only_with_its_report() {
         bundle.run(&only, CUDA);
         bundle.row("sanitizers")
     };
-    // The second form of a bug is tried if the first is not found.
+    // If the tool does not report the first form of a bug, the script tries the second form.
     let second = "case \" $* \" in *divergence_of_warps*) exit 0 ;;
          *divergence_in_a_warp*)
              printf 'seeded bug: 1\\n====== Divergent thread(s) in warp\\n'; exit 86 ;; esac";
@@ -242,17 +243,17 @@ fn a_seeded_bug_counts_only_with_its_report() {
         "{what}"
     );
     for (body, says) in [
-        // An error other than the seeded bug.
+        // Case: the tool reports an error other than the seeded bug.
         (
             "printf 'seeded bug: 1\\n====== Program hit an error\\n'; exit 86",
             "racecheck does not find the seeded bug (seeded_race: status 86, 1 lines",
         ),
-        // The report of the bug, without a launch.
+        // Case: the tool reports the bug, but no kernel was launched.
         (
             "echo '====== Race reported between'; exit 86",
             "racecheck does not find the seeded bug (seeded_race: status 86, 0 lines",
         ),
-        // The report of the bug, with the status of success.
+        // Case: the tool reports the bug, but exits with status 0.
         (
             "printf 'seeded bug: 1\\n====== Race reported between\\n'; exit 0",
             "racecheck does not find the seeded bug (seeded_race: status 0, 1 lines",
@@ -264,7 +265,8 @@ fn a_seeded_bug_counts_only_with_its_report() {
         assert_eq!(result, "FAIL", "{body}: {what}");
         assert!(what.contains(says), "{body}: {what}");
     }
-    // Without their image the other tools still run, and the section says what is missing.
+    // Without the image of the seeded bugs, the other tools still run, and the section names the
+    // missing image.
     std::fs::remove_dir_all(bundle.path().join("images")).expect("it was there");
     let (result, what) = run("");
     assert_eq!(result, "skip", "{what}");
@@ -420,7 +422,7 @@ fn an_interrupt_ends_the_children() {
         assert!(started.elapsed() < Duration::from_secs(60), "no child");
         std::thread::sleep(Duration::from_millis(10));
     };
-    // TERM, because a shell cannot trap INT if it was ignored when the shell started.
+    // Sends TERM, because a shell cannot trap INT if INT was ignored when the shell started.
     let id = script.id().to_string();
     let sent = std::process::Command::new("sh")
         .args(["-c", &format!("kill -TERM {id}")])
@@ -430,7 +432,7 @@ fn an_interrupt_ends_the_children() {
     assert_eq!(status.code(), Some(130));
     for id in ids.split_whitespace() {
         let started = Instant::now();
-        // A zombie has ended; not every container has a process that reaps it.
+        // A zombie counts as ended, because not every container has a process that reaps zombies.
         let alive = || {
             std::fs::read_to_string(format!("/proc/{id}/stat"))
                 .is_ok_and(|stat| !stat.contains(") Z "))
