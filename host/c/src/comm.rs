@@ -11,7 +11,7 @@ use crate::error::{Outcome, argument, bootstrap, give, guard, text};
 use crate::memory::Region;
 use crate::types::{FusewireOptions, ParsedOptions};
 
-/// A communicator on a stream: `fusewire_comm`.
+/// A communicator on a stream: the type `fusewire_comm`.
 #[derive(Debug)]
 pub struct FusewireComm {
     /// The communicator on this handle's stream.
@@ -24,9 +24,10 @@ pub struct FusewireComm {
 pub(crate) struct Shared {
     /// The communicator on its own stream.
     home: Communicator,
-    /// Memory in windows, by its first address.
+    /// Windows of the communicator, by the first address of their memory.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
-    /// The store, if this rank serves it. Dropped last, with the last communicator that uses it.
+    /// The store, if this rank serves it. This field is dropped last, together with the last
+    /// communicator that uses the store.
     server: Option<Arc<TcpStoreServer>>,
 }
 
@@ -41,7 +42,7 @@ impl FusewireComm {
         Box::into_raw(Box::new(Self { comm, shared }))
     }
 
-    /// Returns the handle at `comm`; null is refused.
+    /// Returns a reference to the handle at `comm`, or an error if `comm` is null.
     ///
     /// # Safety
     /// `comm` is null or a handle that lives as long as the result is used.
@@ -51,20 +52,20 @@ impl FusewireComm {
     }
 }
 
-/// Parses a device; null is the CPU.
+/// Parses a device. Null selects the CPU.
 ///
 /// # Safety
 /// `device` is null or a C string that lives as long as the call.
 unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
-    // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
+    // SAFETY: the caller passes null or a C string that lives as long as the call.
     Ok(unsafe { text(operation, "device", device, Some("cpu"))? }.parse()?)
 }
 
-/// Makes the communicator of the rank that the environment names.
+/// Creates the communicator of the rank that the environment names.
 ///
 /// # Safety
-/// Text is null or a C string, `options` is null or readable for its `struct_size` bytes, `comm` is
-/// null or writable.
+/// `device` is null or a C string. `options` is null or readable for its `struct_size` bytes.
+/// `comm` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_from_env(
     device: *const c_char,
@@ -73,11 +74,11 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_from_env";
     guard(|| {
-        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if parsed.store_is_served {
             return Err(argument(
@@ -87,15 +88,16 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
             ));
         }
         let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
-        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, None)) }
     })
 }
 
-/// Makes the communicator `name` of rank `rank` of `size`, over the store at `store`.
+/// Creates the communicator `name` as rank `rank` of `size`, with a rendezvous in the store at
+/// `store`.
 ///
 /// # Safety
-/// As for [`fusewire_comm_from_env`].
+/// The preconditions of [`fusewire_comm_from_env`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_create(
     device: *const c_char,
@@ -108,15 +110,15 @@ pub unsafe extern "C" fn fusewire_comm_create(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_create";
     guard(|| {
-        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: the contract makes `store` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let address = unsafe { text(NAME, "store", store, None)? };
-        // SAFETY: the contract makes `name` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let name = unsafe { text(NAME, "name", name, Some("world"))? };
-        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let mut parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if size == 0 || rank >= size {
             return Err(argument(
@@ -147,7 +149,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
         parsed.options.store = Some(client);
         parsed.options.rank_size = Some((rank, size));
         let made = new_comm(&parsed.backend, device, name, parsed.options)?;
-        // SAFETY: the contract makes `comm` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, server)) }
     })
 }
@@ -176,12 +178,12 @@ fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16
     })
 }
 
-/// Makes another handle of the communicator, whose operations go to `stream`; null means the
-/// communicator's own.
+/// Creates another handle of the communicator, whose operations are enqueued on `stream`. Null
+/// selects the communicator's own stream.
 ///
 /// # Safety
-/// `comm` is null or a live handle; `stream` is null or a stream of the communicator's device,
-/// which outlives its use; `on_stream` is null or writable.
+/// `comm` is null or a live handle. `stream` is null or a stream of the communicator's device that
+/// outlives its uses. `on_stream` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_on_stream(
     comm: *const FusewireComm,
@@ -190,15 +192,15 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_stream";
     guard(|| {
-        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let home = &handle.shared.home;
         let on = if stream.is_null() {
             home.clone()
         } else if home.device().is_gpu() {
-            // SAFETY: the contract makes `stream` a stream of this device that outlives its use.
+            // SAFETY: the caller passes a stream of this device that outlives its uses.
             home.on(&unsafe { Stream::adopt(home.device(), stream)? })
         } else {
             return Err(argument(
@@ -210,12 +212,12 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
             comm: on,
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
 
-/// Makes another handle of the communicator, on a new stream of its device.
+/// Creates another handle of the communicator, on a new stream of the device.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `on_stream` is null or writable.
@@ -226,22 +228,22 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_new_stream";
     guard(|| {
-        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let home = &handle.shared.home;
         let made = Box::new(FusewireComm {
             comm: home.on(&Stream::on_device(home.device())?),
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: the contract makes `on_stream` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
 
-/// Makes a communicator of some ranks of this one, in the order of the list; null if the list is
-/// empty. All ranks together.
+/// Creates a communicator of the listed ranks, in the order of the list. Stores null if the list is
+/// empty. All ranks of the parent communicator must call it.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C
@@ -256,11 +258,11 @@ pub unsafe extern "C" fn fusewire_comm_split(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_split";
     guard(|| {
-        // SAFETY: the contract makes `part` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "part", part, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: the contract makes `name` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let name = unsafe { text(NAME, "name", name, Some("part"))? };
         if ranks.is_null() && count > 0 {
             return Err(argument(NAME, "ranks is NULL"));
@@ -268,19 +270,20 @@ pub unsafe extern "C" fn fusewire_comm_split(
         let ranks = if count == 0 {
             &[][..]
         } else {
-            // SAFETY: not null; the contract makes it readable for `count` elements.
+            // SAFETY: `ranks` is not null; the caller guarantees `count` readable elements.
             unsafe { core::slice::from_raw_parts(ranks, count as usize) }
         };
         let Some(made) = handle.comm.split(ranks, name)? else {
             return Ok(());
         };
         let made = FusewireComm::boxed(made, handle.shared.server.clone());
-        // SAFETY: the contract makes `part` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "part", part, made) }
     })
 }
 
-/// Destroys a handle. The last one of a communicator waits for its work and ends it on this rank.
+/// Destroys a handle. Destroying the last handle of a communicator waits for all work and ends the
+/// communicator on this rank.
 ///
 /// # Safety
 /// `comm` is null or a live handle that is not used any more.
@@ -290,7 +293,8 @@ pub unsafe extern "C" fn fusewire_comm_destroy(comm: *mut FusewireComm) -> c_int
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the contract.
+        // SAFETY: `comm` is not null, so it came from `Box::into_raw`. The caller passes a handle
+        // that nothing uses any more, so it is freed only once.
         let FusewireComm { comm, shared } = *unsafe { Box::from_raw(comm) };
         let Some(_last) = Arc::into_inner(shared) else {
             return Ok(());
@@ -299,14 +303,14 @@ pub unsafe extern "C" fn fusewire_comm_destroy(comm: *mut FusewireComm) -> c_int
     })
 }
 
-/// Stops the communicator on all ranks, from any thread.
+/// Stops the communicator on all ranks. May be called from any thread.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         unsafe { FusewireComm::of("fusewire_comm_abort", comm)? }
             .comm
             .abort();
@@ -321,20 +325,20 @@ pub unsafe extern "C" fn fusewire_comm_abort(comm: *const FusewireComm) -> c_int
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_synchronize(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_synchronize", comm)? };
         Ok(handle.comm.synchronize()?)
     })
 }
 
-/// Loads in advance what the first operations would load.
+/// Loads in advance everything that the first operations would otherwise load.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_warm_up", comm)? };
         Ok(handle.comm.warm_up()?)
     })
@@ -347,7 +351,7 @@ pub unsafe extern "C" fn fusewire_comm_warm_up(comm: *const FusewireComm) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_comm_failure", comm)? };
         handle
             .comm
@@ -356,7 +360,7 @@ pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_i
     })
 }
 
-/// Gives this rank.
+/// Stores the number of this rank in `rank`.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `rank` is null or writable.
@@ -364,14 +368,14 @@ pub unsafe extern "C" fn fusewire_comm_failure(comm: *const FusewireComm) -> c_i
 pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mut u32) -> c_int {
     const NAME: &str = "fusewire_comm_rank";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: the contract makes `rank` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "rank", rank, handle.comm.rank()) }
     })
 }
 
-/// Gives the number of ranks.
+/// Stores the number of ranks in `size`.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `size` is null or writable.
@@ -379,14 +383,14 @@ pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mu
 pub unsafe extern "C" fn fusewire_comm_size(comm: *const FusewireComm, size: *mut u32) -> c_int {
     const NAME: &str = "fusewire_comm_size";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: the contract makes `size` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "size", size, handle.comm.size()) }
     })
 }
 
-/// Gives the bytes of workspace that the communicator holds on its device.
+/// Stores in `bytes` the size of the workspace that the communicator holds on its device.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `bytes` is null or writable.
@@ -397,9 +401,9 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_workspace_bytes";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: the contract makes `bytes` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "bytes", bytes, handle.comm.workspace_bytes()) }
     })
 }
@@ -407,7 +411,7 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
 /// Gives the bytes of workspace that a communicator would hold.
 ///
 /// # Safety
-/// As for [`fusewire_comm_from_env`]; `bytes` is null or writable.
+/// The preconditions of [`fusewire_comm_from_env`]; `bytes` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_workspace_bytes(
     device: *const c_char,
@@ -417,9 +421,9 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
 ) -> c_int {
     const NAME: &str = "fusewire_workspace_bytes";
     guard(|| {
-        // SAFETY: the contract makes `device` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
-        // SAFETY: the contract makes `options` null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let parsed = unsafe { ParsedOptions::read(NAME, options)? };
         if parsed.backend != "fusewire" {
             return Err(argument(
@@ -428,7 +432,7 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
             ));
         }
         let needed = parsed.options.workspace_bytes(device, size)?;
-        // SAFETY: the contract makes `bytes` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "bytes", bytes, needed) }
     })
 }

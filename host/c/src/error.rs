@@ -1,4 +1,4 @@
-//! Codes, the message of a thread, and the function that turns panics into codes.
+//! Error codes, the message of each thread's last failure, and the conversion of panics to codes.
 
 use core::cell::RefCell;
 use core::ffi::{CStr, c_char, c_int};
@@ -14,9 +14,9 @@ pub mod codes {
 
     /// Success.
     pub const FUSEWIRE_OK: c_int = 0;
-    /// An argument is invalid; nothing has moved.
+    /// An argument is invalid; no data was moved.
     pub const FUSEWIRE_ERROR_ARGUMENT: c_int = 1;
-    /// A wait was longer than the time-out.
+    /// A wait timed out.
     pub const FUSEWIRE_ERROR_TIMEOUT: c_int = 2;
     /// Ranks called different operations, sizes or types.
     pub const FUSEWIRE_ERROR_MISMATCH: c_int = 3;
@@ -26,27 +26,27 @@ pub mod codes {
     pub const FUSEWIRE_ERROR_ABORTED: c_int = 5;
     /// A kernel stopped for another reason.
     pub const FUSEWIRE_ERROR_FAILED: c_int = 6;
-    /// Rank, size or store are not known, or the store failed.
+    /// Rank, size or store are unknown, or the store failed.
     pub const FUSEWIRE_ERROR_BOOTSTRAP: c_int = 7;
-    /// Ranks cannot form a communicator or a window, or the communicator has ended.
+    /// No communicator or window was created, or the communicator has ended.
     pub const FUSEWIRE_ERROR_COMMUNICATOR: c_int = 8;
-    /// A device is not there, or its driver refused.
+    /// A device does not exist, or its driver failed.
     pub const FUSEWIRE_ERROR_DEVICE: c_int = 9;
     /// Memory could not be allocated, mapped or shared.
     pub const FUSEWIRE_ERROR_MEMORY: c_int = 10;
-    /// The call does not fit the state of a capture.
+    /// The call is not allowed in the capture state of the stream.
     pub const FUSEWIRE_ERROR_CAPTURE: c_int = 11;
     /// Another library failed.
     pub const FUSEWIRE_ERROR_BACKEND: c_int = 12;
-    /// A bounded wait ended before the work did.
+    /// A bounded wait timed out before the work was complete.
     pub const FUSEWIRE_ERROR_NOT_DONE: c_int = 13;
     /// Another failure.
     pub const FUSEWIRE_ERROR_OTHER: c_int = 14;
-    /// A defect of the library: it panicked.
+    /// A bug of the library: it panicked.
     pub const FUSEWIRE_ERROR_INTERNAL: c_int = 15;
 }
 
-/// A failure as C receives it.
+/// A failure as C code sees it: code and message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: c_int,
@@ -95,7 +95,7 @@ pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Fail
     }
 }
 
-/// Creates the failure for a rendezvous that cannot be made.
+/// Creates the failure for a rendezvous that cannot be created.
 pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failure {
     Failure {
         code: codes::FUSEWIRE_ERROR_BOOTSTRAP,
@@ -111,7 +111,8 @@ fn keep(message: String) {
     let mut bytes = message.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let text = CString::new(bytes).unwrap_or_default();
-    // A thread that ends has dropped the value, and reads no message any more.
+    // Fails only while the thread ends, after its thread-local values were dropped. No code reads
+    // the message then.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = text;
@@ -119,7 +120,8 @@ fn keep(message: String) {
     });
 }
 
-/// Runs a call and returns its code; keeps the message of its failure. A panic becomes a failure.
+/// Runs a call and returns its code. Stores the message of a failure for this thread. Converts a
+/// panic to a failure.
 pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
     let ended = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
         let said = panic
@@ -127,7 +129,7 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        // The payload may panic when it is dropped.
+        // Not dropped, because dropping the payload may panic.
         core::mem::forget(panic);
         Err(Failure {
             code: codes::FUSEWIRE_ERROR_INTERNAL,
@@ -143,10 +145,10 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
     }
 }
 
-/// Returns the text at `text`, or `default` if that is null.
+/// Returns the text at `text`, or `default` if `text` is null.
 ///
 /// # Safety
-/// `text` is null, or ends in a zero byte and lives as long as the result is used.
+/// `text` is null, or a C string that lives as long as the result is used.
 pub(crate) unsafe fn text<'a>(
     operation: &str,
     what: &str,
@@ -156,27 +158,28 @@ pub(crate) unsafe fn text<'a>(
     if text.is_null() {
         return default.ok_or_else(|| argument(operation, format!("{what} is NULL")));
     }
-    // SAFETY: not null; so it ends in a zero byte and outlives the result, by this function's
-    // contract.
+    // SAFETY: `text` is not null (checked above), so the caller guarantees a C string that outlives
+    // the result.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
         .map_err(|_| argument(operation, format!("{what} is not UTF-8: {text:?}")))
 }
 
-/// Writes `value` to `to`; null is refused.
+/// Writes `value` to `to`. Returns an error if `to` is null.
 ///
 /// # Safety
-/// `to` is null or writable for a value.
+/// `to` is null or valid for writing a `T`.
 pub(crate) unsafe fn give<T>(operation: &str, what: &str, to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(argument(operation, format!("{what} is NULL")));
     }
-    // SAFETY: not null; so it is writable for a value, by this function's contract.
+    // SAFETY: `to` is not null (checked above), so the caller guarantees that it is valid for
+    // writing.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Returns the message of the last call of this thread that failed; "" before any has.
+/// Returns the message of the last call of this thread that failed, or "" if no call has failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn fusewire_last_error() -> *const c_char {
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |last| last.as_ptr()))
@@ -188,7 +191,7 @@ mod tests {
     use super::*;
 
     fn message() -> String {
-        // SAFETY: the message is a C string, which stays until the next failure of this thread.
+        // SAFETY: the message is a C string that stays valid until the next failure of this thread.
         let text = unsafe { CStr::from_ptr(fusewire_last_error()) };
         text.to_str().unwrap().to_owned()
     }

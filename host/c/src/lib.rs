@@ -1,17 +1,18 @@
-//! Fusewire's operations from C: the functions that `include/fusewire.h` declares. The header is
-//! the documentation; the items here have the same names.
+//! C interface of Fusewire: the functions that `include/fusewire.h` declares. The header documents
+//! them; the items of this crate have the same names.
 //!
-//! - Functions return a code of [`codes`] and leave a message for their thread
-//!   ([`fusewire_last_error`]). No panic unwinds into C: it becomes
+//! - Functions return one of the [`codes`]. A failed call stores a message for its thread
+//!   ([`fusewire_last_error`]). No panic unwinds into C: a panic becomes
 //!   [`codes::FUSEWIRE_ERROR_INTERNAL`].
-//! - Handles are boxes. A null handle is an error; using a destroyed one is undefined behaviour.
-//! - A buffer is an address, a count and a type. Blocking calls use its memory directly. Enqueued
-//!   calls wrap it in a tensor (`Tensor::adopt`), which copies nothing. The tensor keeps memory of
-//!   [`fusewire_alloc`] alive; the caller keeps other memory alive.
+//! - Handles are boxes. A null handle is an error; using a destroyed handle is undefined behaviour.
+//! - A buffer consists of an address, a count and a type. Blocking calls use the memory directly.
+//!   Enqueued calls wrap it in a tensor (`Tensor::adopt`), which copies nothing. The tensor keeps
+//!   memory of [`fusewire_alloc`] alive; the caller keeps other memory alive.
 //!
 //! # Safety
-//! The contract of every function is the header's: pointers are null or valid for the call, text
-//! ends in a zero byte, a struct is readable for its `struct_size` bytes, and handles are alive.
+//! The header states the preconditions of every function: pointers are null or valid for the call,
+//! text ends with a zero byte, a struct is readable for its `struct_size` bytes, and handles are
+//! alive.
 
 mod comm;
 mod error;
@@ -59,8 +60,8 @@ pub use self::work::{
     fusewire_work_join, fusewire_work_wait,
 };
 
-/// Returns the version of the library as a number: major * 10000 + minor * 100 + patch, like the
-/// header's `FUSEWIRE_VERSION`.
+/// Returns the version of the library as a number: major * 10000 + minor * 100 + patch. The
+/// header's `FUSEWIRE_VERSION` has the same encoding.
 #[unsafe(no_mangle)]
 pub extern "C" fn fusewire_version() -> u32 {
     const fn number(text: &str) -> u32 {

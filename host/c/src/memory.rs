@@ -1,4 +1,4 @@
-//! Buffers: memory in windows, and other memory by address, count and type.
+//! Buffers: memory in windows, and other memory that is given by address, count and type.
 
 use core::any::Any;
 use core::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use fusewire::{DType, Error, Input, Output, Registration, Tensor};
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
 
-/// Maximum of bytes in a buffer: the size of the address space.
+/// Maximum size of a buffer in bytes: the size of the address space.
 const MOST_BYTES: usize = 1 << 47;
 
 /// Memory in a window.
@@ -28,7 +28,7 @@ impl Shared {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns an owner of the memory at `at`, if the library allocated it.
+    /// Returns an object that keeps the memory at `at` alive, or `None` if the caller allocated it.
     fn keeper(&self, at: usize) -> Option<Arc<dyn Any + Send + Sync>> {
         let regions = self.regions();
         let (start, region) = regions.range(..=at).next_back()?;
@@ -37,7 +37,7 @@ impl Shared {
     }
 }
 
-/// Memory that C named, after it was checked.
+/// A buffer that C code passed, after its address, size and alignment were checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Buffer {
     at: *mut u8,
@@ -46,7 +46,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Checks `count` elements at `at`, the argument `what` of the operation.
+    /// Checks a buffer of `count` elements at `at`. `what` is the name of the argument.
     pub(crate) fn new(
         operation: &str,
         what: &str,
@@ -64,7 +64,7 @@ impl Buffer {
         };
         let refuse = |detail: &str| Err(argument(operation, format!("{what} {detail}")));
         if count == 0 {
-            // No element is accessed; the address must only not be null.
+            // No element is accessed, so any non-null address is valid.
             let at = ptr::without_provenance_mut(4096);
             return Ok(Self { at, count, dtype });
         }
@@ -84,13 +84,14 @@ impl Buffer {
         })
     }
 
-    /// Makes the view that operations take; enqueued ones need a tensor.
+    /// Creates the view that operations take. Enqueued operations need a tensor.
     pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
         let tensor = if enqueued {
             let keep = comm.shared.keeper(self.at as usize);
             let device = comm.comm.device();
-            // SAFETY: the header's contract keeps the memory allocated until the work is done and
-            // every graph with it is destroyed; `keep` owns memory that the library allocated.
+            // SAFETY: the header requires that the memory stays allocated until the work is done
+            // and every graph that uses it is destroyed. `keep` owns memory that the library
+            // allocated.
             Some(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
         } else {
             None
@@ -114,8 +115,8 @@ impl View {
         let Buffer { at, count, dtype } = self.buffer;
         match &self.tensor {
             Some(tensor) => tensor.into(),
-            // SAFETY: `Buffer::new` has checked address, size and alignment; the header's contract
-            // makes the elements readable until the call returns.
+            // SAFETY: `Buffer::new` has checked address, size and alignment. The header requires
+            // that the elements stay readable until the call returns.
             None => unsafe { Input::from_raw(at, count, dtype) },
         }
     }
@@ -124,24 +125,25 @@ impl View {
         let Buffer { at, count, dtype } = self.buffer;
         match &self.tensor {
             Some(tensor) => tensor.into(),
-            // SAFETY: `Buffer::new` has checked address, size and alignment; the header's contract
-            // makes the elements writable, and unused by others, until the call returns.
+            // SAFETY: `Buffer::new` has checked address, size and alignment. The header requires
+            // that the elements stay writable, and that no other code uses them, until the call
+            // returns.
             None => unsafe { Output::from_raw(at, count, dtype) },
         }
     }
 
-    /// Returns the tensor of an enqueued operation.
+    /// Returns the tensor, which an enqueued operation needs.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         self.tensor.as_ref()
     }
 
-    /// Returns true if both begin at the same address.
+    /// Returns true if both views begin at the same address.
     pub(crate) fn is_at(&self, other: &Self) -> bool {
         self.buffer.at == other.buffer.at
     }
 }
 
-/// Allocates zeroed memory of the device in a new window. All ranks together, with the same size.
+/// Allocates zeroed device memory in a new window. All ranks must call it, with the same size.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `memory` is null or writable.
@@ -153,9 +155,9 @@ pub unsafe extern "C" fn fusewire_alloc(
 ) -> c_int {
     const NAME: &str = "fusewire_alloc";
     guard(|| {
-        // SAFETY: the contract makes `memory` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "memory", memory, ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let count = usize::try_from(bytes)
             .ok()
@@ -175,16 +177,16 @@ pub unsafe extern "C" fn fusewire_alloc(
             owned: true,
         };
         handle.shared.regions().insert(at as usize, region);
-        // SAFETY: the contract makes `memory` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "memory", memory, at.cast()) }
     })
 }
 
-/// Puts memory of a GPU into a window. All ranks together, with the same size.
+/// Places GPU memory of the caller into a window. All ranks must call it, with the same size.
 ///
 /// # Safety
-/// `comm` is null or a live handle; `memory` is device memory of `bytes` bytes until it is
-/// deregistered.
+/// `comm` is null or a live handle. Until it is deregistered, `memory` is valid device memory of
+/// `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_register(
     comm: *const FusewireComm,
@@ -193,7 +195,7 @@ pub unsafe extern "C" fn fusewire_register(
 ) -> c_int {
     const NAME: &str = "fusewire_register";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         if bytes == 0 {
             return Err(argument(NAME, "0 bytes cannot be registered"));
@@ -213,7 +215,7 @@ pub unsafe extern "C" fn fusewire_register(
                 format!("memory at {memory:p} lies in a window already"),
             ));
         }
-        // SAFETY: the contract keeps the memory allocated until it is deregistered, which drops the
+        // SAFETY: the caller keeps the memory allocated until it is deregistered, which drops the
         // tensor.
         let tensor =
             unsafe { Tensor::adopt(handle.comm.device(), buffer.at, DType::U8, count, None)? };
@@ -262,7 +264,7 @@ impl Shared {
     }
 }
 
-/// Ends the window at `memory`. All ranks together.
+/// Deregisters the window at `memory`. All ranks must call it.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -273,7 +275,7 @@ unsafe fn release(
     owned: bool,
 ) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(operation, comm)? };
         if memory.is_null() {
             return Err(argument(operation, "memory is NULL"));
@@ -290,17 +292,17 @@ unsafe fn release(
     })
 }
 
-/// Frees memory of [`fusewire_alloc`]. All ranks together.
+/// Frees memory of [`fusewire_alloc`]. All ranks must call it.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_free(comm: *const FusewireComm, memory: *mut c_void) -> c_int {
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { release("fusewire_free", comm, memory, true) }
 }
 
-/// Takes memory of [`fusewire_register`] out of its window. All ranks together.
+/// Removes memory of [`fusewire_register`] from its window. All ranks must call it.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -309,11 +311,11 @@ pub unsafe extern "C" fn fusewire_deregister(
     comm: *const FusewireComm,
     memory: *mut c_void,
 ) -> c_int {
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { release("fusewire_deregister", comm, memory, false) }
 }
 
-/// Checks both buffers of a copy. Returns a tensor over the device memory and the host's address.
+/// Checks both buffers of a copy. Returns a tensor over the device memory, and the host address.
 fn copied(
     operation: &str,
     comm: &FusewireComm,
@@ -324,18 +326,19 @@ fn copied(
     let buffer = Buffer::new(operation, "device memory", device, Some(bytes), DType::U8)?;
     let host = Buffer::new(operation, "host memory", host, Some(bytes), DType::U8)?;
     let host = NonNull::new(host.at).ok_or_else(|| argument(operation, "host memory is NULL"))?;
-    // SAFETY: the contract of `fusewire_upload` and `fusewire_download`, the only callers, keeps
-    // the memory allocated until the call returns, and the tensor does not outlive it.
+    // SAFETY: the callers of `fusewire_upload` and `fusewire_download`, the only users of this
+    // function, keep the memory allocated until the call returns. The tensor does not outlive the
+    // call.
     let tensor =
         unsafe { Tensor::adopt(comm.comm.device(), buffer.at, DType::U8, buffer.count, None)? };
     Ok((tensor, host))
 }
 
-/// Copies from the host's memory to the device's and waits for the end.
+/// Copies from host memory to device memory, and waits until the copy is complete.
 ///
 /// # Safety
-/// `comm` is null or a live handle; both buffers are memory of `bytes` bytes that nothing else uses
-/// during the call, and they do not overlap.
+/// `comm` is null or a live handle. Both buffers are valid for `bytes` bytes, do not overlap, and
+/// no other code uses them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_upload(
     comm: *const FusewireComm,
@@ -345,21 +348,21 @@ pub unsafe extern "C" fn fusewire_upload(
 ) -> c_int {
     const NAME: &str = "fusewire_upload";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, to, from, bytes)?;
-        // SAFETY: `copied` has checked the address and the size; the contract makes `bytes` bytes
-        // readable, and the slice ends with the call.
+        // SAFETY: `copied` has checked address and size; the caller guarantees `bytes` readable
+        // bytes. The slice does not outlive the call.
         let bytes = unsafe { core::slice::from_raw_parts(host.as_ptr(), tensor.len()) };
         Ok(tensor.copy_from_bytes(bytes)?)
     })
 }
 
-/// Copies from the device's memory to the host's and waits for the end.
+/// Copies from device memory to host memory, and waits until the copy is complete.
 ///
 /// # Safety
-/// `comm` is null or a live handle; both buffers are memory of `bytes` bytes that nothing else uses
-/// during the call, and they do not overlap.
+/// `comm` is null or a live handle. Both buffers are valid for `bytes` bytes, do not overlap, and
+/// no other code uses them during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_download(
     comm: *const FusewireComm,
@@ -369,12 +372,12 @@ pub unsafe extern "C" fn fusewire_download(
 ) -> c_int {
     const NAME: &str = "fusewire_download";
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let (tensor, host) = copied(NAME, handle, from, to, bytes)?;
         let values = tensor.to_bytes()?;
-        // SAFETY: the contract makes `bytes` bytes at `to` writable, as many as the tensor has; the
-        // values are in a vector of this function, so they do not overlap.
+        // SAFETY: the caller guarantees `bytes` writable bytes at `to`, and `values` has the same
+        // length (the tensor's size). `values` is a local vector, so the two do not overlap.
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), host.as_ptr(), values.len()) };
         Ok(())
     })

@@ -1,4 +1,4 @@
-//! Fused norms: reduction, residual, norm and fp8 in one launch.
+//! Fused norms: reduction, residual, norm and conversion to fp8 in one launch.
 
 use core::ffi::{c_int, c_void};
 
@@ -11,14 +11,14 @@ use crate::operations::{Call, operate};
 use crate::types::{FusewireNorm, algorithm, dtype, numbers as n, read};
 use crate::work::FusewireWork;
 
-/// The reduction of a fused norm.
+/// The collective that a fused norm contains.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     AllReduce,
     ReduceScatter,
 }
 
-/// Scales of fp8 and their memory.
+/// Kind and memory of the fp8 scales.
 enum Scales {
     None,
     Static(View),
@@ -159,10 +159,10 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
     })
 }
 
-/// Runs a fused norm, enqueued if `work` is given.
+/// Runs a fused norm. Enqueues it if `work` is given.
 ///
 /// # Safety
-/// As for [`fusewire_all_reduce_norm_async`] if `work` is given, else as for
+/// If `work` is given, the preconditions of [`fusewire_all_reduce_norm_async`]; otherwise those of
 /// [`fusewire_all_reduce_norm`].
 unsafe fn fused(
     name: &'static str,
@@ -172,34 +172,35 @@ unsafe fn fused(
     work: Option<*mut *mut FusewireWork>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let norm = unsafe { read(name, norm)? };
         run(call, kind, &norm, work.is_some())
     };
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { operate(name, comm, work, body) }
 }
 
-/// Sums over the ranks, adds the residual, normalises each row; every rank gets all rows.
+/// Sums the input over the ranks, adds the residual, and normalises each row. Stores all rows on
+/// every rank.
 ///
 /// # Safety
-/// `comm` is null or a live handle, `norm` is null or readable for its `struct_size` bytes, and its
-/// buffers are memory of the device until the call returns.
+/// `comm` is null or a live handle. `norm` is null or readable for its `struct_size` bytes. Its
+/// buffers are valid device memory until the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_reduce_norm(
     comm: *const FusewireComm,
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm";
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { fused(name, Kind::AllReduce, comm, norm, None) }
 }
 
 /// Enqueues [`fusewire_all_reduce_norm`] on the handle's stream.
 ///
 /// # Safety
-/// As for [`fusewire_all_reduce_norm`], but buffers are memory until the work is done and every
-/// graph with it is destroyed; `work` is null or writable.
+/// The preconditions of [`fusewire_all_reduce_norm`], except that the buffers must stay valid until
+/// the work is done and every graph that contains it is destroyed. `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     comm: *const FusewireComm,
@@ -207,28 +208,29 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm_async";
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { fused(name, Kind::AllReduce, comm, norm, Some(work)) }
 }
 
-/// Does the same as [`fusewire_all_reduce_norm`], but rank r gets only its part of the rows.
+/// Computes the same as [`fusewire_all_reduce_norm`], but stores only one part of the rows on each
+/// rank.
 ///
 /// # Safety
-/// As for [`fusewire_all_reduce_norm`].
+/// The preconditions of [`fusewire_all_reduce_norm`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_norm(
     comm: *const FusewireComm,
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm";
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, None) }
 }
 
 /// Enqueues [`fusewire_reduce_scatter_norm`] on the handle's stream.
 ///
 /// # Safety
-/// As for [`fusewire_all_reduce_norm_async`].
+/// The preconditions of [`fusewire_all_reduce_norm_async`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_norm_async(
     comm: *const FusewireComm,
@@ -236,6 +238,6 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm_async";
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, Some(work)) }
 }

@@ -1,4 +1,4 @@
-//! Collectives, send and receive: blocking and enqueued.
+//! Collectives, send and receive, in blocking and enqueued form.
 
 use core::ffi::{c_int, c_void};
 
@@ -29,7 +29,7 @@ impl Call<'_> {
         Buffer::new(self.name, what, at, count, dtype)?.view(self.handle, self.enqueued)
     }
 
-    /// Returns the elements of a row of `count` elements for every rank.
+    /// Returns the number of elements of one row of `count` elements per rank.
     pub(crate) fn rows(&self, count: u64) -> Option<u64> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
@@ -39,7 +39,8 @@ impl Call<'_> {
     }
 }
 
-/// Runs an operation of the communicator `comm`. Gives its work to C if it was enqueued.
+/// Runs an operation of the communicator `comm`. If the operation was enqueued, stores its work
+/// handle in `work`.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `work` is null or writable.
@@ -52,10 +53,10 @@ pub(crate) unsafe fn operate(
     guard(|| {
         let to = work.unwrap_or(core::ptr::null_mut());
         if !to.is_null() {
-            // SAFETY: not null; so it is writable, by this function's contract.
+            // SAFETY: `to` is not null, so the caller guarantees that it is writable.
             unsafe { to.write(core::ptr::null_mut()) };
         }
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(name, comm)? };
         let call = Call {
             name,
@@ -63,7 +64,7 @@ pub(crate) unsafe fn operate(
             enqueued: work.is_some(),
         };
         if let Some(enqueued) = run(&call)? {
-            // SAFETY: the contract makes `work` null or writable.
+            // SAFETY: the caller passes null or a writable `work`.
             unsafe { hand_out(enqueued, to) };
         }
         Ok(())
@@ -103,33 +104,33 @@ macro_rules! operation {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `comm` is null or a live handle; buffers are memory of its device until the call
-        /// returns.
+        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
+        /// call returns.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
-            // SAFETY: this function's contract is that of the callee.
+            // SAFETY: both functions have the same preconditions.
             unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
         }
 
         #[doc = concat!("Enqueues [`", stringify!($name), "`] on the handle's stream.")]
         ///
         /// # Safety
-        /// `comm` is null or a live handle; buffers are memory of its device until the work is
-        /// done and every graph with it is destroyed; `work` is null or writable.
+        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
+        /// work is done and every graph that contains it is destroyed. `work` is null or writable.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name_async(
             comm: *const FusewireComm,
             $($arg: $ty,)*
             work: *mut *mut FusewireWork,
         ) -> c_int {
-            // SAFETY: this function's contract is that of the callee.
+            // SAFETY: both functions have the same preconditions.
             unsafe { operate(stringify!($name_async), comm, Some(work), |$call| Ok($body)) }
         }
     };
 }
 
 operation!(
-    /// Reduces every rank's input; every rank gets the result.
+    /// Reduces every rank's input and stores the result on every rank.
     fusewire_all_reduce, fusewire_all_reduce_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
     ) |call| {
@@ -147,7 +148,7 @@ operation!(
 );
 
 operation!(
-    /// Reduces row r of every rank's input to rank r's output.
+    /// Reduces row r of every rank's input and stores the result on rank r.
     fusewire_reduce_scatter, fusewire_reduce_scatter_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
     ) |call| {
@@ -173,7 +174,7 @@ operation!(
 );
 
 operation!(
-    /// Copies row r of the input to row (this rank) of the output of rank r.
+    /// Copies row r of the input of rank s to row s of the output of rank r.
     fusewire_all_to_all, fusewire_all_to_all_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32
     ) |call| {
@@ -185,7 +186,7 @@ operation!(
 );
 
 operation!(
-    /// Copies the root's buffer to every rank's.
+    /// Copies the root's buffer to the buffer of every rank.
     fusewire_broadcast, fusewire_broadcast_async(
         buffer: *mut c_void, count: u64, element: u32, root: u32
     ) |call| {
@@ -196,7 +197,7 @@ operation!(
 );
 
 operation!(
-    /// Sends to a peer, which receives as many elements of the same type.
+    /// Sends to a peer, which must receive the same number of elements of the same type.
     fusewire_send, fusewire_send_async(
         input: *const c_void, count: u64, element: u32, peer: u32
     ) |call| {

@@ -10,7 +10,7 @@ use crate::operations::{Call, operate, untensored};
 use crate::types::{FusewireOverlap, dtype, read, reduction};
 use crate::work::FusewireWork;
 
-/// Words of chunks or tiles: `fusewire_ready_flags`.
+/// Ready flags or arrival counters, one word per chunk or tile: the type `fusewire_ready_flags`.
 #[derive(Debug)]
 pub struct FusewireReadyFlags(ReadyFlags);
 
@@ -49,7 +49,7 @@ fn index_of(operation: &str, index: u64) -> Outcome<usize> {
     usize::try_from(index).map_err(|_| argument(operation, format!("word {index} does not exist")))
 }
 
-/// Allocates `count` words in memory of the communicator's device, all 0.
+/// Allocates `count` zeroed words in memory of the communicator's device.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `flags` is null or writable.
@@ -61,21 +61,21 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_create";
     guard(|| {
-        // SAFETY: the contract makes `flags` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "flags", flags, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let count = usize::try_from(count)
             .ok()
             .filter(|count| *count <= u32::MAX as usize)
             .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
         let made = Box::new(FusewireReadyFlags(handle.comm.ready_flags(count)?));
-        // SAFETY: the contract makes `flags` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "flags", flags, Box::into_raw(made)) }
     })
 }
 
-/// Destroys a handle; operations and graphs that use the words keep them.
+/// Destroys a handle. Operations and graphs that use the words keep the memory.
 ///
 /// # Safety
 /// `flags` is null or a live handle that is not used any more.
@@ -83,15 +83,15 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
 pub unsafe extern "C" fn fusewire_ready_flags_destroy(flags: *mut FusewireReadyFlags) -> c_int {
     guard(|| {
         if !flags.is_null() {
-            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
-            // contract.
+            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
+            // handle that nothing uses any more, so it is freed only once.
             drop(unsafe { Box::from_raw(flags) });
         }
         Ok(())
     })
 }
 
-/// Gives the address of the first word on the device.
+/// Stores in `words` the device address of the first word.
 ///
 /// # Safety
 /// `flags` is null or a live handle; `words` is null or writable.
@@ -102,14 +102,14 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_words";
     guard(|| {
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: the contract makes `words` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "words", words, held.as_ptr()) }
     })
 }
 
-/// Waits on this thread until a chunk has arrived. CPU only.
+/// Blocks this thread until a chunk has arrived. CPU only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -120,13 +120,14 @@ pub unsafe extern "C" fn fusewire_ready_flags_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_wait";
     guard(|| {
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.wait(index_of(NAME, index)?)?)
     })
 }
 
-/// Adds to a tile's word, after the writes of this thread to the tile. CPU only.
+/// Adds to the word of a tile, with release semantics for this thread's writes to the tile. CPU
+/// only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -138,13 +139,13 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_add";
     guard(|| {
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
         Ok(held.add(index_of(NAME, index)?, count)?)
     })
 }
 
-/// Has work that is enqueued on the consumer's stream from now on wait for a chunk.
+/// Makes work that is enqueued on the consumer's stream after this call wait for a chunk.
 ///
 /// # Safety
 /// `flags` and `consumer` are null or live handles.
@@ -156,16 +157,16 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_wait";
     guard(|| {
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: the contract makes the handle null or one that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let stream = unsafe { stream_of(NAME, "consumer", consumer)? };
         held.stream_wait(stream, index_of(NAME, index)?)?;
         Ok(())
     })
 }
 
-/// Has the producer's stream write a tile's word, when its work so far is done.
+/// Enqueues a write of a tile's word on the producer's stream, after the stream's earlier work.
 ///
 /// # Safety
 /// `flags` and `producer` are null or live handles.
@@ -178,16 +179,16 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_stream_write";
     guard(|| {
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: the contract makes the handle null or one that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let stream = unsafe { stream_of(NAME, "producer", producer)? };
         held.stream_write(stream, index_of(NAME, index)?, value)?;
         Ok(())
     })
 }
 
-/// Arguments of both operations, after they were checked.
+/// Checked arguments of both operations.
 struct Arguments<'a> {
     compute: &'a Stream,
     flags: &'a ReadyFlags,
@@ -195,10 +196,10 @@ struct Arguments<'a> {
     chunk: usize,
 }
 
-/// Reads the arguments of an operation and enqueues it by `run`.
+/// Reads the arguments of an operation and enqueues the operation through `run`.
 ///
 /// # Safety
-/// As for [`fusewire_all_gather_with_flags`].
+/// The preconditions of [`fusewire_all_gather_with_flags`].
 unsafe fn overlapped(
     name: &'static str,
     comm: *const FusewireComm,
@@ -208,34 +209,34 @@ unsafe fn overlapped(
     run: impl FnOnce(&Call<'_>, &Arguments<'_>) -> Outcome<Work>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let overlap = unsafe { read(name, overlap)? };
         if overlap.flags != 0 {
             let flags = overlap.flags;
             return Err(argument(name, format!("flags {flags:#x} are unknown")));
         }
-        // SAFETY: the contract makes the flags null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let flags = unsafe { flags_of(name, overlap.ready_flags)? };
         let arguments = Arguments {
-            // SAFETY: the contract makes the handle null or one that stays alive during the call.
+            // SAFETY: the caller passes null or a handle that stays alive during the call.
             compute: unsafe { stream_of(name, role, compute)? },
             flags,
-            // A size beyond `usize` becomes its maximum, which the operation refuses.
+            // A size that exceeds `usize` becomes `usize::MAX`, which the operation refuses.
             chunk: usize::try_from(overlap.chunk).unwrap_or(usize::MAX),
             overlap,
         };
         run(call, &arguments).map(Some)
     };
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { operate(name, comm, Some(work), body) }
 }
 
-/// Enqueues an all_gather that raises a word for each chunk.
+/// Enqueues an all_gather that sets the ready flag of each chunk when the chunk has arrived.
 ///
 /// # Safety
-/// Handles are null or live, `overlap` is null or readable for its `struct_size` bytes, its buffers
-/// and flags are memory until the work is done and every graph with it is destroyed; `work` is null
-/// or writable.
+/// Handles are null or live. `overlap` is null or readable for its `struct_size` bytes. Its buffers
+/// and flags stay valid until the work is done and every graph that contains it is destroyed.
+/// `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     comm: *const FusewireComm,
@@ -274,7 +275,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
             given.chunk,
         )?)
     };
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe {
         overlapped(
             "fusewire_all_gather_with_flags",
@@ -287,10 +288,10 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     }
 }
 
-/// Enqueues a reduce_scatter that waits for a counter of each tile.
+/// Enqueues a reduce_scatter that waits for the arrival counter of each tile.
 ///
 /// # Safety
-/// As for [`fusewire_all_gather_with_flags`].
+/// The preconditions of [`fusewire_all_gather_with_flags`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
     comm: *const FusewireComm,
@@ -326,7 +327,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
             op,
         )?)
     };
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe {
         overlapped(
             "fusewire_reduce_scatter_on_arrival",

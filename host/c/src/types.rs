@@ -1,4 +1,4 @@
-//! Structs and numbers of the header.
+//! Structs and constants of the header.
 
 use core::ffi::{c_char, c_void};
 use core::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use fusewire::{Algorithm, DType, Determinism, Options, ReduceOp};
 
 use crate::error::{Outcome, argument, text};
 
-/// The header's numbers.
+/// The header's constants.
 pub mod numbers {
     /// Type of elements: the default of the field.
     pub const FUSEWIRE_DTYPE_DEFAULT: u32 = 0;
@@ -46,7 +46,7 @@ pub mod numbers {
     pub const FUSEWIRE_NORM_UNIT_OFFSET: u32 = 1;
     /// Flag of a norm: programmatic dependent launch.
     pub const FUSEWIRE_NORM_DEPENDENT: u32 = 2;
-    /// Output of a norm: of the input's type.
+    /// Output of a norm: the type of the input.
     pub const FUSEWIRE_SCALE_NONE: u32 = 0;
     /// Output of a norm: fp8 with one given scale.
     pub const FUSEWIRE_SCALE_STATIC: u32 = 1;
@@ -54,21 +54,21 @@ pub mod numbers {
     pub const FUSEWIRE_SCALE_ROWS: u32 = 2;
     /// Output of a norm: fp8 with a scale for each 128 elements.
     pub const FUSEWIRE_SCALE_GROUPS: u32 = 3;
-    /// Elements of a group of scales.
+    /// Number of elements that share a scale in [`FUSEWIRE_SCALE_GROUPS`].
     pub const FUSEWIRE_SCALE_GROUP: u32 = 128;
     /// Flag of sampling: programmatic dependent launch.
     pub const FUSEWIRE_VOCAB_DEPENDENT: u32 = 1;
 }
 
-/// `fusewire_options`: zeros are defaults.
+/// `fusewire_options`. Zero selects the default of each field.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireOptions {
     /// Bytes of the struct as the program knows it.
     pub struct_size: usize,
-    /// Bound of every wait in seconds; 0 for the default.
+    /// Timeout of every wait in seconds; 0 for the default.
     pub timeout_seconds: f64,
-    /// Bytes of staging for input and output each; 0 for 1 MiB.
+    /// Size of the staging area for input in bytes; the area for output is as large. 0 for 1 MiB.
     pub staging_bytes: u64,
     /// Bytes of a packet slot; 0 for 32 KiB.
     pub packet_slot_bytes: u64,
@@ -78,11 +78,11 @@ pub struct FusewireOptions {
     pub threads: u32,
     /// Algorithm of all_reduce.
     pub algorithm: u32,
-    /// Not 0: reductions in any order of the ranks.
+    /// If not 0, ranks may be reduced in any order.
     pub any_order: u32,
-    /// Not 0: another process than rank 0 serves the store.
+    /// If not 0, a process other than rank 0 serves the store.
     pub store_is_served: u32,
-    /// Not 0: a failure ends the process.
+    /// If not 0, a failure of the communicator ends the process.
     pub abort_process: u32,
     /// Name of the backend; null for Fusewire's kernels.
     pub backend: *const c_char,
@@ -94,48 +94,48 @@ pub struct FusewireOptions {
 pub struct FusewireNorm {
     /// Bytes of the struct as the program knows it.
     pub struct_size: usize,
-    /// RMS or layer.
+    /// RMS norm or layer norm.
     pub kind: u32,
     /// Flags.
     pub flags: u32,
-    /// Rows of the result.
+    /// Number of rows of the result.
     pub rows: u64,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub hidden: u64,
-    /// Type of input, weight and bias; also of the output unless that is fp8.
+    /// Type of input, weight and bias, and of an output that is not fp8.
     pub dtype: u32,
-    /// Type of residual and residual_out; 0 for `dtype`.
+    /// Type of `residual` and `residual_out`; 0 for `dtype`.
     pub residual_dtype: u32,
     /// Added to the mean of squares.
     pub epsilon: f32,
     /// Algorithm of the reduction.
     pub algorithm: u32,
-    /// This rank's part of the sum.
+    /// This rank's contribution to the sum.
     pub input: *const c_void,
     /// `hidden` elements.
     pub weight: *const c_void,
     /// `hidden` elements, or null.
     pub bias: *const c_void,
-    /// Input residual: as many rows as the result, or null.
+    /// Input residual, with as many rows as the result, or null.
     pub residual: *const c_void,
-    /// Output residual: as many rows as the result, or null.
+    /// Output residual, with as many rows as the result, or null.
     pub residual_out: *mut c_void,
     /// The result.
     pub output: *mut c_void,
     /// Kind of the scales, if the output is fp8.
     pub scaling: u32,
-    /// F32, or U8 for powers of two; 0 for F32.
+    /// Type of `scales`: F32 (also selected by 0), or U8 for powers of two.
     pub scale_dtype: u32,
-    /// The given scale: one f32.
+    /// The scale of `FUSEWIRE_SCALE_STATIC`: one f32.
     pub scale: *const c_void,
-    /// Output: scales of rows or groups.
+    /// Output: the scales of rows or groups.
     pub scales: *mut c_void,
-    /// Distance of a group's first scale to the next group's; 0 if the scales of a row are
+    /// Distance in elements between the scales of adjacent groups; 0 if the scales of each row are
     /// contiguous.
     pub scale_stride: u64,
 }
 
-/// `fusewire_vocab`: logits that are split by columns, and the results to compute.
+/// `fusewire_vocab`: logits whose columns are split over the ranks, and the results to compute.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireVocab {
@@ -145,27 +145,27 @@ pub struct FusewireVocab {
     pub dtype: u32,
     /// Flags.
     pub flags: u32,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Columns of all ranks.
+    /// Number of columns of all ranks together.
     pub vocabulary: u64,
-    /// This rank's first column.
+    /// Index of this rank's first column.
     pub first: u64,
-    /// This rank's columns.
+    /// Number of columns of this rank.
     pub columns: u64,
-    /// Distance of a row's first logit to the next row's; 0 for `columns`.
+    /// Distance in elements between the first logits of adjacent rows; 0 for `columns`.
     pub stride: u64,
-    /// Logits to find in each row.
+    /// Number of greatest logits to find in each row.
     pub k: u32,
     /// Type of the indices; 0 for I64.
     pub index_dtype: u32,
-    /// This rank's part of each row.
+    /// This rank's columns of each row.
     pub logits: *const c_void,
-    /// `rows * k` columns; null if k is 0.
+    /// Output: `rows * k` column indices; null if `k` is 0.
     pub indices: *mut c_void,
-    /// `rows * k` f32, or null.
+    /// Output: `rows * k` f32 values, or null.
     pub values: *mut c_void,
-    /// `rows` f32, or null.
+    /// Output: `rows` f32 values, or null.
     pub log_sum_exp: *mut c_void,
 }
 
@@ -179,26 +179,27 @@ pub struct FusewireOverlap {
     pub dtype: u32,
     /// Reduction; 0 for all_gather.
     pub op: u32,
-    /// Value at which a tile is done; 0 for all_gather.
+    /// Value of a tile's word when the tile is complete; 0 for all_gather.
     pub target: u32,
-    /// 0.
+    /// Must be 0.
     pub flags: u32,
-    /// Elements of each rank.
+    /// Number of elements of each rank.
     pub count: u64,
-    /// Elements of a chunk or tile.
+    /// Number of elements of a chunk or tile.
     pub chunk: u64,
     /// This rank's input.
     pub input: *const c_void,
     /// This rank's output.
     pub output: *mut c_void,
-    /// A word for each chunk or tile.
+    /// Ready flags, one word per chunk or tile.
     pub ready_flags: *const crate::overlap::FusewireReadyFlags,
 }
 
-/// Structs that C fills. They hold numbers and addresses only, and their size is the first field.
+/// Structs that C code fills. Their fields are numbers and addresses, and the first field is the
+/// size of the struct.
 ///
 /// # Safety
-/// Any bytes must be a value of the type, and its first field must be a `usize`.
+/// Every bit pattern must be a valid value of the type, and its first field must be a `usize`.
 pub(crate) unsafe trait VersionedStruct {
     /// Name in the header.
     const NAME: &'static str;
@@ -239,8 +240,9 @@ const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
-/// Reads the struct at `from`, whose size is its first field. Fields that an older program does not
-/// know are zero; fields of a newer program that this library does not know must be zero.
+/// Reads the struct at `from`. Its first field states its size. Fields that an older program does
+/// not know are set to zero. Fields of a newer program that this library does not know must be
+/// zero.
 ///
 /// # Safety
 /// `from` is null, or readable for the number of bytes in its first field.
@@ -254,8 +256,8 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
             format!("the {} at {from:p} is not aligned", T::NAME),
         ));
     }
-    // SAFETY: not null and aligned; the first field is a `usize` (`VersionedStruct`), which the
-    // contract makes readable.
+    // SAFETY: `from` is not null and aligned (checked above). The first field is a `usize`
+    // (`VersionedStruct`), which the caller guarantees to be readable.
     let size = unsafe { from.cast::<usize>().read() };
     if !(T::FIRST..=4096).contains(&size) {
         return Err(argument(
@@ -269,7 +271,7 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
         ));
     }
     let known = size.min(size_of::<T>());
-    // SAFETY: the contract makes `size` bytes readable, and `known` is at most `size`.
+    // SAFETY: the caller guarantees `size` readable bytes, and `known <= size`.
     let tail = unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
     if let Some(at) = tail.iter().position(|byte| *byte != 0) {
         return Err(argument(
@@ -284,11 +286,13 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
         ));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` is at most the size of either; the value is a local variable.
+    // SAFETY: `known` is at most `size` and at most the size of `T`; `value` is a local variable,
+    // so the two do not overlap.
     unsafe {
         core::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
     }
-    // SAFETY: all bytes are initialised, and any bytes are a value (`VersionedStruct`).
+    // SAFETY: all bytes are initialised, and every bit pattern is a valid value
+    // (`VersionedStruct`).
     Ok(unsafe { value.assume_init() })
 }
 
@@ -353,7 +357,7 @@ pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
     ))
 }
 
-/// Options of a communicator, and the fields of the struct that are none.
+/// Options of a communicator, and the fields of the struct that `Options` does not contain.
 pub(crate) struct ParsedOptions {
     pub(crate) options: Options,
     pub(crate) backend: String,
@@ -361,11 +365,11 @@ pub(crate) struct ParsedOptions {
 }
 
 impl ParsedOptions {
-    /// Reads options; null means all defaults.
+    /// Reads options. Null selects all defaults.
     ///
     /// # Safety
-    /// `from` is null, or readable for its `struct_size` bytes, with text that is null or a C
-    /// string.
+    /// `from` is null, or readable for its `struct_size` bytes. Its text fields are null or C
+    /// strings.
     pub(crate) unsafe fn read(operation: &str, from: *const FusewireOptions) -> Outcome<Self> {
         let mut options = Options::default();
         options
@@ -379,7 +383,7 @@ impl ParsedOptions {
         if from.is_null() {
             return Ok(parsed);
         }
-        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let given = unsafe { read(operation, from)? };
         let options = &mut parsed.options;
         if given.timeout_seconds != 0.0 {
@@ -403,7 +407,7 @@ impl ParsedOptions {
             options.abort_process_on_timeout_or_error = Some(true);
         }
         parsed.store_is_served = given.store_is_served != 0;
-        // SAFETY: the contract makes `backend` null or a C string that lives as long as the call.
+        // SAFETY: the caller passes null or a C string that lives as long as the call.
         let backend = unsafe { text(operation, "backend", given.backend, Some("fusewire"))? };
         parsed.backend = backend.to_owned();
         Ok(parsed)

@@ -1,4 +1,4 @@
-//! Reductions for sampling, over logits that are split by columns.
+//! Sampling over logits whose columns are split over the ranks.
 
 use core::ffi::{c_int, c_void};
 
@@ -55,7 +55,7 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
         DType::F32,
     )?;
 
-    // Sizes beyond `usize` become its maximum, which the operation refuses.
+    // Sizes that exceed `usize` become `usize::MAX`, which the operation refuses.
     let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
     let end = vocab.first.saturating_add(vocab.columns);
     let mut built = VocabParallel::new(logits.input(), size(vocab.rows), size(vocab.vocabulary))
@@ -82,10 +82,10 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
     }
 }
 
-/// Runs the operation, enqueued if `work` is given.
+/// Runs the operation. Enqueues it if `work` is given.
 ///
 /// # Safety
-/// As for [`fusewire_vocab_parallel_async`] if `work` is given, else as for
+/// If `work` is given, the preconditions of [`fusewire_vocab_parallel_async`]; otherwise those of
 /// [`fusewire_vocab_parallel`].
 unsafe fn sample(
     name: &'static str,
@@ -94,40 +94,40 @@ unsafe fn sample(
     work: Option<*mut *mut FusewireWork>,
 ) -> c_int {
     let body = |call: &Call<'_>| {
-        // SAFETY: the contract makes the struct null or readable for its `struct_size` bytes.
+        // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let vocab = unsafe { read(name, vocab)? };
         run(call, &vocab, work.is_some())
     };
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { operate(name, comm, work, body) }
 }
 
-/// Finds the greatest logits of each row with their columns, and computes each row's log-sum-exp;
-/// every rank gets all results.
+/// Finds the greatest logits of each row and their columns, and computes the log-sum-exp of each
+/// row. Stores all results on every rank.
 ///
 /// # Safety
-/// `comm` is null or a live handle, `vocab` is null or readable for its `struct_size` bytes, and
-/// its buffers are memory of the device until the call returns.
+/// `comm` is null or a live handle. `vocab` is null or readable for its `struct_size` bytes. Its
+/// buffers are valid device memory until the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_vocab_parallel(
     comm: *const FusewireComm,
     vocab: *const FusewireVocab,
 ) -> c_int {
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { sample("fusewire_vocab_parallel", comm, vocab, None) }
 }
 
 /// Enqueues [`fusewire_vocab_parallel`] on the handle's stream.
 ///
 /// # Safety
-/// As for [`fusewire_vocab_parallel`], but buffers are memory until the work is done and every
-/// graph with it is destroyed; `work` is null or writable.
+/// The preconditions of [`fusewire_vocab_parallel`], except that the buffers must stay valid until
+/// the work is done and every graph that contains it is destroyed. `work` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_vocab_parallel_async(
     comm: *const FusewireComm,
     vocab: *const FusewireVocab,
     work: *mut *mut FusewireWork,
 ) -> c_int {
-    // SAFETY: this function's contract is that of the callee.
+    // SAFETY: both functions have the same preconditions.
     unsafe { sample("fusewire_vocab_parallel_async", comm, vocab, Some(work)) }
 }

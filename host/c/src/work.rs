@@ -1,4 +1,4 @@
-//! Enqueued work and graphs.
+//! Handles of enqueued operations and of graphs.
 
 use core::ffi::c_int;
 
@@ -12,11 +12,11 @@ use crate::types::seconds;
 #[derive(Debug)]
 pub struct FusewireWork(Work);
 
-/// Captured operations that can run: `fusewire_graph`.
+/// Captured operations that can be replayed: `fusewire_graph`.
 #[derive(Debug)]
 pub struct FusewireGraph(GraphExec);
 
-/// Writes a handle of `enqueued` to `to`, unless that is null.
+/// Writes a handle of `enqueued` to `to`, unless `to` is null.
 ///
 /// # Safety
 /// `to` is null or writable.
@@ -24,11 +24,11 @@ pub(crate) unsafe fn hand_out(enqueued: Work, to: *mut *mut FusewireWork) {
     if to.is_null() {
         return;
     }
-    // SAFETY: not null; so it is writable, by this function's contract.
+    // SAFETY: `to` is not null, so the caller guarantees that it is writable.
     unsafe { to.write(Box::into_raw(Box::new(FusewireWork(enqueued)))) };
 }
 
-/// Waits until the operation has ended. Returns its result.
+/// Waits until the operation is complete, and returns its result.
 ///
 /// # Safety
 /// `work` is null or a live handle.
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn fusewire_work_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_work_wait";
     guard(|| {
-        // SAFETY: the contract makes `work` null or a live handle, which came from `Box::into_raw`.
+        // SAFETY: the caller passes null or a live handle, which came from `Box::into_raw`.
         let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
         if timeout_seconds == 0.0 {
             return Ok(work.0.wait_blocking()?);
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn fusewire_work_wait(
     })
 }
 
-/// Has work that is enqueued on the handle's stream from now on wait for the operation.
+/// Makes work that is enqueued on the handle's stream after this call wait for the operation.
 ///
 /// # Safety
 /// `work` and `comm` are null or live handles.
@@ -59,15 +59,15 @@ pub unsafe extern "C" fn fusewire_work_join(
 ) -> c_int {
     const NAME: &str = "fusewire_work_join";
     guard(|| {
-        // SAFETY: the contract makes `work` null or a live handle, which came from `Box::into_raw`.
+        // SAFETY: the caller passes null or a live handle, which came from `Box::into_raw`.
         let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         Ok(work.0.wait(handle.comm.stream())?)
     })
 }
 
-/// Destroys a handle; the operation continues.
+/// Destroys a handle. The operation continues.
 ///
 /// # Safety
 /// `work` is null or a live handle that is not used any more.
@@ -75,28 +75,28 @@ pub unsafe extern "C" fn fusewire_work_join(
 pub unsafe extern "C" fn fusewire_work_destroy(work: *mut FusewireWork) -> c_int {
     guard(|| {
         if !work.is_null() {
-            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
-            // contract.
+            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
+            // handle that nothing uses any more, so it is freed only once.
             drop(unsafe { Box::from_raw(work) });
         }
         Ok(())
     })
 }
 
-/// Records operations of the handle's stream from now on.
+/// Begins to record the operations of the handle's stream.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_capture_begin(comm: *const FusewireComm) -> c_int {
     guard(|| {
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of("fusewire_capture_begin", comm)? };
         Ok(handle.comm.stream().begin_capture()?)
     })
 }
 
-/// Ends the capture and makes a graph of the recorded operations.
+/// Ends the capture and creates a graph of the recorded operations.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `graph` is null or writable.
@@ -107,13 +107,13 @@ pub unsafe extern "C" fn fusewire_capture_end(
 ) -> c_int {
     const NAME: &str = "fusewire_capture_end";
     guard(|| {
-        // SAFETY: the contract makes `graph` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "graph", graph, core::ptr::null_mut())? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let captured = handle.comm.stream().end_capture()?.instantiate()?;
         let made = Box::into_raw(Box::new(FusewireGraph(captured)));
-        // SAFETY: the contract makes `graph` null, which `give` refuses, or writable.
+        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
         unsafe { give(NAME, "graph", graph, made) }
     })
 }
@@ -130,7 +130,7 @@ unsafe fn graph_of<'a>(operation: &str, graph: *const FusewireGraph) -> Outcome<
         .ok_or_else(|| argument(operation, "the graph is NULL"))
 }
 
-/// Replays a graph on the handle's stream and waits for its end.
+/// Replays a graph on the handle's stream and waits until the replay is complete.
 ///
 /// # Safety
 /// `graph` and `comm` are null or live handles.
@@ -141,9 +141,9 @@ pub unsafe extern "C" fn fusewire_graph_run(
 ) -> c_int {
     const NAME: &str = "fusewire_graph_run";
     guard(|| {
-        // SAFETY: the contract makes `graph` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let graph = unsafe { graph_of(NAME, graph)? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         Ok(graph.run(handle.comm.stream())?)
     })
@@ -160,16 +160,16 @@ pub unsafe extern "C" fn fusewire_graph_launch(
 ) -> c_int {
     const NAME: &str = "fusewire_graph_launch";
     guard(|| {
-        // SAFETY: the contract makes `graph` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let graph = unsafe { graph_of(NAME, graph)? };
-        // SAFETY: the contract makes `comm` null or a handle that stays alive during the call.
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         graph.launch(handle.comm.stream())?;
         Ok(())
     })
 }
 
-/// Destroys a graph; replays that are enqueued continue.
+/// Destroys a graph. Replays that were enqueued continue.
 ///
 /// # Safety
 /// `graph` is null or a live handle that is not used any more.
@@ -177,8 +177,8 @@ pub unsafe extern "C" fn fusewire_graph_launch(
 pub unsafe extern "C" fn fusewire_graph_destroy(graph: *mut FusewireGraph) -> c_int {
     guard(|| {
         if !graph.is_null() {
-            // SAFETY: not null; so it came from `Box::into_raw` and is destroyed once, by the
-            // contract.
+            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
+            // handle that nothing uses any more, so it is freed only once.
             drop(unsafe { Box::from_raw(graph) });
         }
         Ok(())
