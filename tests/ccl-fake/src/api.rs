@@ -15,7 +15,7 @@ use crate::reduce::size;
 
 static COMMS: LazyLock<Mutex<HashMap<[c_char; 128], Arc<SharedComm>>>> =
     LazyLock::new(Mutex::default);
-/// Version set by `fusewireCclFakeSetVersion`; 0 selects that of the environment.
+/// Version set by `fusewireCclFakeSetVersion`. 0 selects the version from the environment.
 static VERSION: AtomicI32 = AtomicI32::new(0);
 
 fn version() -> i32 {
@@ -29,7 +29,7 @@ fn version() -> i32 {
         .unwrap_or(22_800)
 }
 
-/// Returns true if the version has a function that was introduced in `since`.
+/// Returns true if the current version includes functions that were introduced in version `since`.
 fn has(since: i32) -> bool {
     let has = version() >= since;
     if !has {
@@ -55,8 +55,8 @@ fn put<T>(out: *mut T, value: T) -> ncclResult_t {
     if out.is_null() {
         return ncclInvalidArgument;
     }
-    // SAFETY: the pointer is not null, and `nccl.h` requires writable result pointers of the
-    // caller.
+    // SAFETY: the pointer is not null (checked above), and `nccl.h` requires result pointers to be
+    // writable.
     unsafe { out.write(value) };
     ncclSuccess
 }
@@ -212,7 +212,8 @@ export! {
         if !has(21_100) || scalar.is_null() || residence != ncclScalarHostImmediate {
             return ncclInvalidUsage;
         }
-        // SAFETY: the pointer is not null, and `nccl.h` requires one readable element.
+        // SAFETY: the pointer is not null (checked above), and `nccl.h` requires one readable
+        // element.
         let bytes = unsafe { core::slice::from_raw_parts(scalar.cast::<u8>(), size) }.to_vec();
         let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
         let mut scales = comm.scales();
@@ -244,13 +245,14 @@ export! {
         0
     }
     fn fusewireCclFakeTake(buffer: *mut c_char, len: usize) -> usize {
-        // SAFETY: `take` has the same requirement as this function: `len` writable bytes.
+        // SAFETY: the caller guarantees that `buffer` is null or has `len` writable bytes, as
+        // `take` requires.
         unsafe { record::take(buffer, len) }
     }
 }
 
-/// Exports operations: arguments as in `nccl.h`, fields of [`Op`], and the version that introduced
-/// them.
+/// Exports operations. Each entry has the arguments as in `nccl.h`, the fields of [`Op`], and the
+/// version that introduced the operation.
 macro_rules! operations {
     ($(
         $name:ident($($arg:ident: $ty:ty),*)
@@ -296,7 +298,7 @@ operations! {
         { recv: recv, count: count, dtype: dtype, root: peer } since 0
     ncclAlltoAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 22_800
-    // RCCL's spelling, which is older than NCCL's.
+    // RCCL's spelling of `ncclAlltoAll`, which is older than NCCL's function.
     ncclAllToAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 0
     ncclScatter(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)

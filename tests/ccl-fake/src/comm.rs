@@ -1,4 +1,4 @@
-//! Communicators: the rendezvous and mailboxes of their ranks.
+//! Communicators with their rendezvous and mailboxes.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusewire_ccl_sys::sys::*;
 
-/// One rank's handle. Never freed.
+/// The handle of one rank. It is never freed.
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(crate) shared: Arc<SharedComm>,
     pub(crate) rank: usize,
-    /// This rank's scaled sums, by handle; destroyed ones are `None`.
+    /// Scaled sums of this rank, indexed by handle. Destroyed scaled sums are `None`.
     pub(crate) scales: Mutex<Vec<Option<Scale>>>,
 }
 
@@ -64,7 +64,7 @@ struct State {
     rendezvous: HashMap<u64, Rendezvous>,
     mail: HashMap<(usize, usize), VecDeque<Message>>,
     sent: u64,
-    /// Results of receives by message number: true if type and count matched.
+    /// Results of receives by message number. The value is true if type and count matched.
     deliveries: HashMap<u64, bool>,
 }
 
@@ -142,7 +142,8 @@ impl SharedComm {
         self.lock().aborted
     }
 
-    /// Adds `rank`'s part to its next rendezvous. Returns the number of the rendezvous.
+    /// Adds the contribution of `rank` to the next rendezvous of that rank. Returns the number of
+    /// the rendezvous.
     pub(crate) fn post(&self, rank: usize, shape: Shape, part: Contribution) -> u64 {
         let mut state = self.lock();
         let number = state.next[rank];
@@ -165,8 +166,8 @@ impl SharedComm {
         number
     }
 
-    /// Returns every rank's part, once all have arrived. The last rank that leaves ends the
-    /// rendezvous, except a split's.
+    /// Waits until all ranks have contributed, then returns all contributions. The last rank that
+    /// leaves deletes the rendezvous, unless it is for a split.
     pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Contribution>, ncclResult_t> {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
@@ -225,7 +226,8 @@ impl SharedComm {
         number
     }
 
-    /// Takes the next message and completes its send. Both fail if type or count do not match.
+    /// Takes the next message and completes its send. Both the receive and the send fail if type or
+    /// count do not match.
     pub(crate) fn recv(
         &self,
         (from, to): (usize, usize),
@@ -246,8 +248,8 @@ impl SharedComm {
         Err(ncclInvalidUsage)
     }
 
-    /// Waits until message `number` has been received. Fails if the receiver's type or count
-    /// differed.
+    /// Waits until the peer has received message `number`. Fails if type or count of the receive
+    /// did not match.
     pub(crate) fn delivered(&self, number: u64, peer: usize) -> Result<(), ncclResult_t> {
         if self.wait(|state| state.deliveries.remove(&number))? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Operations: their checks, groups and execution.
+//! Checks, groups and executes operations.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::c_void;
@@ -14,7 +14,7 @@ thread_local! {
     static GROUP: RefCell<Vec<Op>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Value of the root, peer or reduction of an operation that has none.
+/// Value of the root, peer or reduction for operations that have none.
 pub(crate) const NONE: i32 = -1;
 
 /// Arguments of one call.
@@ -26,7 +26,7 @@ pub(crate) struct Op {
     pub(crate) count: usize,
     pub(crate) dtype: i32,
     pub(crate) red: i32,
-    /// The root, or the peer.
+    /// The root of a collective, or the peer of a send or receive.
     pub(crate) root: i32,
     pub(crate) comm: ncclComm_t,
 }
@@ -40,7 +40,7 @@ struct StartedCall {
 }
 
 pub(crate) fn comm_of(comm: ncclComm_t) -> Option<&'static Comm> {
-    // SAFETY: a non-null handle points to a `Comm` of this library, and those are never freed.
+    // SAFETY: a non-null handle points to a `Comm` of this library, and a `Comm` is never freed.
     unsafe { comm.cast::<Comm>().as_ref() }
 }
 
@@ -80,8 +80,8 @@ impl Op {
         matches!(self.name, "ncclSend" | "ncclRecv")
     }
 
-    /// Returns the number of rows that `comm` reads from the send buffer and writes to the receive
-    /// buffer; 0 for a buffer that it does not use.
+    /// Returns the numbers of rows that this rank reads from the send buffer and writes to the
+    /// receive buffer. The number is 0 for a buffer that this rank does not use.
     fn rows(&self, comm: &Comm) -> (usize, usize) {
         let all = comm.shared.count;
         let at_root = self.root == comm.rank as i32;
@@ -148,7 +148,7 @@ impl Op {
             Vec::new()
         } else {
             // SAFETY: `is_valid` has checked that the pointer is not null, and `nccl.h` requires
-            // the send buffer to have this size.
+            // `bytes` readable bytes in the send buffer.
             unsafe { core::slice::from_raw_parts(self.send.cast::<u8>(), bytes) }.to_vec()
         };
         let scale = scale(comm, self.red);
@@ -183,8 +183,8 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
     run(&[op])
 }
 
-/// Starts all calls, then waits for them, for sends last, so that no pattern within a group
-/// deadlocks.
+/// Starts all calls, then waits for all of them. Waits for sends last, so no pattern of calls
+/// within a group can deadlock.
 fn run(ops: &[Op]) -> ncclResult_t {
     let post = |op: &Op| {
         let comm = comm_of(op.comm)?;
@@ -197,7 +197,8 @@ fn run(ops: &[Op]) -> ncclResult_t {
                 comm.shared.send(path, op.dtype, op.count, data)
             }
             _ => {
-                // The handle of a scaled sum may differ between ranks.
+                // The handle of a scaled sum may differ by rank, so all scaled sums have the same
+                // number in the shape.
                 let shape = (
                     op.name,
                     op.count,
@@ -272,8 +273,8 @@ impl StartedCall {
             }
         };
         if !out.is_empty() {
-            // SAFETY: `is_valid` has checked that the pointer is not null, and `nccl.h` requires
-            // the receive buffer to have this size.
+            // SAFETY: `is_valid` has checked that the pointer is not null, and `nccl.h` requires a
+            // receive buffer of `out.len()` bytes.
             unsafe { core::ptr::copy_nonoverlapping(out.as_ptr(), op.recv.cast(), out.len()) };
         }
         Ok(())

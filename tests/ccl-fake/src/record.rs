@@ -1,4 +1,4 @@
-//! Records of the calls, as one JSON object per line, and the text of the last error.
+//! Records every call as one JSON object per line, and keeps the text of the last error.
 
 use core::cell::RefCell;
 use core::ffi::c_char;
@@ -18,7 +18,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Records a call. Fields that the call lacks are -1.
+/// Records a call. Fields that do not apply to the call are -1.
 pub(crate) fn call(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str, i64)]) {
     let known = ["count", "dtype", "op", "root", "peer", "in_place"];
     let value = |field: &str| {
@@ -58,7 +58,8 @@ pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
     let mut records = RECORDS.lock().unwrap_or_else(PoisonError::into_inner);
     let need = records.len();
     if need <= len && !buffer.is_null() {
-        // SAFETY: `buffer` is not null, so that it has `len` writable bytes, and `need <= len`.
+        // SAFETY: `buffer` is not null (checked above), so the caller guarantees `len` writable
+        // bytes, and `need <= len`.
         unsafe { core::ptr::copy_nonoverlapping(records.as_ptr(), buffer.cast(), need) };
         records.clear();
     }
@@ -70,7 +71,7 @@ pub(crate) fn set_last_error(text: &str) {
     LAST.set(CString::new(text).unwrap_or_default());
 }
 
-/// Returns the text, which is valid until the thread's next error.
+/// Returns the error text of this thread. The pointer is valid until the next error of the thread.
 pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|text| text.as_ptr())
 }

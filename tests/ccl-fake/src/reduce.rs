@@ -14,9 +14,9 @@ pub(crate) const fn size(dtype: i32) -> Option<usize> {
     })
 }
 
-/// Reduces `parts` in order of rank: floats in double precision, rounded once; integers wrap. A
-/// rank's part is multiplied by its scale, unless that is empty. Returns `None` for a type without
-/// arithmetic (the 8-bit floats).
+/// Reduces `parts` in rank order. Each part consists of a rank's data and its scale. Floats are
+/// reduced in double precision and rounded once; integers wrap. Data are multiplied by the scale
+/// unless the scale is empty. Returns `None` for types without arithmetic (the 8-bit floats).
 pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Vec<u8>> {
     macro_rules! typed {
         ($ty:ty, $read:expr, $write:expr, $add:expr, $mul:expr, $div:expr) => {{

@@ -12,7 +12,7 @@ use fusewire_ccl_sys::{Comm, Kind, Library, RedOp};
 
 const NULL: *mut c_void = core::ptr::null_mut();
 
-/// Serialises the tests, because records and version are global to the library.
+/// Serialises the tests, because the records and the version are global state of the library.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn fake() -> PathBuf {
@@ -68,8 +68,8 @@ fn scatter_gather_and_all_to_all() {
         let (from, mut row, mut all) = (rows.as_ptr().cast(), [-1i64], [-1i64; 3]);
         let (to_row, to_all): (*mut c_void, *mut c_void) =
             (row.as_mut_ptr().cast(), all.as_mut_ptr().cast());
-        // SAFETY: `rows` has the three elements that are sent, `row` and `all` the one and three
-        // that are received.
+        // SAFETY: `rows` has the three elements that are sent. `row` and `all` have the one and the
+        // three elements that are received.
         let codes = unsafe {
             [
                 table.scatter.unwrap()(from, to_row, 1, ncclInt64, 2, raw, NULL),
@@ -95,7 +95,7 @@ fn scaled_sums_are_each_ranks_own() {
         let mut x = [4.0f32];
         let at: *mut c_void = x.as_mut_ptr().cast();
         let reduce = |dtype, op| {
-            // SAFETY: `x` has one element of four bytes; the call with a larger type fails before
+            // SAFETY: `x` has one element of four bytes. The call with a larger type fails before
             // it reads memory.
             unsafe { comm.all_reduce(at, at, 1, dtype, op, NULL) }
         };
@@ -113,8 +113,8 @@ fn scaled_sums_are_each_ranks_own() {
             assert!(reduce(ncclFloat32, op).is_err(), "{op:?}");
         }
         let mut raw_op = 0;
-        // SAFETY: the call fails before it reads the factor, because it is declared as device
-        // memory.
+        // SAFETY: the call declares the factor as device memory, so it fails before it reads the
+        // factor.
         let code = unsafe {
             let create = comm.library().as_raw().red_op_create_pre_mul_sum.unwrap();
             create(
@@ -150,7 +150,7 @@ fn integers_wrap() {
     });
 }
 
-/// Sender and receiver both fail if count or type differ; all ranks fail if the counts of a
+/// Sender and receiver both fail if count or type differ. All ranks fail if the counts of a
 /// collective differ.
 #[test]
 fn mismatches_are_errors_on_all_ranks() {
@@ -162,13 +162,13 @@ fn mismatches_are_errors_on_all_ranks() {
         for dtype in [ncclInt64, ncclFloat32] {
             let group = comm.library().group().unwrap();
             let mine = if comm.rank() == 0 { dtype } else { ncclInt64 };
-            // SAFETY: `x` has four elements, at most four are sent and received, and it outlives
-            // the group.
+            // SAFETY: `x` has four elements and outlives the group. The calls send and receive at
+            // most four elements.
             unsafe {
                 comm.send(at, count, mine, other, NULL).unwrap();
                 comm.recv(at, 4, ncclInt64, other, NULL).unwrap();
             }
-            // Rank 1 receives three elements or another type, and rank 0's message is rejected.
+            // Rank 1 receives three elements or another type, so it rejects the message of rank 0.
             let error = group.end().unwrap_err().to_string();
             let received = comm.rank() == 1;
             let text = if received {
@@ -178,7 +178,7 @@ fn mismatches_are_errors_on_all_ranks() {
             };
             assert!(error.contains(text), "rank {}: {error}", comm.rank());
         }
-        // SAFETY: `x` has four elements, of which at most four are reduced in place.
+        // SAFETY: `x` has four elements, and the call reduces at most four elements in place.
         let error = unsafe { comm.all_reduce(at, at, count, ncclInt64, RedOp::SUM, NULL) };
         let error = error.unwrap_err().to_string();
         assert!(error.contains("the ranks' calls differ"), "{error}");
@@ -219,8 +219,8 @@ fn communicators_are_recorded() {
     let table = *library.as_raw();
     let id = library.unique_id().unwrap();
     let (mut raw, mut config): (ncclComm_t, _) = (NULL, library.config());
-    // SAFETY: the pointers are to live variables, and the communicator is live until it is
-    // destroyed.
+    // SAFETY: the pointers point to live variables, and every call with the communicator precedes
+    // its destruction.
     let codes = unsafe {
         let init = table.comm_init_rank_config.unwrap();
         let made = init(&raw mut raw, 1, id, 0, &raw mut config);
@@ -255,7 +255,7 @@ fn communicators_are_recorded() {
     }
 }
 
-/// Functions that are newer than the version are exported, but fail.
+/// Functions that are newer than the version are exported, but return an error.
 #[test]
 fn an_old_version_has_symbols_that_fail() {
     let _one = ONE.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Runs four ranks as threads on the fake, opened as a library.
+//! Opens the fake as a library and runs four ranks as threads.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,8 @@ fn collectives() {
         }
         .unwrap();
         assert_eq!(out, [6.0, 4.0, 8.0, 12.0]);
-        // SAFETY: `send` has the one float that is sent, `out` the four that are received.
+        // SAFETY: `send` has the one float that is sent, and `out` has room for the four floats
+        // that are received.
         unsafe { comm.all_gather(from, out.as_mut_ptr().cast(), 1, ncclFloat32, null) }.unwrap();
         assert_eq!(out, [0.0, 1.0, 2.0, 3.0]);
         let group = comm.library().group().unwrap();

@@ -1,4 +1,4 @@
-//! Location of the shared object, and its installation for a child process.
+//! Finds the shared object of the fake and installs it for a child process.
 
 use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::io;
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 /// Names under which programs open the driver library and the management library.
 pub const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"];
 
-/// Returns the path of the fake's shared object, which cargo builds next to the binaries of a test
-/// that depends on this crate.
+/// Returns the path of the fake's shared object. Cargo builds it next to the test binaries of
+/// crates that depend on this crate.
 ///
 /// # Errors
-/// Fails if the file does not exist. The message has the command that builds it.
+/// Fails if the file does not exist. The message names the command that builds it.
 pub fn library() -> io::Result<PathBuf> {
     let name = format!("{DLL_PREFIX}fusewire_cuda_fake{DLL_SUFFIX}");
     let binary = std::env::current_exe()?;
@@ -35,11 +35,11 @@ pub fn library() -> io::Result<PathBuf> {
         })
 }
 
-/// Links the shared object into `folder` under all [`NAMES`]. A process that starts with the folder
-/// first in `LD_LIBRARY_PATH` then opens the fake instead of the driver.
+/// Links the shared object into `folder` under all [`NAMES`]. A process that starts with `folder`
+/// as the first entry of `LD_LIBRARY_PATH` opens the fake instead of the driver.
 ///
 /// # Errors
-/// Fails if the shared object is not built, or if the folder is not writable.
+/// Fails if the shared object is not built, or if `folder` is not writable.
 pub fn install(folder: &Path) -> io::Result<()> {
     let library = library()?;
     for name in NAMES {

@@ -15,7 +15,8 @@ macro_rules! statuses {
         #[repr(u32)]
         pub(crate) enum Status { $($name = $code,)* }
 
-        /// Returns name and description of a code, as for `cuGetErrorName` and `cuGetErrorString`.
+        /// Returns the name and the description of a code, for `cuGetErrorName` and
+        /// `cuGetErrorString`.
         pub(crate) fn describe(code: u32) -> Option<(&'static CStr, &'static CStr)> {
             match code {
                 SUCCESS => Some((c"CUDA_SUCCESS", c"no error")),
@@ -25,7 +26,7 @@ macro_rules! statuses {
         }
 
         impl Status {
-            /// Returns the error of a code.
+            /// Returns the error with the number `code`.
             pub(crate) fn from_code(code: u32) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$name),)*

@@ -1,12 +1,12 @@
-//! Exported functions that the driver does not have, with which tests query and control the fake.
+//! Exported functions that query and control the fake. The driver does not have them.
 //!
-//! They are not counted as calls, and no failure can be injected into them.
+//! The fake does not count calls of these functions and cannot inject failures into them.
 
 use core::ffi::{CStr, c_char};
 
 use crate::core::record;
 
-/// Borrows a C string of the caller; null is the empty string.
+/// Borrows a C string of the caller. Returns the empty string if `text` is null.
 ///
 /// # Safety
 /// `text` must be null or a live C string.
@@ -14,7 +14,8 @@ unsafe fn text<'a>(text: *const c_char) -> &'a str {
     if text.is_null() {
         return "";
     }
-    // SAFETY: `text` is not null, so that it is a live C string.
+    // SAFETY: `text` is not null (checked above), so the caller guarantees that it is a live C
+    // string.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("")
 }
 
@@ -25,21 +26,22 @@ unsafe fn text<'a>(text: *const c_char) -> &'a str {
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeCalls(name: *const c_char) -> u64 {
-    // SAFETY: `name` is null or a live C string, as this function requires.
+    // SAFETY: the caller guarantees that `name` is null or a live C string.
     record::calls(unsafe { text(name) })
 }
 
-/// Returns the number of launches of an entry since the process started, captured ones included.
+/// Returns the number of launches of an entry since the process started, including captured
+/// launches.
 ///
-/// A leading `*` matches all entries that end with the rest of `name`: `*__grid` matches grid
-/// forms, `*` matches all.
+/// A leading `*` matches all entries whose names end with the rest of `name`. `*__grid` matches all
+/// grid forms, and `*` matches all entries.
 ///
 /// # Safety
 /// `name` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunchCount(name: *const c_char) -> u64 {
-    // SAFETY: `name` is null or a live C string, as this function requires.
+    // SAFETY: the caller guarantees that `name` is null or a live C string.
     record::launch_count(unsafe { text(name) })
 }
 
@@ -55,7 +57,7 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunchCount(name: *const c_char) -> u64
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
-    // SAFETY: `kind` is null or a live C string, as this function requires.
+    // SAFETY: the caller guarantees that `kind` is null or a live C string.
     let kind = unsafe { text(kind) };
     let live = record::live();
     if kind == "all" {
@@ -66,15 +68,15 @@ pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
     found.map_or(u64::MAX, |(_, count)| *count)
 }
 
-/// Makes the `nth` call of a function from now on (1 for the next) return `code` without effect,
-/// once.
+/// Makes the `nth` subsequent call of a function (1 for the next call) return `code` without any
+/// effect. Later calls succeed again.
 ///
 /// # Safety
 /// `name` must be null or a live C string.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, code: u32) {
-    // SAFETY: `name` is null or a live C string, as this function requires.
+    // SAFETY: the caller guarantees that `name` is null or a live C string.
     record::fail(unsafe { text(name) }, nth, code);
 }
 
@@ -87,7 +89,8 @@ pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, cod
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usize) -> usize {
     let report = record::report();
-    // SAFETY: `write_text` has the same requirement on `buffer` as this function.
+    // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
+    // `write_text` requires.
     unsafe { super::device::write_text(buffer, bytes, &report) };
     report.len()
 }
@@ -98,10 +101,10 @@ pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usiz
 ///
 /// An element is `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": .., "attributes":
 /// [[number in cuda.h, words of the value ..] ..], "captured": .., "code": result of the call}`.
-/// The fake keeps the last 256 launches of all kernels together, rejected ones included.
+/// The fake keeps the last 256 launches over all kernels, including rejected launches.
 ///
 /// # Safety
-/// `kernel` must be null or a live C string, and `buffer` null or have `bytes` writable bytes.
+/// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
 #[unsafe(no_mangle)]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunches(
@@ -109,9 +112,10 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunches(
     buffer: *mut c_char,
     bytes: usize,
 ) -> usize {
-    // SAFETY: `kernel` is null or a live C string, as this function requires.
+    // SAFETY: the caller guarantees that `kernel` is null or a live C string.
     let launches = record::launches(unsafe { text(kernel) });
-    // SAFETY: `write_text` has the same requirement on `buffer` as this function.
+    // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
+    // `write_text` requires.
     unsafe { super::device::write_text(buffer, bytes, &launches) };
     launches.len()
 }

@@ -22,9 +22,10 @@ pub(super) unsafe fn write_text(buffer: *mut c_char, bytes: usize, text: &str) {
         return;
     }
     let length = text.len().min(bytes - 1);
-    // SAFETY: `length` is less than the `bytes` of the buffer, and at most the length of the text.
+    // SAFETY: `length` is less than `bytes`, the size of the buffer, and at most the length of
+    // `text`.
     unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length) };
-    // SAFETY: `length < bytes`.
+    // SAFETY: `length < bytes`, so the byte is in the buffer.
     unsafe { buffer.add(length).write(0) };
 }
 
@@ -95,7 +96,7 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         81 => SHARED_MULTIPROCESSOR,
         92..=94 | 121..=123 => 1,
         97 => SHARED_MOST,
-        // Virtual memory management and its file descriptors.
+        // Virtual memory management and the export of its memory as file descriptors.
         102 => 1,
         103 => u32::from(settings.descriptors),
         106 => RESIDENT.1,
@@ -108,7 +109,7 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         // Fabric handles and multicast.
         128 => u32::from(settings.fabric.is_some()),
         132 => u32::from(settings.multicast),
-        // All others are not supported, DMA buffers (124) included.
+        // All other features are not supported, including DMA buffers (124).
         11 | 14..=134 => 0,
         _ => return Err(Status::InvalidValue),
     };

@@ -33,7 +33,7 @@ export! {
         let capacity = get(count)?;
         for at in 0..capacity {
             let node = nodes.get(at).copied().unwrap_or(0);
-            // SAFETY: `at` is below `*count`, the number of elements that `cuda.h` requires.
+            // SAFETY: `at` is below `*count`, and `cuda.h` requires an array of `*count` elements.
             put(unsafe { outs.add(at) }, node)?;
         }
         put(count, nodes.len().min(capacity))
@@ -56,7 +56,8 @@ export! {
     }
 
     fn cuGraphInstantiateWithFlags(out: *mut usize, graph: usize, flags: c_ulonglong) {
-        // Auto free (1), upload (2, not supported), device launch (4), node priority (8).
+        // Flags: auto free (1), upload (2, not supported), device launch (4, not supported), node
+        // priority (8).
         if flags & !9 != 0 {
             return Err(Status::NotSupported);
         }

@@ -32,17 +32,18 @@ fn work(
     }))
 }
 
-/// Required kind of one side of a copy.
+/// Kind of address that a copy function requires for its source or its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// A device address, which page-locked host memory has as well.
+    /// A device address. Page-locked host memory also has one.
     Device,
     Host,
     /// Any address.
     Any,
 }
 
-/// Returns the location of one side of a copy. Fails on errors that the driver reports immediately.
+/// Returns the location of the source or the target of a copy. Fails on errors that the driver
+/// reports immediately.
 fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Result<Location> {
     if address == 0 && bytes > 0 {
         return Err(Status::InvalidValue);
@@ -50,7 +51,8 @@ fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Resul
     match memory::check(address, bytes, device, write) {
         Ok(Location::Pageable) if side == Side::Device => Err(Status::InvalidValue),
         Ok(location) => Ok(location),
-        // Missing access is an error of the device, which occurs when the copy executes.
+        // Missing access rights are an error of the device. The error occurs when the copy
+        // executes.
         Err(_) => match memory::find(address).map(|region| region.kind) {
             Some(Kind::Mapping(_)) => Ok(Location::Device),
             _ => Err(Status::InvalidValue),
@@ -75,13 +77,14 @@ fn copy(
     }
     let captured = !matches!(capture::info(stream)?, capture::Info::None);
     if source == Location::Pageable && !captured {
-        // The driver reads pageable memory before the call returns.
+        // The driver reads pageable memory before the copy function returns.
         // SAFETY: `cuda.h` requires `bytes` readable bytes at `from`.
         let staged = unsafe { core::slice::from_raw_parts(from as *const u8, bytes as usize) };
         let staged: Box<[u64]> = words(staged);
         let item = work(context, move || {
             memory::check(to, bytes, device, true).or(Err(Status::IllegalAddress))?;
-            // SAFETY: `check` found the target writable, and `staged` has at least `bytes` bytes.
+            // SAFETY: `check` found `bytes` writable bytes at the target, and `staged` has at least
+            // `bytes` bytes.
             unsafe { memory::copy(to, staged.as_ptr() as u64, bytes) };
             Ok(())
         });
@@ -90,15 +93,15 @@ fn copy(
         let item = work(context, move || {
             memory::check(to, bytes, device, true)?;
             memory::check(from, bytes, device, false)?;
-            // SAFETY: `check` found device memory accessible, and `cuda.h` requires host memory to
-            // be.
+            // SAFETY: `check` found the ranges in device memory accessible, and `cuda.h` requires
+            // the ranges in host memory to be accessible.
             unsafe { memory::copy(to, from, bytes) };
             Ok(())
         });
         capture::submit(stream, item)?;
     }
     if target == Location::Pageable && !captured {
-        // The driver writes pageable memory before the call returns.
+        // The driver writes pageable memory before the copy function returns.
         stream.settle();
         context.failure()?;
     }
@@ -150,7 +153,7 @@ fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Resul
     }
     let item = work(&context, move || {
         memory::check(to, bytes, device, true)?;
-        // SAFETY: `check` found the `count * width` bytes writable, and `to` is a multiple of
+        // SAFETY: `check` found `count * width` writable bytes at `to`, and `to` is a multiple of
         // `width`.
         unsafe { memory::fill(to, pattern, width, count) };
         Ok(())
@@ -318,9 +321,9 @@ export! {
     ) {
         crate::core::context::ready()?;
         for at in 0..count as usize {
-            // SAFETY: `at < count`, and `cuda.h` requires `count` attributes.
+            // SAFETY: `at < count`, and `cuda.h` requires an array of `count` attributes.
             let attribute = get(unsafe { attributes.add(at) })?;
-            // SAFETY: `at < count`, and `cuda.h` requires `count` result pointers.
+            // SAFETY: `at < count`, and `cuda.h` requires an array of `count` result pointers.
             let out = get(unsafe { outs.add(at) })?;
             if memory::find(address).is_some() {
                 pointer(out, attribute, address)?;

@@ -1,6 +1,7 @@
 //! Exported C functions. They check arguments, call the core, and convert its results to codes.
 //!
-//! Pointer arguments have the requirements of `cuda.h`, on which the `SAFETY` comments rely.
+//! Callers must meet the requirements of `cuda.h` on pointer arguments. The `SAFETY` comments rely
+//! on these requirements.
 
 mod control;
 mod device;
@@ -23,7 +24,8 @@ use crate::core::handles::Table;
 use crate::core::record;
 use crate::status::{Result, SUCCESS, Status};
 
-/// Exports functions. Each is counted, can be made to fail, and fails within a host callback.
+/// Exports C functions. Each exported function counts its calls, returns injected failures, and
+/// fails if a host callback calls it.
 macro_rules! export {
     ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
@@ -59,7 +61,7 @@ fn put<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: the pointer is not null, and `cuda.h` requires it to be writable.
+    // SAFETY: the pointer is not null (checked above), and `cuda.h` requires it to be writable.
     unsafe { out.write_unaligned(value) };
     Ok(())
 }
@@ -67,7 +69,7 @@ fn put<T>(out: *mut T, value: T) -> Result<()> {
 /// Writes a result through an optional pointer argument.
 fn put_if<T>(out: *mut T, value: T) {
     if !out.is_null() {
-        // SAFETY: the pointer is not null, and `cuda.h` requires it to be writable.
+        // SAFETY: the pointer is not null (checked above), and `cuda.h` requires it to be writable.
         unsafe { out.write_unaligned(value) };
     }
 }
@@ -77,7 +79,7 @@ fn get<T: Copy>(out: *const T) -> Result<T> {
     if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: the pointer is not null, and `cuda.h` requires it to be readable.
+    // SAFETY: the pointer is not null (checked above), and `cuda.h` requires it to be readable.
     Ok(unsafe { out.read_unaligned() })
 }
 

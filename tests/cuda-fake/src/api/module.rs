@@ -60,8 +60,8 @@ fn load(
         return Err(Status::InvalidValue);
     }
     let binary = (0..4).try_fold([0u8; 4], |mut magic, at| {
-        // SAFETY: an image is either binary, with at least four bytes, or text with a terminating
-        // zero byte, at which the reads stop.
+        // SAFETY: a binary image has at least four bytes. A text image has a terminating zero byte,
+        // at which the reads stop.
         magic[at] = unsafe { image.cast::<u8>().add(at).read() };
         (magic[at] != 0).then_some(magic)
     });
@@ -97,9 +97,9 @@ fn write_logs(
 ) -> Result<()> {
     let (mut buffer, mut size) = (core::ptr::null_mut(), None);
     for at in 0..count as usize {
-        // SAFETY: `at < count`, and `cuda.h` requires `count` options.
+        // SAFETY: `at < count`, and `cuda.h` requires an array of `count` options.
         let option = get(unsafe { options.add(at) })?;
-        // SAFETY: `at < count`, and `cuda.h` requires `count` values.
+        // SAFETY: `at < count`, and `cuda.h` requires an array of `count` values.
         let value = unsafe { values.add(at) };
         match option {
             INFO_SIZE => put(value, core::ptr::null_mut())?,
@@ -110,7 +110,7 @@ fn write_logs(
     }
     if let Some(out) = size {
         let capacity = get(out)? as usize as u32 as usize;
-        // SAFETY: `cuda.h` requires a buffer of as many bytes as the size option names.
+        // SAFETY: `cuda.h` requires a buffer of `capacity` bytes, the value of the size option.
         unsafe { write_text(buffer.cast(), capacity, log) };
         let length = log.len().min(capacity.saturating_sub(1));
         put(out, length as *mut c_void)?;
@@ -118,7 +118,7 @@ fn write_logs(
     Ok(())
 }
 
-/// Launches a function, given the addresses of its arguments, and records the launch.
+/// Launches a function with the arguments at the given addresses, and records the launch.
 fn launch(
     context: &Arc<Context>,
     function: usize,
@@ -172,7 +172,8 @@ fn start(
     function.launch(context, stream, shape, &bytes)
 }
 
-/// Returns the launch shape, including the attributes that affect it, and all attributes in order.
+/// Returns the shape of the launch and all its attributes in order. The shape includes the
+/// attributes that affect it.
 fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     let mut shape = Shape {
         grid: config.grid,
@@ -183,15 +184,17 @@ fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     };
     let mut attributes = Vec::new();
     for at in 0..config.count as usize {
-        // SAFETY: `at < count`, and `cuda.h` requires `count` attributes.
+        // SAFETY: `at < count`, and `cuda.h` requires an array of `count` attributes.
         let attribute = get(unsafe { config.attributes.add(at) })?;
-        // Cluster dimensions have three words. The first word identifies all other values.
+        // Cluster dimensions (attribute 4) have three words. For every other attribute, only the
+        // first word is recorded.
         let words = if attribute.id == 4 { 3 } else { 1 };
         attributes.push([&[attribute.id], &attribute.value[..words]].concat());
         match attribute.id {
             2 => shape.cooperative = attribute.value[0] != 0,
             4 => shape.cluster = [attribute.value[0], attribute.value[1], attribute.value[2]],
-            // Ignore, cache windows, policies, programmatic launches, priorities, domains.
+            // The fake ignores these attributes: cache windows, policies, programmatic launches,
+            // priorities, domains.
             0 | 1 | 3 | 5..=14 => {}
             _ => return Err(Status::InvalidValue),
         }
@@ -252,7 +255,7 @@ export! {
         if out.is_null() || name.is_null() {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: `name` is not null, and `cuda.h` requires a C string.
+        // SAFETY: `name` is not null (checked above), and `cuda.h` requires a C string.
         let name = unsafe { CStr::from_ptr(name) };
         put(out, module.function(name.to_str().or(Err(Status::NotFound))?)?)
     }
@@ -266,7 +269,8 @@ export! {
         let (_, module) = with(&MODULES, module)?;
         for (at, name) in module.names().take(count as usize).enumerate() {
             let function = module.function(name)?;
-            // SAFETY: `take` keeps `at` below `count`, and `cuda.h` requires `count` elements.
+            // SAFETY: `take` keeps `at` below `count`, and `cuda.h` requires an array of `count`
+            // elements.
             put(unsafe { outs.add(at) }, function)?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Functions of NVML that report the fabric. The fake is also installed under the name of NVML.
+//! NVML functions that report the fabric. The fake is also installed under the file name of NVML.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -49,7 +49,7 @@ fn fabric_info() -> Option<FabricInfo> {
     })
 }
 
-/// Counts a call. Returns its code if a failure is injected, otherwise 0.
+/// Counts a call. Returns the code of the injected failure, or 0 if none is injected.
 fn enter(name: &'static str) -> c_int {
     record::enter(name).err().unwrap_or(0) as c_int
 }
@@ -120,7 +120,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
         state: 0,
         health: 0,
     };
-    // SAFETY: `info` is not null and has version 2, so that it has the size of `FabricInfo`.
+    // SAFETY: `info` is not null and its version is 2 (both checked above), so `nvml.h` requires a
+    // writable structure with the layout of `FabricInfo`.
     unsafe { info.write(fabric_info().unwrap_or(none)) };
     SUCCESS
 }

@@ -16,7 +16,7 @@ use crate::core::memory;
 use crate::core::stream::{self, find};
 use crate::status::{Result, Status};
 
-/// Writes status, id, graph and dependencies of a stream's capture.
+/// Writes the status, id, graph and dependencies of a stream's capture.
 fn capture_info(
     handle: usize,
     (status, id, graph): (*mut c_uint, *mut u64, *mut usize),
@@ -62,7 +62,7 @@ fn elapsed(out: *mut f32, start: usize, end: usize) -> Result<()> {
     put(out, time.or(Err(Status::NotReady))?.as_secs_f32() * 1e3)
 }
 
-/// Creates a stream with flags and priority of `cuda.h`.
+/// Creates a stream. `flags` and `priority` have the meaning of `cuda.h`.
 fn create(out: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
     let context = current()?;
     if out.is_null() || flags > 1 {
@@ -101,8 +101,8 @@ fn memory_operation(
                 owner.fail(Status::IllegalAddress);
                 break;
             }
-            // SAFETY: `address` is aligned, and `check` found its four bytes mapped. Words that a
-            // stream waits for are only written atomically.
+            // SAFETY: `address` is aligned, and `check` found its four bytes mapped. A word that a
+            // stream waits for is only written atomically.
             if act(unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
                 break;
             }
@@ -124,7 +124,8 @@ export! {
             0 => |word, value| word.wrapping_sub(value) as i32 >= 0,
             1 => |word, value| word == value,
             2 => |word, value| word & value != 0,
-            // NOR (3) and the flush of remote writes (1 << 30) need device attributes that are 0.
+            // NOR (3) and the flush of remote writes (1 << 30) need device attributes that the fake
+            // reports as 0.
             _ => return Err(Status::NotSupported),
         };
         memory_operation(handle, address, false, move |word| {

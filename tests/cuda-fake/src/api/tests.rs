@@ -1,4 +1,5 @@
-//! Tests kernels of a registered list: blocks that wait for each other, and a kernel that fails.
+//! Tests kernels of a registered list: a kernel whose blocks wait for each other, and a kernel that
+//! fails.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -89,8 +90,8 @@ fn blocks_run_at_once_and_a_failure_stays() {
     crate::register(KERNELS);
     let image = CString::new(crate::stand_in(KERNELS, 90)).unwrap();
     let (mut context, mut module, mut stream, mut counter) = (0, 0, 0, null_mut());
-    // SAFETY: the result pointers are to live variables, and `image` is a C string. `counter` is
-    // host memory of four bytes once it is allocated.
+    // SAFETY: the result pointers are to live variables, and `image` is a C string. After its
+    // allocation, `counter` points to four bytes of host memory.
     unsafe {
         assert_eq!(cuInit(0), SUCCESS);
         assert_eq!(cuDevicePrimaryCtxRetain(&raw mut context, 0), SUCCESS);
@@ -107,7 +108,7 @@ fn blocks_run_at_once_and_a_failure_stays() {
     );
     // SAFETY: the function has no pointer arguments.
     assert_eq!(unsafe { cuStreamSynchronize(stream) }, SUCCESS);
-    // SAFETY: the launch has ended, so that only this thread accesses the counter.
+    // SAFETY: the launch has completed, so only this thread accesses the counter.
     assert_eq!(unsafe { counter.cast::<u32>().read() }, 24);
 
     assert_eq!(launch(module, "fail", 2, stream, counter), SUCCESS);

@@ -63,7 +63,7 @@ fn properties(out: *const AllocationProp) -> Result<(u32, u32)> {
     Ok((device, wanted.handle_types))
 }
 
-/// Fails on handle types that the devices do not support.
+/// Returns an error if `types` contains a handle type that the devices do not support.
 pub(super) fn known_handles(types: u32) -> Result<()> {
     let mut offered = 0;
     if settings().descriptors {
@@ -177,7 +177,7 @@ export! {
             return Err(Status::InvalidValue);
         }
         for at in 0..count {
-            // SAFETY: `at < count`, and `cuda.h` requires `count` descriptions.
+            // SAFETY: `at < count`, and `cuda.h` requires an array of `count` descriptions.
             let description = get(unsafe { descriptions.add(at) })?;
             if description.location.kind != DEVICE {
                 return Err(Status::InvalidValue);
@@ -233,8 +233,8 @@ export! {
             if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
                 return Err(Status::InvalidValue);
             }
-            // SAFETY: `fcntl` found the descriptor open, and `cuda.h` requires it to stay open
-            // during the call.
+            // SAFETY: the `fcntl` call above found the descriptor open, and `cuda.h` requires that
+            // it stays open during the call.
             let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
             copy.or(Err(Status::OperatingSystem))?
         };

@@ -16,7 +16,7 @@ use crate::status::{Result, Status};
 /// Granularity of physical memory in bytes.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
-/// Maximum of poisoned bytes at the start of an allocation.
+/// Maximum number of bytes at the start of an allocation that are poisoned.
 const MAX_POISONED: u64 = 16 << 20;
 
 const NAME: &str = "fusewire-cuda-fake";
@@ -27,9 +27,10 @@ pub(crate) struct Backing {
     pub(crate) file: File,
     pub(crate) bytes: u64,
     pub(crate) device: u32,
-    /// Bit set of the handle types for which it can be exported.
+    /// Bit set of the handle types as which the memory can be exported.
     pub(crate) handles: u32,
-    /// True if this process created it, so that it counts as used memory of the device.
+    /// True if this process created the memory. Only then the memory counts as used memory of the
+    /// device.
     made: bool,
 }
 
@@ -52,7 +53,7 @@ impl Drop for Backing {
 }
 
 impl Backing {
-    /// Allocates memory, filled with [`POISON`] unless the settings disable it.
+    /// Allocates memory and fills it with [`POISON`], unless the settings disable poisoning.
     pub(crate) fn new(bytes: u64, device: u32, handles: u32) -> Result<Self> {
         {
             let mut used = lock(&USED);
@@ -79,8 +80,7 @@ impl Backing {
         if fd < 0 {
             return Err(Status::OperatingSystem);
         }
-        // SAFETY: `fd` is an open descriptor that nothing else owns, because it has just been
-        // created.
+        // SAFETY: `memfd_create` has just returned `fd`, so it is open and has no other owner.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(bytes).or(Err(Status::OutOfMemory))?;
         if settings().poison {
@@ -103,7 +103,7 @@ impl Backing {
     }
 
     /// Adopts the memory of a descriptor that this or another process exported. Returns `None` if
-    /// the descriptor is not one of device memory.
+    /// the descriptor does not refer to device memory.
     pub(crate) fn adopt(fd: OwnedFd) -> Option<Self> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
         let (device, handles) = attributes(&link)?;
@@ -118,7 +118,7 @@ impl Backing {
         })
     }
 
-    /// Returns a number that distinguishes this memory from any other of the host.
+    /// Returns the inode of the memory file, which is unique among all memory files of the host.
     pub(crate) fn inode(&self) -> u64 {
         self.file.metadata().map_or(0, |data| data.ino())
     }
@@ -129,7 +129,7 @@ impl Backing {
             (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
         });
         // SAFETY: a mapping without a fixed address replaces no other mapping. A fixed address is
-        // in a free part of a reservation of the fake, as the callers check.
+        // in an unused part of a reservation of the fake, because the callers check this.
         let address = unsafe {
             libc::mmap(
                 hint,
@@ -147,7 +147,8 @@ impl Backing {
     }
 }
 
-/// Parses device and handle types from the file's name: `/memfd:NAME 0 1 (deleted)`.
+/// Parses the device and the handle types from the name of the file, such as `/memfd:NAME 0 1
+/// (deleted)`.
 fn attributes(link: &Path) -> Option<(u32, u32)> {
     let text = link.to_str()?.strip_prefix("/memfd:")?;
     let mut parts = text.strip_prefix(NAME)?.split_whitespace();
@@ -161,8 +162,8 @@ pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
     let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
         (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
     });
-    // SAFETY: a mapping without a fixed address replaces no other mapping. At a fixed address it
-    // replaces a mapping of the fake, which its caller removes.
+    // SAFETY: a mapping without a fixed address replaces no other mapping. A mapping at a fixed
+    // address replaces a mapping of the fake that the caller removes.
     let address = unsafe {
         libc::mmap(
             hint,
@@ -181,7 +182,7 @@ pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
 
 /// Unmaps addresses.
 pub(crate) fn unmap(address: u64, bytes: u64) {
-    // SAFETY: the callers pass ranges that the fake has mapped and from now on does not use.
+    // SAFETY: the callers pass ranges that the fake has mapped and does not use after this call.
     unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };
 }
 

@@ -1,9 +1,10 @@
-//! Stream captures: their streams, the calls that they prohibit, and the captured graph.
+//! Stream captures: the streams of a capture, the calls that it prohibits, and the graph that it
+//! records.
 //!
-//! Each stream of a capture has a separate recording stream. A replay runs the work of each
-//! recording stream in order, and different recording streams concurrently, started in the order of
-//! the calls. Events are the edges between them. The capture also stores the edges, to find work
-//! that was not joined.
+//! Each stream of a capture has a separate recording stream. A replay runs the work of one
+//! recording stream in order. Different recording streams run concurrently, and a replay starts
+//! their work in the order of the captured calls. Events are the edges between recording streams.
+//! The capture also stores the edges, to find work that was not joined.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +20,8 @@ use super::lock;
 use super::stream::Stream;
 use crate::status::{Result, Status};
 
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`: no thread may make potentially unsafe calls. Mode 1 prohibits
-/// them only to the capturing thread.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`: no thread may make potentially unsafe calls. Mode 1 (thread
+/// local) prohibits these calls only to the capturing thread.
 const GLOBAL: u32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe calls are allowed.
 const RELAXED: u32 = 2;
@@ -42,15 +43,16 @@ struct Capture {
     thread: ThreadId,
     origin: usize,
     recorder: cpu::CpuStream,
-    /// Start of the graph, for which branches wait instead of for the origin's earlier work.
+    /// Start of the graph. Branches wait for this event instead of for earlier work of the origin
+    /// stream.
     start: cpu::CpuEvent,
     /// Recording streams of the other streams by handle.
     branches: BTreeMap<usize, cpu::CpuStream>,
     graph: Arc<Graph>,
     invalid: bool,
-    /// Nodes; true if another node depends on them.
+    /// Nodes of the graph. The value is true if another node depends on the node.
     nodes: BTreeMap<usize, bool>,
-    /// Stream that recorded a node, and the event after it.
+    /// For each node, the stream that recorded it and the event after it.
     ends: BTreeMap<usize, (usize, cpu::CpuEvent)>,
 }
 
@@ -96,7 +98,7 @@ struct Captures {
     active: BTreeMap<u64, Capture>,
     /// Current points of capturing streams.
     streams: BTreeMap<usize, Point>,
-    /// Points of events whose last record was in a capture, which may have ended.
+    /// Points of events whose last record was in a capture. The capture may have ended.
     events: BTreeMap<usize, Point>,
 }
 
@@ -117,7 +119,8 @@ pub(crate) enum Info {
     Active {
         id: u64,
         graph: usize,
-        /// Address and length of the dependencies, valid until the next call with the stream.
+        /// Address and length of the array of dependencies, valid until the next call with the
+        /// stream.
         nodes: (*const usize, usize),
     },
     Invalidated(u64),
@@ -136,7 +139,7 @@ impl Captures {
         }
     }
 
-    /// Removes a capture and all streams from it.
+    /// Removes a capture and the capture state of all its streams.
     fn close(&mut self, id: u64) -> Option<Capture> {
         self.streams.retain(|_, point| point.capture != id);
         self.active.remove(&id)
@@ -160,7 +163,8 @@ pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
     Ok(MODE.replace(mode))
 }
 
-/// Checks a potentially unsafe call. If the modes prohibit it, invalidates the captures and fails.
+/// Checks a potentially unsafe call. If the capture modes prohibit the call, invalidates the
+/// captures and returns an error.
 pub(crate) fn potentially_unsafe() -> Result<()> {
     let (mode, me) = (MODE.get(), thread::current().id());
     if mode == RELAXED {
@@ -336,7 +340,8 @@ pub(crate) fn info(stream: &Stream) -> Result<Info> {
     })
 }
 
-/// Enqueues work on a stream, or adds it to the graph of the stream's capture, which it returns.
+/// Enqueues work on a stream. If the stream is capturing, adds the work to the graph of the capture
+/// and returns the graph.
 pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Graph>>> {
     let mut captures = lock(&CAPTURES);
     if stream.is_legacy()
@@ -365,7 +370,8 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
     Ok(Some(graph))
 }
 
-/// Records an event. In a capture this marks a point, or adds a node if `external` is set.
+/// Records an event. In a capture, marks a point of the capture, or adds a node if `external` is
+/// true.
 pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Result<()> {
     if event.context != stream.context {
         return Err(Status::InvalidHandle);
@@ -390,7 +396,8 @@ pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Re
     submit(stream, cpu::Item::Record(event.inner.clone())).map(drop)
 }
 
-/// Makes a stream wait for an event. If the event marks a point of a capture, the stream joins it.
+/// Makes a stream wait for an event. If the event marks a point of a capture, the stream joins the
+/// capture.
 pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Result<()> {
     let mut captures = lock(&CAPTURES);
     let from = captures.events.get(&event.handle).cloned();
@@ -452,7 +459,7 @@ pub(crate) fn forget_event(event: &EventRecord) {
     lock(&CAPTURES).events.remove(&event.handle);
 }
 
-/// Removes a destroyed stream, and ends the capture of which it is the origin.
+/// Removes a destroyed stream. If the stream is the origin of a capture, ends the capture.
 pub(crate) fn forget_stream(stream: &Stream) {
     let mut captures = lock(&CAPTURES);
     let Some((capture, point)) = captures.of(stream.handle) else {

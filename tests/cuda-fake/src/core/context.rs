@@ -24,7 +24,7 @@ struct Primary {
 }
 
 thread_local! {
-    /// Stack of context handles; the last is current.
+    /// Stack of context handles. The last handle is the current context.
     static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// True while this thread runs a callback, which must not call the driver.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
@@ -37,14 +37,14 @@ pub(crate) struct Context {
     pub(crate) device: u32,
     /// The stream of handle 0.
     pub(crate) legacy: Arc<Stream>,
-    /// Sticky error of the device, or 0. All later calls fail with it.
+    /// Sticky error of the device, or 0. If it is set, all later calls return it.
     failed: AtomicU32,
-    /// Handles of contexts whose memory this one may access.
+    /// Handles of the contexts whose memory this context may access.
     pub(crate) peers: Mutex<Vec<usize>>,
 }
 
 impl Context {
-    /// Fails with the device's sticky error, if it has one.
+    /// Returns the device's sticky error as `Err`, if the device has one.
     pub(crate) fn failure(&self) -> Result<()> {
         match self.failed.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -105,7 +105,8 @@ pub(crate) fn uuid(device: u32) -> [u8; 16] {
     bytes
 }
 
-/// Returns this thread's current context. Fails if there is none, or if it has a sticky error.
+/// Returns this thread's current context. Fails if the thread has no current context, or if the
+/// context has a sticky error.
 pub(crate) fn current() -> Result<Arc<Context>> {
     ready()?;
     let context = current_or_none()?.ok_or(Status::InvalidContext)?;
@@ -113,7 +114,7 @@ pub(crate) fn current() -> Result<Arc<Context>> {
     Ok(context)
 }
 
-/// Returns this thread's current context, if there is one.
+/// Returns this thread's current context, or `None` if the thread has none.
 pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
     let Some(handle) = CURRENT.with_borrow(|stack| stack.last().copied()) else {
         return Ok(None);
@@ -127,7 +128,7 @@ pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
     }
 }
 
-/// Replaces the current context; 0 removes it.
+/// Replaces the current context. A handle of 0 removes it.
 pub(crate) fn set_current(handle: usize) -> Result<()> {
     ready()?;
     if handle != 0 && CONTEXTS.get(handle).is_none() {
@@ -142,7 +143,7 @@ pub(crate) fn set_current(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Pushes a context, which is current until it is popped.
+/// Pushes a context onto the stack, so it becomes the current context.
 pub(crate) fn push(handle: usize) -> Result<()> {
     ready()?;
     if CONTEXTS.get(handle).is_none() {
@@ -180,8 +181,8 @@ pub(crate) fn retain_primary(device: u32) -> usize {
     context.handle
 }
 
-/// Releases a reference to a device's primary context. The last one destroys the context and all
-/// its objects.
+/// Releases a reference to a device's primary context. Releasing the last reference destroys the
+/// context and all its objects.
 pub(crate) fn release_primary(device: u32) -> Result<()> {
     let mut all = lock(&PRIMARY);
     let primary = all.entry(device).or_default();
@@ -224,7 +225,7 @@ fn destroy(context: &Context) {
     memory::free_context(handle);
 }
 
-/// Returns the flags of a primary context, and true if it exists.
+/// Returns the flags of a device's primary context, and true if the context exists.
 pub(crate) fn primary_state(device: u32) -> (u32, bool) {
     let all = lock(&PRIMARY);
     all.get(&device).map_or((0, false), |primary| {
@@ -242,7 +243,7 @@ pub(crate) fn in_callback() -> bool {
     IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs a user callback, in which calls of the driver fail.
+/// Runs a user callback. Calls of the driver fail until it returns.
 pub(crate) fn callback(call: impl FnOnce()) {
     let before = IN_CALLBACK.replace(true);
     call();

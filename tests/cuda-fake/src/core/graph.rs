@@ -1,4 +1,4 @@
-//! Graphs, instantiated graphs, and user objects that they own.
+//! Graphs, instantiated graphs, and the user objects that graphs own.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -60,13 +60,13 @@ impl Clone for References {
 impl Drop for References {
     fn drop(&mut self) {
         for (object, count) in &self.0 {
-            // `release` cannot fail, because the references have been counted.
+            // `release` cannot fail, because `retain` counted these references.
             let _ = object.release(*count);
         }
     }
 }
 
-/// A user object, whose destructor runs when its last reference is released.
+/// A user object. Its destructor runs when the last reference to it is released.
 #[derive(Debug)]
 pub(crate) struct UserObject {
     handle: usize,
@@ -79,7 +79,7 @@ pub(crate) struct UserObject {
 pub(crate) struct Exec {
     pub(crate) context: usize,
     graph: cpu::CpuGraphExec,
-    /// Latest launch, for which the next launch of the graph waits.
+    /// Completion of the latest launch. The next launch of the graph waits for it.
     last: cpu::CpuEvent,
     _references: References,
     _keep: Vec<Arc<dyn Any + Send + Sync>>,
@@ -119,7 +119,8 @@ impl Graph {
         lock(&self.state).keep.push(object);
     }
 
-    /// Adds references to a user object. Takes over the caller's references unless `own` is set.
+    /// Adds references to a user object. If `own` is false, takes over references of the caller
+    /// instead.
     pub(crate) fn retain(&self, object: Arc<UserObject>, count: u32, own: bool) -> Result<()> {
         if count == 0 {
             return Err(Status::InvalidValue);
@@ -182,13 +183,14 @@ impl Graph {
         Ok(handle)
     }
 
-    /// Returns true if the capture has ended, so that the graph can be destroyed.
+    /// Returns true if the capture has ended. Only then can the graph be destroyed.
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.state).graph.is_some()
     }
 }
 
-/// Enqueues a launch of a graph, which waits for the stream's work and the graph's previous launch.
+/// Enqueues a launch of a graph. The launch waits for earlier work of the stream and for the
+/// previous launch of the graph.
 pub(crate) fn launch(exec: &Arc<Exec>, stream: &Stream, context: &Context) -> Result<()> {
     if exec.context != context.handle || stream.context != context.handle {
         return Err(Status::InvalidHandle);
@@ -230,7 +232,8 @@ impl UserObject {
         *lock(&self.references) += count;
     }
 
-    /// Releases references. The last one makes another thread call the destructor.
+    /// Releases references. When the last reference is released, another thread calls the
+    /// destructor.
     pub(crate) fn release(&self, count: u32) -> Result<()> {
         let mut references = lock(&self.references);
         if count == 0 || *references < count {
@@ -270,7 +273,7 @@ fn destroy_later(destroy: Callback, data: usize) {
 /// Calls a user function.
 pub(crate) fn run(function: Callback, data: usize) {
     callback(|| {
-        // SAFETY: `cuda.h` requires that the driver may call the function with its data.
+        // SAFETY: `cuda.h` requires that the driver may call `function` with `data`.
         unsafe { function(data as *mut c_void) }
     });
 }

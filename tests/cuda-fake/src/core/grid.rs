@@ -16,7 +16,8 @@ pub(crate) struct GridArguments {
 }
 
 impl GridArguments {
-    /// Reads the arguments from the bytes of a launch, which have the layout of [`GridParams`].
+    /// Reads the arguments from the parameter bytes of a launch, which have the layout of
+    /// [`GridParams`].
     pub(crate) fn new(kernel: &'static KernelInfo, bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok();
         let count = |at: usize| bytes.get(at..at + 4)?.try_into().ok();
@@ -33,18 +34,18 @@ impl GridArguments {
         })
     }
 
-    /// Returns the number of ranks of a grid of `blocks` blocks, or `None` if the blocks per rank
-    /// do not divide it.
+    /// Returns the number of ranks of a grid of `blocks` blocks, or `None` if `blocks` is not a
+    /// multiple of the blocks per rank.
     pub(crate) fn ranks(&self, blocks: u32) -> Option<u32> {
         let each = self.params.blocks_per_rank.max(1);
         blocks.is_multiple_of(each).then_some(blocks / each)
     }
 
-    /// Returns the bytes of the value, as parameters of [`run`].
+    /// Returns the bytes of this value. [`run`] takes them as its parameters.
     pub(crate) fn bytes(&self) -> [u8; size_of::<Self>()] {
         let mut bytes = [0; size_of::<Self>()];
-        // SAFETY: source and target have the size of the value. The copy is untyped, so that
-        // padding may be uninitialised; `run` reads only the fields.
+        // SAFETY: source and target have the size of `Self`. The copy is untyped, so padding may be
+        // uninitialised. `run` reads only the fields.
         unsafe {
             core::ptr::copy_nonoverlapping(
                 (&raw const *self).cast::<u8>(),
@@ -55,11 +56,11 @@ impl GridArguments {
         bytes
     }
 
-    /// Returns all 8-byte parameters of `ranks` ranks, which may be addresses. To be called while
-    /// device work is running, because the table is in device memory.
+    /// Returns all 8-byte parameters of `ranks` ranks. Any of them may be an address. Call this
+    /// method only while device work is running, because the parameter table is in device memory.
     ///
     /// # Errors
-    /// Fails if the table is not in accessible device memory.
+    /// Fails if the parameter table is not in accessible device memory.
     pub(crate) fn words(&self, ranks: u32, device: u32) -> Result<Vec<u64>, String> {
         let (at, each) = (self.params.parameters, self.kernel.param_bytes());
         let bytes = each * ranks as usize;
@@ -69,8 +70,8 @@ impl GridArguments {
                  memory"
             ));
         }
-        // SAFETY: `check` found `bytes` readable bytes at `at`. The launch requires that the table
-        // stays unchanged until the grid has ended.
+        // SAFETY: `check` found `bytes` readable bytes at `at`. A launch of a grid form requires
+        // that the table stays unchanged until the grid has completed.
         let table = unsafe { slice::from_raw_parts(at, bytes) };
         let wide = self.kernel.params.iter().filter(|field| field.size == 8);
         let wide: Vec<usize> = wide.map(|field| field.offset).collect();
@@ -88,11 +89,11 @@ impl GridArguments {
 /// The requirements of a native entry and of [`run_lane`]. `params` must point to a
 /// [`GridArguments`].
 pub(crate) unsafe fn run(context: *const LaneContext, params: *const u8) {
-    // SAFETY: `params` points to a `GridArguments`, as this function requires.
+    // SAFETY: the caller guarantees that `params` points to a `GridArguments`.
     let bound = unsafe { &*params.cast::<GridArguments>() };
     // SAFETY: a native entry requires `context` to point to a live context.
     let context = unsafe { &*context };
-    // SAFETY: this function has the requirements of `run_lane`, and the launch has checked with
+    // SAFETY: the caller meets the requirements of `run_lane`. The launch has checked with
     // `GridArguments::ranks` that the table has as many ranks as the grid.
     unsafe { run_lane(bound.kernel, fusewire::isa(), &bound.params, context) }
 }

@@ -1,4 +1,4 @@
-//! Handles of objects. A handle is never reused, so that use after free always fails.
+//! Handles of objects. A handle is never reused, so a use after free always fails.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::memory::Allocation;
 use super::multicast::Object;
 use super::stream::Stream;
 
-/// First handle, a non-canonical address: dereferencing a handle crashes.
+/// Value of the first handle. It is a non-canonical address, so dereferencing a handle crashes.
 const FIRST: usize = 0xf5_0000_0000_0000;
 
 static NEXT: AtomicUsize = AtomicUsize::new(1);

@@ -1,4 +1,4 @@
-//! Handles of 64 bytes for memory files of other processes: IPC handles and fabric handles.
+//! 64-byte handles to memory files of other processes: IPC handles and fabric handles.
 
 use core::hash::{Hash, Hasher};
 use std::fs::{File, OpenOptions};
@@ -34,7 +34,7 @@ pub(crate) fn unpack(handle: &[u8; BYTES]) -> [u64; BYTES / 8] {
     words
 }
 
-/// Returns process id, descriptor and inode of a file of this process.
+/// Returns the process id, the descriptor and the inode that identify an open file of this process.
 pub(crate) fn name(file: &File) -> [u64; 3] {
     [
         u64::from(std::process::id()),
@@ -43,18 +43,20 @@ pub(crate) fn name(file: &File) -> [u64; 3] {
     ]
 }
 
-/// Opens the file of process id, descriptor and inode. Returns `None` if the process has closed it.
+/// Opens the file that `pid`, `fd` and `inode` identify. Returns `None` if the process has closed
+/// the file.
 pub(crate) fn open([pid, fd, inode]: [u64; 3]) -> Option<OwnedFd> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open(format!("/proc/{pid}/fd/{fd}"))
         .ok()?;
-    // Check the inode after opening, because the process can reuse the descriptor until then.
+    // The inode is checked after the file is opened, because the process can reuse the descriptor
+    // number until then.
     (file.metadata().ok()?.ino() == inode).then(|| file.into())
 }
 
-/// Returns a number that identifies the devices' fabric, or `None` without one.
+/// Returns a number that identifies the fabric of the devices, or `None` if they have no fabric.
 fn fabric() -> Option<u64> {
     let name = settings().fabric.as_ref()?;
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! Parser for the declarations of PTX images, and generator of stand-in images.
+//! Parses the declarations of PTX images, and generates stand-in images.
 
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::{KernelInfo, ParamField};
@@ -15,11 +15,11 @@ pub(crate) struct Parameter {
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) parameters: Vec<Parameter>,
-    /// Bytes of all parameters.
+    /// Total size of all parameters in bytes.
     pub(crate) bytes: usize,
     /// `.maxntid`, 0 for none.
     pub(crate) max_threads: u32,
-    /// Bytes of the shared variables that the body uses.
+    /// Total size of the shared variables that the body uses, in bytes.
     pub(crate) shared_bytes: usize,
 }
 
@@ -388,8 +388,8 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
 /// Returns a stand-in image for the fake: PTX that declares the kernels of `lists`, with empty
 /// bodies.
 ///
-/// `capability` is the target: 90 for `sm_90`. Parameters have the sizes, and therefore the
-/// offsets, of the fields of the kernels' parameter structs.
+/// `capability` is the target: 90 for `sm_90`. Each parameter has the size of its field in the
+/// kernel's parameter struct, so its offset is also that of the field.
 pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(
@@ -398,8 +398,8 @@ pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
     )
 }
 
-/// Returns a stand-in image like [`stand_in`] for the grid forms of the kernels: `NAME__grid`
-/// instead of `NAME`.
+/// Returns a stand-in image like [`stand_in`] that declares the grid forms of the kernels:
+/// `NAME__grid` instead of `NAME`.
 pub fn stand_in_multi_rank_grid(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(

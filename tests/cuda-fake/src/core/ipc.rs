@@ -24,7 +24,7 @@ pub(crate) fn open(handle: &[u8; BYTES], device: u32, context: usize) -> Result<
         return Err(Status::InvalidValue);
     }
     if pid == u64::from(std::process::id()) {
-        // The driver does not open a handle in the exporting process.
+        // The driver refuses to open a handle in the process that exported it.
         return Err(Status::InvalidContext);
     }
     let file = handoff::open([pid, fd, inode]).ok_or(Status::InvalidHandle)?;

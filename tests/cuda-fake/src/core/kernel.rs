@@ -19,25 +19,26 @@ use super::stream::Stream;
 use super::{capture, lock, memory};
 use crate::status::{Result, Status};
 
-/// Default limit of a block's shared memory.
+/// Default limit of the shared memory of a block, in bytes.
 pub(crate) const SHARED_USUAL: u32 = 48 << 10;
-/// Maximum shared memory of a block (sm_90).
+/// Maximum shared memory of a block in bytes (sm_90).
 pub(crate) const SHARED_MOST: u32 = 227 << 10;
-/// Shared memory of a multiprocessor.
+/// Shared memory of an SM, in bytes.
 pub(crate) const SHARED_MULTIPROCESSOR: u32 = 228 << 10;
-/// Shared memory of a multiprocessor that the system reserves per block.
+/// Shared memory that the system reserves per block, in bytes.
 const SHARED_SYSTEM: u32 = 1 << 10;
-/// Maximum threads of a block.
+/// Maximum number of threads of a block.
 pub(crate) const MAX_THREADS: u32 = 1024;
-/// Maximum threads and blocks of a multiprocessor.
+/// Maximum numbers of resident threads and blocks of an SM.
 pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
-/// Registers that are reported for every function.
+/// Number of registers that the fake reports for every function.
 pub(crate) const REGISTERS: u32 = 32;
 
-/// Registered lists of kernels, in addition to those of the project.
+/// Lists of kernels that tests have registered, in addition to the kernels of the project.
 static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
 
-/// Registers kernels. The fake can execute an entry of an image if a list has a kernel of its name.
+/// Registers kernels. The fake can execute an entry of an image if a list contains a kernel with
+/// the entry's name.
 pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
@@ -109,7 +110,7 @@ pub(crate) struct Shape {
     pub(crate) cooperative: bool,
 }
 
-/// Loads PTX. An error has the message that the driver's compiler would log.
+/// Loads PTX. An error contains the message that the driver's compiler would log.
 pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize, (Status, String)> {
     let image = Image::parse(text).map_err(|error| {
         let detail = format!(
@@ -165,7 +166,7 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
     Ok(handle)
 }
 
-/// Unloads a module. Launches that were enqueued still run.
+/// Unloads a module. Enqueued launches still run.
 pub(crate) fn unload(handle: usize) -> Result<()> {
     let module = MODULES.remove(handle).ok_or(Status::InvalidHandle)?;
     FUNCTIONS.take(|function| function.module == module.handle);
@@ -198,7 +199,7 @@ impl Module {
 }
 
 impl Function {
-    /// Returns the maximum threads of a block.
+    /// Returns the maximum number of threads of a block.
     pub(crate) fn max_threads(&self) -> u32 {
         match self.entry.max_threads {
             0 => MAX_THREADS,
@@ -206,7 +207,7 @@ impl Function {
         }
     }
 
-    /// Returns the number of blocks that can be resident on a multiprocessor.
+    /// Returns the number of blocks that can be resident on one SM.
     pub(crate) fn occupancy(&self, threads: u32, dynamic: u32) -> Result<u32> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(Status::InvalidValue);
@@ -221,7 +222,8 @@ impl Function {
             .min(SHARED_MULTIPROCESSOR / shared))
     }
 
-    /// Returns true if the image's parameters are those of the native entry.
+    /// Returns true if the parameters that the image declares match the parameters of the native
+    /// entry.
     fn fits(&self, native: Native) -> bool {
         let declared = self.entry.parameters.iter().map(|it| (it.offset, it.size));
         declared.eq(native.params().iter().map(|it| (it.offset, it.size)))
@@ -263,7 +265,8 @@ impl Function {
         Ok((blocks, threads))
     }
 
-    /// Enqueues a launch. `parameters` has the parameters' bytes at the image's offsets.
+    /// Enqueues a launch. `parameters` contains the bytes of all parameters at the offsets that the
+    /// image declares.
     pub(crate) fn launch(
         &self,
         context: &Arc<Context>,
@@ -346,19 +349,20 @@ impl Function {
     }
 }
 
-/// Hooks before and after a kernel.
+/// Hooks that run before and after a kernel.
 #[derive(Debug)]
 struct Owner {
     context: Arc<Context>,
     name: String,
-    /// 8-byte arguments, which may be addresses.
+    /// All 8-byte arguments. Any of them may be an address.
     words: Vec<u64>,
     /// A grid form's arguments and number of ranks.
     table: Option<(GridArguments, u32)>,
 }
 
 impl Owner {
-    /// Returns a description of the first argument at which the device would fault.
+    /// Returns a description of the first argument that is an address at which the device would
+    /// fault.
     fn fault(&self) -> Option<String> {
         let device = self.context.device;
         let bad = |words: &[u64]| {

@@ -30,9 +30,9 @@ pub(crate) enum Kind {
     Block,
     /// A mapping of physical memory in a reservation.
     Mapping(Arc<Allocation>),
-    /// A mapping of a multicast object, which cannot be accessed.
+    /// A mapping of a multicast object. It cannot be accessed.
     Multicast(Arc<multicast::Object>),
-    /// A block of another process, and the number of times that it is open.
+    /// A block of another process, and the number of times that this process has opened it.
     Ipc(u32),
     /// Page-locked host memory.
     Host,
@@ -74,7 +74,7 @@ struct Space {
     regions: BTreeMap<u64, Region>,
     /// Reserved ranges: bytes by start.
     reservations: BTreeMap<u64, u64>,
-    /// Number of running pieces of device work.
+    /// Number of work items that devices are running now.
     working: u32,
 }
 
@@ -166,7 +166,7 @@ impl Space {
     fn work_changed(&self) {
         if settings().guard {
             for region in self.regions.values().filter(|region| region.on_device()) {
-                // Cannot fail: the fake has mapped all pages of the range.
+                // `protect` cannot fail, because the fake has mapped all pages of the range.
                 let _ = self.protect(region);
             }
         }
@@ -246,7 +246,7 @@ pub(crate) fn allocate(device: u32, context: usize, requested: u64) -> Result<u6
     })
 }
 
-/// Maps a block of another process, or counts another opening of a mapped one.
+/// Maps a block of another process. If the block is already mapped, increments its open count.
 pub(crate) fn open_block(
     backing: Backing,
     requested: u64,
@@ -279,7 +279,7 @@ pub(crate) fn open_block(
     })
 }
 
-/// Closes a block of [`open_block`].
+/// Closes a block that [`open_block`] opened.
 pub(crate) fn close_block(address: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     let region = space
@@ -328,8 +328,8 @@ pub(crate) fn allocate_host(device: u32, context: usize, requested: u64) -> Resu
     let start = backing::reserve(None, bytes)?;
     backing::protect(start, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
     if settings().poison {
-        // SAFETY: `bytes` bytes at `start` have just been mapped writable, and nothing else uses
-        // them.
+        // SAFETY: the `bytes` bytes at `start` have just been mapped as writable, and no other code
+        // has their address.
         unsafe { core::ptr::write_bytes(start as *mut u8, POISON, bytes as usize) };
     }
     lock(&SPACE).add(Region {
@@ -353,7 +353,7 @@ pub(crate) fn register(device: u32, context: usize, start: u64, bytes: u64) -> R
         .map(drop)
 }
 
-/// Ends the registration of [`register`].
+/// Undoes [`register`].
 pub(crate) fn unregister(start: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     match space.regions.get(&start).map(|region| &region.kind) {
@@ -411,8 +411,8 @@ pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Resul
     Ok(location)
 }
 
-/// Returns true if an access by the device would fault: the address is reserved, but not mapped
-/// with access.
+/// Returns true if an access by the device would fault, because the address is reserved but not
+/// mapped with access for the device.
 pub(crate) fn faults(address: u64, device: u32) -> bool {
     check(address, 0, device, false) == Err(Status::IllegalAddress)
 }
@@ -450,7 +450,7 @@ pub(crate) fn live() -> LiveCounts {
     live
 }
 
-/// Copies as a device does: small aligned copies write each eight bytes in a single access.
+/// Copies as a device does: small aligned copies write every eight bytes in a single access.
 ///
 /// # Safety
 /// `bytes` bytes must be readable at `from` and writable at `to` while device work is running.
@@ -460,18 +460,19 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
         for at in (0..bytes).step_by(8) {
             let source = (from + at) as *mut u64;
             let target = (to + at) as *mut u64;
-            // SAFETY: `source` is aligned and in the readable range, because `at < bytes`.
+            // SAFETY: `source` is aligned, and it is in the readable range because `at < bytes`.
             let word = unsafe { AtomicU64::from_ptr(source) }.load(Ordering::Acquire);
-            // SAFETY: `target` is aligned and in the writable range, because `at < bytes`.
+            // SAFETY: `target` is aligned, and it is in the writable range because `at < bytes`.
             unsafe { AtomicU64::from_ptr(target) }.store(word, Ordering::Release);
         }
         return;
     }
-    // SAFETY: this function has the requirements of `copy`, which permits overlap.
+    // SAFETY: the caller guarantees readable bytes at `from` and writable bytes at `to`.
+    // `ptr::copy` permits overlap.
     unsafe { core::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
 }
 
-/// Writes `count` times a pattern of `width` bytes.
+/// Fills `count` elements of `width` bytes with a pattern.
 ///
 /// # Safety
 /// `count * width` bytes must be writable at `to` while device work is running.
@@ -480,11 +481,11 @@ pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
     for at in 0..count {
         let address = to + at * width;
         match width {
-            // SAFETY: `at < count`, so that the byte is in the writable range.
+            // SAFETY: `at < count`, so the byte is in the writable range.
             1 => unsafe { (address as *mut u8).write(pattern as u8) },
-            // SAFETY: `at < count`, so that both bytes are in the writable range.
+            // SAFETY: `at < count`, so both bytes are in the writable range.
             2 => unsafe { (address as *mut u16).write_unaligned(pattern as u16) },
-            // SAFETY: `at < count`, so that the four bytes are in the writable range.
+            // SAFETY: `at < count`, so the four bytes are in the writable range.
             _ => unsafe { (address as *mut u32).write_unaligned(pattern) },
         }
     }

@@ -1,5 +1,4 @@
-//! Implementation of the fake without its C interface: devices, memory, streams, captures, graphs,
-//! images.
+//! Implements the fake without its C interface: devices, memory, streams, captures, graphs, images.
 
 pub(crate) mod backing;
 pub(crate) mod capture;
@@ -19,7 +18,8 @@ pub(crate) mod stream;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex and ignores poisoning, because a call that panics returns an error to its caller.
+/// Locks a mutex. Ignores poisoning, because a driver call that panics returns an error and the
+/// process continues.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

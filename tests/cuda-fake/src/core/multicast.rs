@@ -1,8 +1,8 @@
-//! Multicast objects: teams of devices, and the memory that each of them has bound.
+//! Multicast objects: teams of devices, and the memory that each device has bound.
 //!
-//! All processes that have an object share the memory file of its team. The fake has no switch:
-//! native kernels access the members through their own addresses. The object's address can be
-//! reserved and mapped, but not accessed.
+//! All processes with a handle to an object share the memory file of its team. The fake does not
+//! emulate a switch: native kernels access the memory of each device through its unicast address.
+//! The address range of the object can be reserved and mapped, but not accessed.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::ffi::CString;
@@ -19,23 +19,23 @@ use crate::status::{Result, Status};
 
 const NAME: &str = "fusewire-cuda-fake-multicast";
 
-/// Maximum devices of a team.
+/// Maximum number of devices of a team.
 pub(crate) const DEVICES: u32 = 72;
 
-/// Bytes of the memory file.
+/// Size of the memory file of a team, in bytes.
 const PAGE: usize = 4096;
 
 /// Recommended granularity.
 const RECOMMENDED: u64 = 512 << 20;
 
-/// State of an object that all processes share.
+/// State of an object in the memory file that all processes share.
 #[derive(Debug)]
 #[repr(C)]
 struct Team {
-    /// Spin lock of the other fields: 1 while locked.
+    /// Spin lock that protects the other fields: 1 while locked.
     locked: AtomicU32,
     count: AtomicU32,
-    /// UUIDs of devices, two words each.
+    /// UUIDs of the devices, two words each.
     members: [AtomicU64; 2 * DEVICES as usize],
 }
 
@@ -54,12 +54,14 @@ pub(crate) struct Object {
     bindings: Mutex<Vec<Binding>>,
 }
 
-// SAFETY: `team` points to shared memory of atomics that stays mapped until the value is dropped.
+// SAFETY: `team` points to atomics in shared memory, which stays mapped until the object is
+// dropped.
 unsafe impl Send for Object {}
-// SAFETY: `team` points to shared memory of atomics that stays mapped until the value is dropped.
+// SAFETY: `team` points to atomics in shared memory, which stays mapped until the object is
+// dropped.
 unsafe impl Sync for Object {}
 
-/// Memory that a device has bound, kept alive by the binding.
+/// Memory that a device has bound. The binding keeps the memory alive.
 #[derive(Debug)]
 struct Binding {
     device: u32,
@@ -83,8 +85,8 @@ impl Drop for Binding {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: `map_team` mapped `PAGE` bytes at `team`, and references to them borrow the
-        // value.
+        // SAFETY: `map_team` mapped `PAGE` bytes at `team`. References into the mapping borrow
+        // `self`, so none is live.
         unsafe { libc::munmap(self.team.cast_mut().cast(), PAGE) };
     }
 }
@@ -120,13 +122,14 @@ pub(crate) fn create(bytes: u64, devices: u32, handles: u32) -> Result<usize> {
     if fd < 0 {
         return Err(Status::OperatingSystem);
     }
-    // SAFETY: `fd` is an open descriptor that nothing else owns, because it has just been created.
+    // SAFETY: `memfd_create` has just returned `fd`, so it is open and has no other owner.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(PAGE as u64).or(Err(Status::OutOfMemory))?;
     insert(file, bytes, devices, handles)
 }
 
-/// Adopts the object of a descriptor. Returns its handle, or `None` if it is not one of an object.
+/// Adopts the object of a descriptor. Returns a handle, or `None` if the descriptor does not refer
+/// to a multicast object.
 pub(crate) fn adopt(fd: &OwnedFd, kind: u32) -> Result<Option<usize>> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     let link = link.or(Err(Status::OperatingSystem))?;
@@ -191,7 +194,8 @@ fn object(handle: usize) -> Result<Arc<Object>> {
     MULTICASTS.get(handle).ok_or(Status::InvalidValue)
 }
 
-/// Releases a reference. The last one removes all bindings of this handle.
+/// Releases a reference. Releasing the last reference removes all bindings made through this
+/// handle.
 pub(crate) fn release(handle: usize) -> Result<()> {
     let object = MULTICASTS.get(handle).ok_or(Status::InvalidValue)?;
     let mut references = lock(&object.references);
@@ -222,8 +226,8 @@ fn identity(device: u32) -> [u64; 2] {
 
 impl Object {
     fn team(&self) -> &Team {
-        // SAFETY: `team` stays mapped until `self` is dropped. All fields are atomics, for which
-        // all bit patterns are valid.
+        // SAFETY: `team` stays mapped until `self` is dropped. All fields are atomic integers, for
+        // which all bit patterns are valid.
         unsafe { &*self.team }
     }
 
@@ -235,7 +239,7 @@ impl Object {
             .any(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
     }
 
-    /// Fails if devices have not joined, for which the driver would wait.
+    /// Returns an error if a device has not joined. The driver would wait for the device instead.
     fn complete(&self, what: &str) -> Result<()> {
         let count = self.team().count.load(Ordering::Acquire);
         if count == self.devices {
@@ -320,7 +324,7 @@ pub(crate) fn bind(
     Ok(())
 }
 
-/// Binds a range of an allocation like [`bind`].
+/// Binds a range of an allocation; see [`bind`].
 pub(crate) fn bind_allocation(
     handle: usize,
     offset: u64,
@@ -334,7 +338,7 @@ pub(crate) fn bind_allocation(
     bind(handle, offset, memory, memory_offset, bytes)
 }
 
-/// Binds a range of mapped memory like [`bind`].
+/// Binds a range of mapped memory; see [`bind`].
 pub(crate) fn bind_address(handle: usize, offset: u64, address: u64, bytes: u64) -> Result<()> {
     supported()?;
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
@@ -345,7 +349,7 @@ pub(crate) fn bind_address(handle: usize, offset: u64, address: u64, bytes: u64)
     bind(handle, offset, memory, address - region.start, bytes)
 }
 
-/// Removes the binding of a device to exactly this range.
+/// Removes the binding of a device that covers exactly this range of the object.
 pub(crate) fn unbind(handle: usize, device: u32, offset: u64, bytes: u64) -> Result<()> {
     let object = object(handle)?;
     let mut bindings = lock(&object.bindings);

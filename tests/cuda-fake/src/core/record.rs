@@ -18,7 +18,7 @@ static FAILURES: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 static LAUNCHES: Mutex<VecDeque<LaunchRecord>> = Mutex::new(VecDeque::new());
 static PREPARED: AtomicBool = AtomicBool::new(false);
 
-/// Number of recorded launches; older ones are dropped.
+/// Maximum number of recorded launches. Older launches are dropped.
 const RECORDED_LAUNCHES: usize = 256;
 
 /// Arguments and result of a launch call.
@@ -40,7 +40,7 @@ pub(crate) struct LaunchRecord {
 #[derive(Debug)]
 struct Failure {
     name: String,
-    /// Remaining calls until the failure, the failing one included.
+    /// Remaining calls until the failure, including the call that fails.
     left: u64,
     code: u32,
 }
@@ -69,7 +69,7 @@ pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
     code.map_or(Ok(()), Err)
 }
 
-/// Makes the `nth` call of a function from now on fail.
+/// Makes the `nth` subsequent call of a function fail.
 pub(crate) fn fail(name: &str, nth: u64, code: u32) {
     prepare();
     lock(&FAILURES).push(Failure {
@@ -121,8 +121,8 @@ pub(crate) fn count_launch(entry: &str) {
     }
 }
 
-/// Returns the number of launches of the entry `pattern`, or with a leading `*` of all entries that
-/// end with the rest of `pattern`.
+/// Returns the number of launches of the entry `pattern`. With a leading `*`, counts all entries
+/// whose names end with the rest of `pattern`.
 pub(crate) fn launch_count(pattern: &str) -> u64 {
     let fits = |name: &str| match pattern.strip_prefix('*') {
         Some(end) => name.ends_with(end),
@@ -167,7 +167,7 @@ pub(crate) fn report() -> String {
     json!({"pid": std::process::id(), "calls": calls, "live": live}).to_string()
 }
 
-/// Applies the environment's `FAIL` and `REPORT` on the first call.
+/// Applies `FUSEWIRE_CUDA_FAKE_FAIL` and `FUSEWIRE_CUDA_FAKE_REPORT` on the first call.
 fn prepare() {
     if PREPARED.swap(true, Ordering::AcqRel) {
         return;
@@ -185,8 +185,8 @@ fn prepare() {
         }
     }
     if variable("REPORT").is_some() {
-        // SAFETY: `dump` stays loaded until exit, because programs do not unload the driver
-        // library.
+        // SAFETY: the code of `dump` stays loaded until exit, because programs do not unload the
+        // driver library.
         unsafe { libc::atexit(dump) };
     }
 }

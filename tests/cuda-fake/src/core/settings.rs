@@ -9,7 +9,7 @@ pub(crate) struct Settings {
     pub(crate) devices: u32,
     /// `FUSEWIRE_CUDA_FAKE_SM`: compute capability times ten (90).
     pub(crate) capability: u32,
-    /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: multiprocessors of a device.
+    /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: number of SMs of a device.
     pub(crate) multiprocessors: u32,
     /// `FUSEWIRE_CUDA_FAKE_MEMORY`: bytes of a device's memory.
     pub(crate) memory: u64,
@@ -35,7 +35,7 @@ pub(crate) const POISON: u8 = 0xcb;
 /// Bytes of an H200's memory.
 const H200_MEMORY: u64 = 150_754_820_096;
 
-/// Returns the settings, which are read on the first call.
+/// Returns the settings. Reads the environment on the first call.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(|| Settings {

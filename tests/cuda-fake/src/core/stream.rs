@@ -10,9 +10,9 @@ use super::context::Context;
 use super::handles::{CONTEXTS, EVENTS, STREAMS, fresh};
 use crate::status::{Result, Status};
 
-/// Second handle of the legacy default stream, whose first is 0.
+/// `CU_STREAM_LEGACY`: a handle of the legacy default stream, in addition to 0.
 pub(crate) const LEGACY: usize = 1;
-/// Handle of a thread's default stream, which the fake does not support.
+/// `CU_STREAM_PER_THREAD`, which the fake does not support.
 const PER_THREAD: usize = 2;
 
 /// A stream.
@@ -59,14 +59,14 @@ impl Stream {
         self.handle == 0
     }
 
-    /// Waits for all work, whether it fails or not.
+    /// Waits until all work has completed. Ignores failures of the work.
     pub(crate) fn settle(&self) {
-        // Failures of work are sticky errors of the context.
+        // A failure is not lost, because it is also a sticky error of the context.
         let _ = self.work.synchronize();
     }
 
-    /// Makes the next work of a blocking stream wait for the legacy default stream, and that of the
-    /// legacy default stream for all blocking streams.
+    /// Orders the next work of this stream with the legacy default stream. A blocking stream waits
+    /// for the legacy default stream. The legacy default stream waits for all blocking streams.
     pub(crate) fn order_with_legacy(&self) -> Result<()> {
         let failed = |_| Status::OperatingSystem;
         let follow = |first: &cpu::CpuStream, then: &cpu::CpuStream| {
@@ -91,7 +91,7 @@ impl Stream {
     }
 }
 
-/// Returns the stream of a handle; 0 is the context's default stream.
+/// Returns the stream of a handle. Handle 0 is the default stream of the context.
 pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(&context.legacy)),
@@ -106,8 +106,8 @@ pub(crate) fn destroy(handle: usize) -> Result<()> {
     capture::forget_stream(&stream);
     if !stream.work.is_idle() {
         let waiting = Arc::clone(&stream);
-        // Dropping the last reference waits for the stream's thread. A separate thread does this,
-        // so that the caller need not wait, unless the thread cannot be started.
+        // Dropping the last reference waits for the stream's thread, so a separate thread drops it.
+        // If that thread cannot be started, the caller waits.
         let _ = thread::Builder::new()
             .name("cuda-fake-stream".to_owned())
             .spawn(move || {
@@ -136,7 +136,7 @@ pub(crate) fn query(context: &Context, stream: &Stream) -> Result<()> {
     if idle { Ok(()) } else { Err(Status::NotReady) }
 }
 
-/// Returns the context of a stream if it is not `context`.
+/// Returns the context of a stream, or `None` if it is `context`.
 fn owner(context: &Context, stream: &Stream) -> Result<Option<Arc<Context>>> {
     if stream.context == context.handle {
         return Ok(None);

@@ -44,7 +44,7 @@ fn nodes(graph: sys::CUgraph) -> usize {
     nodes
 }
 
-/// Returns status, id and graph of a stream's capture, and the number of its dependencies.
+/// Returns the status, the id and the graph of a stream's capture, and the number of dependencies.
 fn info(stream: sys::CUstream) -> (CUstreamCaptureStatus, u64, sys::CUgraph, usize) {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph, mut count) = (0, null_mut(), 0);
@@ -61,7 +61,7 @@ fn info(stream: sys::CUstream) -> (CUstreamCaptureStatus, u64, sys::CUgraph, usi
 }
 
 driver_test! {
-    /// Captured work does not run; each launch of the graph runs it once.
+    /// Captured work does not run during the capture. Each launch of the graph runs it once.
     capture_and_replay() {
         start();
         let stream = stream();
@@ -93,7 +93,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A fork by events joins the capture; without the join back the capture fails.
+    /// A stream that waits for an event of a capture joins the capture. Without a join back to the
+    /// origin stream, the capture fails.
     fork_and_join() {
         start();
         let (stream, side) = (stream(), stream());
@@ -136,7 +137,8 @@ driver_test! {
     }
 }
 
-/// Starts a capture, makes a call that must fail, and asserts that it invalidated the capture.
+/// Starts a capture, makes a call that must fail, and asserts that the call invalidated the
+/// capture.
 fn invalidates(what: &str, stream: sys::CUstream, call: impl FnOnce()) {
     ok!(cuStreamBeginCapture_v2(stream, LOCAL));
     call();
@@ -154,7 +156,8 @@ fn invalidates(what: &str, stream: sys::CUstream, call: impl FnOnce()) {
 }
 
 driver_test! {
-    /// A prohibited call fails and invalidates the capture; without a capture it succeeds.
+    /// A prohibited call fails and invalidates the capture. Without a capture, the same call
+    /// succeeds.
     prohibited_calls() {
         start();
         let (stream, other) = (stream(), stream());
@@ -201,7 +204,7 @@ driver_test! {
         ok!(cuMemAlloc_v2(&raw mut address, 64));
         ok!(cuMemFree_v2(held));
         ok!(cuCtxSynchronize());
-        // A capture allows virtual memory management and the creation of events.
+        // Virtual memory management and the creation of events are allowed during a capture.
         ok!(cuStreamBeginCapture_v2(stream, LOCAL));
         let mut reserved = 0;
         ok!(cuMemAddressReserve(&raw mut reserved, 2 << 20, 0, 0, 0));
@@ -217,7 +220,7 @@ driver_test! {
     }
 }
 
-/// Allocates on another thread with the given mode. Returns the code.
+/// Allocates on another thread in the given capture mode. Returns the result code.
 fn allocate_elsewhere(context: sys::CUcontext, mode: CUstreamCaptureMode) -> sys::CUresult {
     let context = context as usize;
     std::thread::spawn(move || {
@@ -233,7 +236,8 @@ fn allocate_elsewhere(context: sys::CUcontext, mode: CUstreamCaptureMode) -> sys
 }
 
 driver_test! {
-    /// The modes of capture and thread determine which threads may make potentially unsafe calls.
+    /// The mode of the capture and the mode of the calling thread determine if the thread may make
+    /// potentially unsafe calls.
     modes() {
         let context = start();
         let stream = stream();
@@ -250,7 +254,8 @@ driver_test! {
             let ended = code!(cuStreamEndCapture(stream, &mut null_mut()));
             assert_eq!(ended == CUDA_SUCCESS, expected == CUDA_SUCCESS, "{capture:?} {thread:?}");
         }
-        // The capturing thread may make such calls while its own mode is relaxed.
+        // The capturing thread may make potentially unsafe calls while the mode of the thread is
+        // relaxed.
         ok!(cuStreamBeginCapture_v2(stream, GLOBAL));
         let mut mode = RELAXED;
         ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
@@ -259,7 +264,7 @@ driver_test! {
         ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
         assert_eq!(mode, RELAXED);
         end(stream);
-        // Only a relaxed capture can be ended by another thread.
+        // Another thread can end a capture only if the capture is relaxed.
         for (capture, expected) in [
             (LOCAL, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD),
             (RELAXED, CUDA_SUCCESS),
@@ -279,8 +284,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// The capture of a blocking stream prohibits work on the default stream; that of another
-    /// stream does not.
+    /// The capture of a blocking stream prohibits work on the default stream. The capture of a
+    /// nonblocking stream does not.
     default_stream() {
         start();
         let mut blocking = null_mut();
@@ -299,7 +304,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A graph's user object lives until the graph, its instances and their launches have ended.
+    /// A user object lives until the graph that owns it and all instances are destroyed and all
+    /// launches have completed.
     user_objects() {
         start();
         let stream = stream();
@@ -337,8 +343,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// Launches of one graph run in sequence even on different streams; copies are captured by
-    /// address.
+    /// Launches of one graph run in sequence even on different streams. A captured copy records
+    /// addresses, not contents.
     replays_and_copies() {
         start();
         let (first, second) = (stream(), stream());
@@ -365,7 +371,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A clone and a child graph outlive the graphs that they were made from.
+    /// A clone and a child graph remain usable after the graphs that they were created from are
+    /// destroyed.
     copies_and_children() {
         start();
         let stream = stream();
@@ -390,7 +397,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Event records and waits with the external flag are nodes of the graph; others are not.
+    /// Event records and waits are nodes of the graph only with the external flag.
     external_events() {
         start();
         let stream = stream();

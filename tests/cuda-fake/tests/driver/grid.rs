@@ -12,7 +12,7 @@ fn function() -> sys::CUfunction {
     let image = CString::new(image).unwrap();
     let (mut module, mut function) = (null_mut(), null_mut());
     ok!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()));
-    // The image does not have the ordinary form.
+    // The image declares only the grid form of the kernel.
     let ordinary = c"quantize".as_ptr();
     fails!(
         CUDA_ERROR_NOT_FOUND,
@@ -23,7 +23,7 @@ fn function() -> sys::CUfunction {
     function
 }
 
-/// Launches `blocks` blocks, `each` per rank. Returns the code.
+/// Launches `blocks` blocks in total and `each` blocks per rank. Returns the result code.
 fn launch(
     function: sys::CUfunction,
     stream: sys::CUstream,
@@ -68,14 +68,14 @@ driver_test! {
                 assert_eq!(read(*target, 1), [expected]);
             }
         }
-        // The blocks per rank must divide the grid.
+        // The number of blocks must be a multiple of the blocks per rank.
         let one = table(&[(block(8), block(8))]);
         assert_eq!(launch(function, stream, one, 3, 2), CUDA_ERROR_INVALID_VALUE);
     }
 }
 
 driver_test! {
-    /// The fake checks the addresses of all ranks, not only of the first.
+    /// The fake checks the addresses in the parameters of all ranks.
     faults() {
         start();
         let (function, stream) = (function(), stream());

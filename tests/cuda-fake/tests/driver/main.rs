@@ -1,4 +1,4 @@
-//! Tests the fake through its C functions, opened as the driver library by cudarc's bindings.
+//! Tests the fake through its C functions. cudarc's bindings open the fake as the driver library.
 //!
 //! Each test runs in a child process that opens the fake as `libcuda.so`. This isolates sticky
 //! errors, crashes and environment variables.

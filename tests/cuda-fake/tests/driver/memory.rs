@@ -61,7 +61,8 @@ pub(crate) fn map(handle: u64) -> u64 {
 }
 
 driver_test! {
-    /// Creates, exports, imports, maps and frees an allocation; the import maps the same memory.
+    /// Creates, exports, imports, maps and frees an allocation. The imported handle maps the same
+    /// memory.
     life_of_a_mapping() {
         start();
         let mut granularity = 0;
@@ -147,8 +148,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// An access to mapped memory without access rights is a sticky error; with access rights it
-    /// succeeds.
+    /// An access to mapped memory without access rights is a sticky error. With access rights the
+    /// access succeeds.
     access_is_needed() {
         start();
         let handle = create(DESCRIPTOR);
@@ -214,7 +215,7 @@ driver_test! {
             cuMemHostGetDevicePointer_v2(&raw mut nothing, pageable, 0)
         );
         write(device, &[11]);
-        // SAFETY: `host` has at least one word, and no work that uses it is running.
+        // SAFETY: `host` has at least one word, and no running work uses `host`.
         assert_eq!(unsafe { host.cast::<u64>().read() }, 11);
         let kind = |address| {
             let mut kind = 0u32;
@@ -232,8 +233,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// An asynchronous copy reads pageable memory before it returns, page-locked memory in stream
-    /// order.
+    /// An asynchronous copy reads pageable memory before the call returns, and page-locked memory
+    /// in stream order.
     when_a_copy_reads() {
         start();
         let (stream, target) = (stream(), block(16));
@@ -241,14 +242,15 @@ driver_test! {
         ok!(cuMemHostAlloc(&raw mut pinned, 8, 0));
         let pinned = pinned.cast::<u64>();
         let mut pageable = 1u64;
-        // SAFETY: the words are in host memory of this test, which no running work uses.
+        // SAFETY: the words are in host memory of this test, and no running work uses them.
         unsafe { pinned.write(1) };
         let switch = Switch::new();
         switch.block(stream);
         ok!(cuMemcpyHtoDAsync_v2(target, (&raw const pageable).cast(), 8, stream));
         ok!(cuMemcpyHtoDAsync_v2(target + 8, pinned.cast(), 8, stream));
         pageable += 1;
-        // SAFETY: the words are in host memory of this test, and the copy waits for the switch.
+        // SAFETY: the words are in host memory of this test, and the copy cannot access them before
+        // the switch is opened.
         unsafe { pinned.write(pageable) };
         switch.open();
         ok!(cuStreamSynchronize(stream));
@@ -256,7 +258,7 @@ driver_test! {
     }
 }
 
-/// With `FUSEWIRE_CUDA_FAKE_GUARD`, host accesses to device memory crash; those of the device
+/// With `FUSEWIRE_CUDA_FAKE_GUARD=1`, host accesses to device memory crash and device accesses
 /// succeed.
 #[test]
 fn guarded_memory() {
@@ -267,7 +269,7 @@ fn guarded_memory() {
         write(address, &[3]);
         assert_eq!(read(address, 1), [3]);
         println!("the device may");
-        // SAFETY: `address` is mapped in this process. The guard protects it, so that the read
+        // SAFETY: `address` is mapped in this process. The guard removes access rights, so the read
         // raises SIGSEGV, which the test expects.
         let word = unsafe { (address as *const u64).read_volatile() };
         println!("the host may: {word}");

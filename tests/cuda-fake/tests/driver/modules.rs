@@ -36,7 +36,7 @@ fn function(module: sys::CUmodule, name: &CStr) -> sys::CUfunction {
     function
 }
 
-/// Loads an image. Returns the code and the error log.
+/// Loads an image. Returns the result code and the error log.
 fn refused(image: &CStr) -> (sys::CUresult, String) {
     let mut log = [0u8; 200];
     let mut options = [
@@ -87,7 +87,7 @@ fn quantize(
 }
 
 driver_test! {
-    /// A kernel gets its arguments in stream order, with several blocks, and in a graph.
+    /// Kernels with several blocks read their arguments in stream order, eagerly and in a graph.
     launches() {
         start();
         let stream = stream();
@@ -126,7 +126,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A module has the entries that the image declares, with the image's offsets.
+    /// A module has the entries that the image declares, with the parameter offsets of the image.
     functions() {
         start();
         let module = load(&stand_in());
@@ -155,7 +155,8 @@ driver_test! {
         let mut all = [null_mut(); 3];
         ok!(cuModuleEnumerateFunctions(all.as_mut_ptr(), count, other));
         assert!(count == 3 && all.contains(&odd));
-        // One entry declares other parameters than its native entry; another has no native entry.
+        // The parameters of one entry differ from those of its native entry. Another entry has no
+        // native entry.
         assert_eq!(quantize(odd, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_INVALID_IMAGE);
         let unknown = function(other, c"unknown");
         assert_eq!(quantize(unknown, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_NOT_SUPPORTED);
@@ -185,7 +186,7 @@ driver_test! {
         let missing = format!("{head}.extern .func elsewhere();");
         assert!(refused(&image(missing)).1.contains("elsewhere"));
         assert_eq!(refused(c"\x7fELF\x02").0, CUDA_ERROR_NO_BINARY_FOR_GPU);
-        // The same images without their errors load.
+        // The same images load once their errors are removed.
         for good in ["sm_90", "sm_90a", "sm_80"] {
             assert_eq!(refused(&image(head.replace("sm_90", good))), (CUDA_SUCCESS, String::new()));
         }
@@ -195,7 +196,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Launch shapes beyond a limit of the device fail; those at the limit succeed.
+    /// Launch shapes that exceed a limit of the device fail. Launch shapes at the limit succeed.
     shapes() {
         start();
         let stream = stream();
@@ -233,7 +234,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// All blocks of a cooperative launch must be resident at once; a cluster must divide the grid.
+    /// All blocks of a cooperative launch must be resident at once. The grid must be a multiple of
+    /// the cluster size.
     attributes("MULTIPROCESSORS" = "2") {
         start();
         let stream = stream();
@@ -282,8 +284,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// An argument that points to memory without access is a sticky error, and later work does not
-    /// run.
+    /// An argument that points to memory without access rights causes a sticky error, and later
+    /// work does not run.
     faults() {
         start();
         let stream = stream();

@@ -40,7 +40,7 @@ fn memory(device: i32, handles: CUmemAllocationHandleType) -> u64 {
 }
 
 driver_test! {
-    /// Creates, imports, binds, maps and frees an object, of which two handles exist.
+    /// Creates, imports, binds, maps and frees an object with two handles.
     life_of_an_object("DEVICES" = "2", "MULTICAST" = "1") {
         start();
         let minimum = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM;
@@ -106,8 +106,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A device that has not joined cannot bind memory, and no more devices can join than the
-    /// object has.
+    /// A device that has not joined cannot bind memory. No more devices can join than the object
+    /// was created for.
     devices_outside_of_the_team("DEVICES" = "3", "MULTICAST" = "1") {
         start();
         let object = create(DESCRIPTOR);
@@ -163,8 +163,8 @@ fn export(handle: u64) -> Handle {
 }
 
 driver_test! {
-    /// Fabric handles of memory and objects can be imported by processes of the same fabric only,
-    /// and only until the release.
+    /// Only processes of the same fabric can import a fabric handle, and only until the memory or
+    /// object is released.
     over_the_fabric("DEVICES" = "2", "MULTICAST" = "1", "FABRIC" = "a") {
         start();
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
@@ -224,7 +224,7 @@ driver_test! {
             assert!(output.status.success(), "{said}");
         }
         assert_eq!(read(address, 1), [42]);
-        // The other process has added the last device to the object.
+        // The other process has added the last device to the object, so binding succeeds.
         ok!(cuMulticastBindMem(object, 0, kept, 0, GRANULARITY, 0));
     }
 }

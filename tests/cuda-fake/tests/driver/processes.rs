@@ -33,15 +33,15 @@ fn other_process(name: &str, text: &str) {
 const DESCRIPTORS: &str = concat!(module_path!(), "::descriptors");
 
 driver_test! {
-    /// Another process imports a descriptor and maps the same memory, even if this process frees
-    /// it.
+    /// Another process imports a descriptor and maps the same memory, even after this process has
+    /// freed it.
     descriptors() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {
             let fd: RawFd = given.parse().unwrap();
             let mut handle = 0;
             ok!(cuMemImportFromShareableHandle(&raw mut handle, fd as usize as _, DESCRIPTOR));
-            // SAFETY: the process has inherited the descriptor, and nothing else in it owns it.
+            // SAFETY: this process has inherited the open descriptor, and no other value owns it.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             let address = map(handle);
             assert_eq!(read(address, 1), [41]);
@@ -57,8 +57,8 @@ driver_test! {
         ok!(cuMemImportFromShareableHandle(&raw mut again, fd as usize as _, DESCRIPTOR));
         let address = map(again);
         write(address, &[41]);
-        // SAFETY: `fcntl` accesses no memory. The descriptor is open, and children are to inherit
-        // it.
+        // SAFETY: `fcntl` with `F_SETFD` accesses no memory. The descriptor is open, and child
+        // processes must inherit it.
         assert!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } >= 0);
         other_process(DESCRIPTORS, &fd.to_string());
         assert_eq!(read(address, 1), [42]);
@@ -74,8 +74,8 @@ fn open(handle: sys::CUipcMemHandle) -> (sys::CUresult, u64) {
 }
 
 driver_test! {
-    /// Another process can open an IPC handle several times; the exporting process cannot, and
-    /// neither can any process after the memory is freed.
+    /// Another process can open an IPC handle several times. The exporting process cannot open it,
+    /// and no process can open it after the memory is freed.
     ipc_handles() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {

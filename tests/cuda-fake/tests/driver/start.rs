@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use crate::support::*;
 
 driver_test! {
-    /// Calls fail before `cuInit`, and calls that need a context fail without one.
+    /// All calls fail before `cuInit`. Calls that need a context fail without a current context.
     order_of_the_start() {
         let mut count = 0;
         fails!(CUDA_ERROR_NOT_INITIALIZED, cuDeviceGetCount(&raw mut count));
@@ -94,7 +94,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Handles that do not exist or are of another kind are rejected.
+    /// A handle that does not exist, or that refers to another kind of object, is rejected.
     foreign_handles() {
         start();
         let wild = 0xdead_beef_usize;
@@ -136,7 +136,7 @@ driver_test! {
         // SAFETY: the driver returned a pointer to a static C string.
         let name = unsafe { core::ffi::CStr::from_ptr(name) };
         assert_eq!(name, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE");
-        // cudarc has every code of the fake under the same name.
+        // cudarc declares every code of the fake under the same name.
         for code in [
             CUDA_SUCCESS,
             CUDA_ERROR_INVALID_PTX,
@@ -185,7 +185,7 @@ fn reports() {
 }
 
 driver_test! {
-    /// Each thread has a stack of contexts; peer access can be enabled once.
+    /// Each thread has a stack of contexts. Peer access can be enabled only once.
     stacks_and_peers("DEVICES" = "2") {
         let first = start();
         let (mut second, mut current, mut device) = (null_mut(), null_mut(), -1);

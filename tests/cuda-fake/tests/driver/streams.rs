@@ -16,7 +16,8 @@ unsafe extern "C" fn count(_: *mut c_void) {
 }
 
 driver_test! {
-    /// Work runs in order, after the events that it waits for, and concurrently with the caller.
+    /// Work of a stream runs in order, after the events that the stream waits for, and concurrently
+    /// with the caller.
     order_and_events() {
         start();
         let (first, second, event) = (stream(), stream(), event());
@@ -42,7 +43,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A stream waits for a word of device memory, also in a graph; the comparison is cyclic.
+    /// A stream waits for a word of device memory, both eagerly and in a graph. The comparison is
+    /// cyclic.
     memory_operations() {
         start();
         let (waiting, writing) = (stream(), stream());
@@ -65,9 +67,9 @@ driver_test! {
         ok!(cuStreamWriteValue32_v2(writing, word, 6, 0));
         ok!(cuStreamSynchronize(waiting));
         assert_eq!(COUNT.load(Ordering::SeqCst), 1);
-        // In a graph: one branch clears the word, another raises it, three times. A replay of the
-        // fake starts work in the order of the calls, so that a wait for a later write would not
-        // end.
+        // In the graph, one branch clears the word and another branch sets it, three times. A
+        // replay of the fake starts work in the order of the captured calls, so a wait for a later
+        // write would never return.
         let (fork, join) = (event(), event());
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         ok!(cuStreamBeginCapture_v2(waiting, relaxed));
@@ -91,7 +93,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A host callback must not call the driver; the same call from other code succeeds.
+    /// A host callback must not call the driver. The same call from other code succeeds.
     callbacks_are_outside() {
         unsafe extern "C" fn calls(event: *mut c_void) {
             let code = code!(cuEventQuery(event.cast()));
@@ -134,7 +136,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// A destroyed stream finishes its work, for which the destruction does not wait.
+    /// A destroyed stream finishes its work, but the call that destroys it does not wait.
     destroyed_with_work() {
         start();
         let stream = stream();
@@ -175,7 +177,7 @@ driver_test! {
 }
 
 driver_test! {
-    /// Streams and events belong to their context.
+    /// Streams and events can only be used in their own context.
     contexts_apart("DEVICES" = "2") {
         let first = start();
         let (stream, event) = (stream(), event());

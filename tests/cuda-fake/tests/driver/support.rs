@@ -1,4 +1,4 @@
-//! Child processes for tests, and short forms of driver calls.
+//! Runs tests in child processes, and provides short forms of driver calls.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
@@ -60,10 +60,10 @@ macro_rules! driver_test {
 }
 pub(crate) use driver_test;
 
-/// Calls the driver and returns the code.
+/// Calls the driver and returns the result code.
 macro_rules! code {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: pointer arguments are to live variables of the test, and the fake checks all
+        // SAFETY: pointer arguments point to live variables of the test, and the fake checks all
         // handles and addresses.
         unsafe { cudarc::driver::sys::$function($($argument),*) }
     };
@@ -136,9 +136,11 @@ pub(crate) fn read(from: u64, count: usize) -> Vec<u64> {
     words
 }
 
-/// Returns a function of the fake that the driver does not have. `F` must be the function's type.
+/// Returns a control function of the fake, which the driver does not have. `F` must be the
+/// function's type.
 fn extra<F: Copy>(name: &str) -> F {
-    // SAFETY: `LD_LIBRARY_PATH` makes this open the fake, whose initialisers have no requirements.
+    // SAFETY: with the child's `LD_LIBRARY_PATH`, this call opens the fake, and the initialisers of
+    // the fake have no requirements.
     let library = unsafe { sys::culib() };
     // SAFETY: all callers in this file pass the type of the exported function.
     *unsafe { library.get::<F>(name.as_bytes()) }.unwrap()
@@ -176,7 +178,7 @@ pub(crate) fn report() -> String {
     String::from_utf8(buffer[..length].to_vec()).unwrap()
 }
 
-/// A switch for which work of a stream waits.
+/// A switch that blocks the work of a stream until it is opened.
 #[derive(Debug, Default)]
 pub(crate) struct Switch(core::sync::atomic::AtomicBool);
 
@@ -199,13 +201,13 @@ impl Switch {
         ok!(cuLaunchHostFunc(stream, Some(wait), data));
     }
 
-    /// Opens the switch, so that waiting streams continue.
+    /// Opens the switch. Streams that wait for it continue.
     pub(crate) fn open(&self) {
         self.0.store(true, core::sync::atomic::Ordering::Release);
     }
 }
 
-/// Waits for a condition. Panics after a minute.
+/// Waits until `is_met` returns true. Panics after a minute.
 pub(crate) fn eventually(condition: &str, is_met: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !is_met() {

@@ -21,7 +21,8 @@ pub(crate) fn create(backing: Backing) -> usize {
     handle
 }
 
-/// Releases a reference. Mappings keep the memory alive, but not the handle.
+/// Releases a reference. Mappings keep the memory alive after the last release, but the handle
+/// becomes invalid.
 pub(crate) fn release(handle: usize) -> Result<()> {
     let allocation = ALLOCATIONS.get(handle).ok_or(Status::InvalidValue)?;
     let mut references = lock(&allocation.references);
@@ -64,7 +65,7 @@ pub(crate) fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
     Ok(start)
 }
 
-/// Frees reserved addresses. Fails if something is mapped there.
+/// Frees a reserved range of addresses. Fails if the range contains a mapping.
 pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     if space.reservations.get(&start) != Some(&bytes)
@@ -82,7 +83,8 @@ pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<
     let allocation = ALLOCATIONS.get(handle);
     let most = match &allocation {
         Some(allocation) => allocation.backing.bytes,
-        // The handle is invalid or of a multicast object; `mappable` checks its size.
+        // The handle is invalid or refers to a multicast object. `mappable` checks the size of the
+        // object.
         None => u64::MAX,
     };
     let aligned = start.is_multiple_of(GRANULARITY) && bytes.is_multiple_of(GRANULARITY);
@@ -139,7 +141,7 @@ fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
     }
 }
 
-/// Unmaps whole mappings.
+/// Unmaps the mappings that exactly fill a range.
 pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     for at in mappings(&space, start, bytes)? {
@@ -150,7 +152,7 @@ pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets the access of a device to whole mappings.
+/// Sets the access of a device to mappings that exactly fill a range.
 pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Result<()> {
     if !matches!(flags, 0 | 1 | 3) || device >= settings().devices {
         return Err(Status::InvalidValue);
