@@ -1,14 +1,14 @@
-// All-reduce of user memory with barriers: one stage, two stages by pull, two stages by push. n is
-// the bytes of a rank's input, R the number of ranks. Vectors have 16 bytes; n is a multiple of
-// that.
+// All-reduce of user memory with barriers, in three forms: one stage, two stages by pull, and two
+// stages by push. n is the size of a rank's input in bytes, R the number of ranks. A vector has 16
+// bytes, and n is a multiple of 16.
 #pragma once
 
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// Maximum number of 16-byte loads in flight per thread. 128 blocks of 512 threads, one per
-// multiprocessor, then have 16 MiB in flight; 4.8 TB/s with a latency of 0.7 us need 3.5 MiB at all
-// times, including stores and sums between the loads.
+// Maximum number of 16-byte loads in flight per thread. With one block of 512 threads per SM, 128
+// blocks then have 16 MiB in flight. A rate of 4.8 TB/s at a latency of 0.7 us needs 3.5 MiB in
+// flight at all times, also while threads store and sum between loads.
 #ifndef LOADS_IN_FLIGHT
 #define LOADS_IN_FLIGHT 16
 #endif
@@ -36,14 +36,14 @@ __device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride
 
 // One stage: every rank reads every input and computes the whole sum.
 //
-// Traffic per rank: R n read, of which (R - 1) n from peers, n written. Two barriers without a
-// fence. Small sizes are bound by the barriers and one read. Large sizes are bound by the links ((R
-// - 1) n) or, on one GPU, by the L2, which serves all but the first of the R reads of a line if
-// they are close in time.
+// Traffic per rank: reads R n, of which (R - 1) n from peers, and writes n. There are two barriers
+// without fences. Small sizes are bound by the barriers and one read. Large sizes are bound by the
+// links, which carry (R - 1) n. On one GPU, large sizes are bound by the L2: it serves all but the
+// first of the R reads of a line if these reads are close in time.
 //
 // Who may overwrite what: a rank's input, by the rank's next kernel,
 //   after having acquired: the end barrier of all blocks (the kernel's end),
-//   released by: every peer's block b after its last read of its part; block b of all ranks reads
+//   released by: every peer's block b after its last read of its part. Block b of every rank reads
 //   the same part.
 // The output belongs to the rank; no peer accesses it.
 template <class T, int R>
@@ -65,23 +65,23 @@ __device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R>
     barrier.template finish<Order::Relaxed>();
 }
 
-// Two stages by pull, as in vLLM: rank r sums part r of all inputs into its scratch and its own
-// output; after a barrier every rank copies the other parts from the peers' scratch. Peers need no
-// addresses of outputs.
+// Two stages by pull, as in vLLM. Rank r sums part r of all inputs into its scratch and its own
+// output. After a barrier, every rank copies the other parts from the peers' scratch. Ranks need
+// not know the addresses of the peers' outputs.
 //
-// Traffic per rank: n + n (R - 1) / R read, n + n / R written, 2 n (R - 1) / R of it over the links
-// for any R. Two barriers, the second with a fence. Large sizes are bound by the links, or on one
-// GPU by memory: slightly more than 3 n, against 2 n of a copy.
+// Traffic per rank: reads n + n (R - 1) / R and writes n + n / R. The links carry 2 n (R - 1) / R
+// of it. There are two barriers, the second with a fence. Large sizes are bound by the links or, on
+// one GPU, by memory, which moves slightly more than 3 n; a copy moves 2 n.
 //
 // Who may overwrite what: a rank's input, by the rank's next kernel,
 //   after having acquired: the middle barrier of all blocks (the kernel's end),
 //   released by: every peer's block b after its last read of its share of the part;
 // and a rank's scratch, by the rank's next kernel of this kind after its start barrier,
-//   after having acquired: that barrier, at which block b of every peer has arrived,
-//   released by: the peer, whose previous kernel, with all reads of scratch, has ended (stream
+//   after having acquired: the start barrier, at which block b of every peer has arrived,
+//   released by: the peer. Its previous kernel, including all reads of scratch, has ended (stream
 //   order).
-// In stage two block b reads exactly the vectors that the peers' block b wrote in stage one, so
-// barriers per block suffice.
+// In stage two, block b reads exactly the vectors that the peers' block b wrote in stage one, so
+// barriers between blocks of the same index suffice.
 template <class T, int R>
 __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Peers<R> &pads,
                                                const Peers<R> &scratches, void *output, u32 vectors,
@@ -105,7 +105,8 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
         }
     });
     barrier.middle();
-    // i visits the vectors that this thread wrote in stage one. Only the last parts may be shorter.
+    // i visits the vectors that this thread wrote in stage one. Only the parts at the end may be
+    // shorter.
     sweep<UNROLLED<R>>(thread_of_grid(), part, stride, [&](auto count, u32 i) {
         constexpr int U = decltype(count)::value;
         Vector taken[R][U];
@@ -129,19 +130,19 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
     barrier.close();
 }
 
-// Two stages by push: rank r sums part r of all inputs and stores it to all outputs, whose
-// addresses the ranks must exchange.
+// Two stages by push. Rank r sums part r of all inputs and stores the sum to all outputs. The ranks
+// must exchange the addresses of the outputs.
 //
-// Traffic per rank: n read, n written, (R - 1) / R of both over the links; on one GPU no more than
-// a copy of n. Two barriers, the second with a fence. Stores are posted, so the second stage costs
-// no round trip.
+// Traffic per rank: reads n and writes n. The links carry (R - 1) / R of both. On one GPU, the
+// traffic equals that of a copy of n. There are two barriers, the second with a fence. Stores are
+// posted, so the second stage costs no round trip.
 //
 // Who may overwrite what: a rank's input and output, by the rank's next kernel,
 //   after having acquired: the end barrier of all blocks (the kernel's end),
 //   released by: every peer's block b after its last read of inputs and its last write to outputs;
 // and a rank's output, by a peer's kernel,
 //   after having acquired: the start barrier, at which block b of the rank has arrived,
-//   released by: the rank, whose previous kernel, which may have read the output, has ended (stream
+//   released by: the rank. Its previous kernel, which may have read the output, has ended (stream
 //   order).
 template <class T, int R>
 __device__ __forceinline__ void two_stage_push(const Peers<R> &inputs, const Peers<R> &pads,

@@ -1,48 +1,50 @@
-// Barrier between the blocks of the same index of all ranks, with counters that work in replayed
-// graphs.
+// Barrier between the blocks of the same index on all ranks. The counters are in device memory, so
+// that the barrier works in replayed graphs.
 #pragma once
 
 #include "memory.cuh"
 
-// One per rank, zeroed once at allocation. Peers write the flags; only the owner writes the rest.
+// Signal pad of a rank, zeroed once at allocation. Peers write `flags` and `signal`. Only the owner
+// writes `barriers`.
 struct SignalPad {
     // Number of barriers that block b has passed, and of its packet exchanges.
     u32 barriers[MAX_BLOCKS];
     u32 exchanges[MAX_BLOCKS];
     // flags[set][b][r]: number of the last barrier of that set at which block b of rank r has
     // arrived. The sets alternate, so a peer that is one barrier ahead does not write a line that
-    // is still polled here.
+    // this rank still polls.
     u32 flags[2][MAX_BLOCKS][MAX_RANKS];
-    // For the ping-pong: the peer's signal and the number of turns, each on a line of its own.
+    // For the ping-pong: the peer's signal and the number of turns, each on its own cache line.
     u32 signal[32];
     u32 turns[32];
 };
 static_assert(sizeof(SignalPad) == 18688, "the harness allocates as much");
 
 enum class Order {
-    // Orders execution only; no data of this kernel is published.
+    // Orders execution only. Publishes no data of this kernel.
     Relaxed,
     // Writes before the barrier are visible to the peers' blocks after it.
     Release,
 };
 
-// Barriers of a block with the blocks of the same index at the other ranks. Thread r of the block
-// signals rank r and waits for rank r, so R stores and R polls are in flight at once. The cost is
-// the one-way latency of a store and half a poll.
+// Barriers between a block and the blocks of the same index on the other ranks. Thread r of the
+// block signals rank r and waits for rank r, so R stores and R polls are in flight concurrently. A
+// barrier costs the one-way latency of a store plus half the latency of a poll.
 //
 // Who may overwrite what: flags[set][b][r] of a rank is overwritten by rank r at its barrier e + 2,
-//   after having acquired: its own barrier e + 1, which ends after this rank's arrival at e + 1,
-//   released by: this rank, whose wait at e (the only reader) ended before it arrived at e + 1.
-// Values only grow; a wait ends at "at least e", so a peer may be ahead.
+//   after having acquired: barrier e + 1 of rank r, which ends after this rank's arrival at e + 1,
+//   released by: this rank. Its wait at e, which is the only reader, ended before it arrived at e +
+//   1.
+// Values only grow. A wait for e ends as soon as the value is at least e, so a peer may be ahead.
 //
-// Epochs have 32 bits and are compared by their difference, so they may wrap.
+// Epochs have 32 bits and are compared by their signed difference, so they may wrap around.
 template <int R>
 struct Barrier {
     const Peers<R> &pads;
     u32 rank;
     u32 epoch = 0;
 
-    // Reads the counter, in the threads that signal. The access to the L2 overlaps with other loads
+    // Reads the counter in the threads that signal. This access to the L2 overlaps with other loads
     // at the start of the kernel.
     __device__ __forceinline__ Barrier(const Peers<R> &pads, u32 rank) : pads(pads), rank(rank) {
         if (threadIdx.x < R) {
@@ -73,24 +75,26 @@ struct Barrier {
         }
     }
 
-    // Waits before peers' inputs are read. Earlier kernels of the peers' streams have written
-    // these, and the end of a kernel makes its writes visible. This kernel has published no writes,
-    // so no fence is needed (as in vLLM).
+    // Barrier before the first read of peers' inputs. Earlier kernels on the peers' streams have
+    // written the inputs, and the end of a kernel makes its writes visible. This kernel has
+    // published no writes so far, so no fence is needed (as in vLLM).
     __device__ __forceinline__ void start() {
         arrive_and_wait<Order::Relaxed>();
         __syncthreads();
     }
 
-    // Synchronizes two stages: peers' blocks read what the block wrote.
+    // Barrier between two stages, after which the peers' blocks read the vectors that this block
+    // wrote.
     __device__ __forceinline__ void middle() {
         __syncthreads();
         arrive_and_wait<Order::Release>();
         __syncthreads();
     }
 
-    // Waits until the peers have read the inputs (Relaxed: __syncthreads follows the use of every
-    // loaded value, so the loads have completed), or have also written what this rank's next kernel
-    // reads (Release).
+    // Barrier at the end of the kernel. With Relaxed, it waits until the peers have read the
+    // inputs: __syncthreads follows the use of every loaded value, so the loads have completed.
+    // With Release, it also waits until the peers' writes that this rank's next kernel reads are
+    // visible.
     template <Order ORDER>
     __device__ __forceinline__ void finish() {
         __syncthreads();

@@ -1,20 +1,22 @@
-// The CUDA C++ baseline of Fusewire's kernels: published algorithms (vLLM's custom all-reduce, the
-// packets of NCCL's LL and MSCCL++), written for this comparison. The number of ranks is a template
-// constant, so all loops over ranks are unrolled and all peers' addresses are in the constant bank.
+// The CUDA C++ baseline for Fusewire's kernels. It implements published algorithms (vLLM's custom
+// all-reduce, the packets of NCCL's LL and MSCCL++) for this comparison. The number of ranks is a
+// template constant, so all loops over ranks are unrolled and all peers' addresses are in the
+// constant bank.
 //
-// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms). Their arguments are flat;
-// benches/src/versus_cuda/entries.rs has the same list. Counts are of 16-byte vectors and have 32
-// bits.
+// Entries are named KERNEL_TYPE_RANKS (and _VECTORS for the norms). Arguments are passed without
+// structs; benches/src/versus_cuda/entries.rs has the same list. Counts are in 16-byte vectors and
+// have 32 bits.
 //
-// Loads of peers' memory are never `ld.global.nc`, because peers write it.
+// Loads of peers' memory never use `ld.global.nc`, because peers write this memory during the
+// kernel.
 
 #include "all_reduce.cuh"
 #include "fused.cuh"
 #include "packets.cuh"
 #include "costs.cuh"
 
-// One block of 512 threads per multiprocessor, with up to 128 registers per thread: loads in flight
-// gain more than a second block.
+// One block of 512 threads per SM, with up to 128 registers per thread. More loads in flight per
+// thread gain more than a second block per SM.
 #define ENTRY extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
 #define ALL_REDUCE(NAME, T, R)                                                                     \

@@ -4,19 +4,19 @@
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// Polls of the host's memory, some tenths of a second.
+// Maximum number of polls of host memory, which takes a few tenths of a second.
 constexpr u32 MAX_LATCH_POLLS = 1u << 18;
 
-// Blocks a stream until the host has stored `value` at `word`, in the host's memory. The host
-// enqueues all further work before that, so measurements contain device time only. Gives up after
-// MAX_LATCH_POLLS.
+// Blocks a stream until the host has stored `value` at `word`, in host memory. The host enqueues
+// all measured work before this store, so measurements contain only device time. Returns after
+// MAX_LATCH_POLLS polls at the latest.
 __device__ __forceinline__ void wait_for_latch(const u32 *word, u32 value) {
     for (u32 polls = 0; polls < MAX_LATCH_POLLS && load_relaxed(word) != value; ++polls) {
     }
 }
 
-// Copies `vectors` vectors, as the reference rate for large sizes. Reads n, writes n; bound by
-// memory, or by the L2 if both fit.
+// Copies `vectors` vectors, which gives the reference rate for large sizes. Reads n and writes n
+// bytes. Bound by memory, or by the L2 if input and output fit in it.
 __device__ __forceinline__ void copy_vectors(void *output, const void *input, u32 vectors) {
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
@@ -35,7 +35,7 @@ __device__ __forceinline__ void copy_vectors(void *output, const void *input, u3
     });
 }
 
-// Passes `turns` barriers in sequence, in the way that the kernels do.
+// Passes `turns` barriers in sequence, using the barrier of the other kernels.
 template <int R, Order ORDER>
 __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u32 rank) {
     Barrier<R> barrier(pads, rank);
@@ -47,11 +47,11 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
     barrier.close();
 }
 
-// Sends a signal from rank 0 to rank 1 and back, `turns` times, by one thread each.
+// Sends a signal from rank 0 to rank 1 and back, `turns` times. One thread per rank takes part.
 //
 // Who may overwrite what: a rank's signal, by the other rank's next signal,
 //   after having acquired: the answer, which the rank released after its wait for the previous
-//   signal.
+//   signal had ended.
 template <Order ORDER>
 __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
     if (thread_of_grid() != 0) {

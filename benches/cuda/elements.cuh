@@ -1,10 +1,10 @@
 // Sums of vectors of f32 and bf16. The ranks' values are added in rank order in f32 and rounded
-// once, so every rank gets the same bits.
+// once, so the results of all ranks are bitwise identical.
 #pragma once
 
 #include "memory.cuh"
 
-// Compile-time number.
+// A number as a type, for generic lambdas.
 template <int N>
 struct Count {
     static constexpr int value = N;
@@ -68,9 +68,9 @@ __device__ __forceinline__ Vector sum(const Vector (&parts)[R]) {
     return T::pack(total);
 }
 
-// Calls body(Count<U>, i) for i, i + stride, ... below end, where one call handles i, i + stride,
-// .., i + (U - 1) * stride, with U times as many loads in flight. The remainder is handled by
-// halves of U, so it costs only a few round trips.
+// Visits i, i + stride, ... below end. Each call body(Count<U>, i) handles the U indices i, i +
+// stride, .., i + (U - 1) * stride, so that the loads of U indices are in flight concurrently. The
+// remainder is handled with U / 2, U / 4, .., so it costs only a few round trips.
 template <int U, class Body>
 __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body &body) {
     u32 i = first;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body
     }
 }
 
-// Index of this thread in the grid, and the number of threads of the grid.
+// Index of this thread in the grid, and number of threads in the grid.
 __device__ __forceinline__ u32 thread_of_grid() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u32 threads_of_grid() { return gridDim.x * blockDim.x; }
 

@@ -1,11 +1,12 @@
-// All-reduce, residual and RMSNorm in one launch: one block per row (token), with the row in
-// registers from the sum to the result. Also the norm without communication, for an all-reduce
-// followed by add and norm.
+// All-reduce, residual and RMSNorm in one launch. One block processes a row (token) and keeps it in
+// registers between the sum and the result. Also the norm without communication, for an all-reduce
+// followed by a separate add and norm.
 //
-// Rounding: the sum is rounded to the type; the sum with the residual is rounded (residual_out);
-// the norm is computed from the rounded values in f32, multiplied by the weight, and rounded.
+// Rounding: the sum is rounded to the type. The sum plus the residual is rounded again
+// (residual_out). The norm is computed in f32 from the rounded values, multiplied by the weight,
+// and rounded.
 //
-// A row has at most V * blockDim.x vectors; a block has whole warps.
+// A row has at most V * blockDim.x vectors, and blockDim.x is a multiple of 32.
 #pragma once
 
 #include "packets.cuh"
@@ -22,7 +23,8 @@ struct Norm {
     float epsilon;
 };
 
-// Adds over the block. `turn` alternates, because one warp may be a row ahead of another.
+// Returns the sum over the block. `turn` alternates between 0 and 1, because one warp may be one
+// row ahead of another.
 __device__ __forceinline__ float block_sum(float value, u32 turn) {
     SHARED_PARTIALS(partial);
     const u32 warp = threadIdx.x / 32;
@@ -35,7 +37,7 @@ __device__ __forceinline__ float block_sum(float value, u32 turn) {
         partial[turn & 1][warp] = value;
     }
     __syncthreads();
-    // Every half warp adds all partial sums.
+    // Every half warp adds all partial sums, so no second exchange is needed.
     constexpr u32 MOST_WARPS = MAX_THREADS / 32;
     const u32 other = lane % MOST_WARPS;
     value = other < blockDim.x / 32 ? partial[turn & 1][other] : 0.0f;
@@ -46,7 +48,8 @@ __device__ __forceinline__ float block_sum(float value, u32 turn) {
     return value;
 }
 
-// Adds the residual to a sum, rounds, and returns the sum of squares of the rounded values.
+// Adds the residual to a sum, rounds the result, and returns the sum of squares of the rounded
+// values.
 template <class T>
 __device__ __forceinline__ float add_residual(Vector &value, const Vector &residual) {
     float values[T::LANES], residuals[T::LANES];
@@ -79,8 +82,8 @@ __device__ __forceinline__ Vector scaled(const Vector &value, float scale, const
 }
 
 // Processes rows blockIdx.x, + gridDim.x, ... The weight and the first row's residual belong to
-// this rank, so they are loaded before `ready` waits for peers. fetch(row, turn, values) returns
-// this thread's part of the row's sum.
+// this rank, so they are loaded before `ready` waits for peers. fetch(row, turn, values) writes
+// this thread's part of the row's sum to values.
 template <class T, int V, class Ready, class Fetch>
 __device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready,
                                           const Fetch &fetch) {
@@ -125,17 +128,18 @@ __device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready,
     }
 }
 
-// Number of a thread's vectors whose loads or packets are in flight together.
+// Number of a thread's vectors whose loads or packets are in flight concurrently.
 template <int V, int FIT>
 constexpr int TOGETHER = V < FIT ? V : (FIT > 1 ? FIT : 1);
 
-// With barriers: every rank reads the rows of all inputs.
+// Fused kernel with barriers: every rank reads the rows of all inputs.
 //
-// Traffic per rank, with n bytes of rows: R n read, (R - 1) n of it from peers, n of residual read,
-// 2 n written. Two barriers without fences. With few rows bound by the barriers, one read, and the
-// reduction within the block.
+// Traffic per rank, for rows of n bytes in total: reads R n of inputs, of which (R - 1) n from
+// peers, and n of residual; writes 2 n. There are two barriers without fences. With few rows, the
+// kernel is bound by the barriers, one read and the reduction within the block.
 //
-// Who may overwrite what: as in one_stage; residual, weight and the outputs belong to the rank.
+// Who may overwrite what: as in one_stage. Only the rank itself accesses residual, weight and
+// outputs.
 template <class T, int R, int V>
 __device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Peers<R> &pads,
                                                 const Norm &norm, u32 rank) {
@@ -170,11 +174,11 @@ __device__ __forceinline__ void norm_by_barrier(const Peers<R> &inputs, const Pe
     barrier.template finish<Order::Relaxed>();
 }
 
-// With packets: every rank pushes its rows to all peers. At least one row. `capacity` covers the
-// vectors of all rows of a block.
+// Fused kernel with packets: every rank pushes its rows to all peers. There must be at least one
+// row, and `capacity` must be at least the number of vectors in all rows of a block.
 //
-// Traffic per rank: n read twice, 2 n (R - 1) written to peers, as much read, n of residual read, 2
-// n written. No barrier.
+// Traffic per rank: reads n twice, 2 n (R - 1) of packets, and n of residual; writes 2 n (R - 1) of
+// packets to peers and 2 n of results. There is no barrier.
 //
 // Who may overwrite what: as in packets_one_shot.
 template <class T, int R, int V>
@@ -215,8 +219,8 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
             Vector mine[K];
 #pragma unroll
             for (int k = 0; k < K; ++k) {
-                // Reloads the value concurrently with the polls: it is in the L2, and this saves
-                // registers.
+                // Reloads the value while polls are in flight. The value is in the L2, and the
+                // reload saves registers.
                 mine[k] = column + k * blockDim.x < width
                               ? load(from + row * width + column + k * blockDim.x)
                               : Vector{};
@@ -233,10 +237,10 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
     exchange.close();
 }
 
-// Norm without communication, after an all-reduce in a launch of its own.
+// Norm without communication, after an all-reduce in a separate launch.
 //
-// Traffic: 2 n read, 2 n written, all local. Bound by one read and the reduction within the block;
-// with many rows by memory.
+// Traffic: reads 2 n and writes 2 n, all in local memory. Bound by one read and the reduction
+// within the block or, with many rows, by memory.
 template <class T, int V>
 __device__ __forceinline__ void norm_alone(const void *input, const Norm &norm) {
     const Vector *from = static_cast<const Vector *>(input);

@@ -1,17 +1,18 @@
-// All memory accesses, with scope and order. The algorithms use only these, so that host threads
-// can also run them (emulation/).
+// All memory accesses of the kernels, with their scopes and orders. The algorithms access memory
+// only through these functions, so that host threads can also run them (emulation/).
 #pragma once
 
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Lines of a rank's table of flags, the maximum number of blocks.
+// Maximum number of blocks, which is the number of lines in a rank's table of flags.
 constexpr int MAX_BLOCKS = 256;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_THREADS = 512;
 
-// Polls of a wait before the kernel traps, about ten seconds, so that a deadlock does not block the
-// GPU. (Host threads sleep between polls: about a minute.)
+// Maximum number of polls of one wait, after which the kernel traps, so that a deadlock does not
+// block the GPU. The limit takes about ten seconds. On host threads, which sleep between polls, it
+// takes about a minute.
 #ifdef __CUDACC__
 #define POLLS (1u << 24)
 #elif !defined POLLS
@@ -19,7 +20,7 @@ constexpr int MAX_THREADS = 512;
 #endif
 constexpr u32 MAX_POLLS = POLLS;
 
-// 16 bytes, the widest access of one instruction.
+// 16 bytes, which one instruction can load or store.
 struct alignas(16) Vector {
     u32 word[4];
 };
@@ -42,8 +43,8 @@ struct Peers {
 
 #else
 
-// For data that each multiprocessor reads once or twice: bypasses the L1. Does not use the
-// non-coherent path, because peers write the data.
+// Load for data that each SM reads once or twice: bypasses the L1. Does not use the non-coherent
+// path, because peers write the data.
 __device__ __forceinline__ Vector load(const Vector *from) {
     Vector value;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -107,7 +108,7 @@ __device__ __forceinline__ void store_release(u32 *to, u32 value) {
 // Partial sums of the warps of a block, double-buffered.
 #define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
 
-// Rounds two floats to bf16, ties to even, the first in the low half.
+// Rounds two floats to bf16, to nearest with ties to even. The first is in the low half.
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -116,7 +117,7 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
 
 #endif
 
-// Counts the polls of one wait, and traps at the limit.
+// Counts the polls of one wait and traps at the limit.
 struct Timeout {
     u32 polls = 0;
 

@@ -1,14 +1,15 @@
-// All-reduce with packets: data and flag arrive together, so no barrier is needed. 16-byte units of
-// two packets, each with 4 bytes of data and 4 of flag, as NCCL's LL and MSCCL++'s LL16. n and R as
-// in all_reduce.cuh.
+// All-reduce with packets. Data and flag arrive together, so no barrier is needed. A unit has 16
+// bytes and holds two packets of 4 bytes of data and 4 bytes of flag each, as in NCCL's LL and
+// MSCCL++'s LL16. n and R are as in all_reduce.cuh.
 #pragma once
 
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// A vector is sent as two units. The 32 vectors of a warp are contiguous, ordered by source, with
-// first units before second ones: every store of a warp is 512 contiguous bytes, and the sources'
-// units are at constant offsets from one address.
+// A vector is sent as two units. The units of a warp's 32 vectors are contiguous. They are ordered
+// by source, and for each source all first units precede all second units. Every store of a warp
+// therefore covers 512 contiguous bytes, and the units of all sources are at constant offsets from
+// one address.
 constexpr int PLANES = 2;
 constexpr int GROUP = 32;
 
@@ -32,12 +33,12 @@ __device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
     return value;
 }
 
-// Addresses of the packets of one launch. A rank's buffer has a region per block, so a flag in it
-// was always written in an exchange of the same block, whatever the grids of the launches:
+// Addresses of the packets of one launch. A rank's buffer has one region per block, so a flag in a
+// region was always written in an exchange of the same block, for any grid sizes of the launches:
 //   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the
 //   group].
-// `capacity`, a multiple of 32, is the number of vectors of a block that fit; PARTS is 1 for one
-// shot and 2 for two.
+// `capacity`, a multiple of 32, is the maximum number of vectors per block and part. PARTS is 1 for
+// the one-shot and 2 for the two-shot algorithm.
 template <int R, int PARTS>
 struct Exchange {
     const Peers<R> &buffers;
@@ -46,8 +47,8 @@ struct Exchange {
     u32 capacity;
     u32 flag;
 
-    // The flag is the number of the exchange, from 1; in a zeroed buffer no packet has arrived.
-    // (After 2^32 launches the flag is 0 once; a measurement makes fewer.)
+    // The flag is the number of the exchange, starting at 1, so a zeroed buffer contains no valid
+    // packet. (After 2^32 launches the flag would be 0 once, but no measurement makes that many.)
     __device__ __forceinline__ Exchange(const Peers<R> &buffers, const Peers<R> &pads, u32 rank,
                                         u32 capacity)
         : buffers(buffers), pads(pads), rank(rank), capacity(capacity),
@@ -69,7 +70,7 @@ struct Exchange {
         }
     }
 
-    // Sends to all peers.
+    // Sends a vector to all peers.
     __device__ __forceinline__ void send_all(u32 part, u32 local, const Vector &value) const {
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -80,8 +81,8 @@ struct Exchange {
     }
 
     // Receives K vectors, `step` apart, from the peers for which wanted(k, r) is true. All polls
-    // are in flight together; only units that have not arrived are polled again. own[k] is the
-    // value of this rank and of peers that are not wanted.
+    // are in flight concurrently, and only units that have not arrived are polled again. own[k] is
+    // used as the value of this rank and of peers that are not wanted.
     template <int K, class Wanted>
     __device__ __forceinline__ void take(u32 part, u32 local, u32 step, const Vector (&own)[K],
                                          Vector (&parts)[K][R], const Wanted &wanted) const {
@@ -145,20 +146,20 @@ struct Exchange {
     }
 };
 
-// One shot: every rank pushes its input to all peers and sums the arriving packets. At least one
-// vector.
+// One shot: every rank pushes its input to all peers and sums the arriving packets. There must be
+// at least one vector.
 //
-// Traffic per rank: n read, 2 n (R - 1) written to peers, 2 n (R - 1) read, n written; for small
-// sizes. No barrier: the cost is the one-way latency of a store and a poll. Large sizes are bound
-// by the factor two of the flags and by R - 1.
+// Traffic per rank: reads n of input and 2 n (R - 1) of packets; writes 2 n (R - 1) of packets to
+// peers and n of output. There is no barrier, so a small size costs the one-way latency of a store
+// plus a poll. Large sizes are slow: flags double the traffic, and it grows with R - 1.
 //
 // Who may overwrite what: packets of block b of exchange e, by their sender in exchange e + 2,
 //   after having acquired: packets of every peer in its launch of exchange e + 1, in any block
 //   (that launch has ended),
-//   released by: the peer, which sent them in a launch after the one that read the packets of e
-//   (stream order).
-// Two buffers therefore suffice, also for a block that has nothing to exchange. Only its owner
-// accesses user memory.
+//   released by: the peer. It sent the packets of e + 1 in a later launch than the one that read
+//   the packets of e (stream order).
+// Two buffers therefore suffice, even for a block that has nothing to exchange. User memory is
+// accessed only by its own rank.
 template <class T, int R>
 __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads,
                                                  const Peers<R> &buffers, void *output, u32 vectors,
@@ -167,7 +168,7 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
     Vector *to = static_cast<Vector *>(output);
     const u32 stride = threads_of_grid();
     const u32 first = thread_of_grid();
-    // Overlaps with the load of the counter.
+    // This load overlaps with the load of the counter.
     Vector own = {};
     if (first < vectors) {
         own = load(from + first);
@@ -187,17 +188,17 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
     exchange.close();
 }
 
-// Two shots: rank r receives part r of all inputs as packets, sums it, and pushes the sum to all
-// peers as packets. At least one vector.
+// Two shots: rank r receives part r of all inputs as packets, sums the part, and pushes the sum to
+// all peers as packets. There must be at least one vector.
 //
-// Traffic per rank: n read, 4 n (R - 1) / R written to peers and read by them, n written. No
-// barrier: the cost is two one-way latencies. For sizes between the one shot and the two stages
-// with barriers.
+// Traffic per rank: reads n of input and 4 n (R - 1) / R of packets; writes 4 n (R - 1) / R of
+// packets to peers and n of output. There is no barrier, so the cost is two one-way latencies.
+// Intended for sizes between those of the one-shot algorithm and of the two stages with barriers.
 //
-// Who may overwrite what: as in one shot. If the sender's launch of exchange e + 1 has ended, every
-// rank had begun it:
-//   some part is not empty, its owner has packets of all ranks before it sends the sum, and all
-//   ranks wait for the sum.
+// Who may overwrite what: as in the one-shot algorithm. If the sender's launch of exchange e + 1
+// has ended, every rank has started its launch of exchange e + 1:
+//   at least one part is not empty. Its owner sends the sum only after it has received packets of
+//   all ranks, and all ranks wait for the sum.
 template <class T, int R>
 __device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads,
                                                  const Peers<R> &buffers, void *output, u32 vectors,

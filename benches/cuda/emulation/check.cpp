@@ -1,7 +1,7 @@
-// Runs the baseline's kernels with a host thread for each GPU thread, several launches in sequence
-// with changing sizes, and compares every element. An argument selects one kernel. Status 0 if all
-// is right, 1 for a wrong element, 2 for an unknown kernel, 3 for an endless wait, and
-// ThreadSanitizer's status if it is compiled in.
+// Runs the baseline's kernels with one host thread per GPU thread, in several launches of different
+// sizes, and compares every element. An argument selects one kernel. Exit status: 0 if all elements
+// are correct, 1 for a wrong element, 2 for an unknown kernel, 3 for a wait that does not end. If
+// ThreadSanitizer is compiled in and reports an error, the exit status is ThreadSanitizer's.
 
 #include "../all_reduce.cuh"
 #include "../fused.cuh"
@@ -15,10 +15,11 @@ namespace {
 constexpr u32 BLOCKS = 2;
 constexpr u32 THREADS = 32;
 constexpr int LAUNCHES = 10;
-// Vectors of a launch: fewer than ranks, not divisible by them, more than a thread's share.
+// Numbers of vectors per launch. They include numbers below the number of ranks, numbers not
+// divisible by it, and numbers that give a thread more than one vector.
 constexpr u32 SIZES[] = {1, 64, 3, 200, 517, 65, 7, 1000, 2, 320};
 constexpr u32 MOST = 1000;
-// Rows of a norm, and rows of the largest norm.
+// Numbers of rows of the norms, and the largest of these numbers.
 constexpr u32 ROWS[] = {1, 4, 2, 7, 3};
 constexpr u32 MOST_ROWS = 7;
 
@@ -32,7 +33,7 @@ bool is_chosen(const char *name) {
     return is;
 }
 
-// Returns small integers, whose sums are exact in bf16, too.
+// Returns small integers, whose sums are also exact in bf16.
 int element(u32 rank, u32 index, int launch) {
     return static_cast<int>((rank * 7 + index * 13 + static_cast<u32>(launch) * 5) % 31) - 15;
 }
@@ -68,8 +69,8 @@ struct Memory {
     Peers<R> peers;
 };
 
-// Runs `body(rank, launch, gather)` on every thread of the grids of R ranks. `gather` is the end of
-// a kernel: a barrier of the threads of one rank.
+// Runs `body(rank, launch, gather)` on every thread of the grids of R ranks. `gather` is a barrier
+// between the threads of one rank. It stands for the end of a kernel.
 template <int R>
 void run(int launches, const std::function<void(u32, int, const std::function<void()> &)> &body) {
     std::vector<std::thread> threads;
@@ -114,7 +115,7 @@ void check_all_reduce(const char *name, Way way) {
     run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
         const u32 vectors = SIZES[launch];
         const u32 first = thread_of_grid(), stride = threads_of_grid();
-        // Stands for the previous kernel.
+        // Stands for the previous kernel on the stream.
         for (u32 i = first; i < vectors; i += stride) {
             inputs.ranks[rank][i] = vector_of<T>(
                 [&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
@@ -143,7 +144,7 @@ void check_all_reduce(const char *name, Way way) {
             break;
         }
         gather();
-        // Stands for the next kernel.
+        // Stands for the next kernel on the stream.
         for (u32 i = first; i < vectors; i += stride) {
             const auto total = [&](u32 at) {
                 int all = 0;
@@ -217,7 +218,7 @@ void check_norm(const char *name, Norms way) {
             }
             return static_cast<float>(all);
         };
-        // One row per thread; further threads have none.
+        // One row per thread. Threads without a row skip the loop.
         for (u32 row = first; row < rows; row += stride) {
             double squares = 0.0;
             for (u32 i = 0; i < width * T::LANES; ++i) {
@@ -246,7 +247,7 @@ void check_norm(const char *name, Norms way) {
     });
 }
 
-// The ping-pong has two threads, barriers have many.
+// The ping-pong uses one thread per rank. The barriers use whole blocks.
 void check_costs() {
     if (!is_chosen("costs")) {
         return;
@@ -300,7 +301,7 @@ std::function<void()> check_norm_at(const char *name, Norms way) {
 
 int main(int count, char **arguments) {
     chosen = count > 1 ? arguments[1] : nullptr;
-    // Begins with few ranks, and stops at the first error.
+    // Starts with small numbers of ranks and stops at the first error.
     const std::function<void()> checks[] = {
         check_costs,
         check_all<F32, 2>,

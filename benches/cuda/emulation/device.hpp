@@ -1,9 +1,10 @@
-// The parts of CUDA C++ that the baseline uses, on host threads: a GPU thread is a thread of the
-// process. For checking algorithms, not for measuring. Included by memory.cuh, whose types it uses.
+// Emulates the parts of CUDA C++ that the baseline uses. Each GPU thread is a host thread. For
+// checking algorithms, not for measuring. memory.cuh includes this file, which uses the types of
+// memory.cuh.
 //
 // Vectors are plain memory, so ThreadSanitizer detects accesses that no barrier orders. Flags and
-// packets are sequentially consistent atomics: a missing wait is detected, a wait that is too weak
-// is not.
+// packets are sequentially consistent atomics, so a missing wait is detected, but a wait with too
+// weak an order is not.
 #pragma once
 
 #include <atomic>
@@ -48,7 +49,7 @@ struct Block {
 inline thread_local Block *block;
 inline thread_local u32 noise;
 
-// Delays a thread at random, sometimes for so long that other threads finish their launch.
+// Delays a thread by a random time, sometimes for so long that other threads finish their launch.
 inline void jitter() {
     noise = noise * 1664525 + 1013904223;
     if (noise >> 24 == 0) {
@@ -57,7 +58,7 @@ inline void jitter() {
     }
 }
 
-// Yields the core: many threads poll on a few cores.
+// Yields the core, because many threads poll on few cores.
 inline void give_way(u32 polls) {
     if (polls < 64) {
         std::this_thread::yield();

@@ -1,6 +1,6 @@
-// Table of the baseline's kernels for the fake of the CUDA driver (../fake), which calls them block
-// by block with the arguments in the layout of a launch's buffer. A block has 32 host threads,
-// whatever the launch requests.
+// Table of the baseline's kernels for the fake CUDA driver (../fake). The driver calls a kernel
+// once per block and passes the arguments in the layout of a launch's parameter buffer. A block
+// always has 32 host threads, regardless of the launch configuration.
 
 #include "../baseline.cu"
 

@@ -1,10 +1,12 @@
-//! Executing fake of the CUDA driver ([`fusewire_cuda_fake`]) that also runs the CUDA C++ baseline.
+//! Fake CUDA driver that executes kernels ([`fusewire_cuda_fake`]), including those of the CUDA C++
+//! baseline.
 //!
-//! It runs a host thread for each thread of a block, with kernels from a shared object that a test
-//! builds from `cuda/emulation/entries.cpp`. It serves to test the benchmark harness without a GPU.
+//! The baseline's kernels are in a shared object that a test builds from
+//! `cuda/emulation/entries.cpp`. One host thread runs each thread of a block. This driver tests the
+//! benchmark harness without a GPU.
 //!
-//! The shared object of this crate replaces `libcuda.so.1`. When loaded, it opens the file that
-//! [`VARIABLE`] names; [`image`] creates the image that a program loads.
+//! The shared object of this crate replaces `libcuda.so.1`. When loaded, it opens the file named by
+//! the environment variable [`VARIABLE`]. [`image`] creates the image that a program loads.
 
 use core::ffi::{CStr, c_char};
 use core::slice;
@@ -15,20 +17,20 @@ use std::sync::OnceLock;
 use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
 use libloading::Library;
 
-/// Environment variable with the path of the shared object that has the kernels.
+/// Environment variable with the path of the shared object that contains the kernels.
 pub const VARIABLE: &str = "FUSEWIRE_BASELINE_EMULATION";
 
 /// Maximum number of kernels.
 const MAX_KERNELS: usize = 96;
 
-/// `Field` of `emulation/entries.cpp`.
+/// Mirrors `Field` in `emulation/entries.cpp`.
 #[repr(C)]
 struct Field {
     offset: u32,
     size: u32,
 }
 
-/// `Entry` of `emulation/entries.cpp`; the last entry of a list has no name.
+/// Mirrors `Entry` in `emulation/entries.cpp`. The last entry of a list has no name.
 #[repr(C)]
 struct Entry {
     name: *const c_char,
@@ -57,8 +59,8 @@ unsafe fn native<const INDEX: usize>(context: *const LaneContext, parameters: *c
     };
     // SAFETY: `NativeEntry` requires `context` to point to a live context.
     let LaneContext { block, blocks, .. } = unsafe { *context };
-    // SAFETY: the image is made from the same table of fields, so that the parameters are at the
-    // offsets of the kernel's fields.
+    // SAFETY: the image is made from the same table of fields, so the parameters are at the offsets
+    // of the kernel's fields.
     unsafe { (kernel.run)(block, blocks, parameters) };
 }
 
@@ -75,13 +77,13 @@ macro_rules! natives {
 
 const NATIVES: [NativeEntry; MAX_KERNELS] = natives!(0 1 2 3 4 5 6 7 8 9 10 11);
 
-/// Loads a shared object, which stays loaded, and returns its kernels.
+/// Loads a shared object and returns its kernels. The object is never unloaded.
 fn open(path: &Path) -> io::Result<Vec<EmulatedKernel>> {
     // SAFETY: the object is built from `emulation/entries.cpp`, whose initialisers only fill
-    // tables.
+    // tables, so running them has no precondition.
     let library = unsafe { Library::new(path) }.map_err(io::Error::other)?;
     let list = {
-        // SAFETY: the type is that of the function in `emulation/entries.cpp`.
+        // SAFETY: the type matches the declaration of the function in `emulation/entries.cpp`.
         let list =
             unsafe { library.get::<unsafe extern "C" fn() -> *const Entry>(b"baseline_entries\0") };
         let list = list.map_err(io::Error::other)?;
@@ -91,7 +93,8 @@ fn open(path: &Path) -> io::Result<Vec<EmulatedKernel>> {
     core::mem::forget(library);
     let mut kernels = Vec::new();
     for index in 0.. {
-        // SAFETY: the list ends with an entry without a name, and the loop ends at it.
+        // SAFETY: the list ends with an entry without a name. The loop stops at this entry, so
+        // `index` is within the list.
         let entry = unsafe { &*list.add(index) };
         let (Some(run), false) = (entry.run, entry.name.is_null()) else {
             break;
@@ -140,8 +143,8 @@ fn infos(kernels: &[EmulatedKernel]) -> Vec<KernelInfo> {
     entries.map(info).collect()
 }
 
-/// Returns an image that declares the kernels of a shared object: text with a terminating zero
-/// byte.
+/// Returns an image that declares the kernels of a shared object. The image is text with a
+/// terminating zero byte.
 ///
 /// # Errors
 /// Fails if the shared object cannot be opened.
@@ -152,8 +155,8 @@ pub fn image(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the path of this crate's shared object, which cargo builds next to the binaries of a
-/// test that depends on this crate.
+/// Returns the path of this crate's shared object. For a test that depends on this crate, cargo
+/// builds the object next to the test binary.
 ///
 /// # Errors
 /// Fails if the file does not exist.
