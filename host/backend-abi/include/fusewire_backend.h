@@ -86,7 +86,8 @@ typedef struct FusewireError {
   size_t message_capacity;
 } FusewireError;
 
-/* Lives until the handle and all handles split from it are destroyed. Callable from any thread. */
+/* Lives until the handle, and all handles split from it, are destroyed. The functions may be called
+   from any thread. */
 typedef struct FusewireStore {
   uint32_t struct_bytes;
   uint32_t reserved;
@@ -154,7 +155,7 @@ typedef struct FusewireBackendTable {
                   const FusewireCall *call, FusewireError *error);
   int32_t (*recv)(void *handle, void *to, uint64_t count, uint32_t peer, const FusewireCall *call,
                   FusewireError *error);
-  /* The functions below may be null, except abort. */
+  /* The functions below, except abort, may be null. */
   int32_t (*all_to_all)(void *handle, const void *from, void *to, uint64_t count,
                         const FusewireCall *call, FusewireError *error);
   int32_t (*all_to_all_v)(void *handle, const void *from, const uint64_t *from_counts, void *to,

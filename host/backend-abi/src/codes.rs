@@ -6,7 +6,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"FUSEWIRE");
 pub const ABI_MAJOR: u32 = 1;
 /// Minor version. Incremented when fields are appended.
 pub const ABI_MINOR: u32 = 0;
-/// Size of the table of version 1.0 in bytes: the minimum that a host accepts.
+/// Size in bytes of the table of version 1.0, which is the minimum that a host accepts.
 pub const TABLE_BYTES_1_0: u32 = 232;
 /// Name of the function that a library exports.
 pub const ENTRY_SYMBOL: &str = "fusewire_backend_v1";
@@ -17,9 +17,9 @@ pub const MAX_VALUE_BYTES: usize = 16 << 20;
 
 /// Success.
 pub const CODE_OK: i32 = 0;
-/// Any other failure.
+/// A failure that no other code describes.
 pub const CODE_OTHER: i32 = 1;
-/// A call did not end within its timeout.
+/// A call did not complete within its timeout.
 pub const CODE_TIMEOUT: i32 = 2;
 /// A rank or its connection failed.
 pub const CODE_PEER: i32 = 3;

@@ -62,7 +62,7 @@ pub use self::codes::*;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireError {
-    /// Size of this struct in bytes, as the caller knows it.
+    /// Size of this struct in bytes, as the caller was compiled with it.
     pub struct_bytes: u32,
     /// One of the `CODE_` numbers.
     pub code: i32,
@@ -86,7 +86,7 @@ impl FusewireError {
         }
     }
 
-    /// Stores a code and a message. A message that is too long is truncated between two characters.
+    /// Stores a code and a message. Truncates a message that is too long at a character boundary.
     ///
     /// # Safety
     /// `error` is null, or points to a valid error whose message is writable for its capacity.
@@ -104,26 +104,26 @@ impl FusewireError {
             end -= 1;
         }
         let target: *mut u8 = error.message.cast();
-        // SAFETY: `end` is less than the capacity, and the caller's message is writable for its
-        // capacity.
+        // SAFETY: `end` is less than the capacity, and the caller guarantees that the message is
+        // writable for its capacity.
         unsafe { core::ptr::copy_nonoverlapping(message.as_ptr(), target, end) };
         // SAFETY: `end` is less than the capacity.
         unsafe { target.add(end).write(0) };
     }
 }
 
-/// Store for the rendezvous of the ranks of one communicator. Keys are UTF-8 without zero bytes, at
-/// most [`MAX_KEY_BYTES`] long. Other communicators do not see them.
+/// Store for the rendezvous of the ranks of one communicator. Keys are UTF-8 without zero bytes,
+/// and at most [`MAX_KEY_BYTES`] long. Other communicators cannot access these keys.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireStore {
     /// Size of this struct in bytes, as the host knows it.
     pub struct_bytes: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
     /// First argument of the functions.
     pub context: *mut c_void,
-    /// Stores `value_bytes` at `value` under the key.
+    /// Stores the `value_bytes` bytes at `value` under the key.
     pub set: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -134,9 +134,9 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Waits for the key, copies its value to `value` and stores the value's length in
-    /// `value_bytes`. Returns [`CODE_INVALID`] and stores the length, without a copy, if the value
-    /// does not fit.
+    /// Waits for the key, copies its value to `value`, and stores the value's length in
+    /// `value_bytes`. If the value does not fit, stores the length, copies nothing, and returns
+    /// [`CODE_INVALID`].
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -159,8 +159,8 @@ pub struct FusewireStore {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Adds to the counter under the key, which starts at 0. Stores the result in `sum`, which may
-    /// be null.
+    /// Adds to the counter under the key. A new counter starts at 0. Stores the new value in `sum`,
+    /// unless `sum` is null.
     pub add: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -187,9 +187,9 @@ pub struct FusewireBackendSetup {
     pub size: u32,
     /// Kind of the device that holds the buffers: one of the `DEVICE_` numbers.
     pub device: u32,
-    /// Number of the device among those of its kind.
+    /// Index of the device among the devices of its kind.
     pub device_index: u32,
-    /// Timeout of `create`, and of calls without their own timeout.
+    /// Timeout of `create`, and of calls that have no timeout of their own.
     pub timeout_ns: u64,
     /// Name of the communicator.
     pub name: *const c_char,
@@ -213,13 +213,13 @@ pub struct FusewireCall {
     pub dtype: u32,
     /// One of the `REDUCE_` numbers; [`REDUCE_NONE`] for operations without a reduction.
     pub reduction: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
-    /// This rank's factor of [`REDUCE_PREMUL_SUM`]; 0 otherwise.
+    /// This rank's factor for [`REDUCE_PREMUL_SUM`]; 0 for other reductions.
     pub factor: f64,
     /// Timeout of the call.
     pub timeout_ns: u64,
-    /// The device's stream, as a driver handle; 0 on the CPU.
+    /// The device's stream as a driver handle; 0 on the CPU.
     pub stream: u64,
 }
 
@@ -244,28 +244,29 @@ pub type RootedFn = unsafe extern "C" fn(
     error: *mut FusewireError,
 ) -> i32;
 
-/// Type of a function without arguments.
+/// Type of a function that takes only a handle.
 pub type PlainFn = unsafe extern "C" fn(handle: *mut c_void, error: *mut FusewireError) -> i32;
 
-/// Table of a backend's functions. The crate's documentation has the rules. Counts are in elements.
+/// Table of a backend's functions. The crate's documentation states the rules. Counts are in
+/// elements.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireBackendTable {
     /// [`MAGIC`].
     pub magic: u64,
-    /// [`ABI_MAJOR`].
+    /// Value of [`ABI_MINOR`] when the backend was built.
     pub abi_major: u32,
     /// [`ABI_MINOR`] with which the backend was built.
     pub abi_minor: u32,
     /// Size of this struct in bytes, as the backend knows it.
     pub struct_bytes: u32,
-    /// 0.
+    /// Must be 0.
     pub reserved: u32,
     /// Name of the backend, for messages.
     pub name: *const c_char,
     /// Returns the version of the backend as text.
     pub version: Option<unsafe extern "C" fn() -> *const c_char>,
-    /// Creates this rank's handle; null if that failed. Called by all ranks.
+    /// Creates this rank's handle. Returns null on failure. Called by all ranks.
     pub create: Option<
         unsafe extern "C" fn(
             setup: *const FusewireBackendSetup,
@@ -275,7 +276,8 @@ pub struct FusewireBackendTable {
     /// Frees a handle.
     pub destroy: Option<unsafe extern "C" fn(handle: *mut c_void)>,
     /// Returns 1 if the backend itself supports the operation (one of the `OPERATION_` numbers) for
-    /// the element type and reduction. Called only for operations whose function is not null.
+    /// the element type and reduction. The host calls it only for operations whose function is not
+    /// null.
     pub supports: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -284,14 +286,14 @@ pub struct FusewireBackendTable {
             reduction: u32,
         ) -> i32,
     >,
-    /// Returns 1 if reductions give the same bits on all ranks in every run, in rank order with
-    /// Fusewire's arithmetic.
+    /// Returns 1 if results of reductions are bitwise identical on all ranks and in every run:
+    /// ranks are reduced in rank order with Fusewire's arithmetic.
     pub is_bitwise: Option<unsafe extern "C" fn(handle: *mut c_void) -> i32>,
     /// Starts a group.
     pub group_start: Option<PlainFn>,
     /// Ends a group and runs its operations.
     pub group_end: Option<PlainFn>,
-    /// Reduces `count` elements and gives the result to every rank. `from` and `to` may be equal.
+    /// Reduces `count` elements and stores the result on every rank. `from` and `to` may be equal.
     pub all_reduce: Option<MoveFn>,
     /// Reduces `count` elements to the root. `from` and `to` may be equal.
     pub reduce: Option<RootedFn>,
@@ -309,8 +311,8 @@ pub struct FusewireBackendTable {
     /// Gathers the `count` elements of rank r as row r of `to`. `from` may be this rank's row of
     /// `to`.
     pub all_gather: Option<MoveFn>,
-    /// Reduces row r, of `count` elements, of every `from` to rank r. `to` may be this rank's row
-    /// of `from`.
+    /// Reduces row r of every rank's `from` and stores the result in `to` of rank r. A row has
+    /// `count` elements. `to` may be this rank's row of `from`.
     pub reduce_scatter: Option<MoveFn>,
     /// Sends `count` elements to `peer`.
     pub send: Option<
@@ -334,8 +336,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Sends row r of `from`, of `count` elements, to rank r, which stores it as the sender's row
-    /// of `to`. May be null.
+    /// Sends row r of `from` to rank r. Rank r stores the row in `to`, at the index of the sending
+    /// rank. A row has `count` elements. May be null.
     pub all_to_all: Option<MoveFn>,
     /// `all_to_all` with `size` counts for each direction, one per rank. May be null.
     pub all_to_all_v: Option<
@@ -360,7 +362,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Sends row r of the root's `from`, of `count` elements, to rank r's `to`. May be null.
+    /// Sends row r of the root's `from` to rank r, which stores it in `to`. A row has `count`
+    /// elements. May be null.
     pub scatter: Option<RootedFn>,
     /// Gathers every rank's `count` elements as row r of the root's `to`. May be null.
     pub gather: Option<RootedFn>,
@@ -372,8 +375,8 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Registers memory that will be used often, and stores a registration for `deregister_memory`.
-    /// May be null.
+    /// Registers memory that operations will use often, and stores a registration for
+    /// `deregister_memory`. May be null.
     pub register_memory: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -391,8 +394,9 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Creates a handle of the ranks `ranks`, in that order, and stores it in `part`. Stores null
-    /// and returns 0 if the backend cannot split; the host then calls `create`. May be null.
+    /// Creates a handle for the ranks in the list `ranks`, in the order of the list, and stores the
+    /// handle in `part`. A backend that cannot split stores null and returns 0; the host then calls
+    /// `create`. May be null.
     pub split: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -402,15 +406,15 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// Ends all waits in the handle, on this rank and, if possible, on its peers. May be called at
+    /// Ends all waits of the handle on this rank and, if possible, on its peers. May be called at
     /// any time and more than once.
     pub abort: Option<unsafe extern "C" fn(handle: *mut c_void)>,
     /// Returns a failure that the backend has detected since the last call. May be null.
     pub async_error: Option<PlainFn>,
 }
 
-// SAFETY: plain data that is never written; its pointers refer to data and functions that live as
-// long as the process (the crate's rules).
+// SAFETY: the table is plain data that is never written. Its pointers refer to data and functions
+// that live as long as the process (the crate's rules).
 unsafe impl Sync for FusewireBackendTable {}
 
 /// Type of the function that a library exports as [`ENTRY_SYMBOL`].

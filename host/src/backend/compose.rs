@@ -1,4 +1,4 @@
-//! Operations composed from a backend's primitives, for libraries that lack them.
+//! Operations composed from the primitives of a backend whose library lacks them.
 
 use fusewire_device::DType;
 
@@ -24,7 +24,8 @@ pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
     args: &CallArgs,
 ) -> Result<()> {
     let counts = vec![count as u64; backend.size() as usize];
-    // SAFETY: both buffers hold `count` elements per rank, which `counts` repeats.
+    // SAFETY: both buffers hold `count` elements per rank, and `counts` contains `count` for each
+    // rank.
     unsafe { all_to_all_v(backend, from, &counts, to, &counts, args) }
 }
 
@@ -155,7 +156,7 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
     })
 }
 
-/// All-reduces one element, which requires a call by every rank.
+/// Runs an all_reduce of one element, which completes only after every rank has called it.
 pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
     let mut word = [0u8; 4];
     let args = &CallArgs {
@@ -163,7 +164,7 @@ pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Resu
         ..*args
     };
     let at = word.as_mut_ptr();
-    // SAFETY: one element of four bytes, in place, in host memory. Backends of other devices have
-    // their own barrier.
+    // SAFETY: the element has four bytes, in place, in host memory. Backends of other devices have
+    // a barrier of their own.
     unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

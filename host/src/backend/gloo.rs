@@ -1,8 +1,8 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
 //! Gloo has no average, no scaled sum and no reduce_scatter; this module composes them. Gloo
-//! reduces in a ring, so the order depends on an element's index: all ranks get the same bits, but
-//! not those of rank order.
+//! reduces in a ring, so the order of the ranks depends on an element's index. The results are
+//! bitwise identical on all ranks, but differ from a reduction in rank order.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +20,11 @@ use crate::store::Store;
 
 const NAME: &str = "gloo";
 
-/// Communicator of Gloo.
+/// Communicator that uses Gloo.
 #[derive(Debug)]
 pub(crate) struct Gloo {
     context: sys::Context,
-    /// Messages of the open group.
+    /// Messages of the open group, if there is one.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Message {
     pub(super) timeout: Duration,
 }
 
-/// The communicator's store, as Gloo's rendezvous.
+/// The communicator's store, through Gloo's rendezvous interface.
 struct Rendezvous {
     store: Arc<dyn Store>,
     timeout: Duration,
@@ -83,8 +83,8 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
     )?))
 }
 
-/// Returns Gloo's type for a reduction of `dtype`. Sums, products and bit operations of u32 equal
-/// those of i32.
+/// Returns Gloo's type for a reduction of `dtype`. u32 maps to i32, because sums, products and bit
+/// operations have the same bits for both types.
 pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
@@ -103,7 +103,8 @@ pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::
     })
 }
 
-/// Returns Gloo's reduction. Averages and scaled sums are sums with a local step before or after.
+/// Returns Gloo's reduction. Averages and scaled sums become sums, with a local step before or
+/// after the sum.
 const fn reduction(code: ReductionCode) -> sys::ReduceOp {
     match code {
         ReductionCode::Product => sys::ReduceOp::Product,
@@ -117,10 +118,10 @@ const fn reduction(code: ReductionCode) -> sys::ReduceOp {
 }
 
 /// Multiplies `count` elements at `from` by a factor, or divides them by the number of ranks, and
-/// stores them at `to`.
+/// stores the results at `to`.
 ///
 /// # Safety
-/// Both hold `count` elements of `dtype`; they may be equal.
+/// `from` is readable and `to` is writable for `count` elements of `dtype`. They may be equal.
 pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
     macro_rules! each {
         ($t:ty) => {
@@ -164,7 +165,7 @@ pub(super) enum Scale {
 }
 
 impl Gloo {
-    /// Connects rank `rank` of `size` to the others, with a rendezvous in `store`.
+    /// Connects rank `rank` of `size` to the other ranks, with a rendezvous in `store`.
     pub(super) fn connect(
         rank: u32,
         size: u32,
@@ -210,8 +211,8 @@ impl Gloo {
         }
         let mut copy = vec![0u64; args.bytes(count).div_ceil(8)];
         let at = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: `from` holds `count` elements, and the copy as many bytes, aligned for every
-        // type.
+        // SAFETY: `from` holds `count` elements. The copy has the same size and is aligned for
+        // every type.
         unsafe { scale(from, at, count, args.dtype, Scale::Times(op)) };
         Some(bytemuck::cast_slice(&copy).to_vec())
     }
@@ -369,8 +370,8 @@ impl Backend for Gloo {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, reduction) = Self::types("reduce", op, args)?;
-        // Gloo writes intermediate sums to the output of every rank. Off the root the caller's
-        // output must not change.
+        // Gloo writes intermediate sums to the output of every rank. The caller's output must
+        // change only on the root.
         let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
         let is_root = root == self.rank();
         let target = if is_root {

@@ -1,4 +1,4 @@
-//! Choice of the address at which other hosts reach this one.
+//! Choice of the address at which other hosts reach this host.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::net::{ToSocketAddrs, UdpSocket};
@@ -8,9 +8,10 @@ use fusewire_gloo_sys as sys;
 
 use super::Reach;
 
-/// Returns the address to listen on: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE` or
-/// `GLOO_SOCKET_IFNAME`, if set. Otherwise the loopback if all ranks are on one host, or else the
-/// address from which this host reaches `MASTER_ADDR`, or the address of its host name.
+/// Returns the address to listen on. The first of these environment variables that is set
+/// determines it: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE`, `GLOO_SOCKET_IFNAME`. If
+/// none is set and all ranks are on one host, returns the loopback address. Otherwise returns the
+/// address from which this host reaches `MASTER_ADDR`, or else the address of its host name.
 pub(super) fn device(reach: Reach) -> sys::TcpOptions {
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
@@ -38,7 +39,7 @@ fn first_line(path: &str) -> Option<String> {
 }
 
 /// Returns this host's source address for packets to `to`, according to the routing table. Sends
-/// nothing. `None` if it is the loopback, which other hosts cannot reach.
+/// nothing. Returns `None` if the address is the loopback, which other hosts cannot reach.
 fn address_towards(to: &str) -> Option<IpAddr> {
     /// Any port works, because nothing is sent.
     const DISCARD: u16 = 9;

@@ -1,14 +1,16 @@
-//! Backends: libraries that carry out operations outside Fusewire's own kernels.
+//! Backends: libraries that carry out operations instead of Fusewire's own kernels.
 //!
 //! The trait has NCCL's structure: a few primitives that every library has, groups of
-//! point-to-point calls that run together, and operations composed from those where a library lacks
-//! them. A backend's calls have checked arguments. They are made one at a time, in the
-//! communicator's order, on the thread that runs the stream.
+//! point-to-point calls that run together, and operations that are composed from the primitives if
+//! a library lacks them. The caller has checked the arguments of a backend's calls. It makes one
+//! call at a time, in the order of the communicator's operations, on the thread that runs the
+//! stream.
 //!
-//! Backends are chosen by name. [`register_backend`] adds one, [`backend_names`] lists them. A
-//! shared library can also be a backend, without a new build of Fusewire: it exports the C table of
-//! the crate `fusewire-backend-abi`, and `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
-//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`) or [`register_external_backend`] gives its path.
+//! Backends are chosen by name. [`register_backend`] adds a backend, [`backend_names`] lists them.
+//! A shared library can also be a backend, without a new build of Fusewire, if it exports the C
+//! table of the crate `fusewire-backend-abi`. Its path is given by [`register_external_backend`] or
+//! by the environment variable `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
+//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`).
 
 mod ccl;
 mod compose;
@@ -66,10 +68,10 @@ impl CallArgs {
     }
 }
 
-/// Route of an operation through a backend that has several.
+/// Route of an operation through a backend that has several routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Number of hosts of the ranks.
+    /// Number of hosts that the ranks run on.
     pub hosts: u32,
     /// Steps of the route, and the reason for its choice.
     pub way: &'static str,
@@ -85,8 +87,8 @@ impl Route {
 /// Communicator of another library.
 ///
 /// Pointers refer to memory of the communicator's device and are aligned to the element type. A
-/// `count` is a number of elements. In-place operation (`from == to`, or this rank's row of a
-/// gathered buffer) is allowed where NCCL allows it.
+/// `count` is a number of elements. An operation may run in place (`from == to`, or this rank's row
+/// of a gathered buffer) if NCCL allows it for that operation.
 pub trait Backend: Send + Sync + fmt::Debug {
     /// Returns the name, such as `nccl`.
     fn name(&self) -> &str;
@@ -101,7 +103,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn size(&self) -> u32;
 
     /// Returns true if the backend supports `operation` on elements of `dtype`, with `reduction` if
-    /// the operation reduces. Includes operations that are composed from others.
+    /// the operation reduces. Includes operations that are composed from primitives.
     fn supports(
         &self,
         operation: Operation,
@@ -109,14 +111,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         reduction: Option<ReductionCode>,
     ) -> bool;
 
-    /// Returns true if reductions give the same bits on every rank and in every run, in rank order,
-    /// as [`crate::Determinism::Bitwise`] requires.
+    /// Returns true if the results of reductions are bitwise identical on every rank and in every
+    /// run, reduced in rank order, as [`crate::Determinism::Bitwise`] requires.
     fn is_bitwise(&self) -> bool {
         false
     }
 
     /// Returns the route of `operation` over `count` elements of `dtype` (per row, for operations
-    /// on rows), if the backend has several.
+    /// on rows). Returns `None` if the backend has only one route.
     fn route(
         &self,
         _operation: Operation,
@@ -127,20 +129,20 @@ pub trait Backend: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Starts a group. Calls of [`Backend::send`] and [`Backend::recv`] in it run together when it
-    /// ends.
+    /// Starts a group. Calls of [`Backend::send`] and [`Backend::recv`] in the group run together
+    /// when the group ends.
     ///
     /// # Errors
     /// [`Error::Backend`].
     fn group_start(&self) -> Result<()>;
 
-    /// Ends the group and waits for its calls, or enqueues them.
+    /// Ends the group. On the CPU, waits for the calls of the group; on a GPU, enqueues them.
     ///
     /// # Errors
     /// [`Error::Backend`] of the first call that failed.
     fn group_end(&self) -> Result<()>;
 
-    /// Reduces `count` elements and gives the result to every rank.
+    /// Reduces `count` elements and stores the result on every rank.
     ///
     /// # Safety
     /// `from` is readable and `to` writable for `count` elements until the call (on a GPU: the
@@ -205,7 +207,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Reduces row r of every rank's `from`, of `count` elements, to rank r.
+    /// Reduces row r of every rank's `from` and stores the result in `to` of rank r. A row has
+    /// `count` elements.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`]; `from` holds one row per rank.
@@ -221,11 +224,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         args: &CallArgs,
     ) -> Result<()>;
 
-    /// Sends `count` elements to `peer`, which may be this rank in a group.
+    /// Sends `count` elements to `peer`. In a group, `peer` may be this rank.
     ///
     /// # Safety
     /// `from` is readable for `count` elements until the call (on a GPU: the stream) has completed
-    /// the operation; in a group, until the group has.
+    /// the operation, or, in a group, until the group has completed.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -235,7 +238,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// `to` is writable for `count` elements until the call (on a GPU: the stream) has completed
-    /// the operation; in a group, until the group has.
+    /// the operation, or, in a group, until the group has completed.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -338,7 +341,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         unsafe { compose::gather(self, from, to, count, root, args) }
     }
 
-    /// Returns (on a GPU: lets the stream continue) after all ranks have called it.
+    /// Returns after all ranks have called it. On a GPU, the call returns at once, and the stream
+    /// waits until all ranks have called it.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -346,7 +350,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         compose::barrier(self, args)
     }
 
-    /// Registers memory that will be used often. May do nothing. Returns a handle for
+    /// Registers memory that operations will use often. May do nothing. Returns a handle for
     /// [`Backend::deregister`].
     ///
     /// # Safety
@@ -366,9 +370,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Creates a communicator of the ranks `ranks`, in that order. Returns `None` if the library
-    /// cannot; a new one is then created through the store. All ranks of this communicator call it,
-    /// with disjoint lists. Ranks that join no part pass an empty list, and get `None`.
+    /// Creates a communicator of the listed ranks, in the order of the list. Returns `None` if the
+    /// library cannot split; the caller then creates a communicator through the store. All ranks of
+    /// this communicator call it, with disjoint lists. Ranks that join no part pass an empty list,
+    /// and get `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -376,8 +381,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Ends all waits in this communicator. May be called from any thread. The communicator is
-    /// unusable afterwards.
+    /// Ends all waits in this communicator. May be called from any thread. The communicator cannot
+    /// be used afterwards.
     fn abort(&self);
 
     /// Returns a failure that the library has detected since the last call.
@@ -389,7 +394,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 }
 
-/// Creates the error of backend `backend` in `operation`.
+/// Creates an error that backend `backend` reports for `operation`.
 pub fn backend_error(backend: &str, operation: &'static str, detail: impl Into<String>) -> Error {
     Error::Backend {
         backend: backend.to_owned(),

@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// Arguments for the creation of a backend. All ranks create their parts together.
+/// Arguments for the creation of a backend. Every rank creates its part at the same time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Setup {
@@ -18,23 +18,23 @@ pub struct Setup {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Store for the rendezvous of the ranks. Other communicators do not see its keys.
+    /// Store for the rendezvous of the ranks. Other communicators cannot access its keys.
     pub store: Arc<dyn Store>,
     /// Name of the communicator.
     pub name: String,
-    /// The device whose memory calls will use.
+    /// Device whose memory the calls use.
     pub device: Device,
-    /// The communicator's options, such as timeout and hints.
+    /// Options of the communicator, such as timeout and hints.
     pub options: Options,
-    /// Distance of the ranks.
+    /// Location of the ranks: on one host or on several.
     pub reach: Reach,
 }
 
-/// Distance of a communicator's ranks.
+/// Location of a communicator's ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reach {
-    /// All ranks have the same [`crate::bootstrap::host_id`].
+    /// All ranks are on one host: [`crate::bootstrap::host_id`] is equal on all of them.
     #[default]
     Host,
     /// Ranks may be on several hosts.
@@ -61,7 +61,7 @@ fn table() -> MutexGuard<'static, Table> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the backends of this build.
+/// Returns the backends that are compiled into this build.
 fn built_in() -> Table {
     let mut table = Table::default();
     // A library is opened when a communicator is created.
@@ -76,13 +76,13 @@ fn built_in() -> Table {
     table
 }
 
-/// Names of all known backends, even if they are not in this build.
+/// Names of all known backends, including those that are not compiled into this build.
 const KNOWN: [&str; 6] = ["fusewire", "nccl", "ncclx", "rccl", "rcclx", "gloo"];
 
-/// Registers a backend that [`crate::new_comm`] creates under `name`, in this process.
+/// Registers in this process a backend that [`crate::new_comm`] creates under `name`.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if the name is empty or taken.
+/// [`Error::InvalidArgument`] if the name is empty or already registered.
 pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
     let refuse = |detail: String| Error::InvalidArgument {
         operation: "register_backend",
@@ -99,23 +99,23 @@ pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
     Ok(())
 }
 
-/// Returns the names of the backends that [`crate::new_comm`] can create here: `fusewire`, those of
-/// this build, and the registered ones. The library of a listed backend may not be installed.
-/// Backends whose library only the environment names ([`super::register_external_backend`]) are not
-/// listed.
+/// Returns the names of the backends that [`crate::new_comm`] can create here: `fusewire`, the
+/// backends of this build, and the registered backends. The library of a listed backend may not be
+/// installed. Backends whose library is named only by an environment variable
+/// ([`super::register_external_backend`]) are not listed.
 pub fn backend_names() -> Vec<String> {
     let mut names = vec!["fusewire".to_owned()];
     names.extend(table().0.keys().cloned());
     names
 }
 
-/// Returns true if [`crate::new_comm`] knows a backend of that name. Its library may not be
-/// installed.
+/// Returns true if [`crate::new_comm`] knows a backend of that name. The library of the backend may
+/// not be installed.
 pub fn is_backend(name: &str) -> bool {
     check_name(name).is_ok()
 }
 
-/// Refuses unknown names of backends.
+/// Returns an error if `name` is not the name of a known backend.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if name == "fusewire" || table().0.contains_key(name) {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Communicators of a library: new ones, whose rendezvous uses the store, and adopted ones.
+//! Creation of a library's communicators, with a rendezvous in the store, and adoption of existing
+//! communicators.
 
 use core::ffi::{c_char, c_void};
 use core::time::Duration;
@@ -15,7 +16,7 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// Names of the backends, and their libraries.
+/// Names of the backends, and the library of each.
 pub(in crate::backend) const NAMES: [(&str, Kind); 4] = [
     ("nccl", Kind::Nccl),
     ("ncclx", Kind::Ncclx),
@@ -41,14 +42,14 @@ pub(in crate::backend) fn create(
     } else {
         learn(setup, init)?
     };
-    // All ranks have opened their libraries, so no rank waits here for one that cannot join.
+    // All ranks have opened their libraries, so no rank waits here for a rank that cannot join.
     let comm = library
         .init_rank(setup.size as usize, id, setup.rank as usize)
         .map_err(|error| init(error.to_string()))?;
     Ok(Arc::new(Ccl::new(comm, setup.options.timeout)?))
 }
 
-/// Opens the library, and refuses memory that it cannot access.
+/// Opens the library. Returns an error if the library cannot access the device's memory.
 fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     let path = setup.options.hints.get("library_path").map(Path::new);
     let library = Library::open(kind, path)
@@ -63,8 +64,8 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     Ok(library)
 }
 
-/// Reports to rank 0 that this rank is ready. Rank 0 returns the error of the first rank that is
-/// not, and [`announce`] reports it to all ranks.
+/// Reports to rank 0 that this rank is ready. Rank 0 waits for the reports of all ranks and stores
+/// the first error under `ID`, where all ranks read it.
 fn agree<'a>(
     setup: &Setup,
     prepared: &'a Result<Library>,
@@ -134,9 +135,9 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
 
 /// Adopts a communicator that another part of the program has created with the C interface. `raw`
 /// is an `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens
-/// at `path`, or at its usual location. The result can be passed to [`crate::Communicator::adopt`],
-/// and destroys the communicator when it is dropped. The library must be the same file that `raw`
-/// comes from.
+/// at `path`, or at its usual location. The library must be the same file as the one that created
+/// `raw`. The returned backend can be passed to [`crate::Communicator::adopt`]. Dropping the
+/// backend destroys the communicator.
 ///
 /// # Safety
 /// `raw` is a live, initialised, blocking communicator of that library. No other code uses or frees
@@ -144,7 +145,7 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] if the library cannot
-/// be opened or refuses the communicator, which is then aborted.
+/// be opened, or if it does not accept the communicator, which is then aborted.
 pub unsafe fn adopt_nccl(
     name: &str,
     path: Option<&Path>,

@@ -1,4 +1,4 @@
-//! Timeouts for a library's calls, which have none.
+//! Timeouts for library calls, which have no timeouts of their own.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -14,7 +14,7 @@ use fusewire_ccl_sys::Comm;
 pub(super) struct Guard {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Locked during a call: the library takes one call at a time.
+    /// Locked during a call, because the library accepts only one call at a time.
     calls: Mutex<()>,
 }
 
@@ -30,7 +30,7 @@ struct Shared {
 struct WatchState {
     /// Deadline of the current call.
     until: Option<Instant>,
-    /// Time at which the thread wakes up; `None` if it sleeps until it is notified.
+    /// Time at which the thread wakes up; `None` if the thread sleeps until it is notified.
     sleeps: Option<Instant>,
     expired: bool,
     end: bool,
@@ -95,15 +95,15 @@ impl Guard {
         })
     }
 
-    /// Runs `call`, and aborts the communicator if it exceeds `timeout`. The second part of the
-    /// result is true if it was aborted.
+    /// Runs `call`, and aborts the communicator if the call exceeds `timeout`. The second part of
+    /// the result is true if the communicator was aborted.
     pub(super) fn during<R>(&self, timeout: Duration, call: impl FnOnce() -> R) -> (R, bool) {
         let _one = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let mut watched = self.shared.watched();
         let until = Instant::now().checked_add(timeout);
         watched.until = until;
-        // A thread that sleeps until the deadline of an earlier call, which ends sooner, sees this
-        // call's deadline when it wakes up. It need not be notified.
+        // The thread may sleep until the deadline of an earlier call. If that deadline comes first,
+        // the thread then finds the deadline of this call, so it need not be notified.
         let late = until.is_some_and(|until| watched.sleeps.is_none_or(|sleeps| until < sleeps));
         drop(watched);
         if late {

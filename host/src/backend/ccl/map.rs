@@ -8,12 +8,12 @@ use half::{bf16, f16};
 
 use crate::options::ReduceOp;
 
-/// First version with the average.
+/// First version that has the average.
 const AVERAGE: i32 = 21_000;
-/// First version with 8-bit floats. Earlier versions move them as bytes.
+/// First version that has 8-bit floats. Earlier versions move them as bytes.
 const FLOAT8: i32 = 22_400;
 
-/// Returns the library's number of `dtype`.
+/// Returns the library's number for `dtype`.
 pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDataType_t> {
     Some(match dtype {
         DType::F64 => ncclFloat64,
@@ -32,8 +32,8 @@ pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDat
     })
 }
 
-/// Returns the library's reduction. `None` for the scaled sum, which is created for each call, and
-/// for reductions that the library lacks.
+/// Returns the library's reduction. Returns `None` for the scaled sum, which is created for each
+/// call, and for reductions that the library lacks.
 pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
     Some(match code {
         ReductionCode::Sum => RedOp::SUM,
@@ -45,8 +45,8 @@ pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
     })
 }
 
-/// Returns true if the library supports the reduction for `dtype`. It has no bit operations, and
-/// does not reduce 8-bit floats.
+/// Returns true if the library supports the reduction for `dtype`. The libraries have no bit
+/// operations, and do not reduce 8-bit floats.
 pub(super) fn reduces(library: &Library, dtype: DType, code: ReductionCode) -> bool {
     code.supports(dtype)
         && match code {
@@ -59,7 +59,8 @@ pub(super) fn reduces(library: &Library, dtype: DType, code: ReductionCode) -> b
         }
 }
 
-/// Returns the factor of a scaled sum as an element of `dtype`, in the first bytes of a word.
+/// Returns the factor of a scaled sum as an element of `dtype`, stored in the first bytes of a
+/// word.
 pub(super) fn scalar(op: ReduceOp, dtype: DType) -> [u64; 1] {
     let word = op.scalar(dtype);
     let value = f64::from_bits(word);
@@ -68,7 +69,7 @@ pub(super) fn scalar(op: ReduceOp, dtype: DType) -> [u64; 1] {
         DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),
         DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
         DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
-        // The word has the bits of an f64; integers start with their low bytes.
+        // `word` holds the bits of an f64, or an integer, whose low bytes come first.
         _ => bytes = word.to_le_bytes(),
     }
     [u64::from_ne_bytes(bytes)]

@@ -2,8 +2,9 @@
 //!
 //! All four libraries have NCCL's C interface, which this adapter calls directly. Operations that a
 //! library lacks (all_gather_v, scatter, gather, and all_to_all in old versions) are composed from
-//! grouped sends and receives. If a call (on a GPU: its enqueueing) exceeds its timeout, a thread
-//! aborts the library's communicator, which ends the call.
+//! grouped sends and receives. The timeout bounds a call on the CPU, and the enqueueing of a call
+//! on a GPU. After the timeout a thread aborts the library's communicator, which makes the call
+//! return.
 
 mod create;
 mod guard;
@@ -25,16 +26,16 @@ use super::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
 
-/// Communicator of one of the libraries.
+/// Communicator of one of the four libraries.
 #[derive(Debug)]
 struct Ccl {
     comm: Arc<Comm>,
     guard: Guard,
-    /// Messages of the open group.
+    /// Messages of the open group, if there is one.
     group: Mutex<Option<Vec<Message>>>,
-    /// Element that a barrier reduces, if it cannot be host memory.
+    /// Element that a barrier reduces, if the library cannot access host memory.
     word: OnceLock<Memory>,
-    /// Timeout of calls without their own timeout.
+    /// Timeout of calls that have no timeout of their own.
     timeout: core::time::Duration,
 }
 
@@ -75,7 +76,7 @@ impl Ccl {
         backend_error(self.name(), operation, detail)
     }
 
-    /// Runs a library call with a timeout. Aborts the library's communicator after a failure, so
+    /// Runs a library call with a timeout. After a failure, aborts the library's communicator, so
     /// that its peers do not wait for this rank.
     fn call<R>(
         &self,
@@ -122,12 +123,12 @@ impl Ccl {
                 return call(comm, dtype, op);
             }
             let scalar = map::scalar(op, args.dtype);
-            // SAFETY: `scalar` is eight readable bytes, aligned to eight, that start with an
-            // element of `dtype`.
+            // SAFETY: `scalar` has eight readable bytes, is aligned to eight bytes, and starts with
+            // an element of `dtype`.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
             let called = call(comm, dtype, red);
-            // The library keeps the data that its enqueued calls need. After an abort there is
-            // nothing to free.
+            // The library keeps the data that its enqueued calls need. After an abort nothing must
+            // be freed.
             let freed = comm.destroy_op(red);
             called.and(freed)
         })
@@ -217,7 +218,7 @@ impl Backend for Ccl {
         Ok(())
     }
 
-    /// A library's group belongs to a thread, so all its calls are made here.
+    /// The library binds a group to a thread, so this call makes all calls of the group.
     fn group_end(&self) -> Result<()> {
         let messages = self.group().take().unwrap_or_default();
         let Some(timeout) = messages.iter().map(|message| message.args.timeout).max() else {
@@ -371,13 +372,13 @@ impl Backend for Ccl {
         } else if let Some(memory) = self.word.get() {
             memory.as_ptr()
         } else {
-            // The memory's content is irrelevant.
+            // The barrier ignores the content of the memory.
             let memory = Memory::new(library, size_of::<f32>())
                 .map_err(|error| self.refused("barrier", error.to_string()))?;
             self.word.get_or_init(|| memory).as_ptr()
         };
-        // SAFETY: one element, in place, in memory of the library's kind. On the host the call
-        // blocks, so the element outlives it.
+        // SAFETY: one element, in place, in memory that the library can access. In host memory the
+        // call blocks, so the element outlives the call.
         self.call("barrier", args.timeout, |comm| unsafe {
             comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
         })
@@ -387,7 +388,7 @@ impl Backend for Ccl {
         if !self.comm.library().features().has("ncclCommRegister") {
             return Ok(0);
         }
-        // SAFETY: `Backend::register` requires memory that is valid until it is deregistered.
+        // SAFETY: `Backend::register` requires memory that stays valid until it is deregistered.
         self.call("register", self.timeout, |comm| unsafe {
             comm.register(at.cast(), bytes)
         })

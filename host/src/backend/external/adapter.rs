@@ -13,7 +13,7 @@ use crate::Result;
 use crate::backend::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 
-/// Returns the table's form of `args`.
+/// Converts `args` to the table's struct.
 fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     FusewireCall {
         struct_bytes: size_of::<FusewireCall>() as u32,
@@ -29,8 +29,8 @@ fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     }
 }
 
-/// Calls a function of the table. If it is null, the expression after `else` composes the
-/// operation.
+/// Calls a function of the table. If the function is null, evaluates the expression after `else`,
+/// which composes the operation from others.
 macro_rules! forward {
     ($self:ident.$function:ident($($arg:expr),*), $args:expr, $op:expr) => {
         match $self.library.table.$function {
@@ -49,7 +49,7 @@ macro_rules! forward {
         if $self.library.table.$function.is_some() {
             forward!($self.$function($($arg),*), $args, None)
         } else {
-            // SAFETY: the composition has the preconditions of the trait method.
+            // SAFETY: the composition has the same preconditions as the trait method.
             unsafe { $composed }
         }
     };
@@ -62,8 +62,8 @@ impl Backend for External {
 
     fn version(&self) -> String {
         let table = &self.library.table;
-        // SAFETY: `version` takes nothing; its text lives as long as the process (the table's
-        // rules).
+        // SAFETY: `version` takes no arguments; the returned text lives as long as the process (the
+        // table's rules).
         let version = table.version.map(|version| unsafe { text(version()) });
         // SAFETY: the name lives as long as the process (the table's rules).
         let name = unsafe { text(table.name) };
@@ -139,8 +139,8 @@ impl Backend for External {
     fn group_end(&self) -> Result<()> {
         let function = self.library.table.group_end;
         let function = function.ok_or_else(|| lacks(&self.name, "group_end"))?;
-        // SAFETY: handle and error are live. Callers of the group's operations keep their buffers
-        // valid until the group ends.
+        // SAFETY: handle and error are live. The callers of the group's sends and receives keep
+        // their buffers valid until the group ends.
         self.call("group_end", |handle, error| unsafe {
             function(handle, error)
         })
@@ -333,7 +333,7 @@ impl Backend for External {
             return Ok(());
         };
         self.call("deregister", |handle, error| {
-            // SAFETY: handle and error are live; the library checks the number.
+            // SAFETY: handle and error are live; the library checks the registration number.
             unsafe { function(handle, registration, error) }
         })
     }
@@ -343,7 +343,7 @@ impl Backend for External {
             return Ok(None);
         };
         if ranks.is_empty() {
-            // Only ranks that join a part call the library.
+            // Ranks that join no part do not call the library.
             return Ok(None);
         }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {

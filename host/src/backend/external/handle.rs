@@ -1,4 +1,4 @@
-//! A library's handle: creation, calls, destruction.
+//! Handle of an external library: creation, calls, destruction.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
@@ -27,17 +27,17 @@ pub(super) struct External {
     pub(super) handle: *mut c_void,
     pub(super) rank: u32,
     pub(super) size: u32,
-    /// Locked during a call: calls of a handle must not overlap.
+    /// Locked during a call, because calls of a handle must not overlap.
     pub(super) calls: Mutex<()>,
-    /// Store of the handle. Fields are dropped after `drop` has destroyed the handle, so the store
-    /// outlives it.
+    /// Store of the handle. `drop` destroys the handle before the fields are dropped, so the store
+    /// outlives the handle.
     pub(super) store: Arc<StoreContext>,
 }
 
-// SAFETY: a handle may be used from any thread, in one call at a time, which `calls` ensures.
-// `supports`, `is_bitwise` and `abort` may be called at any time (the table's rules).
+// SAFETY: the table's rules allow calls from any thread, one at a time; `calls` ensures that calls
+// do not overlap. `supports`, `is_bitwise` and `abort` may be called at any time.
 unsafe impl Send for External {}
-// SAFETY: the same rules allow shared use.
+// SAFETY: the rules that make the handle `Send` also allow shared use.
 unsafe impl Sync for External {}
 
 impl fmt::Debug for External {
@@ -60,7 +60,7 @@ impl Drop for External {
     }
 }
 
-/// Returns the error for code `code` and the message in `buffer`.
+/// Returns the error for `code` and the message in `buffer`.
 fn failure(name: &str, operation: &'static str, code: i32, buffer: &[u8]) -> Error {
     let said = CStr::from_bytes_until_nul(buffer)
         .map_or(String::new(), |text| text.to_string_lossy().into_owned());
@@ -82,7 +82,7 @@ fn failure(name: &str, operation: &'static str, code: i32, buffer: &[u8]) -> Err
     backend_error(name, operation, format!("{kind} (code {code}): {said}"))
 }
 
-/// Converts to a C string. Refuses text with a zero byte.
+/// Converts text to a C string. Returns an error if the text contains a zero byte.
 fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
     CString::new(value).map_err(|_| {
         let detail = format!("{what} \"{}\" has a zero byte", value.escape_debug());
@@ -133,7 +133,8 @@ impl External {
         let mut error = FusewireError::new(&mut buffer);
         let create = library.table.create;
         let create = create.ok_or_else(|| lacks(name, "create"))?;
-        // SAFETY: all pointers of the setup are to live memory; the library's table was checked.
+        // SAFETY: all pointers of `given` refer to live memory, and the library's table was
+        // checked.
         let handle = unsafe { create(&raw const given, &raw mut error) };
         if handle.is_null() {
             return Err(failure(name, "create", error.code, &buffer));
@@ -149,7 +150,7 @@ impl External {
         })
     }
 
-    /// Runs `call` on the handle, exclusively, and converts its failure.
+    /// Runs `call` on the handle, under its lock, and converts a failure to an error.
     pub(super) fn call(
         &self,
         operation: &'static str,

@@ -1,4 +1,4 @@
-//! Opening a library and checking its table before any of its functions are called.
+//! Opens libraries and checks their tables before any other function of the library is called.
 
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;
@@ -15,7 +15,7 @@ use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 use crate::Result;
 use crate::backend::backend_error;
 
-/// A library whose table was checked. It stays open until the process ends.
+/// A library whose table was checked. The library stays open until the process ends.
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Library {
     pub(super) table: Table,
 }
 
-/// Returns the library at `path`, which the first call opens.
+/// Returns the library at `path`. The first call for a path opens the library.
 pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
     static OPEN: Mutex<BTreeMap<PathBuf, &'static Library>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,8 +47,8 @@ fn load(path: &Path) -> Result<Table, String> {
     // SAFETY: the user who names the library is responsible for its initialisers.
     let opened = unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| format!("cannot be opened: {error}"))?;
-    // Never closed, even if it is refused: its initialisers may have started threads or registered
-    // callbacks.
+    // The library is never closed, even if its table is refused: its initialisers may have started
+    // threads or registered callbacks.
     let opened = core::mem::ManuallyDrop::new(opened);
     // SAFETY: the symbol's name includes the table's version, so the symbol has this type.
     let entry = unsafe { opened.get::<EntryFn>(ENTRY_SYMBOL.as_bytes()) }.map_err(|error| {
@@ -64,11 +64,11 @@ fn load(path: &Path) -> Result<Table, String> {
     unsafe { judge(table) }
 }
 
-/// Checks the magic number, version, size and required functions of a table, and copies it.
+/// Checks the magic number, version, size and required functions of a table, and copies the table.
 ///
 /// # Safety
-/// `table` is null or readable for 24 bytes. If these begin a table of this major version, `table`
-/// is readable for `struct_bytes`.
+/// `table` is null or readable for 24 bytes. If these bytes begin a table of this major version,
+/// `table` is readable for `struct_bytes` bytes.
 unsafe fn judge(table: *const Table) -> Result<Table, String> {
     if table.is_null() {
         return Err(format!("{ENTRY_SYMBOL} returned null instead of a table"));
@@ -104,8 +104,8 @@ unsafe fn judge(table: *const Table) -> Result<Table, String> {
     }
     let mut copy = core::mem::MaybeUninit::<Table>::zeroed();
     let known = (bytes as usize).min(size_of::<Table>());
-    // SAFETY: the table is readable for `bytes` and the copy writable for its own size; `known` is
-    // at most either.
+    // SAFETY: `known` is at most `bytes`, for which the table is readable, and at most the size of
+    // the copy, for which the copy is writable.
     unsafe { core::ptr::copy_nonoverlapping(table.cast::<u8>(), copy.as_mut_ptr().cast(), known) };
     // SAFETY: the fields are integers, pointers and optional functions, for which zero is a valid
     // value.
@@ -131,7 +131,7 @@ fn missing(table: &Table) -> Vec<&'static str> {
     .collect()
 }
 
-/// Returns the text at `at`, or an empty string if it is null.
+/// Returns the text at `at`, or an empty string if `at` is null.
 ///
 /// # Safety
 /// `at` is null or a valid string that ends with a zero byte.

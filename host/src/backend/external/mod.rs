@@ -1,11 +1,11 @@
 //! External backends: shared libraries that are opened at run time.
 //!
-//! A library exports the table of [`fusewire_backend_abi`], which documents the rules. The
-//! environment gives its path (`FUSEWIRE_BACKEND_PATH_<NAME>` or
-//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, with the name in upper case and other characters than
-//! letters and digits replaced by `_`), or [`register_external_backend`] does. A library is opened
-//! once per process, with `RTLD_NOW` and `RTLD_LOCAL`, and never closed, because it may have
-//! threads, and handles may outlive the code that opened it.
+//! A library exports the table of [`fusewire_backend_abi`], which documents the rules. Its path is
+//! given by [`register_external_backend`] or by an environment variable:
+//! `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, where `<NAME>` is the
+//! backend's name in upper case, with `_` for every character that is not a letter or digit. A
+//! library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is never closed,
+//! because its threads may still run, and its handles may outlive the code that opened it.
 
 mod adapter;
 mod handle;
@@ -19,8 +19,8 @@ use self::handle::External;
 use super::{Backend, Setup, register_backend};
 use crate::Result;
 
-/// Registers the shared library at `path` as a backend that [`crate::new_comm`] creates under
-/// `name`, in this process. The library is opened when the first communicator is created.
+/// Registers the shared library at `path` in this process as a backend that [`crate::new_comm`]
+/// creates under `name`. The library is opened when the first communicator is created.
 ///
 /// # Errors
 /// The errors of [`register_backend`].
@@ -29,7 +29,7 @@ pub fn register_external_backend(name: &str, path: impl Into<PathBuf>) -> Result
     register_backend(name, Arc::new(move |setup| create(&owned, &path, setup)))
 }
 
-/// Returns the path that the environment gives for backend `name`, and the name of the variable.
+/// Returns the path that the environment gives for backend `name`.
 pub(super) fn path_of_environment(name: &str) -> Option<PathBuf> {
     variables(name)
         .into_iter()
@@ -48,7 +48,7 @@ pub(super) fn variables(name: &str) -> [String; 2] {
     ]
 }
 
-/// Creates this rank's part of a communicator with the library at `path` as backend `name`.
+/// Creates this rank's part of a communicator of backend `name`, which is the library at `path`.
 pub(super) fn create(name: &str, path: &Path, setup: &Setup) -> Result<Arc<dyn Backend>> {
     let library = library::open(name, path)?;
     Ok(Arc::new(External::create(name, library, setup)?))

@@ -1,4 +1,4 @@
-//! The communicator's store as C functions.
+//! The communicator's store as C functions for external backends.
 
 use core::ffi::{c_char, c_void};
 use core::panic::AssertUnwindSafe;
@@ -14,18 +14,18 @@ use fusewire_backend_abi::{
 use crate::Error;
 use crate::store::Store;
 
-/// Context of the functions, with the struct that lists them. Both are boxed, so that neither
-/// moves.
+/// Context of the store functions, and the struct that lists the functions. Both are boxed, so that
+/// neither moves.
 #[derive(Debug)]
 pub(super) struct StoreContext {
     store: Arc<dyn Store>,
     table: FusewireStore,
 }
 
-// SAFETY: the table's only pointer is the value's own address, nothing is written after `new`, and
-// a store is `Send + Sync`.
+// SAFETY: the struct's only pointer is the address of the boxed value itself. Nothing is written
+// after `new`, and a store is `Send + Sync`.
 unsafe impl Send for StoreContext {}
-// SAFETY: as for `Send`: nothing is written after `new`, and the store is `Sync`.
+// SAFETY: nothing is written after `new`, and the store is `Sync`.
 unsafe impl Sync for StoreContext {}
 
 impl StoreContext {
@@ -35,7 +35,7 @@ impl StoreContext {
             table: FusewireStore {
                 struct_bytes: size_of::<FusewireStore>() as u32,
                 reserved: 0,
-                // The value's final address.
+                // The value is boxed, so this is its final address.
                 context: this.as_ptr().cast_mut().cast(),
                 set: Some(set),
                 get: Some(get),
@@ -66,7 +66,7 @@ fn failed(error: &Error) -> StoreFailure {
     (code, error.to_string())
 }
 
-/// Runs a function's body on the store. Catches panics and refuses a null context.
+/// Runs the body of a store function. Catches panics and refuses a null context.
 ///
 /// # Safety
 /// `context` is null or points to a [`StoreContext`]; `error` is valid for [`FusewireError::set`].
@@ -91,7 +91,7 @@ unsafe fn guarded(
     code
 }
 
-/// Returns the bytes at `at`, after a check of pointer and length.
+/// Returns the bytes at `at`, after checking pointer and length.
 ///
 /// # Safety
 /// `at` is null or readable for `bytes` bytes.
@@ -118,7 +118,7 @@ unsafe fn bytes<'a>(
     Ok(unsafe { core::slice::from_raw_parts(at, bytes) })
 }
 
-/// Returns a checked key.
+/// Returns the key at `at`, after checking pointer, length and encoding.
 ///
 /// # Safety
 /// The preconditions of [`bytes`].
@@ -170,7 +170,7 @@ unsafe extern "C" fn get(
         }
         let found = store.get(key, Duration::from_nanos(timeout_ns));
         let found = found.map_err(|error| failed(&error))?;
-        // SAFETY: not null, and writable by the table's rules.
+        // SAFETY: `value_bytes` is not null (checked above), and is writable by the table's rules.
         unsafe { value_bytes.write(found.len()) };
         if found.len() > capacity {
             return Err(invalid(format!(
@@ -219,7 +219,7 @@ unsafe extern "C" fn add(
         let key = unsafe { key(key_at, key_bytes) }?;
         let total = store.add(key, amount).map_err(|error| failed(&error))?;
         if !sum.is_null() {
-            // SAFETY: not null, and writable by the table's rules.
+            // SAFETY: `sum` is not null (checked above), and is writable by the table's rules.
             unsafe { sum.write(total) };
         }
         Ok(())
@@ -233,12 +233,12 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    /// Calls `get` of `key` with a buffer of `capacity` bytes. Returns code, length and value.
+    /// Calls `get` for `key` with a buffer of `capacity` bytes. Returns code, length and value.
     fn read(bound: &StoreContext, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
         let (mut value, mut length) = (vec![0u8; capacity], 0);
         let timeout = Duration::from_millis(20).as_nanos() as u64;
         let get = bound.table.get.expect("it is there");
-        // SAFETY: all pointers are to live memory of the given lengths.
+        // SAFETY: all pointers refer to live memory of the given lengths.
         let code = unsafe {
             get(
                 bound.table.context,
@@ -263,7 +263,7 @@ mod tests {
             let mut error = FusewireError::new(&mut text);
             let set = bound.table.set.expect("it is there");
             let context = bound.table.context;
-            // SAFETY: the key is live; the value is live, or refused before it is read.
+            // SAFETY: the key is live. The value is live, or `set` refuses it before it reads it.
             let code = unsafe {
                 set(
                     context,

@@ -1,5 +1,6 @@
-//! Hierarchical operations: first among the ranks of each host, then between the hosts. Reductions
-//! associate by hosts, and between hosts in Gloo's order, which [`crate::Determinism::Any`] allows.
+//! Hierarchical operations, which first combine the ranks of each host, then the hosts. Reductions
+//! combine the ranks of each host first, and the hosts in Gloo's order. [`crate::Determinism::Any`]
+//! allows this order.
 
 use fusewire_device::DType;
 
@@ -10,7 +11,8 @@ use crate::backend::gloo::{Message, Scale, scale};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output};
 
-/// Returns the reduction within a host. An average is a sum, which is divided at the end.
+/// Returns the reduction to use within a host. An average becomes a sum, which the last step
+/// divides.
 const fn first(op: ReduceOp) -> ReduceOp {
     match op {
         ReduceOp::Average => ReduceOp::Sum,
@@ -18,7 +20,8 @@ const fn first(op: ReduceOp) -> ReduceOp {
     }
 }
 
-/// Returns the reduction between hosts. The factors of a scaled sum are already applied.
+/// Returns the reduction to use between hosts. A scaled sum becomes a sum, because the step within
+/// the host has applied the factors.
 const fn then(op: ReduceOp) -> ReduceOp {
     match op {
         ReduceOp::Average | ReduceOp::PreMulSum(_) => ReduceOp::Sum,
@@ -27,12 +30,12 @@ const fn then(op: ReduceOp) -> ReduceOp {
 }
 
 const fn input<'a>(at: *const u8, count: usize, dtype: DType) -> Input<'a> {
-    // SAFETY: the callers use the input only while its memory is valid.
+    // SAFETY: the callers keep the memory valid while they use the input.
     unsafe { Input::from_raw(at, count, dtype) }
 }
 
 const fn output<'a>(at: *mut u8, count: usize, dtype: DType) -> Output<'a> {
-    // SAFETY: the callers use the output only while its memory is valid.
+    // SAFETY: the callers keep the memory valid while they use the output.
     unsafe { Output::from_raw(at, count, dtype) }
 }
 
@@ -53,8 +56,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce_scatter on the host, all_reduce of each shard between peers, all_gather on the host.
-    /// Requires equally many ranks on all hosts.
+    /// Runs reduce_scatter on each host, then all_reduce of each shard between peers, then
+    /// all_gather on each host. Requires the same number of ranks on all hosts.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`].
@@ -71,7 +74,7 @@ impl Hierarchy {
         let each = count / here;
         let body = each * here;
         let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
-        // The remainder, less than one element per rank, lies after the shards. It must not be
+        // The remainder (fewer elements than ranks) lies after the shards. It must not be
         // overwritten before it is read.
         self.local(clock)
             .reduce_scatter_single(
@@ -94,7 +97,7 @@ impl Hierarchy {
             return Ok(());
         }
         let rest = clock.bytes(body);
-        // SAFETY: the remainder lies within both buffers. Gloo's backend divides averages itself.
+        // SAFETY: the remainder lies within both buffers. The Gloo backend itself divides averages.
         unsafe {
             let (from, to) = (from.add(rest), to.add(rest));
             self.all
@@ -103,8 +106,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce to the first rank of each host, all_reduce between these ranks, broadcast on the
-    /// host.
+    /// Reduces to the first rank of each host, then runs all_reduce between these ranks, then
+    /// broadcasts on each host.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`].
@@ -140,7 +143,7 @@ impl Hierarchy {
             .map_err(self.here_failed(name))
     }
 
-    /// Returns the local rank on every host that carries a call with this root.
+    /// Returns the local rank that exchanges data with other hosts in a call with this root.
     fn leader(&self, root: u32) -> u32 {
         if self.is_even() {
             self.coordinates[root as usize].local
@@ -149,8 +152,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduce to one rank of each host, then to the root's host, then, if that is another rank, to
-    /// the root.
+    /// Reduces to one rank of each host, then to that rank of the root's host. If this rank is not
+    /// the root, it then sends the result to the root.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce`].
@@ -221,7 +224,7 @@ impl Hierarchy {
         self.exchange(&[message], name)
     }
 
-    /// Broadcast from the root's host to one rank of each other host, then on each host.
+    /// Broadcasts from the root's host to one rank of each other host, then on each host.
     ///
     /// # Safety
     /// The preconditions of [`Backend::broadcast`].
@@ -263,7 +266,8 @@ impl Hierarchy {
         within(leader)
     }
 
-    /// All_gather between peers, then on each host. Requires equally many ranks on all hosts.
+    /// Runs all_gather between peers, then on each host. Requires the same number of ranks on all
+    /// hosts.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_gather`].
@@ -301,8 +305,8 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Each rank reduces the rows of its peers on its host, then the peers exchange them. Requires
-    /// equally many ranks on all hosts.
+    /// Reduces on each host the rows of each rank's peers, then runs reduce_scatter between peers.
+    /// Requires the same number of ranks on all hosts.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce_scatter`].
@@ -316,7 +320,7 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce_scatter";
         let (bytes, dtype, hosts) = (clock.bytes(count), clock.args.dtype, self.hosts.len());
-        // The rows, sorted so that those of peers are adjacent.
+        // The rows, sorted so that the rows of peers are adjacent.
         let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
         for (rank, own) in self.coordinates.iter().enumerate() {

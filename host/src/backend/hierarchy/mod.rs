@@ -1,12 +1,12 @@
-//! Communicators over several hosts: Fusewire's kernels on each host, Gloo between them.
+//! Communicators over several hosts: Fusewire's kernels within each host, Gloo between hosts.
 //!
-//! The ranks of a host form a local communicator. Gloo connects all ranks. It also connects
-//! *peers*: the ranks with the same local rank, if all hosts have equally many ranks, or else the
-//! first ranks of the hosts. Reductions with guaranteed bits use [`ordered`], others use
-//! [`levels`].
+//! The ranks of a host form a local communicator. One Gloo context connects all ranks. If all hosts
+//! have the same number of ranks, a second Gloo context connects *peers*: the ranks with the same
+//! local rank on different hosts. Otherwise only the first ranks of the hosts are peers. Reductions
+//! with guaranteed bits use [`ordered`]; other reductions use [`levels`].
 //!
-//! An error of one part fails the whole: the communicator aborts the backend, which aborts all
-//! parts.
+//! If one of these communicators fails, the backend fails: the communicator aborts the backend,
+//! which aborts all of them.
 
 mod levels;
 mod ordered;
@@ -33,11 +33,11 @@ use crate::{Error, Result};
 
 const NAME: &str = "fusewire";
 
-/// Additional time that a rank waits for other ranks of its host. A rank that waits for another
-/// host then times out first, and its error is more precise.
+/// Additional time that a rank waits for other ranks of its host. If a rank waits for another host
+/// at the same time, that wait times out first, and its error is more precise.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Position of a rank.
+/// Position of a rank: its host, and its index on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Coordinates {
     host: u32,
@@ -50,16 +50,16 @@ pub(crate) struct Hierarchy {
     rank: u32,
     /// Communicator of this host's ranks.
     local: Communicator,
-    /// Coordinates of each rank.
+    /// Position of each rank.
     coordinates: Vec<Coordinates>,
     /// Ranks of each host.
     hosts: Vec<Vec<u32>>,
     /// Gloo over all ranks.
     all: Gloo,
-    /// Gloo over one rank of each host, indexed by the host; only on ranks that have peers.
+    /// Gloo between peers; ranks are numbered by host. `None` on ranks without peers.
     peers: Option<Gloo>,
     determinism: Determinism,
-    /// Messages of the open group.
+    /// Messages of the open group, if there is one.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Debug for Hierarchy {
     }
 }
 
-/// Time of one call, over its steps.
+/// Deadline of one call, which all steps of the call share.
 #[derive(Clone, Copy)]
 struct Clock {
     args: CallArgs,
@@ -101,14 +101,14 @@ impl Clock {
     }
 }
 
-/// Allocates memory for `bytes` bytes, aligned for every element type.
+/// Allocates at least `bytes` zeroed bytes, aligned for every element type.
 fn scratch(bytes: usize) -> Vec<u64> {
     vec![0; bytes.div_ceil(8)]
 }
 
 impl Hierarchy {
-    /// Connects the hosts. `here` are the ranks of this host, in the order of their ranks in
-    /// `local`. Called by all ranks.
+    /// Connects the hosts. `here` lists the ranks of this host, in the order of their local ranks.
+    /// Called by all ranks.
     pub(crate) fn new(setup: &Setup, local: Communicator, here: Vec<u32>) -> Result<Self> {
         let timeout = setup.options.timeout;
         let connect = |part: &str, rank: u32, size: u32| {
@@ -123,7 +123,7 @@ impl Hierarchy {
         let first = here.first().copied().unwrap_or(setup.rank);
         let mut firsts = vec![0u32; setup.size as usize];
         let args = CallArgs::new(DType::U32, timeout);
-        // SAFETY: the input holds one element, the output one per rank.
+        // SAFETY: the input holds one element, and the output holds one element per rank.
         unsafe {
             all.all_gather(
                 (&raw const first).cast(),
@@ -175,12 +175,12 @@ impl Hierarchy {
         is_even(&self.hosts)
     }
 
-    /// Returns the communicator of this host, with the remaining time of a call.
+    /// Returns the communicator of this host, with the remaining time of the call as its timeout.
     fn local(&self, clock: &Clock) -> Communicator {
         self.local.with_timeout(clock.args().timeout + GRACE)
     }
 
-    /// Adds the ranks of this host to a failure of its communicator.
+    /// Adds the ranks of this host to an error of the host's communicator.
     fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let why = match &error {
@@ -198,7 +198,7 @@ impl Hierarchy {
         }
     }
 
-    /// Adds this rank to a failure between hosts.
+    /// Adds this rank to an error between hosts.
     fn between_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let detail = format!(
@@ -210,7 +210,7 @@ impl Hierarchy {
         }
     }
 
-    /// Adds the peers to a failure between hosts in which Gloo numbers the ranks by host.
+    /// Adds the peers to an error between hosts, in which Gloo numbers the ranks by host.
     fn peers_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
@@ -222,7 +222,7 @@ impl Hierarchy {
         }
     }
 
-    /// Returns this rank's peer among the `ranks` of a host.
+    /// Returns this rank's peer on the host whose ranks are `ranks`.
     fn peer_of(&self, ranks: &[u32]) -> u32 {
         ranks[if self.is_even() {
             self.own().local as usize
@@ -249,7 +249,8 @@ impl Hierarchy {
     }
 }
 
-/// Returns coordinates and hosts, from the first rank on the same host as each rank.
+/// Computes the position of each rank and the ranks of each host. `firsts` gives, for each rank,
+/// the first rank on the same host.
 fn coordinates(firsts: &[u32]) -> Option<(Vec<Coordinates>, Vec<Vec<u32>>)> {
     let (mut coordinates, mut hosts) = (Vec::new(), Vec::<Vec<u32>>::new());
     for (rank, first) in (0u32..).zip(firsts) {
@@ -477,7 +478,8 @@ impl Backend for Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        // The stream is idle, because every call blocked. Calls have returned their failures.
+        // The stream is idle, because every call blocked. The calls have already returned their
+        // failures.
         let _ = self.local.finalize();
     }
 }

@@ -1,4 +1,5 @@
-//! Reductions in rank order with Fusewire's rounding: the same bits as the kernels of one host.
+//! Reductions in rank order with Fusewire's rounding. The results are bitwise identical to those of
+//! the kernels on one host.
 
 use core::ops::Range;
 
@@ -9,11 +10,12 @@ use super::{Backend, Clock, Hierarchy, Message, scratch};
 use crate::Result;
 use crate::options::ReduceOp;
 
-/// Elements reduced at a time, so that their accumulators stay in the L1 cache.
+/// Number of elements that are reduced at a time. Their accumulators fit the L1 cache.
 const BLOCK: usize = 512;
 
 impl Hierarchy {
-    /// Gathers the inputs of all ranks. `root`, or every rank, reduces them.
+    /// Gathers the inputs of all ranks. Then `root`, or every rank if `root` is `None`, reduces
+    /// them.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`] and [`Backend::reduce`].
@@ -35,8 +37,8 @@ impl Hierarchy {
         let scalars = self.scalars(op, name, clock)?;
         let mut rows = scratch(bytes * self.size() as usize);
         let all = rows.as_mut_ptr().cast::<u8>();
-        // SAFETY: `from` holds `count` elements by the preconditions, and the rows one input per
-        // rank.
+        // SAFETY: `from` holds `count` elements by the preconditions, and `rows` holds one input
+        // per rank.
         unsafe {
             self.all
                 .all_gather(from, all, count, &clock.args())
@@ -49,7 +51,7 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Each rank reduces its shard of all inputs; then all ranks gather the shards.
+    /// Reduces on each rank its shard of all inputs; then all ranks gather the shards.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`].
@@ -80,7 +82,7 @@ impl Hierarchy {
         self.exchange(&messages, "all_reduce")
     }
 
-    /// Each rank reduces its shard of all inputs; then the root gathers the shards.
+    /// Reduces on each rank its shard of all inputs; then the root gathers the shards.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce`].
@@ -119,7 +121,7 @@ impl Hierarchy {
         self.exchange(&[message(true, target, own.len(), root, clock)], "reduce")
     }
 
-    /// Each rank reduces its row.
+    /// Reduces on each rank its row of all inputs.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce_scatter`].
@@ -134,7 +136,7 @@ impl Hierarchy {
         let rows: Vec<_> = (0..self.size() as usize)
             .map(|row| row * count..(row + 1) * count)
             .collect();
-        // SAFETY: `from` holds all rows and `to` one row by the preconditions.
+        // SAFETY: by the preconditions, `from` holds one row per rank and `to` holds one row.
         unsafe { self.reduce_own(from, to, &rows, op, "reduce_scatter", clock) }
     }
 
@@ -197,7 +199,7 @@ impl Hierarchy {
     /// Divides `count` elements among the ranks. The last shards may be shorter or empty.
     fn shards(&self, count: usize) -> Vec<Range<usize>> {
         let size = self.size() as usize;
-        // A multiple of 64 elements, so that shards do not share cache lines.
+        // A multiple of 64 elements keeps shards from sharing cache lines.
         let each = count.div_ceil(size).next_multiple_of(64);
         (0..size)
             .map(|rank| (rank * each).min(count)..((rank + 1) * each).min(count))
@@ -222,11 +224,11 @@ fn rows_of(at: *mut u8, bytes: usize, count: usize) -> Vec<*const u8> {
         .collect()
 }
 
-/// Reduces `rows` of `count` elements to `to`, in their order.
+/// Reduces `rows`, each of `count` elements, in their order, and stores the result in `to`.
 ///
 /// # Safety
-/// Every row is readable and `to` writable for `count` elements, all aligned. `to` may be one of
-/// the rows. There is one scalar per row.
+/// Every row is readable and `to` is writable for `count` elements, and all are aligned. `to` may
+/// be one of the rows. There is one scalar per row.
 pub(super) unsafe fn fold(
     rows: &[*const u8],
     scalars: &[u64],
@@ -244,14 +246,16 @@ pub(super) unsafe fn fold(
     let code = op.code() as u8;
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor supports AVX2; this function has the other preconditions.
+        // SAFETY: the processor supports AVX2. The caller of this function guarantees the other
+        // preconditions.
         unsafe { fold_avx2(fold, dtype, code) };
         return;
     }
     let _ = dispatch(dtype as u8, code, fold);
 }
 
-/// The same code with wider registers. The bits are the same, because no operations are contracted.
+/// Runs `fold` compiled for wider registers. The results are bitwise identical, because the
+/// compiler does not contract operations.
 ///
 /// # Safety
 /// The processor supports AVX2, and the preconditions of [`fold`] hold.
@@ -261,7 +265,7 @@ unsafe fn fold_avx2(fold: Fold<'_>, dtype: DType, code: u8) {
     let _ = dispatch(dtype as u8, code, fold);
 }
 
-/// Arguments of [`fold`], which meet its preconditions.
+/// Arguments of [`fold`] that meet its preconditions.
 struct Fold<'a> {
     rows: &'a [*const u8],
     scalars: &'a [u64],

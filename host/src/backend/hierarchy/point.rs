@@ -54,13 +54,14 @@ impl Hierarchy {
         if there.is_empty() {
             return self.exchange_here(&here, operation);
         }
-        // Both halves run concurrently: in sequence, a ring of messages through both would
-        // deadlock.
+        // The two halves run concurrently. In sequence, a ring of messages through both halves
+        // would deadlock.
         thread::scope(|scope| {
             let between = scope.spawn(|| {
                 let ran = self.exchange_there(&there, operation);
                 if ran.is_err() {
-                    // Other ranks of this host must not wait for this rank's other half.
+                    // Aborts the local communicator, so that other ranks of this host do not wait
+                    // for this rank's local messages.
                     self.local.abort();
                 }
                 ran
@@ -72,7 +73,8 @@ impl Hierarchy {
             let between = between
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // An abort caused by the other half is not the cause of the failure.
+            // If one half aborted the other, the error of the abort is not the cause of the
+            // failure.
             match (inside, between) {
                 (Err(inside), Err(between)) => {
                     let detail = format!("{inside}; {between}");

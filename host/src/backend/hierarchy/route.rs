@@ -1,8 +1,9 @@
 //! Choice of a route, as a pure function of values that are equal on all ranks.
 //!
-//! The thresholds are estimates for a network that is slower than host memory. Two namespaces of
-//! one machine with two cores, connected through memory, show no gain: with four ranks and 64 MiB,
-//! Gloo over all ranks took 249 ms, levels 347 ms, rank order 478 ms (best of three).
+//! The thresholds are estimates for a network that is slower than host memory. They were not
+//! measured on such a network. A test with two network namespaces on one machine with two cores
+//! shows no gain from the hierarchy: with four ranks and 64 MiB, Gloo over all ranks took 249 ms,
+//! the levels 347 ms, and rank order 478 ms (best of three).
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
@@ -10,32 +11,32 @@ use fusewire_device::session::Operation;
 
 use crate::backend::gloo::data_type;
 
-/// Maximum size in bytes for which an ordered reduction gathers all inputs on every rank. This
-/// takes one exchange over the network instead of two, but each rank receives the
-/// whole input of every other rank. An estimate.
+/// Maximum size in bytes for which an ordered reduction gathers all inputs on every rank. Gathering
+/// takes one exchange over the network instead of two, but each rank receives the whole input of
+/// every other rank. Estimated.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
-/// Minimum size in bytes for shards. Below it, the three steps of small shards cost more than one
-/// rank that exchanges all data between the hosts. An estimate.
+/// Minimum size in bytes for shards. For smaller sizes, the three steps of the shards cost more
+/// than an exchange of all data by one rank of each host. Estimated.
 pub(super) const SHARDS_BYTES: usize = 64 << 10;
 
-/// Minimum size in bytes of a row for all_gather by shards. Below it, one Gloo operation over all
-/// ranks is faster than three steps. An estimate.
+/// Minimum size in bytes of a row for all_gather by shards. For smaller rows, one Gloo operation
+/// over all ranks is faster than three steps. Estimated.
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HierarchyRoute {
     /// Every rank gathers all inputs and reduces them in rank order.
     Gathered,
-    /// Ranks exchange shards, reduce them in rank order, and gather them.
+    /// Ranks exchange shards, reduce them in rank order, and gather the results.
     Ordered,
     /// Each rank of a host exchanges its shard with its peers.
     Shards,
-    /// One rank of a host exchanges all data.
+    /// One rank of each host exchanges all data.
     Leaders,
-    /// Gloo over all ranks.
+    /// One Gloo operation over all ranks.
     Flat,
-    /// Messages: through local channels within a host, through Gloo between hosts.
+    /// Messages within a host use local channels; messages between hosts use Gloo.
     Messages,
 }
 
@@ -43,10 +44,10 @@ pub(super) enum HierarchyRoute {
 pub(super) struct RouteParams {
     pub(super) operation: Operation,
     pub(super) reduction: Option<(DType, ReductionCode)>,
-    /// Size in bytes; of one row for operations on rows.
+    /// Size in bytes. For operations on rows: size of one row.
     pub(super) bytes: usize,
     pub(super) bitwise: bool,
-    /// True if all hosts have equally many ranks.
+    /// True if all hosts have the same number of ranks.
     pub(super) even: bool,
     /// True if every host has one rank.
     pub(super) alone: bool,
@@ -61,7 +62,7 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         ..
     } = *params;
     if let Some((dtype, code)) = params.reduction {
-        // Types and reductions that Gloo lacks are reduced here.
+        // This module reduces types and reductions that Gloo lacks.
         if params.bitwise || data_type(dtype, code).is_none() {
             return match operation {
                 Operation::ReduceScatter => HierarchyRoute::Ordered,
@@ -76,7 +77,7 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         }
         Operation::AllReduce if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
         Operation::AllReduce | Operation::Reduce | Operation::Broadcast => HierarchyRoute::Leaders,
-        // Gloo has no reduce_scatter: it would reduce all rows on all ranks.
+        // Gloo has no reduce_scatter: the flat route would reduce all rows on all ranks.
         Operation::ReduceScatter if even && !alone => HierarchyRoute::Shards,
         Operation::ReduceScatter => HierarchyRoute::Ordered,
         Operation::AllGather if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
