@@ -1,5 +1,5 @@
-//! A pool of small pieces of device memory for tables of launches, so that a program in steady
-//! state does not allocate.
+//! A pool of small pieces of device memory for the tables of launches. The pool avoids allocations
+//! in the steady state of a program.
 
 use core::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,8 @@ pub(super) struct Pool {
     free: Mutex<Vec<Piece>>,
 }
 
-/// Device memory, with page-locked memory of the same size if the piece is filled by streams.
+/// A piece of device memory. A piece that is filled by a copy on a stream also has a mirror:
+/// page-locked memory of the same size.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     /// Binary logarithm of the size.
@@ -23,8 +24,8 @@ struct Piece {
     mirror: Option<HostMemory>,
 }
 
-// SAFETY: a piece has one owner at a time, the pool or a `Scratch`, and its addresses are valid on
-// all threads.
+// SAFETY: a piece has one owner at a time, either the pool or a `Scratch`. Device addresses and
+// page-locked memory are valid on all threads.
 unsafe impl Send for Piece {}
 
 /// Device memory that returns to the pool when it is dropped. Its initial contents are unspecified.
@@ -33,8 +34,8 @@ pub(crate) struct Scratch {
     piece: Piece,
 }
 
-// SAFETY: no method that takes `&self` accesses the mirror. `filled_by_stream` writes it before the
-// value is shared, and afterwards only the device reads it.
+// SAFETY: no method that takes `&self` accesses the mirror. `filled_by_stream` writes the mirror
+// before it returns the `Scratch`. Afterwards only the device reads the mirror.
 unsafe impl Sync for Scratch {}
 
 /// A copy from page-locked memory that a launch enqueues before its kernel.
@@ -54,12 +55,13 @@ impl fmt::Debug for Scratch {
 }
 
 impl Gpu {
-    /// Ensures that the pool has `pieces` free pieces with mirrors of each size up to `greatest`
-    /// bytes.
+    /// Fills the pool: afterwards it has at least `pieces` free pieces with mirrors of each size
+    /// class up to `greatest` bytes.
     pub(crate) fn fill_pool(self: &Arc<Self>, greatest: usize, pieces: usize) -> Result<()> {
         let mut bytes = 1 << LEAST;
         while bytes <= greatest {
-            // Takes all pieces before returning the first, so that they are distinct.
+            // Takes all pieces before the first piece returns to the pool. Otherwise the same piece
+            // would be taken again.
             let mut taken = Vec::with_capacity(pieces);
             for _ in 0..pieces {
                 let mut scratch = Scratch::take_like(self, bytes, true)?;
@@ -77,13 +79,13 @@ impl Gpu {
 const LEAST: u32 = 8;
 
 impl Scratch {
-    /// Takes at least `bytes` bytes, aligned to 256.
+    /// Takes a piece of at least `bytes` bytes, aligned to 256 bytes.
     pub(crate) fn take(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         Self::take_like(gpu, bytes, false)
     }
 
-    /// Takes a piece of at least `bytes` bytes, preferably a free one that has a mirror if
-    /// `mirrored`, or none otherwise.
+    /// Takes a piece of at least `bytes` bytes. Prefers a free piece with a mirror if `mirrored` is
+    /// true, or without a mirror otherwise.
     fn take_like(gpu: &Arc<Gpu>, bytes: usize, mirrored: bool) -> Result<Self> {
         let class = (bytes.max(1).next_power_of_two().trailing_zeros()).max(LEAST);
         let found = {
@@ -112,19 +114,19 @@ impl Scratch {
     /// Takes a piece and copies `bytes` to it. Blocks until the copy is complete.
     pub(crate) fn holding(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<Self> {
         let scratch = Self::take(gpu, bytes.len())?;
-        // SAFETY: the piece has at least `bytes.len()` bytes, and this value is its only owner.
+        // SAFETY: the piece has at least `bytes.len()` bytes, and `scratch` is its only owner.
         unsafe { gpu.driver().write(scratch.address(), bytes)? };
         Ok(scratch)
     }
 
-    /// Takes a piece and prepares a copy of `bytes` to it, which a stream makes. The value must
-    /// live until everything on the stream that uses the piece has ended.
+    /// Takes a piece and returns an [`Upload`], with which a stream copies `bytes` to the piece.
+    /// The [`Scratch`] must live until all work that uses the piece is complete.
     pub(crate) fn filled_by_stream(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<(Self, Upload)> {
         let mut scratch = Self::take_like(gpu, bytes.len(), true)?;
         let mirror = scratch.mirror()?;
-        // SAFETY: the mirror is as large as the piece, which has at least `bytes.len()` bytes. No
-        // earlier copy from it is in progress, because a piece returns to the pool only after its
-        // stream has used it.
+        // SAFETY: the mirror is as large as the piece, and the piece has at least `bytes.len()`
+        // bytes. No earlier copy from the mirror is in progress, because a piece returns to the
+        // pool only after all work that uses it is complete.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), mirror.host, bytes.len()) };
         let upload = Upload {
             to: scratch.address(),
@@ -152,7 +154,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Must not call the driver, because this may run in one of its callbacks.
+        // Does not call the driver, because this function may run in a callback of the driver.
         self.gpu
             .pool
             .free

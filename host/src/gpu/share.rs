@@ -1,23 +1,26 @@
-//! Descriptors for other processes of this host. Exported GPU memory cannot be opened through
-//! `/proc`, as memory files can, so its descriptor is sent over a Unix socket with `SCM_RIGHTS`.
+//! Exchange of file descriptors with other processes of this host. A descriptor of exported GPU
+//! memory cannot be opened through `/proc`, unlike the descriptor of a memory file. Therefore it is
+//! sent over a Unix socket with `SCM_RIGHTS`.
 //!
-//! A process [`publish`]es a descriptor and sends the [`Token`] to its peers over the store. A
-//! process with the token can [`fetch()`] descriptors of the same object, any number of times,
-//! while the [`Published`] lives. The owner need not make a call for that, because a thread of its
-//! process answers. The thread starts with the first published descriptor and ends with the last.
-//! Its socket has a random name in the abstract namespace, so nothing remains in a file system,
-//! however the process ends.
+//! The owner publishes a descriptor ([`publish`]) and sends the [`Token`] to its peers over the
+//! store. A peer with the token can [`fetch()`] the descriptor any number of times until the
+//! [`PublishedDescriptor`] is dropped. A server thread in the owner's process sends the
+//! descriptors. The thread starts with the first published descriptor and stops when the last one
+//! is dropped. The socket has a random name in the abstract namespace. Therefore no file remains
+//! after the process exits, even if it is killed.
 //!
 //! # Trust
-//! The thread answers only processes of the same user or of root that send the token's secret. A
-//! fetching process sends the secret only to the process that the token names.
+//! The server thread replies only to processes of the same user or of root, and sends a descriptor
+//! only if the request contains the secret of the token. A peer sends the secret only to the
+//! process that the token identifies.
 //!
 //! # Forks
-//! A forked child shares its parent's descriptors but not its thread. What the parent published
-//! remains with the parent, and the child publishes under a name of its own. Dropping a
-//! [`Published`] in the child closes the child's copy of the descriptor and withdraws nothing. Two
-//! descriptors of the parent's thread stay open in the child until it ends or executes another
-//! program.
+//! A forked child inherits the descriptors of its parent, but not the server thread. Descriptors
+//! that the parent published remain published by the parent. The child starts its own server thread
+//! with another socket name when it publishes a descriptor. Dropping an inherited
+//! [`PublishedDescriptor`] in the child closes the child's copy of the descriptor and does not
+//! withdraw it. Two descriptors of the parent's server thread stay open in the child until the
+//! child exits or executes another program.
 
 mod fetch;
 mod message;
@@ -38,19 +41,19 @@ pub(crate) use self::fetch::{FetchError, FetchFailure};
 pub(crate) use self::token::Token;
 use crate::{Error, Result};
 
-/// A descriptor that other processes can fetch until this is dropped. Dropping it closes the
-/// descriptor.
+/// A descriptor that other processes can fetch until this value is dropped. Dropping the value
+/// closes the descriptor.
 pub(crate) struct PublishedDescriptor {
     token: Token,
-    /// The only lasting reference. The thread takes another while it sends, under a lock that
-    /// withdrawing also takes.
+    /// The only long-lived reference to the descriptor. The server thread holds a second reference
+    /// only while it sends the descriptor, under the lock that withdrawing also takes.
     _descriptor: Arc<OwnedFd>,
 }
 
-/// Publishes `descriptor` for processes that have its token.
+/// Publishes `descriptor` for processes that have the token.
 ///
 /// # Errors
-/// [`Error::ShareDescriptor`] if the system refuses a socket, a thread or random numbers.
+/// [`Error::ShareDescriptor`] if the system fails to provide a socket, a thread or random numbers.
 pub(crate) fn publish(descriptor: OwnedFd) -> Result<PublishedDescriptor> {
     let descriptor = Arc::new(descriptor);
     let token = server::add(Arc::downgrade(&descriptor))?;
@@ -81,7 +84,7 @@ impl fmt::Debug for PublishedDescriptor {
     }
 }
 
-/// Returns the error constructor for an operation of [`publish`].
+/// Returns a function that converts an I/O error of `operation` to [`Error::ShareDescriptor`].
 fn failed(operation: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |error| Error::ShareDescriptor {
         operation,

@@ -29,7 +29,8 @@ pub(super) fn own_process() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut bytes = [0; 8];
-        // Falls back to the current time if the system has no source of random numbers.
+        // Falls back to the start time of the process if the system has no source of random
+        // numbers.
         match getrandom::fill(&mut bytes) {
             Ok(()) => u64::from_le_bytes(bytes),
             Err(_) => crate::process::start_time(process::id()).unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The image of the grid forms of the library's kernels.
+//! The image with the multi-rank grid forms of the library's kernels.
 
 use std::ffi::CString;
 
@@ -10,20 +10,20 @@ use super::super::driver::{Driver, RawFunction, RawModule};
 use super::super::images::{Image, Images};
 use crate::{Error, Result};
 
-/// Name of the image for [`Images::find`]. The library does not carry it.
+/// Name of the image for [`Images::find`]. The library does not contain this image.
 pub const IMAGE: &str = "fusewire-kernels-multi-rank-grid";
 
-/// The command that builds it, without the target.
+/// The command that builds the image, without the value of `--target`.
 const COMMAND: &str = "fusewire-build build --multi-rank-grid --target";
 
-/// A loaded image of grid forms.
+/// The loaded image of multi-rank grid forms.
 #[derive(Debug)]
 pub(crate) struct GridImage {
     module: RawModule,
     forms: Vec<GridForm>,
 }
 
-/// The grid form of a kernel.
+/// The multi-rank grid form of a kernel.
 #[derive(Debug)]
 struct GridForm {
     name: &'static str,
@@ -32,8 +32,9 @@ struct GridForm {
 }
 
 impl GridImage {
-    /// Finds and loads the image and looks up the grid forms of `kernels`. All are looked up now,
-    /// because loading a kernel lazily would block on running kernels that wait for it.
+    /// Finds and loads the image and looks up the grid forms of `kernels`. All kernels are looked
+    /// up in advance, because loading a kernel later could block on a running kernel that waits for
+    /// its launch.
     pub(crate) fn load(driver: &dyn Driver, kernels: &[&'static KernelInfo]) -> Result<Self> {
         let architecture = driver.properties().architecture.clone();
         let command = format!("`{COMMAND} {architecture} --out FOLDER`");
@@ -42,8 +43,9 @@ impl GridImage {
         if let Some(found) = image.sources()
             && found != images.sources()?
         {
-            // The parameters of a grid form are the same for every kernel, so they cannot be
-            // compared.
+            // The grid forms of all kernels have the same parameters, so a comparison of parameters
+            // cannot detect an image of another version. The hashes of the sources are compared
+            // instead.
             return Err(other_version(
                 &image,
                 "it was made from other sources than the library's own images",
@@ -57,17 +59,18 @@ impl GridImage {
         Ok(Self { module, forms })
     }
 
-    /// Returns the module, which stays loaded until the process ends.
+    /// Returns the module, which stays loaded until the process exits.
     pub(crate) fn module(&self) -> RawModule {
         self.module
     }
 
-    /// Returns the number of kernels.
+    /// Returns the number of grid forms.
     pub(crate) fn len(&self) -> usize {
         self.forms.len()
     }
 
-    /// Fails if the blocks of all ranks are not resident together, for any of the kernels.
+    /// Fails if the blocks of all ranks do not fit on the GPU at once, for at least one of the
+    /// kernels.
     pub(crate) fn check_resident(
         &self,
         gpu: &Gpu,
@@ -109,7 +112,7 @@ fn other_version(image: &Image, detail: &str) -> Error {
     }
 }
 
-/// Looks up a grid form and checks its arguments.
+/// Looks up a grid form and checks the number and sizes of its arguments.
 fn form(
     driver: &dyn Driver,
     image: &Image,

@@ -1,4 +1,4 @@
-//! The launch of a grid after all ranks have launched: checks, then enqueues.
+//! The launch of a grid after all ranks have called `launch`.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -13,17 +13,17 @@ use super::{MultiRankGrid, SLOT_BYTES, invalid};
 use crate::gpu::driver::{LaunchShape, RawEvent, RawFunction};
 use crate::{Error, Result};
 
-/// A checked launch for the driver.
+/// A launch that has passed all checks.
 struct PreparedLaunch {
     function: RawFunction,
     shape: LaunchShape,
-    /// The table: the parameter structs of all ranks.
+    /// The parameter structs of all ranks, for the table on the device.
     table: Vec<u8>,
     blocks_per_rank: u32,
 }
 
 impl MultiRankGrid {
-    /// Launches the grid of the pending launches and sets their outcome.
+    /// Launches one grid for all pending launches and sets the outcome of the launches.
     pub(super) fn launch_grid(&self, state: &mut State) {
         let launches: Vec<RankLaunch> =
             state.launches.iter_mut().filter_map(Option::take).collect();
@@ -33,12 +33,12 @@ impl MultiRankGrid {
         };
         match self.enqueue(state, &launches, &prepared) {
             Ok(()) => state.finish(Ok(())),
-            // The grid may be partly enqueued, so it is broken.
+            // Part of the work may already be enqueued, so later launches would be out of step.
             Err(error) => state.fail(&error),
         }
     }
 
-    /// Checks everything that can be refused before anything is enqueued.
+    /// Makes all checks that can fail, before any work is enqueued.
     fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<PreparedLaunch> {
         let Some(first) = launches.first() else {
             return Err(invalid("no rank has launched".to_owned()));
@@ -63,7 +63,7 @@ impl MultiRankGrid {
         })
     }
 
-    /// Returns the grid form of a kernel, after a check of its arguments.
+    /// Looks up the grid form of a kernel and checks its arguments.
     fn function(&self, state: &mut State, kernel: &str) -> Result<RawFunction> {
         if let Some(function) = state.functions.get(kernel) {
             return Ok(*function);
@@ -92,7 +92,8 @@ impl MultiRankGrid {
         Ok(function)
     }
 
-    /// Returns the number of blocks of all ranks. Fails if they are not resident together.
+    /// Returns the total number of blocks of all ranks. Fails if the blocks do not fit on the GPU
+    /// at once.
     fn total_blocks(&self, function: RawFunction, launch: &RankLaunch) -> Result<u32> {
         let LaunchShape {
             blocks,
@@ -130,8 +131,8 @@ impl MultiRankGrid {
         let slot_bytes = u64::from(self.options.size) * SLOT_BYTES;
         let mut address = self.table.address + slot as u64 * slot_bytes;
         // SAFETY: the slot lies in the table, because `slot < slots` and the structs of all ranks
-        // take at most `size * SLOT_BYTES` bytes. The last grid that read it has ended
-        // (`wait_complete`).
+        // take at most `size * SLOT_BYTES` bytes. The previous grid that read this slot is complete
+        // (`wait_complete` above).
         unsafe { self.driver.write(address, &prepared.table) }?;
         for (launch, &event) in launches.iter().zip(&state.before) {
             self.driver.record_event(event, launch.stream)?;
@@ -142,8 +143,9 @@ impl MultiRankGrid {
             (&raw mut address).cast::<c_void>(),
             (&raw mut blocks_per_rank).cast::<c_void>(),
         ];
-        // SAFETY: `function` compared the arguments with the image's. The table has a struct for
-        // every rank, and each rank's caller guarantees its requirements.
+        // SAFETY: `function` compared the arguments with the metadata of the image. The table
+        // contains one parameter struct per rank. Each rank's caller guarantees that the struct of
+        // its rank fulfils the requirements of the kernel.
         unsafe {
             self.driver.launch(
                 prepared.function,
@@ -159,7 +161,7 @@ impl MultiRankGrid {
         Ok(())
     }
 
-    /// Blocks until the grid whose end `event` marks has ended.
+    /// Blocks until `event`, which was recorded after a grid, is complete.
     fn wait_complete(&self, event: RawEvent) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         while !self.driver.query_event(event)? {

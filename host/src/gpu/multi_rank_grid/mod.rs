@@ -1,12 +1,12 @@
-//! Multi-rank grids: one launch for all ranks that share a GPU. For tests with more ranks than
-//! GPUs.
+//! Multi-rank grids: one kernel launch for all ranks that share a GPU. Used by tests with more
+//! ranks than GPUs.
 //!
-//! The ranks are threads of one process. Their kernels wait for each other, so all their blocks
-//! must be resident at once, which separate launches do not guarantee. A [`MultiRankGrid`] collects
-//! the launches of all ranks and launches the grid form of the kernel
-//! ([`fusewire_device::multi_rank_grid`]) once, with the blocks of all ranks. A grid that fits on
-//! the GPU is resident as a whole; one that does not fit is refused with an error instead of a
-//! hang.
+//! The ranks are threads of one process. Their kernels wait for each other, so the blocks of all
+//! ranks must be resident at the same time. Separate launches do not guarantee that. A
+//! [`MultiRankGrid`] collects the launches of all ranks and launches the grid form of the kernel
+//! ([`fusewire_device::multi_rank_grid`]) once, with the blocks of all ranks. If the blocks fit on
+//! the GPU, they are all resident. If they do not fit, the launch returns an error instead of
+//! hanging.
 
 mod image;
 mod launch;
@@ -34,10 +34,10 @@ use crate::{Error, Result};
 pub struct MultiRankGridOptions {
     /// Number of ranks.
     pub size: u32,
-    /// Time limit of a rank's wait for the other ranks' launches of the same kernel.
+    /// Maximum time that a rank waits for the other ranks to launch the same kernel.
     pub timeout: Duration,
-    /// Number of grids that can be enqueued before a launch waits for the first to end. Each has
-    /// its own parameter table.
+    /// Maximum number of enqueued grids. A further launch waits until the oldest grid is complete.
+    /// Each slot has its own part of the parameter table.
     pub slots: u32,
 }
 
@@ -52,23 +52,24 @@ impl MultiRankGridOptions {
     }
 }
 
-/// The ranks of one process on one GPU, whose launches are combined into one grid.
+/// Combines the launches of all ranks of a process on one GPU into one grid.
 ///
-/// All ranks must launch the same kernels in the same order, each from a thread of its own. If a
-/// rank does not launch in time, or launches something else, the grid is broken: this and every
-/// later launch returns the same error on every rank. If a launch is refused before it begins (no
-/// such kernel, too many blocks), every rank gets the same error, and the grid remains usable.
+/// All ranks must launch the same kernels in the same order, and each rank must use a separate
+/// thread. If a rank does not launch in time, or if the launches of the ranks differ, the
+/// [`MultiRankGrid`] is broken: the current launch and all later launches return the same error on
+/// every rank. If a check fails before any work is enqueued (unknown kernel, too many blocks), the
+/// launch returns the same error on every rank, and the [`MultiRankGrid`] remains usable.
 #[derive(Debug)]
 pub struct MultiRankGrid {
     driver: Arc<dyn Driver>,
-    /// The GPU that frees the table, if the grid was created by `on`. It defers freeing until
-    /// nothing is in flight.
+    /// The GPU that frees the table, if `on` created this value. The GPU defers freeing until no
+    /// operation is in flight.
     gpu: Option<Arc<Gpu>>,
     module: RawModule,
     options: MultiRankGridOptions,
-    /// The stream that grids run on, in order.
+    /// The stream on which all grids run, in order.
     stream: RawStream,
-    /// A parameter struct per rank and slot.
+    /// The table of parameter structs: one struct per rank and slot.
     table: RawMemory,
     state: Mutex<State>,
     changed: Condvar,
@@ -78,12 +79,12 @@ pub struct MultiRankGrid {
 const SLOT_BYTES: u64 = MAX_PARAM_BYTES as u64;
 
 impl MultiRankGrid {
-    /// Creates a grid on `module`, an image that was built with `fusewire-build build
-    /// --multi-rank-grid` and loaded by `driver`. Allocates device memory for the parameters, a
-    /// stream and events.
+    /// Creates a grid that launches kernels of `module`. The image must have been built with
+    /// `fusewire-build build --multi-rank-grid`, and `driver` must have loaded it. Allocates device
+    /// memory for the parameters, a stream and events.
     ///
     /// # Safety
-    /// The module must stay loaded while the grid lives.
+    /// The module must stay loaded until the grid is dropped.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the number of ranks or slots is 0; [`Error::Driver`].
@@ -101,7 +102,7 @@ impl MultiRankGrid {
         let bytes = u64::from(options.slots) * u64::from(options.size) * SLOT_BYTES;
         let table = driver.allocate(bytes, MemoryKind::Private)?;
         let stream = driver.create_stream();
-        // From here on, dropping the value releases what was created.
+        // If a call below fails, dropping `grid` releases the resources that were created before.
         let mut grid = Self {
             gpu: None,
             module,
@@ -131,15 +132,16 @@ impl MultiRankGrid {
         Ok(grid)
     }
 
-    /// Creates a grid on a GPU of this process, which frees the table when nothing is in flight:
-    /// another rank's kernel may wait for a launch by the thread that drops the grid. `module` must
-    /// be that of a [`GridImage`].
+    /// Creates a grid on a GPU of this process. The GPU frees the table when no operation is in
+    /// flight, because another rank's kernel may wait for a launch by the thread that drops the
+    /// grid. `module` must be the module of a [`GridImage`].
     pub(crate) fn on(
         gpu: &Arc<Gpu>,
         module: RawModule,
         options: MultiRankGridOptions,
     ) -> Result<Self> {
-        // SAFETY: the module of a `GridImage` stays loaded until the process ends.
+        // SAFETY: `module` belongs to a `GridImage`, whose module stays loaded until the process
+        // exits.
         let mut grid = unsafe { Self::new(gpu.shared_driver(), module, options) }?;
         grid.gpu = Some(Arc::clone(gpu));
         Ok(grid)
@@ -155,27 +157,30 @@ impl MultiRankGrid {
         self.lock().broken.clone()
     }
 
-    /// Breaks the grid: current waits and later launches return `error`, or the error that broke
-    /// the grid before.
+    /// Breaks the grid. Waiting and later launches return `error`, or the earlier error if the grid
+    /// was already broken.
     pub fn fail(&self, error: &Error) {
         self.lock().fail(error);
         self.changed.notify_all();
     }
 
-    /// Launches `kernel` (the name of the ordinary entry) for `rank` on `shape.blocks` blocks,
-    /// together with all other ranks. Blocks until all ranks have launched and the grid is
-    /// enqueued. The grid runs after all earlier work and before all later work of every rank's
-    /// `stream`. `params` is the kernel's parameter struct, which is copied.
+    /// Launches `kernel` for `rank` on `shape.blocks` blocks, together with all other ranks.
+    /// `kernel` is the name of the ordinary entry, not of the grid form. Blocks until all ranks
+    /// have called this method and the grid is enqueued. The grid is ordered after all earlier work
+    /// and before all later work of every rank's `stream`. `params` is the parameter struct of the
+    /// kernel, which is copied.
     ///
     /// # Safety
-    /// `params` must be the bytes of the parameter struct of `kernel` and fulfil its requirements
-    /// until the grid has ended. `stream` must be a stream of the grid's driver.
+    /// `params` must be the bytes of the parameter struct of `kernel` and fulfil the requirements
+    /// of the kernel until the grid is complete. `stream` must be a live stream of the driver of
+    /// this grid.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for this rank's own arguments, on this rank only. On every rank,
-    /// the same error: [`Error::Launch`] if a rank does not launch in time, if the ranks' launches
-    /// differ, if the image lacks the kernel's grid form, or if the blocks do not fit on the GPU at
-    /// once; and the driver's error.
+    /// [`Error::InvalidArgument`], on this rank only, if an argument of this rank is invalid. The
+    /// following errors are the same on every rank: [`Error::Launch`] if a rank does not launch in
+    /// time, if the launches of the ranks differ, if the image does not contain the grid form of
+    /// the kernel, or if the blocks do not fit on the GPU at once; [`Error::Driver`] if a driver
+    /// call fails.
     pub unsafe fn launch(
         &self,
         rank: u32,
@@ -185,13 +190,12 @@ impl MultiRankGrid {
         stream: RawStream,
     ) -> Result<()> {
         let timeout = self.options.timeout;
-        // SAFETY: the caller fulfils the contract of this function, which is that of
-        // `launch_within`.
+        // SAFETY: `launch_within` has the same safety contract as this function, and the caller
+        // fulfils it.
         unsafe { self.launch_within(timeout, rank, kernel, params, shape, stream) }
     }
 
-    /// Launches like [`MultiRankGrid::launch`], with `timeout` as the limit of the wait for the
-    /// other ranks.
+    /// Launches like [`MultiRankGrid::launch`], but waits at most `timeout` for the other ranks.
     ///
     /// # Safety
     /// The requirements of [`MultiRankGrid::launch`].
@@ -239,7 +243,7 @@ impl MultiRankGrid {
         self.wait(state, &outcome, timeout)
     }
 
-    /// Checks a rank's own arguments.
+    /// Checks the arguments of one rank.
     fn check(
         &self,
         rank: u32,
@@ -279,7 +283,7 @@ impl MultiRankGrid {
         }
     }
 
-    /// Blocks until the launch has an outcome, and returns it.
+    /// Blocks until the outcome of the launch is set, and returns the outcome.
     fn wait(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -319,19 +323,19 @@ impl Drop for MultiRankGrid {
                 tracing::warn!(%error, "a grid's grids have not ended; its memory is leaked");
                 return;
             }
-            // SAFETY: `create_stream` returned the stream, which only this grid uses, and its work
-            // is complete.
+            // SAFETY: `create_stream` returned the stream. Only this grid uses the stream, and all
+            // work on it is complete.
             let _ = unsafe { self.driver.destroy_stream(self.stream) };
         }
         for event in state.slots.drain(..).chain(state.before.drain(..)) {
-            // SAFETY: `create_event` returned the event, which only this grid records. The driver
-            // keeps what waits on ranks' streams still need of it.
+            // SAFETY: `create_event` returned the event, and only this grid records it. The driver
+            // keeps the state of the event until waits on the ranks' streams are complete.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
         match self.gpu.take() {
             Some(gpu) => gpu.free(self.table),
-            // SAFETY: `allocate` returned the table, which only the grids use, and these have
-            // ended.
+            // SAFETY: `allocate` returned the table. Only the launched grids access it, and they
+            // are complete.
             None => drop(unsafe { self.driver.release(self.table) }),
         }
     }

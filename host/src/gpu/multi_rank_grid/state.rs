@@ -1,5 +1,5 @@
-//! The state of the launch rendezvous: the launches of the ranks for the next grid, and its
-//! outcome.
+//! The state of the launch rendezvous: the pending launches of the ranks for the next grid, and the
+//! outcome of that grid.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -13,15 +13,15 @@ use crate::{Error, Result};
 pub(super) struct State {
     /// The pending launches for the next grid, by rank.
     pub(super) launches: Vec<Option<RankLaunch>>,
-    /// The outcome of that grid, shared with the ranks that wait for it.
+    /// The outcome of the next grid, shared with the ranks that wait for it.
     pub(super) outcome: Arc<OnceLock<Result<()>>>,
     /// The error that broke the grid.
     pub(super) broken: Option<Error>,
     pub(super) functions: HashMap<String, RawFunction>,
-    /// Events that mark the end of the last grid in each slot.
+    /// Per slot, the event that is recorded after the latest grid that used the slot.
     pub(super) slots: Vec<RawEvent>,
     pub(super) next_slot: usize,
-    /// Events that mark the work of each rank's stream before a launch.
+    /// Per rank, the event that is recorded on the stream of the rank before a grid is launched.
     pub(super) before: Vec<RawEvent>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct RankLaunch {
 }
 
 impl RankLaunch {
-    /// Describes the properties that must be equal on all ranks.
+    /// Describes the properties of a launch that must be equal on all ranks.
     pub(super) fn describe(&self) -> String {
         format!(
             "{} with {} blocks of {} threads, {} shared bytes and {} bytes of parameters",
@@ -54,12 +54,13 @@ impl RankLaunch {
 }
 
 impl State {
-    /// Removes the pending launches and sets their outcome.
+    /// Removes the pending launches and sets the outcome for the waiting ranks.
     pub(super) fn finish(&mut self, result: Result<()>) {
         for launch in &mut self.launches {
             *launch = None;
         }
-        // Cannot fail: `take` replaces the outcome, so each one is set once.
+        // `set` cannot fail: `take` replaces the outcome with a new cell, so every cell is set
+        // once.
         let _ = core::mem::take(&mut self.outcome).set(result);
     }
 

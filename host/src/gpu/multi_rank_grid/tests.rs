@@ -1,4 +1,4 @@
-//! Multi-rank grids on a fake driver that runs grid forms natively.
+//! Tests of multi-rank grids with a fake driver that runs grid forms natively.
 
 mod fake;
 
@@ -16,9 +16,9 @@ use super::{MultiRankGrid, MultiRankGridOptions, SLOT_BYTES};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
-/// Waits for `all` blocks at `counter`, at most two seconds. Then every block writes the number of
-/// its rank's blocks and `mark` into its element of its rank's `own`, or leaves it 0 if not all
-/// blocks arrived.
+/// Counts all blocks at `counter` and waits up to two seconds until `all` blocks have arrived. Then
+/// each block writes the number of blocks of its rank and `mark` to its element of `own`. If a
+/// block is missing, the elements stay 0.
 #[kernel]
 unsafe fn grid_barrier(
     block: Block<impl Machine>,
@@ -43,13 +43,13 @@ unsafe fn grid_barrier(
     block.sync();
     if block.is_leader() {
         let word = (u64::from(block.count()) << 32) | (u64::from(mark) + u64::from(bias));
-        // SAFETY: `own` has an element for every block of the rank, and only this lane writes this
-        // one.
+        // SAFETY: `own` has one element per block of the rank, and only this lane writes the
+        // element of this block.
         unsafe { *own.add(block.index() as usize) = word };
     }
 }
 
-/// A second kernel, without effect.
+/// A second kernel, which does nothing.
 #[kernel]
 unsafe fn grid_idle(block: Block<impl Machine>, _nothing: u64) {
     block.sync();
@@ -68,7 +68,7 @@ fn grid(driver: &Arc<Fake>, size: u32) -> MultiRankGrid {
         slots: 2,
         ..MultiRankGridOptions::new(size)
     };
-    // SAFETY: the fake has no modules that could be unloaded.
+    // SAFETY: the fake driver never unloads a module.
     unsafe { MultiRankGrid::new(Arc::clone(driver) as Arc<_>, RawModule(0), options) }.unwrap()
 }
 
@@ -120,8 +120,8 @@ fn all_arrive(
             let mark = first_mark + rank as u8;
             let params = bytes(counter, all, &mut own, mark);
             let shape = shape(blocks, lanes);
-            // SAFETY: `params` are the kernel's parameters. Their targets outlive the grid, which
-            // the fake runs to its end within the call.
+            // SAFETY: `params` is the parameter struct of the kernel. The memory that it points to
+            // outlives the grid, because the fake driver completes the grid within the call.
             unsafe { grid.launch(rank, "grid_barrier", &params, shape, stream(rank)) }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
@@ -137,12 +137,13 @@ fn all_arrive(
 
 /// Launches `kernel` with 8 bytes of parameters for one rank.
 fn idle(grid: &MultiRankGrid, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
-    // SAFETY: 8 bytes are the parameters of `grid_idle`; launches of other kernels are refused.
+    // SAFETY: the parameter struct of `grid_idle` has 8 bytes. Launches of other kernels with this
+    // size fail before they run.
     unsafe { grid.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
 }
 
-/// Calls `idle` for every rank, each on a thread of its own, with the rank's kernel and blocks.
-/// Returns the results.
+/// Calls `idle` for every rank on a separate thread, with the kernel and number of blocks in
+/// `launches`. Returns the results in the order of the ranks.
 fn idle_all(grid: &MultiRankGrid, launches: &[(&str, u32)]) -> Vec<Result<()>> {
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
@@ -179,12 +180,12 @@ fn ranks_synchronise_in_a_multi_rank_grid() {
 fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
     let driver = fake(64);
     let patient = MultiRankGridOptions::new(2);
-    // SAFETY: the fake has no modules that could be unloaded.
+    // SAFETY: the fake driver never unloads a module.
     let make =
         || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
         let timeout = Duration::from_millis(timeout);
-        // SAFETY: 8 bytes are the parameters of `grid_idle`.
+        // SAFETY: the parameter struct of `grid_idle` has 8 bytes without requirements.
         unsafe { grid.launch_within(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
     let grid = make().unwrap();
@@ -342,7 +343,7 @@ fn a_refused_launch_fails_on_all_ranks_and_leaves_the_grid_usable() {
         assert_eq!(said[0], said[1]);
     }
     driver.mistakes.store(true, Ordering::Relaxed);
-    // A kernel whose grid form has not been looked up yet.
+    // `grid_barrier` has not been looked up before this launch.
     for result in idle_all(&grid, &[("grid_barrier", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }
@@ -384,10 +385,10 @@ fn a_table_is_not_written_while_a_grid_reads_it() {
 fn driver_errors_reach_every_rank() {
     let driver = fake(64);
     let grid = grid(&driver, 2);
-    // More lanes than native execution supports.
+    // Native execution does not support this number of lanes.
     let launch = |rank| {
         let shape = shape(1, 65);
-        // SAFETY: 8 bytes are the parameters of `grid_idle`.
+        // SAFETY: the parameter struct of `grid_idle` has 8 bytes without requirements.
         unsafe { grid.launch(rank, "grid_idle", &[0; 8], shape, stream(rank)) }
     };
     thread::scope(|scope| {
@@ -404,7 +405,7 @@ fn invalid_arguments_fail_on_their_own_rank() {
     let grid = grid(&driver, 1);
     let refused = |rank, bytes: usize, shape| {
         let params = vec![0; bytes];
-        // SAFETY: the launch is refused, so no kernel reads the parameters.
+        // SAFETY: the launch fails before a kernel reads the parameters.
         let result = unsafe { grid.launch(rank, "grid_idle", &params, shape, stream(0)) };
         assert!(
             matches!(result, Err(Error::InvalidArgument { .. })),
@@ -440,7 +441,7 @@ fn invalid_arguments_fail_on_their_own_rank() {
             slots,
             ..MultiRankGridOptions::new(size)
         };
-        // SAFETY: the fake has no modules that could be unloaded.
+        // SAFETY: the fake driver never unloads a module.
         let made =
             unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
         assert!(matches!(made, Err(Error::InvalidArgument { .. })));

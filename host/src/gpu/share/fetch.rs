@@ -1,4 +1,4 @@
-//! Fetching a descriptor of another process.
+//! The client side: fetches a descriptor from another process.
 
 use core::fmt;
 use core::time::Duration;
@@ -14,29 +14,30 @@ use super::token::Token;
 use crate::process;
 use crate::transport::{credentials, entry, poll};
 
-/// Interval between two checks of a process that the system cannot watch, and between two requests
+/// Interval between checks of an owner process without a process descriptor, and between requests
 /// to a busy process.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Time limit for a process that is ending.
+/// Maximum time to wait until an exiting process has exited.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The advice if ranks cannot reach each other's sockets.
+/// The remedy in the error if ranks cannot reach each other's sockets.
 const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id \
     namespace: set FUSEWIRE_HOST_ID to different values for ranks of different containers";
 
 /// The kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FetchFailure {
-    /// The process has ended, or another process has its id.
+    /// The process has exited, or its id now belongs to another process.
     Gone,
-    /// The process lives in another network or process id namespace.
+    /// The process is running in another network or process id namespace.
     Namespace,
-    /// The process lives and has withdrawn the descriptor.
+    /// The process is running and has withdrawn the descriptor.
     Withdrawn,
-    /// The process does not answer this user, or is not the process of the token.
+    /// The process does not accept requests from this user, or the listening process is not the
+    /// process of the token.
     Refused,
-    /// The process did not answer in time.
+    /// The process did not reply in time.
     TimedOut,
     /// The reply is invalid, or the descriptor was not delivered.
     Answer,
@@ -50,7 +51,7 @@ pub(crate) struct FetchError {
     /// The kind of the failure.
     #[cfg_attr(not(test), expect(dead_code, reason = "only tests match on it"))]
     pub(crate) failure: FetchFailure,
-    /// Description, with advice.
+    /// Description of the failure and the remedy.
     pub(crate) detail: String,
 }
 
@@ -62,11 +63,11 @@ impl fmt::Display for FetchError {
 
 impl core::error::Error for FetchError {}
 
-/// Fetches a descriptor of the object that the token's process has published. The descriptor is
-/// closed on `exec`.
+/// Fetches the descriptor that `token` identifies. The returned descriptor is closed on `exec`.
 ///
 /// # Errors
-/// [`FetchError`]. The end of the process is detected immediately, not at the timeout.
+/// [`FetchError`]. If the owner process exits, the error is returned immediately and not at the
+/// timeout.
 pub(crate) fn fetch(token: &Token, timeout: Duration) -> Result<OwnedFd, FetchError> {
     let owner = Owner::find(token, timeout)?;
     loop {
@@ -80,7 +81,8 @@ pub(crate) fn fetch(token: &Token, timeout: Duration) -> Result<OwnedFd, FetchEr
 /// The process that published the descriptor.
 struct Owner<'a> {
     token: &'a Token,
-    /// A process descriptor, readable when the process ends. `None` if the system has none.
+    /// A process descriptor (pidfd), which becomes readable when the process exits. `None` if the
+    /// system does not support process descriptors.
     process: Option<OwnedFd>,
     /// `None` if the deadline exceeds the range of `Instant`.
     deadline: Option<Instant>,
@@ -96,8 +98,9 @@ enum Line {
 
 impl<'a> Owner<'a> {
     fn find(token: &'a Token, timeout: Duration) -> Result<Self, FetchError> {
-        // The order matters: if the start time is right after the descriptor was opened, the
-        // descriptor is of the right process or reports that it has ended.
+        // The process descriptor must be opened before the start time is checked. If the start time
+        // then matches, the descriptor belongs to the right process or reports that this process
+        // has exited.
         let owner = Self {
             token,
             process: process::descriptor(token.pid),
@@ -122,7 +125,8 @@ impl<'a> Owner<'a> {
             return Ok(None);
         };
         self.identify(&socket)?;
-        // A connection that is lost here may still deliver a reply.
+        // The peer may have sent its reply before it closed the connection, so a lost connection is
+        // not an error yet.
         let request = message::request(&self.token.secret);
         let mut sent = 0;
         while sent < request.len() {
@@ -156,7 +160,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Checks that the listening process is that of the token.
+    /// Checks that the listening process is the process that the token identifies.
     fn identify(&self, socket: &Socket) -> Result<(), FetchError> {
         let listening = credentials(socket).map_err(|error| self.system("getsockopt", &error))?;
         match u32::try_from(listening.pid) {
@@ -180,7 +184,7 @@ impl<'a> Owner<'a> {
     }
 
     fn receive(&self, socket: &Socket) -> Result<Option<OwnedFd>, FetchError> {
-        // One byte longer than a reply, to detect longer ones.
+        // One byte longer than a valid reply, to detect replies that are too long.
         let mut bytes = [0; REPLY_BYTES + 1];
         let mut count = 0;
         let mut descriptors = Vec::new();
@@ -233,7 +237,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Blocks until the socket is ready. Fails if the process ends or the time is over.
+    /// Blocks until the socket is ready. Fails if the process exits or the deadline has passed.
     fn wait(&self, socket: &Socket, events: i16) -> Result<(), FetchError> {
         self.sleep(Some((socket, events)), None)?;
         self.check()
@@ -263,7 +267,7 @@ impl<'a> Owner<'a> {
         Ok(())
     }
 
-    /// Fails if the process has ended or the time is over.
+    /// Fails if the process has exited or the deadline has passed.
     fn check(&self) -> Result<(), FetchError> {
         if self.has_ended() {
             return Err(self.gone("it ended before it answered"));
@@ -302,18 +306,19 @@ impl<'a> Owner<'a> {
         )
     }
 
-    /// Fails if the process is ending: its sockets close shortly before it ends.
+    /// Waits for the end of a process that is exiting, because its sockets are closed shortly
+    /// before it has exited. Fails if the process has exited.
     fn await_end(&self) -> Result<(), FetchError> {
         let since = Instant::now();
-        // The wait is bounded, because a process whose first thread has ended looks the same and
-        // can continue.
+        // The wait is bounded, because a process whose main thread has exited looks the same and
+        // can continue to run.
         while process::is_ending(self.token.pid, self.token.start_time) && since.elapsed() < GRACE {
             self.pause()?;
         }
         Ok(())
     }
 
-    /// Returns the error for a live process that does not listen.
+    /// Returns the error for a running process that does not listen at the socket.
     fn unreachable(&self) -> FetchError {
         if let Err(error) = self.await_end() {
             return error;

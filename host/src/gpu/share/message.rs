@@ -1,5 +1,5 @@
-//! The messages between the two processes: a request of fixed size with the secret, and a reply of
-//! fixed size, with one descriptor if the request is granted.
+//! The message formats. A request has a fixed size and contains the secret. A reply has a fixed
+//! size and carries one descriptor if the request is granted.
 
 use core::mem;
 use core::ptr;
@@ -18,11 +18,12 @@ pub(super) const REPLY_BYTES: usize = 8;
 const REQUEST_MAGIC: [u8; 8] = *b"FWFETCH1";
 const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
 
-/// Capacity of a receiver's buffer in descriptors. One more than expected, so that an additional
-/// descriptor is detected. The system closes what does not fit and reports that.
+/// Capacity of a receiver's buffer in descriptors. The capacity is one more than expected, so that
+/// the receiver detects an additional descriptor. The system closes descriptors that do not fit and
+/// sets `MSG_CTRUNC`.
 const CAPACITY: usize = 2;
 
-/// The reply of the owner of a descriptor.
+/// The status in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Reply {
@@ -30,7 +31,7 @@ pub(super) enum Reply {
     Granted = 1,
     /// No published descriptor has this secret.
     Unknown = 2,
-    /// The requesting process is of another user.
+    /// The requesting process belongs to another user.
     Refused = 3,
     /// The system is out of resources; send the request again.
     Busy = 4,
@@ -69,7 +70,7 @@ pub(super) fn secret(request: &[u8]) -> Option<Random> {
     Random::try_from(secret).ok()
 }
 
-/// A buffer for control messages, with their alignment.
+/// A buffer for control messages, aligned for `cmsghdr`.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -87,8 +88,8 @@ const fn control_bytes(count: usize) -> (usize, usize) {
 const _: () = assert!(control_bytes(8).0 <= size_of::<Control>() && CAPACITY <= 8);
 const _: () = assert!(align_of::<libc::cmsghdr>() <= align_of::<Control>());
 
-/// Sends `bytes` with `descriptor`. Returns the number of sent bytes, or `None` if the call must be
-/// repeated. Never blocks.
+/// Sends `bytes` with an optional descriptor. Returns the number of sent bytes, or `None` if the
+/// call must be repeated. Never blocks.
 pub(super) fn send(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -101,7 +102,7 @@ pub(super) fn send(
 /// Sends like [`send`], with several descriptors.
 ///
 /// # Panics
-/// If there are more than eight.
+/// Panics if `descriptors` has more than eight elements.
 pub(super) fn send_several(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -112,7 +113,7 @@ pub(super) fn send_several(
         iov_len: bytes.len(),
     };
     let mut control = Control([0; 64]);
-    // SAFETY: all zeros are a valid `msghdr`: null pointers and zero lengths.
+    // SAFETY: a zeroed `msghdr` is valid: it contains null pointers and zero lengths.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
@@ -122,40 +123,44 @@ pub(super) fn send_several(
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = space as _;
         let header = (&raw mut control).cast::<libc::cmsghdr>();
-        // SAFETY: all zeros are a valid `cmsghdr`, which consists of integers.
+        // SAFETY: a zeroed `cmsghdr` is valid, because all of its fields are integers.
         let mut first: libc::cmsghdr = unsafe { mem::zeroed() };
         first.cmsg_level = libc::SOL_SOCKET;
         first.cmsg_type = libc::SCM_RIGHTS;
         first.cmsg_len = len as _;
-        // SAFETY: the buffer is aligned for a header and larger than one (both asserted above).
+        // SAFETY: `control` is aligned for a header by its type, and the assertion above implies
+        // that it is larger than a header.
         unsafe { header.write(first) };
         // SAFETY: the header is valid, and its payload lies within the buffer.
         let mut target = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
         for descriptor in descriptors {
-            // SAFETY: `space` has room for all of them, and is within the buffer.
+            // SAFETY: `space` bytes hold all descriptors, and the assertion above bounds `space` by
+            // the size of the buffer.
             unsafe { target.write_unaligned(descriptor.as_raw_fd()) };
-            // SAFETY: at most one past the payload, which ends within the buffer.
+            // SAFETY: the result is at most one element past the payload, and the payload lies
+            // within the buffer.
             target = unsafe { target.add(1) };
         }
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message refers to `bytes`, which is only read, and to `control`. Both outlive the
-    // call.
+    // SAFETY: `message` refers to `bytes`, which `sendmsg` only reads, and to `control`. Both
+    // outlive the call.
     counted(unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) })
 }
 
-/// The result of one receiving call.
+/// The result of one call of [`receive`].
 #[derive(Debug)]
 pub(super) struct ReceivedMessage {
     /// Number of bytes; 0 at the end of the stream.
     pub(super) count: usize,
     /// All received descriptors, each closed on `exec`.
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Set if the system dropped descriptors.
+    /// True if the system dropped descriptors that did not fit.
     pub(super) cut: bool,
 }
 
-/// Receives into `buffer`, with descriptors. Returns `None` if nothing is available. Never blocks.
+/// Receives bytes into `buffer`, and the attached descriptors. Returns `None` if no data is
+/// available. Never blocks.
 pub(super) fn receive(
     socket: &impl AsRawFd,
     buffer: &mut [u8],
@@ -165,25 +170,26 @@ pub(super) fn receive(
         iov_len: buffer.len(),
     };
     let mut control = Control([0; 64]);
-    // SAFETY: all zeros are a valid `msghdr`: null pointers and zero lengths.
+    // SAFETY: a zeroed `msghdr` is valid: it contains null pointers and zero lengths.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = (&raw mut control).cast();
     message.msg_controllen = control_bytes(CAPACITY).0 as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: the message refers to `buffer`, which is exclusively borrowed, and to `control`. Both
-    // outlive the call.
+    // SAFETY: `message` refers to `buffer`, which this function borrows exclusively, and to
+    // `control`. Both outlive the call.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let Some(count) = counted(result)? else {
         return Ok(None);
     };
 
     let mut descriptors = Vec::new();
-    // SAFETY: `recvmsg` has filled in the header, and `control`, which it refers to, is live.
+    // SAFETY: `recvmsg` has filled in `message`, and `control`, to which `message` refers, is live.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     while !header.is_null() {
-        // SAFETY: the header lies within the buffer, which is aligned for it.
+        // SAFETY: CMSG_FIRSTHDR or CMSG_NXTHDR returned `header`, so it lies within the buffer,
+        // which is aligned for headers.
         let found = unsafe { ptr::read(header) };
         if found.cmsg_level == libc::SOL_SOCKET && found.cmsg_type == libc::SCM_RIGHTS {
             let payload = (found.cmsg_len as usize).saturating_sub(control_bytes(0).1);
@@ -191,16 +197,18 @@ pub(super) fn receive(
             // the buffer.
             let mut source = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
             for _ in 0..payload / size_of::<RawFd>() {
-                // SAFETY: the system wrote `payload` bytes there, within the buffer.
+                // SAFETY: `recvmsg` wrote `payload` bytes at this position, and they lie within the
+                // buffer.
                 let fd = unsafe { source.read_unaligned() };
-                // SAFETY: `recvmsg` has just opened this descriptor for this process, and nothing
-                // else owns it.
+                // SAFETY: `recvmsg` has just opened this descriptor for this process, and no other
+                // code owns it.
                 descriptors.push(unsafe { OwnedFd::from_raw_fd(fd) });
-                // SAFETY: at most one past the payload, which ends within the buffer.
+                // SAFETY: the result is at most one element past the payload, and the payload lies
+                // within the buffer.
                 source = unsafe { source.add(1) };
             }
         }
-        // SAFETY: the message is the one that `recvmsg` filled in, and the header was found in it.
+        // SAFETY: `recvmsg` filled in `message`, and `header` is a header of `message`.
         header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
     Ok(Some(ReceivedMessage {

@@ -1,4 +1,4 @@
-//! The thread that sends this process' published descriptors.
+//! The server thread, which sends the published descriptors of this process.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -23,21 +23,21 @@ use crate::transport::{WakeFd, credentials, entry, poll};
 /// Time limit for a connected process to send its request.
 pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);
 
-/// Maximum number of connections with incomplete requests. If there are more, the oldest gets the
-/// reply [`Reply::Busy`].
+/// Maximum number of connections with incomplete requests. If the limit is exceeded, the server
+/// replies [`Reply::Busy`] to the oldest connection and closes it.
 pub(super) const MAX_CALLERS: usize = 64;
 
-/// Pause after the system refused a connection for lack of descriptors.
+/// Pause after `accept` failed because the process has too many open descriptors.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The published descriptors of this process. A forked child gets a value of its own, because its
-/// copy of this one may be locked forever and has no thread.
+/// The published descriptors of this process. A forked child creates a new [`Process`], because the
+/// inherited one may be locked forever and has no server thread.
 struct Process {
     pid: u32,
     server: Mutex<Option<Server>>,
 }
 
-/// The running thread. Exists while anything is published.
+/// The running server thread. It exists while at least one descriptor is published.
 struct Server {
     start_time: u64,
     socket: Random,
@@ -57,13 +57,14 @@ struct Table {
 }
 
 impl Process {
-    /// Returns the value of the running process.
+    /// Returns the [`Process`] of the running process, and creates it on the first call after a
+    /// fork.
     fn current() -> &'static Self {
         static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
         let pid = process::id();
         let mut seen = CURRENT.load(Ordering::Acquire);
         loop {
-            // SAFETY: a pointer that was stored in `CURRENT` came from `Box::into_raw` and is never
+            // SAFETY: every non-null pointer in `CURRENT` came from `Box::into_raw` and is never
             // freed.
             let current: Option<&'static Self> = unsafe { seen.as_ref() };
             if let Some(current) = current.filter(|current| current.pid == pid) {
@@ -77,8 +78,8 @@ impl Process {
                 Ok(_) => seen = new,
                 Err(now) => {
                     seen = now;
-                    // SAFETY: `Box::into_raw` returned `new` above, and the failed exchange did not
-                    // publish it.
+                    // SAFETY: `Box::into_raw` returned `new` above. The exchange failed, so no
+                    // other thread has the pointer.
                     drop(unsafe { Box::from_raw(new) });
                 }
             }
@@ -145,8 +146,8 @@ pub(super) fn add(descriptor: Weak<OwnedFd>) -> Result<Token> {
     })
 }
 
-/// Withdraws a descriptor. After the return it is not sent to any process. Withdrawing the last
-/// descriptor ends the thread.
+/// Withdraws a descriptor. After this function returns, the descriptor is not sent to any process.
+/// Withdrawing the last descriptor stops the server thread.
 pub(super) fn remove(token: &Token) {
     let process = Process::current();
     if process.pid != token.pid {
@@ -170,7 +171,8 @@ pub(super) fn remove(token: &Token) {
     table.stop = true;
     drop(table);
     let server = slot.take();
-    // The lock is released first, so that a concurrent publication can start a thread of its own.
+    // Releases the lock before joining the thread, so that a concurrent publication can start a new
+    // thread.
     drop(slot);
     if let Some(server) = server {
         server.shared.wake.wake();
@@ -244,8 +246,8 @@ fn run(shared: &Shared, listener: &UnixListener) {
 
 /// Accepts waiting connections. Returns false if the system cannot open another one.
 fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
-    // At most half of the capacity at once, so that each connection is read before it is closed as
-    // the oldest.
+    // Accepts at most half of the capacity per call, so that every connection is read at least once
+    // before it can become the oldest and be closed.
     for _ in 0..MAX_CALLERS / 2 {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -255,7 +257,7 @@ fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
                     continue;
                 }
                 if callers.len() == MAX_CALLERS {
-                    // The oldest is first.
+                    // `callers` is in the order of acceptance.
                     let oldest = callers.remove(0);
                     reply(&oldest.socket, Reply::Busy);
                     hang_up(&oldest.socket);
@@ -281,8 +283,8 @@ fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
 }
 
 impl Caller {
-    /// Reads from the caller and answers a complete request. Returns true if the connection is
-    /// done.
+    /// Reads from the connection and replies to a complete request. Returns true if the connection
+    /// can be closed.
     fn receive(&mut self, shared: &Shared) -> bool {
         // The system closes descriptors that the peer attaches, because this call has no buffer for
         // them.
@@ -309,10 +311,10 @@ impl Caller {
     }
 
     fn answer(&self, shared: &Shared, secret: &Random) {
-        // The lock is held while the descriptor is sent, so that a withdrawn descriptor is not sent
-        // afterwards.
+        // Holds the lock while the descriptor is sent, so that no descriptor is sent after it was
+        // withdrawn.
         let table = shared.table();
-        // Compares every entry, so that the time does not reveal which one matches.
+        // Compares all entries, so that the run time does not reveal which entry matches.
         let mut found = None;
         for (of_entry, descriptor) in &table.entries {
             if same(of_entry, secret) {
@@ -327,7 +329,7 @@ impl Caller {
         drop(descriptor);
         drop(table);
         match sent {
-            // The socket's buffer is empty, so all bytes of the reply were sent.
+            // The send buffer of the socket was empty, so all bytes of the reply fit.
             Ok(Some(_)) => {}
             // Too many descriptors are in transit.
             Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
@@ -339,7 +341,8 @@ impl Caller {
     }
 }
 
-/// Returns whether the connected process is of this user or of root. Makes the socket non-blocking.
+/// Makes the socket non-blocking. Returns true if the connected process belongs to this user or to
+/// root.
 fn admissible(socket: &UnixStream) -> bool {
     // SAFETY: geteuid has no preconditions.
     let own = unsafe { libc::geteuid() };
@@ -347,22 +350,23 @@ fn admissible(socket: &UnixStream) -> bool {
         && socket.set_nonblocking(true).is_ok()
 }
 
-/// Sends a reply without a descriptor. If that fails, the peer sees the connection closed.
+/// Sends a reply without a descriptor. If sending fails, the peer only sees that the connection is
+/// closed.
 fn reply(socket: &UnixStream, reply: Reply) {
     if let Err(error) = message::send(socket, &reply.to_bytes(), None) {
         tracing::debug!(%error, "a process that asked for a descriptor could not be answered");
     }
 }
 
-/// Ends a connection, even if a forked child has a copy of its descriptor.
+/// Shuts down a connection. This also works if a forked child has a copy of the descriptor.
 fn hang_up(socket: &UnixStream) {
-    // Ignored, because the peer may have ended the connection.
+    // Ignores the error, because the peer may have closed the connection.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
-/// Replies to all waiting peers that nothing is published.
+/// Replies [`Reply::Unknown`] to all waiting peers.
 fn close(listener: &UnixListener, callers: Vec<Caller>) {
-    // Prevents further connections, even if a forked child has a copy of the descriptor. SAFETY:
+    // Shuts down the socket, because a forked child may have a copy of the descriptor. SAFETY:
     // `listener` keeps the descriptor open, and the call accesses no memory.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
     let waiting = core::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket);

@@ -1,4 +1,4 @@
-//! Tokens: names of published descriptors.
+//! Tokens, which identify published descriptors.
 
 use core::fmt;
 use core::hint::black_box;
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 /// Random bytes: the name of a socket, or a secret.
 pub(super) type Random = [u8; 16];
 
-/// Identifies a published descriptor to the processes of its host. Every process with the token can
+/// Identifies a published descriptor on a host. Every process of the host that has the token can
 /// fetch the descriptor, so tokens must be exchanged over a trusted channel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token {
@@ -16,9 +16,9 @@ pub(crate) struct Token {
     pub(super) pid: u32,
     /// Start time of that process in clock ticks since boot.
     pub(super) start_time: u64,
-    /// Name of the process' socket.
+    /// Name of the server socket of the process.
     pub(super) socket: Random,
-    /// Secret of the descriptor, known only to processes with the token.
+    /// Secret of the descriptor. Only processes with the token know it.
     pub(super) secret: Random,
 }
 
@@ -53,7 +53,8 @@ impl Token {
                 socket: part(bytes, 16),
                 secret: part(bytes, 32),
             })
-            // Process ids are positive. Some system calls take 0 as the calling process.
+            // Accepts only positive process ids, because some system calls treat 0 as the calling
+            // process.
             .filter(|token| token.pid > 0 && i32::try_from(token.pid).is_ok());
         parsed.ok_or_else(|| Error::InvalidArgument {
             operation: "descriptor token",
@@ -92,7 +93,7 @@ pub(super) fn socket_name(id: &Random) -> String {
         })
 }
 
-/// Compares two secrets in a time that does not depend on where they differ.
+/// Compares two secrets in constant time.
 pub(super) fn same(a: &Random, b: &Random) -> bool {
     let difference = a
         .iter()

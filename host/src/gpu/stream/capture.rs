@@ -1,4 +1,4 @@
-//! Captures of a stream: state, beginning and end.
+//! Captures of a stream: begin, end and status.
 
 use super::Stream;
 use crate::gpu::driver::{CaptureStatus, RawGraph};
@@ -11,7 +11,8 @@ impl Stream {
         self.inner.gpu.driver().capture_status(self.inner.raw)
     }
 
-    /// Returns the capture that the stream is in and its graph. Fails if the capture is invalid.
+    /// Returns the number and the graph of the active capture, or `None` without a capture. Fails
+    /// if the capture is invalid.
     pub(super) fn capture(status: CaptureStatus) -> Result<Option<(u64, RawGraph)>> {
         match status {
             CaptureStatus::None => Ok(None),
@@ -32,7 +33,8 @@ impl Stream {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
         if let Some(ended) = self.state().capture.take() {
-            // Code outside this crate has ended the capture that began here.
+            // Code outside this crate has ended the capture that this stream began, so its log is
+            // discarded.
             let _ = graph::end(gpu, ended);
         }
         gpu.driver().begin_capture(self.inner.raw)?;

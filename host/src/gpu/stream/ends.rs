@@ -1,4 +1,4 @@
-//! Ends of work: detection by polling, reports to owners, and waits.
+//! Completion of work: detection by polling, reports to owners, and waits.
 
 use core::cell::Cell;
 use core::sync::atomic::Ordering;
@@ -15,23 +15,23 @@ use crate::{Error, Result};
 /// Number of failures whose results are kept.
 const MAX_FAILURES: usize = 1024;
 
-/// Time for which a wait polls before it sleeps between polls.
+/// Time for which a wait spins before it sleeps between polls.
 const SPIN: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// The stream whose end of work this thread is reporting to an owner (its address), or 0. A
-    /// wait for that stream would never end.
+    /// Address of the stream whose completed work this thread is reporting to an owner, or 0. If
+    /// the owner waited for this stream, the wait would never return.
     static SETTLING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns whether this thread is reporting an end of work. It must then not free device memory,
-/// which may block on work that waits for this thread.
+/// Returns true if this thread is reporting completed work. In this state the thread must not free
+/// device memory, because freeing may block on work that waits for this thread.
 pub(in crate::gpu) fn is_settling() -> bool {
     SETTLING.get() != 0
 }
 
 impl Stream {
-    /// Detects work that has ended and reports it to its owners.
+    /// Detects completed work and reports it to its owners.
     pub(super) fn poll(&self) {
         self.inner.poll();
     }
@@ -90,7 +90,7 @@ impl Stream {
         }
         let last = self.state().issued;
         let _ = self.wait(last, None);
-        // Includes work that was enqueued by other libraries.
+        // Also waits for work that other libraries enqueued on the stream.
         self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
         self.state().sticky.take().map_or(Ok(()), Err)
     }
@@ -100,7 +100,7 @@ impl Stream {
         if !self.state().in_flight.is_empty() {
             return false;
         }
-        // A query would invalidate a capture, so a capturing stream counts as idle.
+        // A capturing stream counts as idle, because a query would invalidate the capture.
         let driver = self.inner.gpu.driver();
         self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
     }
@@ -108,7 +108,7 @@ impl Stream {
 
 impl Inner {
     pub(in crate::gpu) fn poll(&self) {
-        // A concurrent poll reports all ends.
+        // If another thread polls the stream, that thread reports all completed work.
         let _poller = match self.poller.try_lock() {
             Ok(poller) => poller,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -158,7 +158,7 @@ impl Inner {
         }
     }
 
-    /// Returns whether an operation without an event has ended, which is known only when the whole
+    /// Returns true if an operation without an event is complete. This is known only if the whole
     /// stream is idle.
     fn is_past_unrecorded(&self) -> Result<bool> {
         let driver = self.gpu.driver();

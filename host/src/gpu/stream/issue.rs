@@ -1,4 +1,4 @@
-//! Work that is enqueued on a stream, or captured into a graph.
+//! Enqueues work on a stream or captures it into a graph.
 
 use core::ffi::c_void;
 use std::sync::{Arc, Mutex};
@@ -23,23 +23,24 @@ pub(crate) enum Task {
     Launch(Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
-    /// A closure that enqueues work on the stream itself, called immediately.
+    /// A closure that is called immediately and enqueues work on the driver's stream.
     Call(HostFn),
-    /// Copies, in order.
+    /// Copies, executed in order.
     Copies(Arc<[Copy]>),
-    /// A graph.
+    /// A replay of a graph.
     Graph(GraphExec),
 }
 
 impl Stream {
-    /// Enqueues an operation, or captures it while the stream is capturing. Returns its number (0
-    /// if captured). If `sticky`, the next [`Stream::synchronize`] reports its failure.
+    /// Enqueues an operation, or captures it while the stream is capturing. Returns the number of
+    /// the operation, or 0 if it was captured. If `sticky` is true, the next
+    /// [`Stream::synchronize`] reports a failure of the operation.
     pub(crate) fn enqueue(&self, task: Task, sticky: bool) -> Result<u64> {
         self.enqueue_in(self.capture_status()?, task, sticky)
     }
 
-    /// Enqueues an operation like [`Stream::enqueue`], with the capture status that the caller has
-    /// queried.
+    /// Enqueues an operation like [`Stream::enqueue`]. `status` is the capture status, which the
+    /// caller has already queried.
     pub(crate) fn enqueue_in(
         &self,
         status: CaptureStatus,
@@ -51,7 +52,8 @@ impl Stream {
             return Ok(0);
         }
         self.poll();
-        // The event is created before the work is enqueued, because work in flight must be tracked.
+        // Creates the event before the work is enqueued, because enqueued work without an event
+        // could not be tracked.
         let spare = self.state().events.pop();
         let event = match spare {
             Some(event) => event,
@@ -67,8 +69,8 @@ impl Stream {
         }
     }
 
-    /// Enqueues work on the stream. A failure that is not a refusal becomes [`WorkKind::Failed`],
-    /// which keeps its position in the order.
+    /// Enqueues work on the stream. If a call fails after part of the work may have been enqueued,
+    /// the result is [`WorkKind::Failed`], which keeps its position in the order of the operations.
     fn issue(&self, task: Task) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
@@ -95,12 +97,13 @@ impl Stream {
                     error: Mutex::default(),
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
-                // SAFETY: `WorkKind::Host` keeps `call` alive until the stream has executed the
-                // function.
+                // SAFETY: `WorkKind::Host` keeps `call`, to which `data` points, alive until the
+                // stream has executed the function.
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
                 WorkKind::Host(call)
             }
-            // After a partial failure, part of the work may be on the stream, so it is tracked.
+            // If the closure fails, part of its work may already be on the stream, so the operation
+            // is tracked.
             Task::Call(call) => {
                 let failed = call().err();
                 WorkKind::Call(call, failed)
@@ -116,8 +119,9 @@ impl Stream {
                 let mut words = self.state().words.pop().unwrap_or_default();
                 let (number, admitted) = exec.inner.admit(&mut words);
                 let launched = admitted.and_then(|()| {
-                    // SAFETY: `capture_task` captured only work whose requirements its enqueuer
-                    // guarantees for every replay, and the graph retains the memory of that work.
+                    // SAFETY: the code that enqueued the captured work guarantees its requirements
+                    // for every replay (`Launch::new`), and the graph retains the memory that the
+                    // work uses.
                     let launched = unsafe { driver.launch_graph(exec.inner.raw, raw) };
                     launched.inspect_err(|_| {
                         let _ = exec.inner.settle(number, &words, false);
@@ -150,8 +154,8 @@ impl Stream {
         let driver = gpu.driver();
         match task {
             Task::Launch(launch) => {
-                // Retained before the launch is captured, so that the graph never contains a launch
-                // whose memory nothing keeps alive.
+                // Retains the memory before the launch is captured. Otherwise, if retaining failed,
+                // the graph would contain a launch whose memory could be freed.
                 let keep = Box::new((launch.keep.clone(), launch.owner.clone()));
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
@@ -166,7 +170,8 @@ impl Stream {
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
-                // SAFETY: the graph, which retains `call`, keeps it alive until its last replay.
+                // SAFETY: the graph retains `call`, to which `data` points, until all instances of
+                // the graph are destroyed.
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
                 graph::log_node(gpu, capture, LoggedNode::Host(call));
             }
@@ -187,7 +192,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Tracks work that was just enqueued. Returns its number.
+    /// Adds work that was just enqueued to the list of work in flight. Returns the number of the
+    /// operation.
     fn track(&self, event: RawEvent, kind: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
         let mut state = self.state();
         let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);
@@ -204,7 +210,7 @@ impl Stream {
         number
     }
 
-    /// Creates the events that `count` operations in flight use.
+    /// Creates events in advance for `count` operations in flight.
     pub(crate) fn prime(&self, count: usize) -> Result<()> {
         self.poll();
         let missing = {

@@ -1,9 +1,9 @@
-//! GPU streams: driver streams with a list of their work in flight, which keeps memory alive and
-//! reports ends and failures to owners.
+//! GPU streams. A stream has a list of its work in flight. The list keeps the memory of the work
+//! alive, and completed or failed work is reported to its owners.
 //!
-//! Only [`Stream::wait`] and [`Stream::synchronize`] wait for the device. Dropping a stream does
-//! not: its work in flight passes to the [`Gpu`]. There is no background thread; ends of work are
-//! detected when a method polls.
+//! Only [`Stream::wait`] and [`Stream::synchronize`] wait for the device. Dropping a stream passes
+//! its work in flight to the [`Gpu`] and does not wait. No background thread exists: completed work
+//! is detected when a method polls.
 
 mod capture;
 mod ends;
@@ -33,10 +33,11 @@ pub(crate) struct Stream {
 pub(super) struct Inner {
     gpu: Arc<Gpu>,
     raw: RawStream,
-    /// Set if this crate created the stream, so that it is destroyed with this value.
+    /// True if this crate created the driver's stream. Dropping this value then destroys the
+    /// driver's stream.
     owned: bool,
     state: Mutex<State>,
-    /// Held by the thread that polls.
+    /// Locked by the thread that polls.
     poller: Mutex<()>,
     completed: AtomicU64,
 }
@@ -51,7 +52,7 @@ struct State {
     words: Vec<Vec<u64>>,
     sticky: Option<Error>,
     failures: VecDeque<(u64, Error)>,
-    /// The capture that was begun on this stream through this crate.
+    /// The number of the capture that this crate began on this stream.
     capture: Option<u64>,
 }
 
@@ -72,8 +73,8 @@ impl Stream {
         Ok(Self::over(gpu, raw, true))
     }
 
-    /// Wraps a stream that was created elsewhere, and that outlives this value and everything
-    /// enqueued through it.
+    /// Wraps a stream that other code created. The stream must outlive this value and all work that
+    /// is enqueued through it.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
         Self::over(gpu, raw, false)
     }
@@ -100,13 +101,13 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Returns the stream's identity: equal for clones, and for values that adopted the same
-    /// stream.
+    /// Returns an identifier that is equal for clones of one stream and for values that adopted the
+    /// same driver stream.
     pub(crate) fn id(&self) -> usize {
         if self.inner.owned {
             Arc::as_ptr(&self.inner) as usize
         } else {
-            // Odd, so that it differs from every address.
+            // An odd number, which differs from every address of a [`Stream`].
             self.inner.raw.0 << 1 | 1
         }
     }
@@ -143,19 +144,20 @@ impl Drop for Inner {
         if let Some(capture) = capture {
             let _ = graph::end(&self.gpu, capture);
             if let Ok(raw) = driver.end_capture(self.raw) {
-                // SAFETY: `end_capture` has just returned the graph, which nothing else uses.
+                // SAFETY: `end_capture` has just returned the graph, and no other code has its
+                // handle.
                 let _ = unsafe { driver.destroy_graph(raw) };
             }
         }
         self.poll();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for event in state.events.drain(..) {
-            // SAFETY: `create_event` returned the event for this list, which was its only owner.
+            // SAFETY: `create_event` returned the event, and this list was its only owner.
             let _ = unsafe { driver.destroy_event(event) };
         }
-        // Enqueued work runs to its end, and its memory lives until then. This must not block on
-        // it: the work may wait for a later call of this thread, and the stream may belong to other
-        // code.
+        // Enqueued work continues to run, and its memory must live until it is complete. `drop`
+        // must not wait for the work, because the work may wait for a later call of this thread,
+        // and the stream may belong to other code.
         let in_flight = core::mem::take(&mut state.in_flight);
         let stream = self.owned.then_some(self.raw);
         if in_flight.is_empty() {

@@ -1,4 +1,5 @@
-//! A driver library that runs grid forms natively in host memory, within the launch call.
+//! A fake driver that runs grid forms natively in host memory. A launch returns after the grid is
+//! complete.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use super::super::super::driver::*;
 use crate::cpu::run_multi_rank_grid;
 use crate::{Error, Result};
 
-/// A call that the fake received.
+/// A call that the fake driver received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Write(u64),
@@ -30,15 +31,15 @@ pub(super) struct Fake {
     pub(super) allocated: AtomicU64,
     /// Number of live streams and events.
     pub(super) live: AtomicUsize,
-    /// Makes launches fail.
+    /// If set, launches fail.
     pub(super) refuses: AtomicBool,
-    /// Makes events never complete.
+    /// If set, events never complete.
     pub(super) hangs: AtomicBool,
-    /// Makes all streams report that they are capturing.
+    /// If set, all streams report that they are capturing.
     pub(super) captures: AtomicBool,
-    /// Treats all blocks as the first rank's: a fault that the tests must detect.
+    /// Seeded bug: all blocks run as blocks of rank 0. The tests must detect this bug.
     pub(super) miscounts: AtomicBool,
-    /// Reports one argument per kernel: a fault that the grid must detect.
+    /// Seeded bug: the driver reports one argument per kernel. The grid must detect this bug.
     pub(super) mistakes: AtomicBool,
 }
 
@@ -116,7 +117,7 @@ impl Driver for Fake {
             memory.address as *mut u64,
             memory.bytes.div_ceil(8) as usize,
         );
-        // SAFETY: `allocate` created the memory as a box of this many words, which is released
+        // SAFETY: `allocate` leaked a box with this number of words, and the memory is released
         // once.
         drop(unsafe { Box::from_raw(words) });
         Ok(())
@@ -138,7 +139,7 @@ impl Driver for Fake {
     }
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         self.log(Call::Write(to));
-        // SAFETY: the grid passes an address within its table, which `allocate` returned.
+        // SAFETY: the grid writes only to its table, which `allocate` returned.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
@@ -180,9 +181,9 @@ impl Driver for Fake {
             return self.refuse("launch");
         }
         self.log(Call::Launch(*shape, stream));
-        // SAFETY: the grid passes the two arguments of a grid form; the first is a u64 address.
+        // SAFETY: the first argument of a grid form is a u64, the address of the table.
         let table = unsafe { *parameters[0].cast::<u64>() };
-        // SAFETY: the second argument of a grid form is a u32.
+        // SAFETY: the second argument of a grid form is a u32, the number of blocks per rank.
         let blocks = unsafe { *parameters[1].cast::<u32>() };
         let params = GridParams {
             parameters: table as *const u8,
@@ -194,8 +195,8 @@ impl Driver for Fake {
         };
         let ranks = shape.blocks / params.blocks_per_rank;
         let kernel = &self.kernels[function.0];
-        // SAFETY: the table has a struct for each of the ranks; with `miscounts`, only the first is
-        // read.
+        // SAFETY: the table contains one parameter struct per rank. With `miscounts`, only the
+        // struct of rank 0 is read.
         unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
     }
     fn create_stream(&self) -> Result<RawStream> {

@@ -1,4 +1,4 @@
-//! Replies that do not come from a server thread: each is an error, and no descriptor is leaked.
+//! Tests with invalid replies. Each reply must cause an error, and no descriptor may be leaked.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -9,8 +9,8 @@ use std::sync::mpsc::channel;
 use super::message::{REPLY_BYTES, REQUEST_BYTES, Reply};
 use super::*;
 
-/// Returns the result of [`fetch`] if this process replies with `answer` and copies of
-/// `descriptor`.
+/// Replies to a request with the bytes `answer` and copies of `descriptor`. Returns the result of
+/// [`fetch`].
 fn answered(
     answer: &[u8],
     descriptors: &[BorrowedFd<'_>],

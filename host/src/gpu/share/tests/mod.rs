@@ -1,4 +1,5 @@
-//! Descriptors shared within one process, and unexpected connections to the server thread.
+//! Tests with descriptors that are shared within one process, and with unexpected connections to
+//! the server thread.
 
 mod fakes;
 mod processes;
@@ -23,7 +24,7 @@ fn memory(text: &str) -> OwnedFd {
     // SAFETY: the name is a valid C string.
     let fd = unsafe { libc::memfd_create(c"fusewire-test".as_ptr(), libc::MFD_CLOEXEC) };
     assert!(fd >= 0);
-    // SAFETY: `memfd_create` has just returned the descriptor, which nothing else owns.
+    // SAFETY: `memfd_create` has just returned the descriptor, and no other code owns it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.write_all_at(text.as_bytes(), 0).unwrap();
     file.into()
@@ -42,7 +43,7 @@ fn failure(result: Result<OwnedFd, FetchError>) -> FetchFailure {
     error.failure
 }
 
-/// Connects to the thread of the token's process without sending anything.
+/// Connects to the server thread of the token's process without sending a request.
 fn stranger(token: &Token) -> UnixStream {
     let address = SocketAddr::from_abstract_name(token.socket_name()).unwrap();
     let stream = UnixStream::connect_addr(&address).unwrap();
@@ -141,7 +142,8 @@ fn callers_that_say_nothing_or_half_hold_up_no_process() {
         Some(message::Reply::Granted)
     );
 
-    // The oldest connections got the reply `Busy` when there were too many; the others time out.
+    // The oldest connections received `Busy` when the limit was exceeded. The other connections
+    // time out.
     let mut busy = 0;
     for mut stream in silent {
         let mut answer = Vec::new();
@@ -171,11 +173,11 @@ fn invalid_requests_get_no_reply() {
         let mut stream = stranger(&token);
         stream.write_all(bad).unwrap();
         let mut answer = Vec::new();
-        // Either the end of the stream, or a reset because of the unread byte.
+        // The read returns the end of the stream, or a reset error because of the unread byte.
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?}");
     }
-    // Control: a valid request over the same kind of connection.
+    // Negative control: a valid request over the same kind of connection succeeds.
     let mut stream = stranger(&token);
     stream.write_all(&request).unwrap();
     let mut answer = Vec::new();

@@ -1,5 +1,5 @@
-//! Peers that are processes: instances of this test binary that take commands on standard input and
-//! reply on standard error.
+//! Tests with peer processes. A peer is an instance of this test binary that reads commands from
+//! standard input and replies on standard error.
 
 use core::panic::AssertUnwindSafe;
 use core::ptr;
@@ -71,7 +71,7 @@ impl Peer {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: the child has not been waited for, so the id is still its own.
+        // SAFETY: the child has not been waited for, so its id cannot have been reused.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
         if signal == libc::SIGSTOP {
             let stat = format!("/proc/{}/stat", self.child.id());
@@ -125,7 +125,7 @@ fn interruptible() {
     assert_eq!(result, 0);
 }
 
-/// The program of a [`Peer`]. Does nothing when run as a test.
+/// The program of a [`Peer`] process. Returns immediately in an ordinary test run.
 #[test]
 fn child() {
     let Ok(role) = env::var(ROLE) else {
@@ -167,8 +167,8 @@ fn serve() {
     }
 }
 
-/// Describes the outcome of a fetch when the descriptor limit has room for its own two descriptors
-/// but not for a third.
+/// Describes the outcome of a fetch if the descriptor limit permits the two descriptors that a
+/// fetch opens, but not the fetched one.
 fn full_table(token: &Token) -> String {
     let limit = libc::rlimit {
         rlim_cur: 64,
@@ -322,7 +322,7 @@ fn another_user_is_refused() {
     let mut other = Peer::start_as("serve", Some(65534));
     let reply = other.ask(&command);
     assert!(reply.starts_with("Refused: "), "{reply}");
-    // Root gets an answer from every process.
+    // A process of root receives replies from every process.
     let token = other.publish("y");
     assert_eq!(outcome(&token), "got y");
 }
@@ -354,8 +354,8 @@ fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").unwrap()
 }
 
-/// Publishes and fetches a thousand descriptors, in sequence and concurrently, and describes what
-/// is leaked.
+/// Publishes and fetches a thousand descriptors, first in sequence and then concurrently. Describes
+/// the leaked descriptors and threads.
 fn leaks() -> String {
     let before = counts();
     let mut names = Vec::new();
@@ -380,7 +380,7 @@ fn leaks() -> String {
         let fetched = fetch(&published.token(), LONG).unwrap();
         assert_eq!(contents(fetched), at.to_string());
     }
-    // One thread for all of them, with its listener and event.
+    // One server thread for all descriptors, with its listener and its event.
     let expected = (before.0 + 502, before.1 + 1);
     settle(expected);
     assert_eq!(counts(), expected);
@@ -393,8 +393,8 @@ fn leaks() -> String {
     format!("{clean} {before:?} {one_by_one:?} {after:?} {left} sockets")
 }
 
-/// Waits until the counts are as expected. A joined thread may be listed, and a connection may be
-/// open, for a short time afterwards.
+/// Waits until the counts of descriptors and threads are as expected. A joined thread may remain
+/// listed and a connection may remain open for a short time.
 fn settle(expected: (usize, usize)) {
     let start = Instant::now();
     while counts() != expected && start.elapsed() < Duration::from_secs(2) {
@@ -433,13 +433,14 @@ fn forks() -> String {
     let of_parent = publish(memory("parent")).unwrap();
     let token = of_parent.token();
     let fork = || {
-        // SAFETY: the child uses only what remains usable after a fork. No other thread of the
-        // parent is running code at this point that could hold a lock.
+        // SAFETY: no other thread of the parent holds a lock at this point, so the child can use
+        // the allocator and this module.
         unsafe { libc::fork() }
     };
     let first = fork();
     if first == 0 {
-        // A panic would end the only thread, and with it the process, with the status of a success.
+        // Without this, a panic would end the only thread of the child, and the child would exit
+        // with status 0.
         let code = catch_unwind(AssertUnwindSafe(|| in_forked_child(of_parent))).unwrap_or(99);
         // SAFETY: _exit has no preconditions. It skips the parent's exit handlers.
         unsafe { libc::_exit(code) };
@@ -466,7 +467,7 @@ fn forks() -> String {
     let start = Instant::now();
     let failed = fetch(&token, LONG).map_err(|error| error.failure);
     let waited = start.elapsed();
-    // SAFETY: the child has not been waited for, so the id is still its own.
+    // SAFETY: the child has not been waited for, so its id cannot have been reused.
     unsafe { libc::kill(second, libc::SIGKILL) };
     // SAFETY: `status` is a live local variable.
     unsafe { libc::waitpid(second, &raw mut status, 0) };
