@@ -1,10 +1,11 @@
-//! Lower bound for an all_reduce: one shared mapping, without matching of calls, bounded waits,
-//! failure detection or other operations. User memory is in the mapping, so nothing is copied.
+//! Lower bound for the time of an all_reduce. The ranks share one mapping. The program has no
+//! matching of calls, no bounded waits, no failure detection and no other operations. User memory
+//! is in the mapping, so nothing is copied.
 //!
-//! - Up to [`PACKET_BYTES`], every rank sends its input followed by a flag, into two alternating
-//!   sets of slots.
-//! - Above, rank r reads shard r of all inputs and writes its sum to all outputs, between two
-//!   signals.
+//! - Inputs of at most [`PACKET_BYTES`]: every rank sends its input, followed by a flag, to every
+//!   rank. Two sets of slots alternate.
+//! - Larger inputs: between two signals, rank r reads shard r of all inputs and writes the sum to
+//!   all outputs.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::io;
@@ -15,11 +16,12 @@ use anyhow::{Context, Result, ensure};
 use crate::measure::Peer;
 use crate::reduce::{self, Sum};
 
-/// Largest input that is sent as a packet.
+/// Largest input, in bytes, that is sent as a packet.
 const PACKET_BYTES: usize = 256;
-/// Bytes of a cache line and of the adjacent line that the prefetcher fetches with it.
+/// Size in bytes of a cache line plus the adjacent line that the prefetcher fetches with it.
 const LINE: usize = 128;
-/// Bytes of a packet slot: up to 56 bytes share a line with the flag, more follow it.
+/// Size of a packet slot in bytes. Up to 56 bytes of data share a line with the flag; longer data
+/// follows that line.
 const SLOT: usize = LINE + PACKET_BYTES;
 /// Smallest output, in bytes, that is written with non-temporal stores.
 const STREAMING_BYTES: usize = 4 << 20;
@@ -49,7 +51,7 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the line that rank `from` writes for rank `at`.
+    /// Returns the offset of the line that rank `from` writes and rank `at` reads.
     fn line(self, signal: Signal, at: usize, from: usize) -> usize {
         ((at * self.ranks + from) * SIGNALS + signal as usize) * LINE
     }
@@ -86,7 +88,7 @@ pub(crate) fn memory(ranks: usize, longest: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// One rank of the bare program. The mapping stays until the process exits.
+/// One rank of the bare program. The mapping is never unmapped.
 #[derive(Debug)]
 pub(crate) struct Rank {
     base: *mut u8,
@@ -109,8 +111,8 @@ impl Rank {
     ) -> Result<Self> {
         ensure!((1..=reduce::MAX).contains(&ranks), "{ranks} ranks");
         let layout = Layout::new(ranks, longest);
-        // SAFETY: the address is null, so the call replaces no existing mapping; `memory` sized the
-        // descriptor by the same layout.
+        // SAFETY: the address is null, so the call replaces no existing mapping. `memory` set the
+        // size of the descriptor's file by the same layout.
         let base = unsafe {
             libc::mmap(
                 core::ptr::null_mut(),
@@ -194,7 +196,8 @@ impl Rank {
         for step in 1..ranks {
             let slot = self.layout.slot(self.packets, (me + step) % ranks, me);
             // SAFETY: the data ends within the slot (`count * 4 <= PACKET_BYTES`). The peer read
-            // the previous contents of this set before it sent its last packet, which was acquired.
+            // the previous contents of this slot before it sent its last packet, and this rank has
+            // acquired that packet.
             unsafe {
                 let to = self.at(slot + data_at).cast::<f32>();
                 if bytes == 8 {

@@ -22,10 +22,10 @@ const SOURCES: [(&str, &str); 8] = [
 
 /// Options of nvcc in addition to the architecture and the kind of output.
 const FLAGS: [&str; 2] = ["-O3", "-std=c++17"];
-/// Options for compilers that are known to give no warnings: a warning is an error.
+/// Options for compilers that are known to give no warnings. They turn warnings into errors.
 const STRICT: [&str; 3] = ["-cubin", "-Werror", "all-warnings"];
 
-/// Installs nvcc from PyPI wheels on machines without a CUDA toolkit.
+/// Command that installs nvcc from PyPI wheels, for machines without a CUDA toolkit.
 const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime \
     nvidia-nvvm (and a g++), or a CUDA toolkit";
 
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     /// Folder for the cubins, `baseline.ARCHITECTURE.cubin`.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Architectures.
+    /// GPU architectures to compile for.
     #[arg(long, value_delimiter = ',', default_value = "sm_80,sm_90")]
     target: Vec<String>,
 }
@@ -63,15 +63,16 @@ pub(crate) fn file_name(architecture: &str) -> String {
     format!("baseline.{architecture}.cubin")
 }
 
-/// Returns the cubin of a bundle, `../cuda/` relative to the program's folder, if it exists.
+/// Returns the path of a bundle's cubin, which is in `../cuda/` relative to the program's folder,
+/// if it exists.
 pub(crate) fn bundled(architecture: &str) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let folder = program.parent()?.parent()?.join("cuda");
     Some(folder.join(file_name(architecture))).filter(|path| path.is_file())
 }
 
-/// Finds nvcc: `$FUSEWIRE_NVCC`, else the one of the wheels, else the one in PATH, `$CUDA_HOME` or
-/// /usr/local/cuda.
+/// Finds nvcc. Searches `$FUSEWIRE_NVCC`, the PyPI wheels, PATH, `$CUDA_HOME` and /usr/local/cuda,
+/// in this order.
 pub(crate) fn find() -> Result<PathBuf> {
     if let Some(named) = env::var_os("FUSEWIRE_NVCC") {
         let named = PathBuf::from(named);
@@ -127,7 +128,8 @@ pub(crate) fn version(nvcc: &Path) -> Option<String> {
         .then(|| format!("nvcc, {}", line.unwrap_or("of unknown version").trim()))
 }
 
-/// Compiles the sources with nvcc. `kind` contains `-cubin` or `-ptx`, and further options.
+/// Compiles the sources with nvcc. `kind` contains `-cubin` or `-ptx`, and optionally further
+/// options.
 pub(crate) fn compile(nvcc: &Path, architecture: &str, kind: &[&str]) -> Result<Vec<u8>> {
     let folder = tempfile::tempdir().context("a folder for nvcc")?;
     write_sources(folder.path())?;

@@ -1,5 +1,5 @@
 //! Measures the cost of a rendezvous: messages, bytes and seconds through one TCP store. Ranks are
-//! threads that map no memory and pretend to be on several hosts.
+//! threads that map no memory. They claim to be on several hosts.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};
@@ -16,10 +16,10 @@ pub(crate) struct Arguments {
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_value = "64,256,1024,4096")]
     ranks: Vec<u32>,
-    /// Ranks on one pretended host.
+    /// Ranks per simulated host.
     #[arg(long, value_delimiter = ',', default_value = "8,64")]
     per_host: Vec<u32>,
-    /// Repetitions; the row is that of the median time.
+    /// Repetitions. The table shows the repetition with the median time.
     #[arg(long, default_value_t = 3)]
     repetitions: usize,
 }
@@ -126,7 +126,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     })
 }
 
-/// Raises the limit of open descriptors: both ends of every connection are in this process.
+/// Raises the limit of open descriptors, because both ends of every connection are in this process.
 fn raise_descriptors(ranks: u32) -> anyhow::Result<()> {
     let needed = u64::from(ranks) * 2 + 64;
     let mut limit = libc::rlimit {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// Measurement of one message size by a peer.
+/// Measurement of one message size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figure {
     pub(crate) bytes: usize,
@@ -24,10 +24,11 @@ impl Drop for Group {
     fn drop(&mut self) {
         for child in &mut self.0 {
             if let Ok(None) = child.try_wait() {
-                // On SIGTERM a launcher also terminates its ranks; on SIGKILL it could not.
+                // Sends SIGTERM, on which a launcher also terminates its ranks. On SIGKILL it could
+                // not.
                 if let Ok(id) = libc::pid_t::try_from(child.id()) {
-                    // SAFETY: `kill` touches no memory. The child has not been waited for, so its
-                    // id is not reused.
+                    // SAFETY: `kill` accesses no memory of this process. The child has not been
+                    // waited for, so its id has not been reused.
                     unsafe { libc::kill(id, libc::SIGTERM) };
                 }
                 let asked = Instant::now();
@@ -41,8 +42,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs `commands` concurrently. The first one prints a line `bytes median_ns min_ns wrong` for
-/// each size. Returns `None` if they do not end within `limit`.
+/// Runs `commands` concurrently. The first command must print a line `bytes median_ns min_ns wrong`
+/// for each size. Returns `None` if the commands do not exit within `limit`.
 pub(crate) fn run(commands: Vec<Command>, limit: Duration) -> Result<Option<Vec<Figure>>> {
     let mut group = Group(Vec::new());
     for (index, mut command) in commands.into_iter().enumerate() {

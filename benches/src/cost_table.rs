@@ -1,5 +1,5 @@
-//! Measures the parts of an operation on the CPU and compares their sum with the whole: a launch, a
-//! graph node, a signal, a barrier, and all_reduces of 64 bytes.
+//! Measures the parts of an operation on the CPU (a launch, a graph node, a signal, a barrier), and
+//! compares their sum with the time of an all_reduce of 64 bytes.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -18,7 +18,7 @@ use crate::versus_cuda::statistics::{Interval, interval};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Rounds; each measures everything once.
+    /// Rounds. Each round measures every part once.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Appends the table to this file.

@@ -1,8 +1,9 @@
-//! Compares a fused norm with its separate steps on the CPU: all_reduce, then one kernel that adds
-//! the residual, normalises and writes fp8.
+//! Compares a fused norm with its separate steps on the CPU. The steps are an all_reduce and a
+//! kernel that adds the residual, normalises and writes fp8.
 //!
-//! The second step is the same kernel on a communicator of one rank. Both sides therefore do the
-//! same arithmetic and give the same bits; they differ by one pass over the rows and one launch.
+//! The second step is the fused kernel on a communicator with a single rank. Both sides therefore
+//! compute the same arithmetic, and their results are bitwise identical. They differ by one pass
+//! over the rows and one launch.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -21,16 +22,16 @@ use crate::versus_cuda::statistics;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Ranks; each is a thread pinned to its own core while there are enough cores.
+    /// Number of ranks. Each rank is a thread, pinned to its own core if there are enough cores.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
     /// Elements of a row.
     #[arg(long, default_value_t = 7168)]
     hidden: usize,
-    /// Rows of a call.
+    /// Rows per call.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64,256")]
     tokens: Vec<usize>,
-    /// Rounds; each measures both sides once.
+    /// Rounds. Each round measures both sides once.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Appends the table to this file.
@@ -195,7 +196,7 @@ impl Buffers {
     }
 
     fn measure(&self, comm: &Communicator, alone: &Communicator, rounds: usize) -> Result<Times> {
-        // With registered memory neither side copies its input first.
+        // Registers the memory, so that neither side copies its input.
         let registration = alone.tensor_register(&self.sum)?;
         self.fused(comm)?;
         let results = [&self.out, &self.kept, &self.scales];
@@ -212,7 +213,7 @@ impl Buffers {
                 self.case
             );
         }
-        // A few milliseconds per side.
+        // Chooses a number of calls that takes a few milliseconds per side.
         let bytes = self.case.tokens * self.weight.len() * self.case.dtype.size();
         let calls = (20_000_000 / bytes.max(1)).clamp(4, 400);
         let mut times = Times::default();

@@ -1,5 +1,5 @@
-//! Properties of the machine, measured in every run: latency of a cache-line ping-pong and memory
-//! rates.
+//! Properties of the machine that every run measures: the latency of a cache-line ping-pong and
+//! memory bandwidth.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,13 +11,14 @@ use anyhow::{Context, Result};
 
 use crate::reduce;
 
-/// One-way time in ns below which the two cores share a last-level cache. Results count only in
-/// that state.
+/// One-way time in ns below which the two cores share a last-level cache. Only results measured in
+/// that state are used.
 pub(crate) const NEAR_NS: f64 = 100.0;
 
 /// Returns the cores that this process may use.
 pub(crate) fn cores() -> Result<Vec<usize>> {
-    // SAFETY: zero bytes are a valid cpu_set_t, and the call writes at most its size.
+    // SAFETY: zero bytes are a valid cpu_set_t, and the call writes at most as many bytes as the
+    // set has.
     let set = unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
@@ -26,7 +27,7 @@ pub(crate) fn cores() -> Result<Vec<usize>> {
         set
     };
     let allowed = |core: &usize| {
-        // SAFETY: the index is below CPU_SETSIZE.
+        // SAFETY: `core` is below CPU_SETSIZE by the range.
         unsafe { libc::CPU_ISSET(*core, &set) }
     };
     Ok((0..libc::CPU_SETSIZE as usize).filter(allowed).collect())
@@ -34,7 +35,8 @@ pub(crate) fn cores() -> Result<Vec<usize>> {
 
 /// Pins the calling thread to `core`.
 pub(crate) fn pin(core: usize) -> Result<()> {
-    // SAFETY: zero bytes are a valid cpu_set_t, and the call reads at most its size.
+    // SAFETY: zero bytes are a valid cpu_set_t, and the call reads at most as many bytes as the set
+    // has.
     let result = unsafe {
         let mut set: libc::cpu_set_t = core::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -72,8 +74,8 @@ pub(crate) fn kernel() -> String {
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Returns the one-way time in ns of a ping-pong between the first two cores, in which each side
-/// writes its own line.
+/// Returns the one-way time in ns of a ping-pong between the first two cores. Each core writes its
+/// own cache line.
 pub(crate) fn ping_pong(cores: &[usize]) -> Option<f64> {
     const TURNS: u64 = 20_000;
     const TRIES: usize = 5;
@@ -115,7 +117,7 @@ pub(crate) fn ping_pong(cores: &[usize]) -> Option<f64> {
     })
 }
 
-/// Rates of all threads together in GB/s: bytes copied, and bytes of `b` in `b += a`.
+/// Total rates of all threads in GB/s: bytes copied, and bytes of `b` in `b += a`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     pub(crate) name: &'static str,

@@ -1,4 +1,4 @@
-//! Benchmarks of Fusewire next to other libraries, in alternation within one run.
+//! Benchmarks of Fusewire and other libraries, which alternate within one run.
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
@@ -13,7 +13,7 @@
 //! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
-//! Timings never decide the exit status; wrong results do.
+//! The exit status depends on the correctness of results, not on timings.
 
 mod bare;
 mod baseline;
@@ -52,14 +52,14 @@ enum Subject {
     Versus(Versus),
     /// Compiles the CUDA C++ baseline of the kernels, for `versus cuda`.
     Baseline(baseline::Arguments),
-    /// Compares the inner loops of the kernels' machine code with the baseline's.
+    /// Compares the inner loops in the machine code of the kernels and of the baseline.
     Sass(sass::Arguments),
     /// Compares a fused norm with its separate steps, on the CPU.
     Fused(fused::Arguments),
-    /// Measures the cost of bounded waits: all_reduce by kernels with and without them.
+    /// Measures the cost of bounded waits: runs all_reduce with kernels with and without them.
     WaitCost(wait_cost::Arguments),
-    /// Measures a launch, a graph node, a signal and a barrier on the CPU, and compares their sum
-    /// with an all_reduce.
+    /// Measures a launch, a graph node, a signal and a barrier on the CPU, and compares the sum of
+    /// their times with the time of an all_reduce.
     CostTable(cost_table::Arguments),
     /// Measures the overhead of the flight recorder and of hooks per call.
     Observe(observe::Arguments),
@@ -77,10 +77,11 @@ enum Subject {
 
 #[derive(Debug, Subcommand)]
 enum Versus {
-    /// Compares all_reduce of f32 sums with every MPI found; ranks are processes of this machine.
+    /// Compares all_reduce of f32 sums with every installed MPI. Ranks are processes on this
+    /// machine.
     Mpi(versus::Arguments),
-    /// Compares all_reduce, alone and followed by a norm, with the same algorithms in CUDA C++, all
-    /// ranks on one GPU.
+    /// Compares all_reduce, with and without a norm after it, with the same algorithms in CUDA C++.
+    /// All ranks are on one GPU.
     Cuda(Box<versus_cuda::Arguments>),
 }
 

@@ -81,8 +81,8 @@ pub(crate) fn find(mpicc: &[PathBuf], mpirun: &[PathBuf], folder: &Path) -> Resu
     Ok(found)
 }
 
-/// Returns the absolute path. Links are not resolved, because compiler wrappers look at their own
-/// name.
+/// Returns the absolute path. Does not resolve links, because compiler wrappers depend on the name
+/// by which they are called.
 fn absolute(path: &Path) -> Result<PathBuf> {
     if path.components().count() == 1
         && let Some(name) = path.to_str()
@@ -99,8 +99,8 @@ fn in_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns a command whose PATH begins with the program's own folder, as installations outside PATH
-/// need.
+/// Returns a command whose PATH begins with the program's folder. Installations outside PATH need
+/// this.
 fn in_its_folder(program: &Path) -> Command {
     let mut command = Command::new(program);
     let folder = program.parent().filter(|folder| folder.is_absolute());
@@ -182,7 +182,7 @@ impl Mpi {
                 if unsafe { libc::geteuid() } == 0 {
                     command.arg("--allow-run-as-root");
                 }
-                // The program pins itself, in the same way under every launcher.
+                // The benchmark program pins its own threads, in the same way under every launcher.
                 command.args(["--bind-to", "none"]);
                 if oversubscribed {
                     command.arg("--oversubscribe");

@@ -1,5 +1,6 @@
-//! Measures the overhead of the flight recorder and of hooks: the barrier of a single rank, which
-//! waits for no peer, with neither, with the recorder, and with hooks that do nothing.
+//! Measures the overhead of the flight recorder and of hooks. The measured operation is a barrier
+//! of a single rank, which waits for no peer. The cases are: no recorder and no hooks, the
+//! recorder, and hooks that do nothing.
 
 use core::fmt::Write as _;
 use std::fs;
@@ -16,7 +17,8 @@ use crate::machine;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Short rounds; each measures every case once, so that a slow moment affects all of them.
+    /// Rounds. Each round is short and measures every case once, so that other load affects all
+    /// cases.
     #[arg(long, default_value_t = 401)]
     rounds: usize,
     /// Calls per case and round.

@@ -1,7 +1,7 @@
-//! Draws a recorded table as an SVG: time over size, both axes logarithmic.
+//! Draws a recorded table as an SVG. The plot shows time over size on logarithmic axes.
 //!
-//! The pictures in `docs/images` are made of tables in `benches/results` by this command, so every
-//! point has a recorded figure as its source.
+//! This command makes the plots in `docs/images` from the tables in `benches/results`, so every
+//! point is a recorded measurement.
 
 use core::fmt::Write as _;
 use std::fs;
@@ -13,23 +13,23 @@ const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 520.0;
 /// The rectangle of the axes: left, top, right, bottom.
 const AXES: [f64; 4] = [80.0, 84.0, 690.0, 450.0];
-/// Least distance between two labels, in pixels.
+/// Minimum distance between two labels, in pixels.
 const LABEL_STEP: f64 = 20.0;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Markdown file with recorded tables.
     file: PathBuf,
-    /// Text in the heading above the table; the first table after it is drawn.
+    /// Text in the heading above the table. The first table after that heading is drawn.
     #[arg(long)]
     table: String,
-    /// A column of the table, with the label of its line: NAME or NAME=LABEL. Once for each line.
+    /// A column of the table, with the label of its line: NAME or NAME=LABEL. Repeat for each line.
     #[arg(long = "column", required = true)]
     columns: Vec<String>,
     /// Title of the picture.
     #[arg(long)]
     title: String,
-    /// Second line: machine and date of the measurement.
+    /// Subtitle of the picture: machine and date of the measurement.
     #[arg(long)]
     note: String,
     /// File to write.
@@ -123,7 +123,7 @@ fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 
-/// Colours of the lines: in light and in dark surroundings.
+/// Colours of the lines, for light and for dark mode.
 const COLOURS: [[&str; 2]; 5] = [
     ["#0969da", "#58a6ff"],
     ["#1a7f37", "#3fb950"],
@@ -257,7 +257,7 @@ fn draw(title: &str, note: &str, source: &str, lines: &[Line]) -> String {
     svg + "</svg>\n"
 }
 
-/// Writes each line's label next to its last point, from the top down without overlap.
+/// Writes the label of each line next to the line's last point, from top to bottom without overlap.
 fn labels(w: &mut String, lines: &[Line], x: f64, y: impl Fn(f64) -> f64) {
     let ends = lines.iter().enumerate();
     let mut ends: Vec<(f64, usize)> = ends

@@ -1,4 +1,4 @@
-//! One rank of a measurement. The program starts itself once per rank.
+//! One rank of a measurement. `versus` starts this program once per rank.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
@@ -12,7 +12,7 @@ use crate::{bare, machine};
 pub(crate) enum Kind {
     /// Fusewire, with tensors in a window.
     Registered,
-    /// Fusewire, with ordinary slices, which are copied through staging.
+    /// Fusewire, with ordinary slices, which it copies through staging.
     Staged,
     /// The bare program.
     Bare,
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     rank: usize,
     #[arg(long)]
     ranks: usize,
-    /// Cores; rank r runs on the one at index r modulo their number.
+    /// Cores. Rank r runs on the core at index r modulo the number of cores.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
     /// Sizes and numbers of calls: BYTES:CALLS,...
@@ -152,10 +152,11 @@ impl Peer for Fusewire {
     }
 }
 
-/// Returns the elements of a tensor. No operation may run on it meanwhile.
+/// Returns the elements of a tensor. No operation may access the tensor while the slice exists.
 #[allow(clippy::mut_from_ref)] // device memory: the tensor is only a handle
 fn elements(tensor: &Tensor) -> &mut [f32] {
-    // SAFETY: the tensor is aligned and holds `len` f32. `&mut` of the peer excludes other slices
-    // of it; its calls block, and other ranks access the memory only during a call of this rank.
+    // SAFETY: the tensor is aligned and holds `len` f32. The callers hold `&mut` of the peer, which
+    // excludes other slices of the tensor. The peer's calls block, and other ranks access the
+    // memory only during a call on this rank.
     unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr().cast(), tensor.len()) }
 }

@@ -1,4 +1,4 @@
-//! Vector loops of the bare program and of the memory rates.
+//! Vector loops of the bare program and of the memory bandwidth measurement.
 
 /// Maximum number of ranks.
 pub(crate) const MAX: usize = 16;
@@ -9,7 +9,7 @@ pub(crate) struct Sum<'a> {
     pub(crate) sources: &'a [*const f32],
     pub(crate) targets: &'a [*mut f32],
     pub(crate) count: usize,
-    /// Uses non-temporal stores.
+    /// Selects non-temporal stores.
     pub(crate) streaming: bool,
 }
 
@@ -17,13 +17,13 @@ impl Sum<'_> {
     /// Computes the sums.
     ///
     /// # Safety
-    /// Sources must be readable and targets writable for `count` elements, at addresses that are
-    /// multiples of 64; 1 to [`MAX`] sources.
+    /// There must be 1 to [`MAX`] sources. Sources must be readable and targets writable for
+    /// `count` elements, and their addresses must be multiples of 64.
     #[inline]
     pub(crate) unsafe fn run(self) {
         debug_assert!(!self.sources.is_empty() && self.sources.len() <= MAX);
-        // SAFETY: each instruction set is used only where it was detected; pointers and alignment
-        // are this function's own requirement.
+        // SAFETY: each function is called only if its instruction set was detected. The caller
+        // guarantees the pointers and their alignment.
         unsafe {
             let mut done = 0;
             #[cfg(target_arch = "x86_64")]
@@ -81,8 +81,9 @@ mod x86 {
             &sum.targets[..P]
         };
         for i in (0..count).step_by(64) {
-            // SAFETY: `i < count <= sum.count`; `i` is a multiple of the vectors' alignment, as are
-            // the addresses by the requirement of this function.
+            // SAFETY: `i` and `count` are multiples of the step, so all vectors starting at `i` are
+            // within `count <= sum.count` elements. The caller guarantees that the addresses are
+            // multiples of 64, so the accesses are aligned.
             unsafe {
                 let mut acc = [0, 16, 32, 48].map(|part| _mm512_load_ps(sources[0].add(i + part)));
                 for source in &sources[1..] {
@@ -115,8 +116,9 @@ mod x86 {
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn narrow<const STREAMING: bool>(sum: Sum<'_>, count: usize) {
         for i in (0..count).step_by(32) {
-            // SAFETY: `i < count <= sum.count`; `i` is a multiple of the vectors' alignment, as are
-            // the addresses by the requirement of this function.
+            // SAFETY: `i` and `count` are multiples of the step, so all vectors starting at `i` are
+            // within `count <= sum.count` elements. The caller guarantees that the addresses are
+            // multiples of 64, so the accesses are aligned.
             unsafe {
                 let first = sum.sources[0];
                 let mut acc = [0, 8, 16, 24].map(|part| _mm256_load_ps(first.add(i + part)));
@@ -144,7 +146,7 @@ mod x86 {
     }
 }
 
-/// Adds `from` to `to`, with the widest vectors that the CPU has.
+/// Adds `from` to `to`, with the widest vectors that the CPU supports.
 pub(crate) fn add(from: &[f32], to: &mut [f32]) {
     #[inline(always)]
     fn body(from: &[f32], to: &mut [f32]) {

@@ -19,7 +19,7 @@ impl Header {
     /// Returns a header with this command, the date and `lines`.
     pub(crate) fn of(lines: Vec<String>) -> Self {
         let arguments = env::args().skip(1).map(|argument| {
-            // Programs are shown by name, without their folder.
+            // Shows only the file name of a program.
             match argument.starts_with('/') {
                 true => path::Path::new(&argument)
                     .file_name()
@@ -88,7 +88,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// State of the machine during a run.
+/// State of the machine during a run, by which samples are grouped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Near,
@@ -222,7 +222,7 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
             .min_by(f64::total_cmp);
         let ratio = |value: Option<f64>, base: Option<f64>| Some(value? / base?);
         let registered = ratio(of("registered"), best);
-        // The target for ordinary slices is Open MPI, or another MPI where it is not installed.
+        // The target for ordinary slices is Open MPI or, if it is not installed, another MPI.
         let open = candidates
             .iter()
             .position(|candidate| candidate.name().starts_with("Open MPI"))
@@ -246,7 +246,7 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
     text
 }
 
-/// Lists the targets that a line misses.
+/// Lists the targets that a row of the table misses.
 fn missed(bytes: usize, registered: Option<f64>, staged: Option<f64>, bare: Option<f64>) -> String {
     let parity = if bytes <= 1 << 10 { 1.1 } else { 1.0 };
     let goal = if bytes >= 64 << 10 { 0.5 } else { parity };
@@ -288,7 +288,7 @@ fn human(bytes: usize) -> String {
     }
 }
 
-/// Returns the file of a run. Handwritten sections of the `old` file are kept.
+/// Returns the content of a run's file. Keeps the handwritten sections of the `old` content.
 pub(crate) fn document(old: &str, title: &str, header: &Header, tables: &str) -> String {
     let section = |name: &str, empty: &str| {
         let mut kept = String::new();

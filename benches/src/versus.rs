@@ -1,5 +1,5 @@
-//! Compares all_reduce with MPI: in each round every library runs once, in turn, with measurements
-//! of the machine between them.
+//! Compares all_reduce with MPI. In each round, every library runs once. The machine is measured
+//! between the runs.
 
 use core::time::Duration;
 use std::env;
@@ -21,11 +21,11 @@ use crate::{bare, reduce};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Compiler of the MPI; without it every MPI in PATH is measured. May be repeated, each time
+    /// Compiler of an MPI. By default, every MPI in PATH is measured. May be repeated, each time
     /// with its launcher.
     #[arg(long, value_name = "PATH")]
     mpicc: Vec<PathBuf>,
-    /// Launcher of the MPI; by default the mpirun in the compiler's folder.
+    /// Launcher of the MPI. By default, the mpirun in the compiler's folder.
     #[arg(long, value_name = "PATH")]
     mpirun: Vec<PathBuf>,
     /// Numbers of ranks.
@@ -48,11 +48,11 @@ pub(crate) struct Arguments {
     /// Fusewire's algorithm: auto, packet, signal, two_shot.
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Time limit in seconds for one run. A library that exceeds it is left out from then on.
+    /// Time limit in seconds for one run. A library that exceeds it is not run again.
     #[arg(long, default_value_t = 120)]
     limit: u64,
-    /// Writes the tables into this Markdown file. Sections of it that start with "Prediction" or
-    /// "Explanation" are kept.
+    /// Writes the tables into this Markdown file. Keeps its sections that start with "Prediction"
+    /// or "Explanation".
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -75,7 +75,7 @@ pub(crate) fn size(text: &str) -> Result<usize> {
 #[derive(Clone, Debug)]
 pub(crate) enum Candidate {
     Mpi(Mpi),
-    /// A program of this crate, by the name of its kind on a rank's command line.
+    /// This program. The name selects the library and memory on a rank's command line.
     Own(&'static str),
 }
 
@@ -115,11 +115,11 @@ impl Candidate {
     }
 }
 
-/// Runs the ranks of this program, or of the same program compiled otherwise.
+/// Runs the ranks of this program, or of the same program with other compiler flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnProgram<'a> {
     pub(crate) program: &'a Path,
-    /// Name of its kind on a rank's command line.
+    /// Name of the library and memory on a rank's command line.
     pub(crate) kind: &'a str,
     pub(crate) algorithm: &'a str,
     pub(crate) touch: bool,
@@ -128,7 +128,7 @@ pub(crate) struct OwnProgram<'a> {
 }
 
 impl OwnProgram<'_> {
-    /// Runs the ranks as processes. Returns `None` if they do not end within `limit`.
+    /// Runs the ranks as processes. Returns `None` if they do not exit within `limit`.
     pub(crate) fn run(
         &self,
         ranks: usize,

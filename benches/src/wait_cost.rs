@@ -1,6 +1,6 @@
-//! Measures the cost of bounded waits: the same program with kernels whose waits are bounded, and
-//! with kernels compiled with `--cfg fusewire_unbounded`, which have no time-out, abort word,
-//! failure record, progress, fingerprint or busy word.
+//! Measures the cost of bounded waits. Runs the same program with two kinds of kernels: kernels
+//! whose waits are bounded, and kernels compiled with `--cfg fusewire_unbounded`. The latter have
+//! no time-out, abort word, failure record, progress, fingerprint or busy word.
 //!
 //! ```text
 //! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches \
@@ -12,7 +12,7 @@
 //! fusewire-benches wait-cost --device cuda --unbounded target/unbounded/images
 //! ```
 //!
-//! Each kind of kernel runs in processes of its own, alternating round by round.
+//! The two kinds of kernels run in separate processes, which alternate round by round.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -52,11 +52,11 @@ pub(crate) struct Arguments {
     /// Device that runs the kernels.
     #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
     device: DeviceKind,
-    /// For the CPU: this program, built with `--cfg fusewire_unbounded`. For a GPU: the folder of
-    /// images that `fusewire-build build --unbounded` wrote.
+    /// For the CPU: path of this program built with `--cfg fusewire_unbounded`. For a GPU: folder
+    /// of images that `fusewire-build build --unbounded` wrote.
     #[arg(long, value_name = "PATH")]
     unbounded: PathBuf,
-    /// Number of ranks: at most the number of cores on the CPU; 2, 4 or 8 on a GPU.
+    /// Number of ranks. On the CPU at most the number of cores; on a GPU 2, 4 or 8.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
     /// Sizes of the all_reduce of f32 sums in bytes, with suffix K or M for powers of 1024.
@@ -67,7 +67,8 @@ pub(crate) struct Arguments {
         default_value = "64,1K,8K,64K,1M,8M"
     )]
     sizes: Vec<usize>,
-    /// Rounds; each runs both kinds once. From 6 rounds on the table has confidence intervals.
+    /// Rounds. Each round runs both kinds once. With 6 or more rounds, the table has confidence
+    /// intervals.
     #[arg(long, default_value_t = 21)]
     rounds: usize,
     /// GPU that all ranks share.
@@ -133,7 +134,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         }
         let [bounded, unbounded] = runs;
         for (case, with) in bounded {
-            // Only cases that both kinds have measured are compared.
+            // Compares only cases that were measured with both kinds of kernels.
             if let Some(&without) = unbounded.get(&case) {
                 let [all_with, all_without] = times.entry(case).or_default();
                 all_with.push(with);
@@ -151,7 +152,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `program` was built without bounded waits; otherwise both sides would be the same.
+/// Checks that `program` was built without bounded waits. Otherwise the run would compare two
+/// identical programs.
 fn check_program(program: &Path) -> Result<()> {
     let output = Command::new(program)
         .arg("built")

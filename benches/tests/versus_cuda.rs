@@ -1,5 +1,6 @@
 //! Runs `versus cuda` without a GPU, on the fake CUDA driver, which executes the kernels of both
-//! sides on host threads. Times have no meaning there; results, checks and reports are tested.
+//! sides on host threads. Tests the results, the checks and the reports. The measured times have no
+//! meaning.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use fusewire::gpu::images::Images;
 use fusewire_baseline_fake::{VARIABLE, image, library};
 
 /// Compiles the baseline's kernels to a shared object. `change` replaces a text in one of the
-/// sources. Returns `None` without g++.
+/// sources. Returns `None` if g++ is missing.
 fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let copy = |from: PathBuf, to: PathBuf| {
@@ -66,7 +67,7 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
         .expect("the harness")
 }
 
-/// Returns a command of the program with the fake driver.
+/// Returns a command that runs the program with the fake driver.
 fn command(folder: &Path, object: &Path) -> Command {
     let driver = folder.join("driver");
     fs::create_dir_all(&driver).expect("a folder");
@@ -87,7 +88,7 @@ fn cubin(folder: &Path, object: &Path) -> PathBuf {
     cubin
 }
 
-/// Returns name and number of wrong elements of every candidate of a section.
+/// Returns the name and the number of wrong elements of every candidate of a section.
 fn candidates(folder: &Path, section: &str) -> Vec<(String, u64)> {
     let text = fs::read_to_string(folder.join("out.json")).expect("JSON");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -154,8 +155,8 @@ fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
         "store(to + i + u * stride, sums[u]);",
         "store(to + i, sums[u]);",
     );
-    // The seeded bug skips some vectors in the unrolled loop, which needs more vectors than
-    // threads.
+    // The seeded bug skips some vectors in the unrolled loop, which runs only if there are more
+    // vectors than threads.
     let Some(object) = emulation(at, Some(change)) else {
         return;
     };
@@ -241,7 +242,7 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Slow candidates are left out, but never the library's own choice.
+    // Slow candidates are left out of the rounds, but the library's own choice never is.
     assert!(
         table.contains("| auto: ") && table.contains(" | 512 | "),
         "{table}"

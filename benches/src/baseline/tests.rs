@@ -1,5 +1,5 @@
-//! Tests that the baseline compiles, that its argument layout is the harness's, and that its
-//! algorithms are correct. Host threads run the algorithms; copies with a seeded bug must fail.
+//! Tests that the baseline compiles, that its argument layout matches the harness, and that its
+//! algorithms are correct. Host threads run the algorithms. Copies with a seeded bug must fail.
 
 use std::collections::BTreeMap;
 use std::process::Output;
@@ -52,7 +52,7 @@ fn cubins_are_made() {
     assert!(error.to_string().contains("sm_1"), "{error}");
 }
 
-/// Returns the kernels of a PTX text, each with offsets and sizes of its parameters.
+/// Returns the kernels of a PTX text with the offsets and sizes of their parameters.
 fn parameters(ptx: &str) -> BTreeMap<String, Vec<(usize, usize)>> {
     let mut kernels = BTreeMap::new();
     for kernel in ptx.split(".visible .entry ").skip(1) {
@@ -91,8 +91,8 @@ fn arguments_lie_where_they_are_expected() {
         .collect();
     assert!(there.len() > 60, "{} kernels", there.len());
     assert_eq!(there, expected);
-    // No load may use the non-coherent path, because peers write the data. System scope reaches
-    // other GPUs.
+    // No load may use the non-coherent path, because peers write the data. Synchronisation with
+    // other GPUs requires system scope.
     assert!(!ptx.contains("ld.global.nc"));
     assert!(ptx.contains("st.release.sys") && ptx.contains("ld.acquire.sys"));
     assert!(!ptx.contains(".gpu."));
@@ -114,7 +114,7 @@ fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> 
         fs::write(&path, text.replacen(old, new, 1)).expect("written");
     }
     let program = folder.join("check");
-    // A seeded bug may cause an endless wait.
+    // Lowers the limit of polls, because a seeded bug may cause a wait that does not end.
     let polls = change.map(|_| "-DPOLLS=(1u << 14)");
     let made = Command::new("g++")
         .args(polls)

@@ -29,11 +29,11 @@ struct Instruction {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Loop {
     pub(super) instructions: usize,
-    /// Loads of 16 bytes per iteration, whatever the values of the guards.
+    /// Loads of 16 bytes per iteration, for any values of the guards.
     pub(super) loads: usize,
     /// Stores of 16 bytes per iteration.
     pub(super) stores: usize,
-    /// Loads of 16 bytes before the first use of one of their results.
+    /// Number of 16-byte loads before the first use of one of their results.
     pub(super) in_flight: usize,
     pub(super) integer: usize,
     pub(super) float: usize,
@@ -42,7 +42,7 @@ pub(super) struct Loop {
 }
 
 impl Loop {
-    /// Returns the vectors of 16 bytes that an iteration moves.
+    /// Returns the number of 16-byte vectors that an iteration moves.
     pub(super) fn moved(&self) -> usize {
         self.loads + self.stores
     }
@@ -217,7 +217,8 @@ impl Loop {
     }
 }
 
-/// Counts instructions by guard. Of those under `@P0` and `@!P0` only one set is executed.
+/// Counts instructions by guard. Either the instructions under `@P0` or those under `@!P0` are
+/// executed, never both.
 #[derive(Debug, Default)]
 struct GuardCounts(BTreeMap<String, [usize; 2]>);
 

@@ -1,5 +1,5 @@
-//! Compares the inner loops in the machine code of two compilers: the instructions issued for each
-//! 16 bytes that a kernel moves, and the number of loads in flight before the first wait.
+//! Compares the inner loops in the machine code of two compilers. For each loop, reports the
+//! instructions issued per 16 bytes moved and the number of loads in flight before the first wait.
 
 mod disassembly;
 
@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     /// Fusewire's kernels: PTX from `fusewire-build build -p fusewire-kernels`, or a cubin.
     #[arg(long, value_name = "FILE")]
     ours: PathBuf,
-    /// Architecture of both sides.
+    /// GPU architecture of both cubins.
     #[arg(long, default_value = "sm_90")]
     target: String,
     /// Writes the tables to this file instead of printing them.
@@ -92,7 +92,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Returns a cubin of Fusewire's kernels; compiles PTX with ptxas.
+/// Returns the path of a cubin of Fusewire's kernels. Compiles PTX with ptxas.
 fn machine_code(arguments: &Arguments, tools: &Path, folder: &Path) -> Result<PathBuf> {
     let ours = &arguments.ours;
     let bytes = fs::read(ours).with_context(|| format!("read {}", ours.display()))?;
@@ -119,8 +119,8 @@ fn run(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Disassembles a cubin with nvdisasm: `$FUSEWIRE_NVDISASM`, else the one in nvcc's folder, else
-/// the one in PATH.
+/// Disassembles a cubin with nvdisasm. Searches `$FUSEWIRE_NVDISASM`, nvcc's folder and PATH, in
+/// this order.
 fn disassembled(tools: &Path, cubin: &Path) -> Result<String> {
     let next_to_nvcc = tools.join("nvdisasm");
     let nvdisasm = env::var_os("FUSEWIRE_NVDISASM")
