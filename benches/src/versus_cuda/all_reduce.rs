@@ -1,5 +1,5 @@
-//! All-reduce: Fusewire with every algorithm, the baseline's five kernels, and a copy of as many
-//! bytes.
+//! Measures all-reduce: Fusewire with every algorithm, the baseline's five kernels, and a copy of
+//! the same number of bytes.
 
 use anyhow::Result;
 use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
@@ -11,11 +11,11 @@ use super::module::Baseline;
 use super::report::Row;
 use super::{Shape, data};
 
-/// Largest message, in bytes, that is sent by packets in one shot, and in two shots.
+/// Largest message, in bytes, for which the one-shot and the two-shot packet kernels are measured.
 pub(crate) const ONE_SHOT_BYTES: usize = 256 << 10;
 pub(crate) const TWO_SHOT_BYTES: usize = 1 << 20;
 
-/// Returns the number of blocks that have work: one for each `threads` vectors, at most `blocks`.
+/// Returns the number of blocks that have work: one block per `threads` vectors, at most `blocks`.
 pub(crate) fn grid(vectors: usize, threads: u32, blocks: u32) -> u32 {
     let wanted = vectors.div_ceil(threads as usize).max(1);
     u32::try_from(wanted).map_or(blocks, |wanted| wanted.min(blocks))
@@ -31,7 +31,7 @@ pub(crate) struct RankPart<'a> {
     pub(crate) shape: Shape,
 }
 
-/// Input and output of a rank, with their addresses at every rank.
+/// Input and output of a rank, and their addresses on every rank.
 #[derive(Debug)]
 pub(crate) struct Operands {
     pub(crate) input: Tensor,
@@ -45,7 +45,8 @@ impl RankPart<'_> {
         self.benchmark.rank
     }
 
-    /// Allocates registered memory for `count` elements and exchanges the addresses.
+    /// Allocates registered memory for `count` elements and exchanges the addresses with the other
+    /// ranks.
     pub(crate) fn operands(&self, dtype: DType, count: usize) -> Result<Operands> {
         let input = self.comm.alloc(dtype, count)?;
         let output = self.comm.alloc(dtype, count)?;
@@ -117,8 +118,8 @@ impl RankPart<'_> {
         Ok(rows)
     }
 
-    /// Returns Fusewire's candidates: the plan's choice first, then the other algorithms for this
-    /// size.
+    /// Returns Fusewire's candidates for this size. The first uses the plan's choice of algorithm;
+    /// the others use the other algorithms.
     pub(crate) fn ours(&self, operands: &Operands, dtype: DType) -> Result<Vec<Candidate>> {
         let mut taken = Vec::new();
         let mut list = Vec::new();
@@ -149,8 +150,8 @@ impl RankPart<'_> {
         Ok(list)
     }
 
-    /// Returns the baseline's kernels for this size. Each is launched with the blocks that have
-    /// work, at most as many as Fusewire's.
+    /// Returns the baseline's kernels for this size. Each is launched with as many blocks as have
+    /// work, but at most with as many blocks as Fusewire's kernels.
     pub(crate) fn theirs(
         &self,
         operands: &Operands,

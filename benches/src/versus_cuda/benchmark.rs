@@ -15,20 +15,21 @@ use super::rendezvous::Rendezvous;
 
 /// Default number of operations in a captured graph.
 pub(crate) const OPERATIONS: usize = 100;
-/// Eager operations to warm up, before the first event.
+/// Number of eager warm-up operations before the first event.
 const WARM: usize = 20;
-/// A candidate slower than the best of its side by this factor is left out of the rounds.
+/// A candidate that is slower than the best candidate of its side by this factor is not timed in
+/// the rounds.
 const SLOW: f64 = 1.5;
 /// Intended duration of one measurement, in ns.
 const TARGET_NS: f64 = 4e6;
 
-/// Launch mode of the operations.
+/// Mode in which the operations are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// One launch each.
+    /// One launch per operation.
     Eager,
-    /// In captured graphs of 100.
+    /// Captured graphs of 100 operations each.
     Graph,
 }
 
@@ -40,8 +41,8 @@ impl Mode {
         }
     }
 
-    /// Returns the number of launches per measurement, of operations or of graphs, for an operation
-    /// of `ns`.
+    /// Returns the number of launches (of operations or of graphs) per measurement, for an
+    /// operation that takes `ns`.
     fn repeats(self, ns: f64, operations: usize) -> usize {
         let wanted = TARGET_NS / ns.max(1.0);
         match self {
@@ -60,7 +61,7 @@ pub(crate) enum Side {
     OursApart,
     Theirs,
     TheirsApart,
-    /// A copy of as many bytes.
+    /// A copy of the same number of bytes.
     Floor,
 }
 
@@ -115,9 +116,9 @@ impl Step {
                 comm.all_reduce_norm_async(&norm)?;
             }
             Self::Launch(launch) => {
-                // SAFETY: the addresses are those of tensors that the caller of `compare` holds,
-                // and of `Buffers`, which outlive the ranks' threads. The kernels' protocols order
-                // the accesses of ranks.
+                // SAFETY: the addresses belong to tensors that the caller of `compare` holds and to
+                // `Buffers`, which outlive the ranks' threads. The kernels' protocols order the
+                // accesses of different ranks.
                 unsafe { launch.enqueue(stream)? };
             }
         }
@@ -130,8 +131,8 @@ impl Step {
 pub(crate) struct Candidate {
     pub(crate) name: String,
     pub(crate) side: Side,
-    /// Waits of one operation: barriers without a fence, barriers with one, one-way packet
-    /// latencies.
+    /// Waits of one operation: number of barriers without a fence, of barriers with a fence, and of
+    /// one-way packet latencies.
     pub(crate) waits: (u32, u32, u32),
     pub(crate) steps: Vec<Step>,
 }
@@ -149,11 +150,12 @@ pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) side: Side,
     pub(crate) waits: (u32, u32, u32),
-    /// ns of one operation on the slowest rank, one value per round; empty if it was left out.
+    /// Time in ns of one operation on the slowest rank, one value per round. Empty if the candidate
+    /// was left out.
     pub(crate) ns: Vec<f64>,
-    /// Reason why it was left out.
+    /// Reason why the candidate was left out; `None` if it was timed.
     pub(crate) left_out: Option<String>,
-    /// Wrong elements on all ranks.
+    /// Number of wrong elements on all ranks.
     pub(crate) wrong: u64,
 }
 
@@ -181,10 +183,10 @@ pub(crate) struct Benchmark<'a> {
 }
 
 impl Benchmark<'_> {
-    /// Checks the candidates, leaves out wrong and slow ones, and times the others in rounds, each
-    /// of which starts with a different candidate. All ranks call this with the same candidates.
-    /// For each candidate index, `spoil` overwrites the results and changes the inputs, and `check`
-    /// returns the number of wrong elements on this rank.
+    /// Checks the candidates, leaves out wrong and slow candidates, and times the remaining ones in
+    /// rounds. Each round starts with a different candidate. All ranks must call this with the same
+    /// candidates. For a candidate index, `spoil` overwrites the results and changes the inputs,
+    /// and `check` returns the number of wrong elements on this rank.
     pub(crate) fn compare(
         &self,
         mode: Mode,
@@ -229,7 +231,7 @@ impl Benchmark<'_> {
                 }
             }
         }
-        // Graphs are dropped while nothing runs, because freeing one may wait for the device.
+        // Drops the graphs while no kernel runs, because freeing a graph may wait for the device.
         self.rendezvous.wait()?;
         let figures = runners.into_iter().map(|runner| {
             drop(runner.graph);
@@ -293,10 +295,11 @@ impl Benchmark<'_> {
         Ok(())
     }
 
-    /// Returns the ns of an operation on the slowest rank, by the GPU's clock. The first launch
-    /// synchronizes all ranks on the device, so their clocks start together. Graphs wait for a
-    /// latch until all of them are enqueued, so their time excludes the host. The time of eager
-    /// operations includes it.
+    /// Returns the time in ns of an operation on the slowest rank, measured by GPU events. The
+    /// first launch synchronizes all ranks on the device, so the ranks start the measurement at the
+    /// same time. Graphs wait on the device for a latch that the host opens after it has enqueued
+    /// all graphs, so their time excludes the host's work. The time of eager operations includes
+    /// it.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
         let name = runner.figure.name.clone();
@@ -325,7 +328,7 @@ impl Benchmark<'_> {
         self.rendezvous.greatest(self.rank, ns)
     }
 
-    /// Enqueues a wait until the latch is opened for the next turn.
+    /// Enqueues a kernel that waits until the latch is opened for the next turn.
     fn wait_for_latch(&self) -> Result<()> {
         self.turn.set(self.turn.get() + 1);
         let entry = Entry {
@@ -344,7 +347,8 @@ impl Benchmark<'_> {
     }
 }
 
-/// Leaves out the candidates that are much slower than the best of their side, except the floor.
+/// Leaves out the candidates that are much slower than the best candidate of their side, except the
+/// floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
     for side in [

@@ -1,4 +1,4 @@
-//! Device memory that the baseline's ranks share.
+//! Device memory that the ranks of the baseline share.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use fusewire::gpu::driver::{HostMemory, MemoryKind, RawMemory};
 
 use super::entries::{SIGNAL_PAD_BYTES, VECTOR};
 
-/// Bytes of a unit of packets, and units of a vector.
+/// Size of a packet unit in bytes, and number of units per vector.
 const UNIT: usize = 16;
 const PLANES: usize = 2;
-/// Contiguous vectors in a packet buffer.
+/// Number of vectors in a group, whose units are contiguous in a packet buffer.
 const GROUP: usize = 32;
 
-/// Device memory, freed on drop. No kernel that uses it may run then.
+/// Device memory, freed on drop. All kernels that use it must have ended by then.
 #[derive(Debug)]
 struct Memory {
     gpu: Arc<Gpu>,
@@ -36,8 +36,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the memory came from `allocate`. The ranks' threads, its only users, have waited
-        // for their streams and ended.
+        // SAFETY: `allocate` returned the memory. Only the ranks' threads used it, and they have
+        // waited for their streams and ended.
         if let Err(error) = unsafe { self.gpu.driver().release(self.raw) } {
             eprintln!(
                 "{} bytes of device memory could not be freed: {error}",
@@ -57,25 +57,27 @@ impl Peers {
         Ok(Self(each.collect::<Result<_>>()?))
     }
 
-    /// Returns the addresses by rank.
+    /// Returns the addresses of the allocations, by rank.
     pub(crate) fn addresses(&self) -> Vec<u64> {
         self.0.iter().map(|memory| memory.raw.address).collect()
     }
 }
 
-/// Returns the capacity in vectors that a block needs, a multiple of [`GROUP`], when `vectors` are
-/// distributed over `blocks` blocks thread by thread.
+/// Returns the capacity that a block needs if `vectors` are distributed over the threads of
+/// `blocks` blocks. The capacity is in vectors and a multiple of [`GROUP`].
 pub(crate) fn capacity(vectors: usize, blocks: usize, threads: usize) -> usize {
     let turns = vectors.div_ceil(blocks * threads).max(1);
     (turns * threads).next_multiple_of(GROUP)
 }
 
-/// Returns the bytes of a rank's packet buffer, which holds two buffers for each block and part.
+/// Returns the size of a rank's packet buffer in bytes. It holds two alternating buffers for each
+/// block and part.
 pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, capacity: usize) -> usize {
     blocks * 2 * parts * ranks * PLANES * UNIT * capacity
 }
 
-/// Signal pads and packet buffer of one kernel family, which counts its exchanges separately.
+/// Signal pads and packet buffers of one kernel family. Each family counts its exchanges
+/// separately.
 #[derive(Debug)]
 pub(crate) struct Packets {
     pub(crate) pads: Peers,
@@ -110,9 +112,9 @@ pub(crate) struct Latch {
     memory: HostMemory,
 }
 
-// SAFETY: until it is freed, the memory is accessed as an atomic word only.
+// SAFETY: until the memory is freed, it is only accessed as an atomic word, from any thread.
 unsafe impl Send for Latch {}
-// SAFETY: `open` and `address` need no exclusive access: the word is atomic.
+// SAFETY: `open` and `address` need no exclusive access, because the word is atomic.
 unsafe impl Sync for Latch {}
 
 impl Latch {
@@ -130,8 +132,8 @@ impl Latch {
 
     /// Releases the kernels that wait for `turn`.
     pub(crate) fn open(&self, turn: u32) {
-        // SAFETY: the memory has 64 bytes, is aligned by the allocation, lives as long as `self`,
-        // and is only read by kernels.
+        // SAFETY: the memory has 64 bytes, is aligned by the allocation and lives as long as
+        // `self`. Kernels only read it.
         let word = unsafe { AtomicU32::from_ptr(self.memory.host.cast::<u32>()) };
         word.store(turn, Ordering::Release);
     }
@@ -139,8 +141,8 @@ impl Latch {
 
 impl Drop for Latch {
     fn drop(&mut self) {
-        // SAFETY: the memory came from `allocate_host`, and the ranks have waited for their
-        // streams.
+        // SAFETY: `allocate_host` returned the memory, and the ranks have waited for their streams,
+        // so no kernel reads it any more.
         if let Err(error) = unsafe { self.gpu.driver().release_host(self.memory) } {
             eprintln!("page-locked memory could not be freed: {error}");
         }

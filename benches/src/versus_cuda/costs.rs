@@ -16,9 +16,10 @@ use super::entries::{Entry, Kernel, Order, VECTOR, Values};
 use super::module::{Baseline, Launch};
 use super::statistics::{Interval, interval};
 
-/// Bytes of the copy that measures memory bandwidth; larger than the L2 cache.
+/// Size in bytes of the copy that measures memory bandwidth. It exceeds the L2 cache.
 const COPIED: usize = 256 << 20;
-/// Turns of two launches. The difference of their times excludes start and end of the kernel.
+/// Numbers of turns of two launches. The difference of their times excludes the start and the end
+/// of the kernel.
 const TURNS: [u32; 2] = [200, 1200];
 
 /// A measured cost.
@@ -62,7 +63,8 @@ fn entry(kernel: Kernel, ranks: usize) -> Entry {
     }
 }
 
-/// Returns the seconds that `times` calls of `one` take by the device's clock, after `warm` calls.
+/// Returns the time in seconds of `times` calls of `one`, measured by device events after `warm`
+/// warm-up calls.
 fn timed(
     stream: &Stream,
     warm: usize,
@@ -79,8 +81,8 @@ fn timed(
 }
 
 fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
-    // SAFETY: the empty kernel uses no memory. The callers in this file hold the pads and buffers
-    // of the other kernels until they have waited for the stream.
+    // SAFETY: the empty kernel accesses no memory. For the other kernels, the callers in this file
+    // hold the pads and buffers until they have waited for the stream.
     unsafe { launch.enqueue(RawStream(stream.as_raw() as usize)) }
 }
 
@@ -142,7 +144,7 @@ pub(crate) fn alone(gpu: &Arc<Gpu>, baseline: &Baseline, rounds: usize) -> Resul
     ])
 }
 
-/// Measures the costs that involve several ranks. All ranks call this.
+/// Measures the costs that involve several ranks. All ranks must call this.
 pub(crate) fn together(
     benchmark: &Benchmark<'_>,
     baseline: &Baseline,
@@ -174,7 +176,7 @@ pub(crate) fn together(
     Ok(costs)
 }
 
-/// Returns the microseconds of one turn, one value per round.
+/// Returns the time of one turn in microseconds, one value per round.
 fn turns(
     benchmark: &Benchmark<'_>,
     baseline: &Baseline,

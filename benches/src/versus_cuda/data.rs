@@ -1,11 +1,11 @@
 //! Inputs with known sums, and the comparison of results with them.
 //!
-//! Elements are small integers. Every sum of up to eight of them is exact in f32 and bf16 in any
-//! order, so a result is correct only if its bits are.
+//! Elements are small integers. Any sum of at most eight elements is exact in f32 and bf16 in any
+//! order, so a correct result is bitwise identical to the expected one.
 
 use fusewire::DType;
 
-/// Returns the bytes of an element.
+/// Returns the size of an element in bytes.
 pub(crate) const fn size(dtype: DType) -> usize {
     dtype.size()
 }
@@ -66,7 +66,7 @@ pub(crate) fn sum(dtype: DType, ranks: usize, count: usize, salt: usize) -> Vec<
     encode(dtype, count, |index| total(ranks, index, salt))
 }
 
-/// Counts the elements of `got` whose bits differ.
+/// Counts the elements of `got` whose bits differ from `expected`.
 pub(crate) fn differing(dtype: DType, got: &[u8], expected: &[u8]) -> u64 {
     let width = size(dtype);
     let pairs = got.chunks_exact(width).zip(expected.chunks_exact(width));
@@ -102,7 +102,7 @@ impl Norm {
         encode(self.dtype, self.hidden, Self::weight_at)
     }
 
-    /// Returns the sum with the residual, which is exact.
+    /// Returns the sum plus the residual. The result is exact.
     pub(crate) fn residual_out(&self) -> Vec<u8> {
         encode(self.dtype, self.rows * self.hidden, |index| {
             total(self.ranks, index, self.salt) + Self::residual_at(index)
@@ -110,7 +110,8 @@ impl Norm {
     }
 
     /// Counts the elements of a normalised output that are NaN or differ from the exact value by
-    /// more than two roundings of the type. The order of the sum of squares is not specified.
+    /// more than two roundings of the type. The tolerance is needed because the order in which the
+    /// squares are summed is not specified.
     pub(crate) fn wrong(&self, output: &[u8]) -> u64 {
         let got = decode(self.dtype, output);
         let values = decode(self.dtype, &self.residual_out());

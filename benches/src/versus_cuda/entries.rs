@@ -1,17 +1,17 @@
-//! Kernels of the baseline: symbols and arguments.
+//! Symbols and arguments of the baseline's kernels.
 
 use core::ffi::c_void;
 
 use fusewire::DType;
 
-/// Numbers of ranks for which there are kernels.
+/// Numbers of ranks for which kernels are compiled.
 pub(crate) const RANKS: [usize; 3] = [2, 4, 8];
-/// Types for which there are kernels.
+/// Element types for which kernels are compiled.
 pub(crate) const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
-/// Vectors of a row per thread for which norms are compiled.
+/// Numbers of a row's vectors per thread for which norms are compiled.
 pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
 
-/// Bytes of a vector, `Vector` in `cuda/memory.cuh`.
+/// Size in bytes of `Vector` in `cuda/memory.cuh`.
 pub(crate) const VECTOR: usize = 16;
 /// Maximum number of blocks of a signal pad.
 pub(crate) const MAX_BLOCKS: usize = 256;
@@ -19,7 +19,7 @@ pub(crate) const MAX_BLOCKS: usize = 256;
 const MAX_RANKS: usize = 8;
 /// Maximum number of threads per block.
 pub(crate) const MAX_THREADS: u32 = 512;
-/// Bytes of `SignalPad` in `cuda/barrier.cuh`.
+/// Size in bytes of `SignalPad` in `cuda/barrier.cuh`.
 pub(crate) const SIGNAL_PAD_BYTES: usize =
     4 * (2 * MAX_BLOCKS + 2 * MAX_BLOCKS * MAX_RANKS + 32 + 32);
 
@@ -47,7 +47,7 @@ pub(crate) enum Kernel {
     TwoStagePush,
     PacketsOneShot,
     PacketsTwoShot,
-    /// The value is the vectors of a row per thread.
+    /// The value is the number of a row's vectors per thread.
     NormByBarrier(u32),
     NormByPackets(u32),
     NormAlone(u32),
@@ -78,8 +78,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the waits of one operation: barriers without a fence, barriers with one, one-way
-    /// packet latencies.
+    /// Returns the waits of one operation: number of barriers without a fence, of barriers with a
+    /// fence, and of one-way packet latencies.
     pub(crate) const fn waits(self) -> (u32, u32, u32) {
         match self {
             Self::OneStage | Self::NormByBarrier(_) => (2, 0, 0),
@@ -141,7 +141,8 @@ pub(crate) fn all() -> Vec<Entry> {
     list
 }
 
-/// Values of all arguments, of which a kernel takes some. Addresses are device addresses.
+/// Values of all possible arguments. A kernel takes a subset of them. Addresses are device
+/// addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Values {
     pub(crate) rank: u32,
@@ -158,7 +159,7 @@ pub(crate) struct Values {
     pub(crate) residual_out: u64,
     pub(crate) weight: u64,
     pub(crate) vectors: u32,
-    /// Vectors of a block that fit its region of `buffers`.
+    /// Maximum number of vectors in a block's region of `buffers`.
     pub(crate) capacity: u32,
     pub(crate) rows: u32,
     /// Vectors per row.
@@ -167,12 +168,12 @@ pub(crate) struct Values {
     pub(crate) turns: u32,
 }
 
-/// Kernel arguments in C layout.
+/// Kernel arguments in the layout of a C struct.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Arguments {
     words: Vec<u64>,
     bytes: usize,
-    /// Offset and size of each.
+    /// Offset and size of each argument.
     fields: Vec<(usize, usize)>,
 }
 
@@ -194,8 +195,8 @@ impl Arguments {
         self.bytes = offset + 8 * values.len();
     }
 
-    /// Returns the addresses of the arguments, in order. They are valid until this value is dropped
-    /// or changed.
+    /// Returns the addresses of the arguments, in order. The addresses are valid until `self` is
+    /// dropped or changed.
     pub(super) fn addresses(&mut self) -> Vec<*mut c_void> {
         let base = self.words.as_mut_ptr().cast::<u8>();
         self.fields
@@ -309,7 +310,7 @@ impl Entry {
         list
     }
 
-    /// Returns offset and size of each argument.
+    /// Returns the offset and the size of each argument.
     pub(crate) fn layout(&self) -> Vec<(usize, usize)> {
         let peers = vec![0; self.ranks];
         let values = Values {
@@ -360,7 +361,7 @@ mod tests {
             ]
         );
         assert_eq!(list.words, [7, 1, 2, 3, 4, 5, 6 | 1 << 32, 9]);
-        // A pointer that follows a u32 is aligned.
+        // A pointer after a u32 must be aligned to 8 bytes.
         let mut list = Arguments::default();
         list.word(1);
         list.pointers(&[2]);

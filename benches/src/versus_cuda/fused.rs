@@ -1,4 +1,4 @@
-//! All-reduce, residual and RMSNorm, in one launch or in two.
+//! Measures all-reduce, residual and RMSNorm, in one launch and in two.
 
 use anyhow::{Context, Result};
 use fusewire::{DType, Tensor};
@@ -12,12 +12,12 @@ use super::report::Row;
 const EPSILON: f32 = 1e-6;
 const DTYPE: DType = DType::Bf16;
 
-/// Returns the vectors of a row.
+/// Returns the number of vectors in a row.
 pub(crate) fn row_vectors(hidden: usize) -> usize {
     hidden * data::size(DTYPE) / VECTOR
 }
 
-/// Returns the vectors of a row per thread, if a kernel is compiled for that number.
+/// Returns the number of a row's vectors per thread; `None` if no kernel is compiled for it.
 pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
     let needed = row_vectors(hidden).div_ceil(threads as usize);
     WIDTHS.into_iter().find(|width| *width as usize >= needed)
@@ -33,7 +33,7 @@ struct Memory {
 }
 
 impl RankPart<'_> {
-    /// Measures all numbers of tokens, in graphs.
+    /// Measures all numbers of tokens, with captured graphs.
     pub(crate) fn all_tokens(
         &self,
         tokens: &[usize],
@@ -172,7 +172,8 @@ impl RankPart<'_> {
         })
     }
 
-    /// Returns a candidate of one launch, with a block per row, at most as many as Fusewire's.
+    /// Returns a candidate that is one launch. It has one block per row, but at most as many blocks
+    /// as Fusewire's kernel.
     fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Candidate> {
         let packets = &self.buffers.norm;
         let values = match kernel {
@@ -205,8 +206,8 @@ impl RankPart<'_> {
         })
     }
 
-    /// Returns the norm of an all-reduce's output. No block waits for a peer, so there is one block
-    /// per row.
+    /// Returns a launch of the norm without communication, for the output of an all-reduce. No
+    /// block waits for a peer, so the grid has one block per row.
     fn alone(&self, width: u32, values: &Values, rows: usize) -> Result<Step> {
         let entry = Entry {
             kernel: Kernel::NormAlone(width),

@@ -1,6 +1,6 @@
 //! Compares Fusewire's kernels with the same algorithms in CUDA C++, on one GPU and in one process.
-//! Ranks are threads, each with a stream. Both sides use the same memory, streams, and numbers of
-//! blocks and threads.
+//! Ranks are threads with one stream each. Both sides use the same memory, the same streams, and
+//! the same numbers of blocks and threads.
 
 mod all_reduce;
 mod benchmark;
@@ -36,10 +36,10 @@ use self::rendezvous::{Rendezvous, RendezvousGuard};
 use self::report::{Report, Row};
 use crate::report as documents;
 
-/// Maximum number of blocks of a rank.
+/// Maximum number of blocks per rank.
 const MOST_BLOCKS: u32 = 64;
 
-/// Part of the measurements.
+/// A part of the measurements, selected on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Section {
     Costs,
@@ -69,15 +69,15 @@ pub(crate) struct Arguments {
     /// Launch modes of the operations.
     #[arg(long, value_delimiter = ',', default_value = "graph,eager")]
     modes: Vec<Mode>,
-    /// Rounds; each times every candidate once. From 6 rounds on the tables have confidence
-    /// intervals.
+    /// Rounds. Each round times every candidate once. With 6 or more rounds, the tables have
+    /// confidence intervals.
     #[arg(long, default_value_t = 11)]
     rounds: usize,
-    /// Blocks of a rank. 0 selects the greatest power of two, at most 64, for which every block of
-    /// all ranks has its own multiprocessor.
+    /// Blocks per rank. 0 selects the greatest power of two, at most 64, for which every block of
+    /// every rank has its own SM.
     #[arg(long, default_value_t = 0)]
     blocks: u32,
-    /// Threads of a block, a multiple of 64, at most 512.
+    /// Threads per block: a multiple of 64, at most 512.
     #[arg(long, default_value_t = 512)]
     threads: u32,
     /// Rows of the fused operation.
@@ -89,14 +89,14 @@ pub(crate) struct Arguments {
     /// Parts to measure.
     #[arg(long, value_delimiter = ',', default_value = "costs,all-reduce,fused")]
     only: Vec<Section>,
-    /// Operations of a captured graph.
+    /// Operations per captured graph.
     #[arg(long, default_value_t = benchmark::OPERATIONS, hide = true)]
     operations: usize,
-    /// Cubin of the baseline; by default that of the bundle, or one compiled by nvcc.
+    /// Cubin of the baseline. By default, the cubin of the bundle or one compiled with nvcc.
     #[arg(long, value_name = "FILE")]
     cubin: Option<PathBuf>,
-    /// Writes the tables into this Markdown file. Its sections that start with "Prediction" or
-    /// "Explanation" are kept.
+    /// Writes the tables into this Markdown file. Keeps its sections that start with "Prediction"
+    /// or "Explanation".
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Writes every measurement into this file.
@@ -123,7 +123,7 @@ fn dtype(text: &str) -> Result<DType> {
         .with_context(|| format!("{text} is none of f32, bf16"))
 }
 
-/// Grid of a rank, and number of ranks.
+/// Grid of a rank and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) ranks: usize,
@@ -146,7 +146,7 @@ impl Shape {
     }
 }
 
-/// Runs the measurements. Prints one line and returns status 2 without a GPU.
+/// Runs the measurements. Without a GPU, prints one line and returns status 2.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
     for ranks in &arguments.ranks {
         ensure!(
@@ -297,7 +297,8 @@ fn measure(
             Err(error) => errors.push(error),
         }
     }
-    // Prefers the error of the rank that failed first to those of ranks that it released.
+    // Returns the error of the rank that failed first, not the errors of ranks whose waits it
+    // released.
     let own = |error: &anyhow::Error| error.to_string() != rendezvous::FREED;
     if let Some(at) = errors.iter().position(own) {
         return Err(errors.swap_remove(at));
@@ -314,7 +315,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let most = arguments.sizes.iter().copied().max().unwrap_or(0);
     let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
     let row = fused::row_vectors(arguments.hidden);
-    // The all-reduces of the fused operation are messages, too.
+    // The all-reduces of the fused operation also count for the size of the largest message.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
     let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);

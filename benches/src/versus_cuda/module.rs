@@ -23,8 +23,8 @@ pub(crate) struct Baseline {
 }
 
 impl Baseline {
-    /// Loads the `named` cubin, else the one of the bundle, else one that nvcc compiles now, and
-    /// compares the arguments of every kernel with the cubin's metadata.
+    /// Loads the `named` cubin. If none is named, loads the bundle's cubin or one that it compiles
+    /// with nvcc. Compares the arguments of every kernel with the cubin's metadata.
     pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
         let architecture = &gpu.properties().architecture;
         let mut refused = None;
@@ -84,7 +84,7 @@ impl Baseline {
     }
 
     /// Prepares a launch that can be enqueued any number of times. `together` is the number of
-    /// grids that wait for each other.
+    /// grids that wait for each other and must therefore run concurrently.
     pub(crate) fn launch(
         &self,
         entry: Entry,
@@ -122,7 +122,7 @@ impl Baseline {
         })
     }
 
-    /// Returns the number of blocks of a kernel that are resident at once.
+    /// Returns the number of blocks of a kernel that can be resident on the GPU at the same time.
     pub(crate) fn resident(&self, entry: Entry, threads: u32) -> Result<u32> {
         let symbol = entry.symbol();
         let function = self
@@ -147,13 +147,13 @@ impl Launch {
     /// Enqueues the kernel on a stream.
     ///
     /// # Safety
-    /// The memory that the arguments refer to must stay allocated until the kernel has ended, as
-    /// well as every replay of a graph that captured it, and no other access may race with the
-    /// kernel's.
+    /// The memory that the arguments refer to must stay allocated until the kernel has ended, and
+    /// until every replay of a graph that captured the kernel has ended. No other access may race
+    /// with the kernel's accesses.
     pub(crate) unsafe fn enqueue(&mut self, stream: RawStream) -> Result<()> {
         let mut addresses = self.arguments.addresses();
-        // SAFETY: `load` has compared the argument layout with the kernel's; the memory is this
-        // function's requirement.
+        // SAFETY: `load` has checked that the argument layout matches the kernel. The caller
+        // guarantees that the memory is valid and free of races.
         unsafe {
             self.gpu
                 .driver()

@@ -1,12 +1,12 @@
 //! A rendezvous of the ranks' threads: a barrier and an exchange of values. A rank that fails
-//! releases the others.
+//! releases the waits of all other ranks.
 
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use anyhow::{Result, bail};
 
-/// Error of a rank that another rank's failure has released.
+/// Error of a rank whose wait was released because another rank failed.
 pub(crate) const FREED: &str = "another rank has failed";
 
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ struct State {
     values: Vec<u64>,
 }
 
-/// Time-out of a wait. Covers computing and comparing hundreds of MiB, and detecting a stuck
+/// Time-out of a wait. Long enough to compute and compare hundreds of MiB, and to detect a stuck
 /// kernel.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -43,13 +43,14 @@ impl Rendezvous {
         self.exchange(0, 0).map(drop)
     }
 
-    /// Waits for all ranks and returns every rank's value, by rank.
+    /// Waits for all ranks and returns the values of all ranks, by rank.
     pub(crate) fn exchange(&self, rank: usize, value: u64) -> Result<Vec<u64>> {
         let values = self.turn(|values, ranks| {
             values.resize(ranks, 0);
             values[rank] = value;
         })?;
-        // No rank writes the next values before all ranks have read these.
+        // Waits again, so that no rank writes its next value before all ranks have read these
+        // values.
         self.turn(|_, _| {})?;
         Ok(values)
     }
@@ -97,8 +98,8 @@ impl Rendezvous {
     }
 }
 
-/// Fails the rendezvous on drop, unless [`RendezvousGuard::end`] was called: after a panic or an
-/// error.
+/// Fails the rendezvous on drop, that is, after a panic or an error, unless
+/// [`RendezvousGuard::end`] was called.
 #[derive(Debug)]
 pub(crate) struct RendezvousGuard<'a> {
     rendezvous: &'a Rendezvous,

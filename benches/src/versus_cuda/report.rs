@@ -9,7 +9,7 @@ use super::costs::{Cost, barrier_name, signal_name};
 use super::entries::Order;
 use super::statistics::{Interval, median, ratio};
 
-/// Results of one size or number of tokens.
+/// Results for one size or one number of tokens.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) ranks: usize,
@@ -35,7 +35,7 @@ impl Row {
             .map(|(_, figure)| figure)
     }
 
-    /// Returns the library's own choice.
+    /// Returns the candidate that uses the library's own choice of algorithm.
     fn auto(&self, side: Side) -> Option<&Figure> {
         let mut figures = self.figures.iter().filter(|figure| figure.side == side);
         figures.find(|figure| figure.name.starts_with(AUTO) && !figure.ns.is_empty())
@@ -93,8 +93,8 @@ impl Report {
         median(&cost.values)
     }
 
-    /// Returns the microseconds that a kernel's waits take by the measured costs. The cost of a
-    /// signal is that between two ranks.
+    /// Returns the time in microseconds of a kernel's waits, computed from the measured costs. The
+    /// cost of a signal was measured between two ranks.
     fn waits(&self, figure: &Figure, ranks: usize) -> Option<f64> {
         let (relaxed, release, ways) = figure.waits;
         let part = |count: u32, cost: Option<f64>| match count {
@@ -225,7 +225,7 @@ fn fused_line(text: &mut String, row: &Row) {
     );
 }
 
-/// Groups the rows by table, in order.
+/// Groups the rows by table and keeps their order.
 fn groups(rows: &[Row]) -> Vec<Vec<&Row>> {
     let mut groups: Vec<Vec<&Row>> = Vec::new();
     let key = |row: &Row| (row.ranks, row.dtype.clone(), row.mode == Mode::Graph);
@@ -254,7 +254,7 @@ fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
         .and_then(|(over, under)| ratio(&over.ns, &under.ns));
     match (found, over, under) {
         (Some(found), ..) => format!("{:.2} [{:.2}, {:.2}]", found.median, found.low, found.high),
-        // There are too few rounds for an interval.
+        // With too few rounds for an interval, only the ratio of the medians is shown.
         (None, Some(over), Some(under)) => median(&over.ns).zip(median(&under.ns)).map_or_else(
             || "-".to_owned(),
             |(over, under)| format!("{:.2}", over / under),

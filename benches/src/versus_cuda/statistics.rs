@@ -20,9 +20,9 @@ pub(crate) struct Interval {
     pub(crate) high: f64,
 }
 
-/// Returns the interval between two order statistics. With n values these are the k-th smallest and
-/// the k-th largest, for the greatest k for which a binomial (n, 1/2) is below k with a probability
-/// of at most 2.5 %. Returns `None` below six values, for which no such k exists.
+/// Returns the interval from the k-th smallest to the k-th largest of n values. k is the greatest
+/// number such that a binomial (n, 1/2) variable is below k with a probability of at most 2.5 %.
+/// Returns `None` for fewer than six values, because then no such k exists.
 pub(crate) fn interval(values: &[f64]) -> Option<Interval> {
     let k = order(values.len())?;
     let mut sorted = values.to_vec();
@@ -50,8 +50,8 @@ fn order(count: usize) -> Option<usize> {
     (k > 0).then_some(k)
 }
 
-/// Returns the interval of the quotients by round. A disturbance of a whole round affects both
-/// sides and cancels.
+/// Returns the interval of the ratios `over / under` per round. A disturbance that affects a whole
+/// round affects both sides and cancels out.
 pub(crate) fn ratio(over: &[f64], under: &[f64]) -> Option<Interval> {
     let pairs = over.iter().zip(under);
     interval(&pairs.map(|(over, under)| over / under).collect::<Vec<_>>())
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn orders_are_those_of_the_tables() {
-        // The sign test's critical values at 5 %, two-sided.
+        // Critical values of the two-sided sign test at 5 %.
         for (count, k) in [
             (6, 1),
             (8, 1),
