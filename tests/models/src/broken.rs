@@ -1,5 +1,5 @@
-//! Deliberately broken kernels, for faults that the memory cannot inject. Each omits one step that
-//! the protocol between ranks requires.
+//! Deliberately broken kernels, for faults that a memory image cannot inject. Each kernel omits one
+//! step that the protocol between ranks requires.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::CommConst;
@@ -7,18 +7,19 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine};
 
-/// Selects the omitted step. Every kernel sums bytes over the ranks; one lane reads all inputs.
+/// Selects the omitted step. Every kernel sums bytes over the ranks, and one lane reads the inputs
+/// of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Omits nothing: the correct kernel that the others are derived from, which must pass.
+    /// Omits nothing. The other kernels are derived from this correct kernel, which must pass.
     Correct,
-    /// Reads the peers' memory after its done signal.
+    /// Reads the peers' memory after it has sent its done signals.
     ReadsAfterDone,
     /// Neither sends nor awaits done signals.
     NoDone,
     /// Reads the peers' memory without awaiting their ready signals.
     NoReady,
-    /// Rank 1 returns without its done signal, so that its peers never stop waiting.
+    /// Rank 1 returns without sending done signals, so its peers wait forever.
     Leaves,
 }
 
@@ -26,9 +27,9 @@ impl Kernel {
     /// Runs the kernel.
     ///
     /// # Safety
-    /// `constants` must be those of a live communicator, and every rank must launch the same kernel
+    /// `constants` must belong to a live communicator, and every rank must launch the same kernel
     /// with the same `call` and `count`. `source` must have `count` readable bytes at `addr` on
-    /// every rank, and `target` `count` writable ones.
+    /// every rank, and `target` must have `count` writable bytes.
     #[allow(clippy::too_many_arguments)] // the arguments of a kernel
     pub unsafe fn run<M: Machine>(
         self,
@@ -41,7 +42,7 @@ impl Kernel {
         source: *const u8,
         target: *mut u8,
     ) {
-        // SAFETY: `constants` are those of a live communicator, as this function requires.
+        // SAFETY: the caller guarantees that `constants` belong to a live communicator.
         let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
         let Some(mut session) = session else {
             return;
@@ -68,10 +69,11 @@ impl Kernel {
                         }
                     };
                     // SAFETY: `i < count`, and `resolve` checked `count` bytes against the window.
-                    // The model checker tests whether the read may race.
+                    // The model checker detects races of the read with writes.
                     sum = sum.wrapping_add(unsafe { mem::read(from.add(i)) });
                 }
-                // SAFETY: `i < count`, and `target` has `count` writable bytes.
+                // SAFETY: `i < count`, and the caller guarantees `count` writable bytes at
+                // `target`.
                 unsafe { mem::write(target.add(i), sum) };
             }
         }

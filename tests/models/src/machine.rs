@@ -7,7 +7,8 @@ use fusewire_device::Machine;
 use fusewire_device::arch;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 
-/// A block of one lane that takes the code paths of a GPU: two-packet units, loops over lanes.
+/// A block of one lane that takes the code paths of a GPU: units of two packets and loops over
+/// lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleLaneGpu {
     /// Shared memory.
@@ -69,7 +70,7 @@ impl Barrier {
         }
     }
 
-    /// Waits for all lanes. `passed` counts the barriers that this lane has entered.
+    /// Waits until all lanes have entered. `passed` counts the barriers that this lane has entered.
     pub fn wait(&self, passed: &Cell<u64>, arrive: Ordering, leave: Ordering) {
         passed.set(passed.get() + 1);
         let all = passed.get() * self.lanes;
@@ -80,13 +81,13 @@ impl Barrier {
     }
 }
 
-/// A lane of a block whose barrier guarantees no more than AMD's does.
+/// A lane of a block whose barrier has only the guarantees of AMD's barrier.
 ///
 /// `sync` publishes only writes that the arriving lane has released by a fence, because a release
-/// by one wave does not drain the stores of other waves. After `any`, a lane sees the writes of the
-/// other lanes only once it has executed an acquire fence, because its caches may be stale. Votes
-/// are never true in these models. With `CLAIMS`, the machine wrongly declares its barrier
-/// cumulative.
+/// by one wave does not drain the stores of other waves. After `any`, a lane must execute an
+/// acquire fence before it sees the writes of the other lanes, because its caches may be stale. In
+/// these models, `any` always returns false. With `CLAIMS`, the machine wrongly declares its
+/// barrier cumulative.
 #[derive(Clone, Copy, Debug)]
 pub struct WeakLane<'a, const CLAIMS: bool> {
     /// Index of the lane.

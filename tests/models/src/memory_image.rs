@@ -1,4 +1,4 @@
-//! Memory of all ranks in one execution. Parts of it are controlled by the model checker.
+//! Memory of all ranks in one execution. The model checker controls parts of this memory.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
@@ -14,19 +14,19 @@ use fusewire_device::mem::model::{Kind, Model};
 /// Sizes of a model's memory, all as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: u32,
-    /// Lanes of a block; each is a thread of the model checker.
+    /// Number of lanes of a block. Each lane is a thread of the model checker.
     pub lanes: u32,
-    /// Bytes of a packet slot.
+    /// Size of a packet slot in bytes.
     pub packet_slot: u64,
-    /// Bytes of a channel slot.
+    /// Size of a channel slot in bytes.
     pub channel_slot: u64,
-    /// Slots of a channel.
+    /// Number of slots of a channel.
     pub channel_depth: u64,
-    /// Bytes of staging.
+    /// Size of staging in bytes.
     pub staging: u64,
-    /// Bytes of a rank's input, and of its output.
+    /// Size of a rank's input in bytes. The output has the same size.
     pub user: usize,
     /// First epoch of packets and rounds.
     pub first_epoch: u64,
@@ -36,8 +36,9 @@ pub struct Config {
     pub parts: Parts,
 }
 
-/// Parts of the memory that the model checker controls. Parts that a model does not use stay plain
-/// memory, because every controlled word costs time.
+/// Parts of the memory that the model checker controls. A model selects only the parts that it
+/// uses, because every controlled word makes the exploration slower. All other parts are plain
+/// memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
     /// Packet slots.
@@ -72,7 +73,8 @@ impl Config {
     }
 }
 
-/// Allocates zeroed, page-aligned bytes that are never freed, because models keep their addresses.
+/// Allocates zeroed, page-aligned memory. The memory is never freed, because models keep its
+/// address.
 fn pages(bytes: usize) -> *mut u8 {
     let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
     // SAFETY: all callers pass a size above 0.
@@ -85,19 +87,19 @@ fn pages(bytes: usize) -> *mut u8 {
 
 #[derive(Clone, Copy, Debug)]
 struct Rank {
-    /// Constants, in the workspace.
+    /// Address of the constants in the workspace.
     constants: *mut CommConst,
-    /// Content of `constants`.
+    /// Values that each execution writes to `constants`.
     content: CommConst,
     workspace: *mut u8,
-    /// Window 1: input, then output.
+    /// Memory of window 1: the input, followed by the output.
     window: *mut u8,
-    /// Memory outside windows: counts, weights.
+    /// Memory outside windows, for tables of counts and for weights.
     private: *mut u8,
     shared: *mut u8,
 }
 
-/// Memory of all ranks. Allocated once per model, reset for each execution.
+/// Memory of all ranks. It is allocated once per model and reset for each execution.
 #[derive(Debug)]
 pub struct MemoryImage {
     config: Config,
@@ -105,14 +107,15 @@ pub struct MemoryImage {
     ranks: Vec<Rank>,
 }
 
-// SAFETY: the model checker runs the threads of an execution in turns on one OS thread, so that
-// accesses through the pointers never overlap.
+// SAFETY: the model checker runs all threads of an execution on one OS thread, one thread at a
+// time, so accesses through the pointers never overlap.
 unsafe impl Send for MemoryImage {}
-// SAFETY: shared access never overlaps, as for `Send`.
+// SAFETY: accesses through a shared reference never overlap, for the same reason as for `Send`.
 unsafe impl Sync for MemoryImage {}
 
 const PRIVATE_BYTES: usize = 4096;
-/// Offsets of the ready flags or arrival counters, and of the arrived bytes, in private memory.
+/// Offsets in private memory of the ready flags or arrival counters, and of the counts of arrived
+/// bytes.
 const WORDS_AT: usize = 3072;
 const ARRIVALS_AT: usize = 3584;
 
@@ -198,18 +201,18 @@ impl MemoryImage {
         self.source(rank).wrapping_add(self.config.user)
     }
 
-    /// Returns the window address of the input, the same on every rank.
+    /// Returns the window address of the input, which is the same on every rank.
     pub fn source_addr(&self) -> WindowAddr {
         WindowAddr::new(1, 0)
     }
 
-    /// Returns the window address of the output, the same on every rank.
+    /// Returns the window address of the output, which is the same on every rank.
     pub fn target_addr(&self) -> WindowAddr {
         WindowAddr::new(1, self.config.user as u64)
     }
 
-    /// Returns `rank`'s memory outside windows. The model checker controls only the part of
-    /// [`MemoryImage::words`].
+    /// Returns `rank`'s memory outside windows. The model checker controls only the words that
+    /// [`MemoryImage::words`] returns.
     pub fn private(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].private
     }
@@ -219,7 +222,8 @@ impl MemoryImage {
         self.private(rank).wrapping_add(WORDS_AT).cast()
     }
 
-    /// Returns `rank`'s counts of arrived bytes per chunk, which only one block accesses.
+    /// Returns the number of arrived bytes of each chunk at `rank`. Only one block accesses these
+    /// numbers.
     pub fn arrivals(&self, rank: u32) -> *mut u64 {
         self.private(rank).wrapping_add(ARRIVALS_AT).cast()
     }
@@ -235,7 +239,7 @@ impl MemoryImage {
             .wrapping_add(offset as usize)
     }
 
-    /// The state at the start of `rank`'s workspace.
+    /// Returns the communicator state at the start of `rank`'s workspace.
     pub fn state(&self, rank: u32) -> *mut CommState {
         self.workspace(rank, 0).cast()
     }
@@ -245,7 +249,8 @@ impl MemoryImage {
         self.workspace(rank, self.layout.blocks).cast()
     }
 
-    /// Returns the packet slot of `parity` at `rank` that `source` writes.
+    /// Returns the packet slot in `rank`'s workspace that `source` writes in epochs of the given
+    /// parity.
     fn packet_slot(&self, rank: u32, source: u32, parity: u64) -> *mut u8 {
         let index = parity * u64::from(self.config.ranks) + u64::from(source);
         self.workspace(rank, self.layout.packets + index * self.config.packet_slot)
@@ -255,7 +260,8 @@ impl MemoryImage {
         (0..self.config.ranks).filter(move |peer| *peer != rank)
     }
 
-    /// Returns the credit word at the sender `rank` that the receiver `peer` writes.
+    /// Returns the credit word in the workspace of the sender `rank`. The receiver `peer` writes
+    /// this word.
     fn credit(&self, rank: u32, peer: u32) -> *mut u8 {
         self.channel_line(rank, peer, 1)
     }
@@ -266,13 +272,13 @@ impl MemoryImage {
     }
 
     /// Starts an execution: resets plain memory and registers the other parts with the model
-    /// checker. To be called inside the model, before its threads start.
+    /// checker. Call this method inside the model, before the model starts its threads.
     pub fn open(&self) -> Model {
         let model = Model::new();
         let parts = self.config.parts;
         for rank in 0..self.config.ranks {
             let memory = &self.ranks[rank as usize];
-            // SAFETY: the pointers are to live allocations of at least these sizes, and no thread
+            // SAFETY: the pointers point to live allocations of at least these sizes, and no thread
             // of the execution has started.
             unsafe {
                 memory.workspace.write_bytes(0, self.layout.bytes as usize);
@@ -347,15 +353,15 @@ impl MemoryImage {
         model
     }
 
-    /// Registers payload under loom, which checks it for races. Shuttle cannot detect races, so
-    /// that payload stays plain memory there.
+    /// Registers payload with loom, which detects races on it. Shuttle cannot detect races, so
+    /// payload stays plain memory under shuttle.
     fn payload(&self, model: &Model, start: *mut u8, bytes: u64) {
         if cfg!(loom) {
             model.register(start, bytes as usize, Kind::Data);
         }
     }
 
-    /// Maps the packet slots of odd epochs to those of even ones.
+    /// Maps the packet slots of odd epochs to the packet slots of even epochs.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for source in self.peers(rank) {

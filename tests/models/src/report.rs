@@ -1,5 +1,5 @@
-//! Explores models and prints one line for each: the number of executions, complete or bounded, or
-//! the failure that was found.
+//! Explores models and prints one line per model. The line states the number of executions and if
+//! the exploration was complete or bounded, or the failure that was found.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -24,7 +24,8 @@ pub enum Bound {
     Preemptions(usize),
     /// shuttle: this many random schedules.
     Random(usize),
-    /// shuttle: schedules of probabilistic concurrency testing, and priority changes in each.
+    /// shuttle: probabilistic concurrency testing with this many schedules and this many priority
+    /// changes per schedule.
     Pct(usize, usize),
 }
 
@@ -33,20 +34,20 @@ pub enum Bound {
 pub enum Expected {
     /// No execution fails.
     Passes,
-    /// Some execution fails: a negative control.
+    /// At least one execution fails. This is a negative control.
     Caught,
 }
 
 /// A model and the parameters of its exploration.
 #[derive(Debug)]
 pub struct Entry {
-    /// Its name in the table.
+    /// Name of the model in the table.
     pub name: String,
     /// Bound of the exploration.
     pub bound: Bound,
     /// Required result.
     pub expected: Expected,
-    /// Guarantee that the memory model withholds.
+    /// Memory ordering guarantee that the simulated memory does not give, if any.
     pub fault: Option<Fault>,
     /// Nanoseconds that the clock advances at each read.
     pub tick_ns: u64,
@@ -70,7 +71,7 @@ impl Entry {
         }
     }
 
-    /// Creates a negative control: the exploration must find a failing execution.
+    /// Creates a negative control. The exploration must find a failing execution.
     pub fn control(name: &str, bound: Bound, fault: Option<Fault>, scenario: Scenario) -> Self {
         Self {
             expected: Expected::Caught,
@@ -79,7 +80,7 @@ impl Entry {
         }
     }
 
-    /// Sets the advance of the clock at each read.
+    /// Sets the number of nanoseconds that the clock advances at each read.
     #[must_use]
     pub fn tick(self, tick_ns: u64) -> Self {
         Self { tick_ns, ..self }
@@ -207,8 +208,8 @@ fn message(panic: &(dyn Any + Send)) -> String {
 
 /// Runs all entries whose name contains the program's first argument and prints the table.
 ///
-/// Each entry runs in an OS thread, with as many at once as there are cores. Returns failure if a
-/// result is not as required, or if no entry matches.
+/// Runs each entry in an OS thread, and as many entries at once as there are cores. Returns failure
+/// if a result is not as required, or if no entry matches.
 pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
     let filter = std::env::args().nth(1).unwrap_or_default();
     let previous = panic::take_hook();
@@ -236,7 +237,8 @@ pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
                     let Some(entry) = next else {
                         return;
                     };
-                    // A new thread for each entry drops the tool's thread-locals after a failure.
+                    // Each entry runs in a new thread, because the thread-locals of the tool are
+                    // not usable after a failure.
                     let name = entry.name.clone();
                     let (line, good) = thread::spawn(move || entry.run())
                         .join()

@@ -19,25 +19,25 @@ use crate::tool;
 /// Machine that runs the lanes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// The CPU's block of one lane.
+    /// Blocks of one lane, as on the CPU.
     Single,
-    /// One lane that takes the code paths of a GPU.
+    /// Blocks of one lane that takes the code paths of a GPU.
     SingleLaneGpu,
-    /// The emulator's lanes, with the emulator's barrier.
+    /// Blocks of several lanes with the lanes and the barrier of the emulator.
     Lanes,
-    /// Lanes whose barrier is as weak as AMD's.
+    /// Blocks of several lanes whose barrier is as weak as AMD's.
     WeakLane,
-    /// Lanes as in `WeakLane`, but the machine wrongly declares its barrier cumulative.
+    /// The same blocks as `WeakLane`, but the machine wrongly declares its barrier cumulative.
     Claimed,
 }
 
-/// Outcome that every rank's launches must have.
+/// Required outcome of the launches of every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpectedOutcome {
     /// Every launch succeeds.
     Success,
-    /// Launches may fail. Then every rank must fail, and the failure record of the rank that the
-    /// abort word names must be valid.
+    /// Launches may fail. If one launch fails, launches must fail on every rank, and the failure
+    /// record of the rank that the abort word names must be valid.
     Failure,
 }
 
@@ -50,7 +50,7 @@ pub enum InjectedFault {
     FreeCredits,
     /// Rank 1 never launches.
     Absent,
-    /// Ready flags and arrival counters keep their values from the previous launch.
+    /// Ready flags and arrival counters are not cleared between launches.
     KeptWords,
     /// The producer marks tiles as done before it has written them.
     EarlyTiles,
@@ -61,11 +61,11 @@ pub enum InjectedFault {
 pub struct Scenario {
     /// Memory of the ranks.
     pub image: Arc<MemoryImage>,
-    /// The launches, the same on all ranks.
+    /// The launches. All ranks run the same sequence.
     pub steps: Vec<Step>,
-    /// Machine that runs them.
+    /// Machine that runs the launches.
     pub blocks: Blocks,
-    /// Outcome that they must have.
+    /// Required outcome of the launches.
     pub expected: ExpectedOutcome,
     /// Injected fault of a negative control.
     pub injected: Option<InjectedFault>,
@@ -109,14 +109,15 @@ impl Scenario {
         self
     }
 
-    /// Returns this scenario over memory of its own: explorations on other threads may use clones.
+    /// Returns this scenario with newly allocated memory, so explorations on several threads do not
+    /// share memory.
     #[must_use]
     pub fn with_own_memory(self) -> Self {
         let image = Arc::new(MemoryImage::new(*self.image.config()));
         Self { image, ..self }
     }
 
-    /// Runs one execution. To be called from inside the model checker.
+    /// Runs one execution. Call this method only inside the model checker.
     pub fn execute(&self) {
         let model = self.image.open();
         self.break_memory(&model);
@@ -147,7 +148,7 @@ impl Scenario {
             let this = self.clone();
             threads.push(tool::spawn(move || this.abort_all()));
         }
-        // Running one lane on this thread leaves one thread fewer to interleave.
+        // Lane 0 of rank 0 runs on this thread, so the checker has one thread fewer to interleave.
         self.lane(0, 0, &blocks[0]);
         for thread in threads {
             thread.join().expect("a lane panicked");
@@ -266,7 +267,7 @@ impl Scenario {
     /// not valid.
     fn failed(&self, rank: u32, epoch: u64) -> bool {
         let image = &*self.image;
-        // A successful launch releases the busy word; a refused one never acquires it.
+        // A successful launch releases the busy word. A refused launch never acquires it.
         // SAFETY: `state` and `block_state` point to live memory of this rank. No launch of this
         // rank is running, and the abort word is accessed atomically if others may write it.
         let (busy, abort) = unsafe {
@@ -298,8 +299,8 @@ impl Scenario {
             return true;
         }
         let state = image.state(named).cast_const();
-        // SAFETY: `state` points to live memory of rank `named`. That rank filled its record before
-        // the release of the abort word, which was acquired above.
+        // SAFETY: `state` points to live memory of rank `named`. Rank `named` wrote its failure
+        // record before it released the abort word, and this thread acquired the abort word above.
         unsafe {
             let record = &raw const (*state).failure;
             let valid = mem::load_u64(&raw const (*record).state, Order::Acquire, Scope::System);
@@ -313,7 +314,7 @@ impl Scenario {
         true
     }
 
-    /// Writes every rank's abort word, as the host does.
+    /// Writes the abort word of every rank, as the host does.
     fn abort_all(&self) {
         for rank in 0..self.image.config().ranks {
             let state: *mut CommState = self.image.state(rank);
@@ -332,8 +333,8 @@ impl Scenario {
     }
 }
 
-/// Orders a launch after everything that the previous launch has observed, as a GPU stream does. On
-/// the CPU a rank has program order only.
+/// Orders a launch after all writes that the previous launch has observed, as a GPU stream does. On
+/// the CPU, only program order relates launches of a rank.
 fn stream_order() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::AcqRel);

@@ -1,6 +1,6 @@
-//! One launch of a real kernel on one rank, its input and the check of its output.
+//! Launches a real kernel on one rank, writes its input, and checks its output.
 //!
-//! Reductions are of bytes (wrapping) or of small integers in f32, so results are exact.
+//! Reductions add bytes (wrapping) or small integers in f32, so results are exact.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
@@ -22,13 +22,13 @@ use crate::memory_image::MemoryImage;
 pub enum Op {
     /// all_reduce with packets, f32.
     Packet,
-    /// all_reduce, every rank reads every input.
+    /// all_reduce in one shot: every rank reads the inputs of all ranks.
     Signal,
-    /// all_reduce, every rank reads every input, f32.
+    /// all_reduce in one shot, f32.
     SignalF32,
     /// all_reduce in two shots.
     TwoShot,
-    /// reduce to the given root.
+    /// reduce to this root.
     Reduce(u32),
     /// reduce_scatter.
     ReduceScatter,
@@ -46,31 +46,30 @@ pub enum Op {
     AllGatherV,
     /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
     AllToAllV,
-    /// Reduction + residual + RMSNorm of rows of eight f32: one row per rank if the ranks share
-    /// the rows, otherwise one row.
+    /// Reduction + residual + RMSNorm of rows of eight f32. There is one row per rank if the ranks
+    /// share the rows, and one row otherwise.
     Norm(Route),
     /// Reduction + residual + RMSNorm of one row, with packets.
     NormPacket,
-    /// Put with signal to the next rank of a ring.
+    /// A put with a signal to the next rank of a ring.
     RingPut,
-    /// all_gather with a ready flag per row; rank 0 has a consumer, which reads each row once its
-    /// flag is raised.
+    /// all_gather with a ready flag per row. Rank 0 has a consumer that reads each row when its
+    /// flag is set.
     GatherWithFlags,
-    /// reduce_scatter with an arrival counter per row; rank 0 has a producer, which writes its
-    /// rows.
+    /// reduce_scatter with an arrival counter per row. Rank 0 has a producer that writes the rows.
     ScatterOnArrival,
     /// barrier.
     Barrier,
-    /// send from the first rank to the second; other ranks launch nothing.
+    /// send from the first rank to the second rank. Other ranks launch nothing.
     Transfer(u32, u32),
-    /// A batch: every rank sends more than a channel holds to the next rank, and receives as much
-    /// from the previous one.
+    /// A batch in a ring: every rank sends more than a channel holds to the next rank, and receives
+    /// the same amount from the previous rank.
     Ring,
     /// A deliberately broken kernel.
     Broken(broken::Kernel),
 }
 
-/// Elements of a row of a norm.
+/// Number of elements of a row of a norm.
 const HIDDEN: usize = 8;
 /// Offset of the norm's weight in private memory, after the residual.
 const WEIGHT_AT: usize = 512;
@@ -83,14 +82,14 @@ fn weight(column: usize) -> f32 {
     column as f32 + 3.0
 }
 
-/// Location of a rank's buffers, as it reports it to its peers.
+/// Location of a rank's buffers, which the rank reports to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// In a window on every rank.
+    /// Buffers are in a window on every rank.
     Registered,
-    /// Outside windows: transfers go through staging.
+    /// Buffers are outside windows on every rank, so transfers go through staging.
     Staged,
-    /// In a window on rank 0, outside windows on the other ranks.
+    /// Buffers are in a window on rank 0, and outside windows on the other ranks.
     Mixed,
 }
 
@@ -99,13 +98,13 @@ pub enum Memory {
 pub struct Step {
     /// Operation.
     pub op: Op,
-    /// Elements of a row: bytes, or f32 for packets.
+    /// Number of elements of a row. Elements are bytes, or f32 for packets.
     pub count: usize,
     /// Location of the buffers.
     pub memory: Memory,
     /// If true, a reduction writes its output over its input.
     pub in_place: bool,
-    /// Time-out of the launch's waits on each rank; 0 selects the communicator's.
+    /// Time-out of the launch's waits on each rank. 0 selects the time-out of the communicator.
     pub timeout_ns: [u64; 4],
 }
 
@@ -187,7 +186,8 @@ impl Step {
         }
     }
 
-    /// Returns the expected output of `rank` in launch `epoch`; empty if it has none.
+    /// Returns the expected output of `rank` in launch `epoch`, or an empty vector if `rank` has no
+    /// output.
     pub fn output(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
         let inputs: Vec<Vec<u8>> = (0..ranks).map(|r| self.input(ranks, r, epoch)).collect();
         let (me, count) = (rank as usize, self.count);
@@ -280,7 +280,8 @@ impl Step {
         }
     }
 
-    /// Writes the input of launch `epoch`, and fills its output with poison, as the user does.
+    /// Writes the input of launch `epoch` and fills the output with poison, as a user would before
+    /// the call.
     pub fn prepare(&self, image: &MemoryImage, rank: u32, epoch: u64) {
         let ranks = image.config().ranks;
         let input = self.input(ranks, rank, epoch);
@@ -290,9 +291,10 @@ impl Step {
             self.op
         );
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
-        // SAFETY: input and output have `user` bytes each: the input is checked above, and the
-        // models choose `user` such that it holds the output. Private memory holds the tables at
-        // their offsets. The model checker finds a peer that still accesses the buffers.
+        // SAFETY: the input and the output buffer have `user` bytes each. The size of the input is
+        // checked above, and the models choose `user` large enough for the output. Private memory
+        // has room for the tables at their offsets. If a peer still accesses the buffers, the model
+        // checker reports a race.
         unsafe {
             if !self.has_compute(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(image.source(rank), input.as_ptr(), input.len());
@@ -352,31 +354,31 @@ impl Step {
         matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
-    /// Resets flags and counters, as the compute stream does before the launch. Marks all tiles as
-    /// done on ranks without a producer.
+    /// Clears flags and counters, as the compute stream does before the launch. On ranks without a
+    /// producer, marks all tiles as done.
     pub fn clear(&self, image: &MemoryImage, rank: u32) {
         let made = self.op == Op::ScatterOnArrival && !self.has_compute(rank);
         for index in 0..image.config().ranks as usize {
             let word = image.words(rank).wrapping_add(index);
-            // SAFETY: `words` has a u32 for each rank, and no launch of this rank is running.
+            // SAFETY: `words` has one u32 per rank, and no launch of this rank is running.
             unsafe { mem::store_u32(word, u32::from(made), Order::Relaxed, Scope::Device) };
-            // SAFETY: `arrivals` has a u64 for each rank, and no launch of this rank is running.
+            // SAFETY: `arrivals` has one u64 per rank, and no launch of this rank is running.
             unsafe { image.arrivals(rank).add(index).write(0) };
         }
     }
 
-    /// Runs the consumer or producer of `rank` in launch `epoch`; with `early` the producer marks a
-    /// tile as done before it has written it.
+    /// Runs the consumer or producer of `rank` in launch `epoch`. If `early` is true, the producer
+    /// marks a tile as done before it has written the tile.
     ///
     /// # Panics
-    /// Panics if a row has not arrived although its ready flag is raised.
+    /// Panics if the ready flag of a row is set but the row has not arrived.
     pub fn compute(&self, image: &MemoryImage, rank: u32, epoch: u64, early: bool) {
         let ranks = image.config().ranks;
         for row in 0..ranks {
             let word = image.words(rank).wrapping_add(row as usize);
             let at = row as usize * self.count;
             let raise = || {
-                // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
+                // SAFETY: `words` has one u32 per rank, and all accesses to it are atomic.
                 unsafe { mem::fetch_add_u32(word, 1, Order::Release, Scope::Device) }
             };
             if self.op == Op::ScatterOnArrival {
@@ -386,23 +388,24 @@ impl Step {
                 let input = self.input(ranks, rank, epoch);
                 let tile = &input[at..at + self.count];
                 let to = image.source(rank).wrapping_add(at);
-                // SAFETY: the models choose `user` such that it holds all rows.
+                // SAFETY: the models choose `user` large enough for all rows.
                 unsafe { mem::copy(to, tile.as_ptr(), tile.len()) };
                 if !early {
                     raise();
                 }
                 continue;
             }
-            // The flag is read once, because the model checker tries all times of the read. A
-            // waiting loop here could be scheduled for ever in preference to the other ranks.
-            // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
+            // The flag is read only once, because the model checker explores all positions of this
+            // read. The checker could schedule a waiting loop forever, and never run the other
+            // ranks.
+            // SAFETY: `words` has one u32 per rank, and all accesses to it are atomic.
             if unsafe { mem::load_u32(word, Order::Acquire, Scope::Device) } < overlap::THERE {
                 continue;
             }
             let expected = self.input(ranks, row, epoch);
             let mut found = vec![0; expected.len()];
             let from = self.target(image, rank).wrapping_add(at);
-            // SAFETY: the models choose `user` such that it holds all rows.
+            // SAFETY: the models choose `user` large enough for all rows.
             unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
             assert!(
                 found == expected,
@@ -411,14 +414,14 @@ impl Step {
         }
     }
 
-    /// Checks after a launch with a consumer that the ready flag of every chunk is raised.
+    /// Checks that the ready flag of every chunk is set after a launch with a consumer.
     ///
     /// # Panics
-    /// Panics if one is not.
+    /// Panics if a ready flag is not set.
     pub fn verify_flags(&self, image: &MemoryImage, rank: u32) {
         for row in 0..image.config().ranks {
             let word = image.words(rank).wrapping_add(row as usize);
-            // SAFETY: `words` has a u32 for each rank, which is only accessed atomically.
+            // SAFETY: `words` has one u32 per rank, and all accesses to it are atomic.
             let seen = unsafe { mem::load_u32(word, Order::Relaxed, Scope::Device) };
             assert!(
                 self.op != Op::GatherWithFlags || seen == overlap::THERE,
@@ -435,7 +438,7 @@ impl Step {
         let expected = self.output(image.config().ranks, rank, epoch);
         let mut found = vec![0; expected.len()];
         let from = self.target(image, rank);
-        // SAFETY: the models choose `user` such that it holds the output of their operations.
+        // SAFETY: the models choose `user` large enough for the outputs of their operations.
         unsafe { mem::copy(found.as_mut_ptr(), from, found.len()) };
         assert!(
             found == expected,
@@ -487,7 +490,7 @@ impl Step {
         };
         let mut call = Call::new(operation, dtype, reduction, 0, root, self.count as u64);
         if let Op::Transfer(..) = self.op {
-            // Sender and receiver must have the same fingerprint.
+            // Sender and receiver must use the same fingerprint.
             call.0 = call.0 & !0xffff | 0x7a7a;
         }
         call
@@ -534,8 +537,9 @@ impl Step {
         let counts = image.private(rank).cast::<u64>();
         let user = image.config().user as u64;
         let floats = image.private(rank);
-        // SAFETY: `constants` are those of a live communicator, and the buffers, tables, flags and
-        // counters of the image hold what the operation accesses: `prepare` checks the input.
+        // SAFETY: `constants` belong to a live communicator. The buffers, tables, flags and
+        // counters of the image are large enough for the operation: `prepare` checks the size of
+        // the input.
         unsafe {
             match self.op {
                 Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(

@@ -1,7 +1,8 @@
-//! Runs the conformance list under ThreadSanitizer, through the host crate, with ranks as threads
-//! of one process; and deliberately broken kernels, whose races it must report.
+//! Runs the conformance list under ThreadSanitizer through the host crate, with ranks as threads of
+//! one process. Also runs deliberately broken kernels, whose races ThreadSanitizer must report.
 //!
-//! A report ends a process with status 66, so each part runs in a child process.
+//! A process exits with status 66 if ThreadSanitizer reports a race, so each part runs in a child
+//! process.
 
 #[cfg(tsan)]
 mod parts {
@@ -17,7 +18,7 @@ mod parts {
     /// Runs entry `which` of [`KERNELS`].
     ///
     /// # Safety
-    /// The requirements of [`Kernel::run`], and `which` must be below 4.
+    /// The caller must meet the requirements of [`Kernel::run`], and `which` must be below 4.
     #[kernel]
     unsafe fn broken(
         block: Block<impl Machine>,
@@ -31,7 +32,7 @@ mod parts {
         target: *mut u8,
     ) {
         let addr = WindowAddr(addr);
-        // SAFETY: this function has the requirements of `Kernel::run`.
+        // SAFETY: the caller meets the requirements of `Kernel::run`.
         unsafe {
             KERNELS[which as usize].1.run(
                 block, constants, call, count, timeout_ns, addr, source, target,
@@ -39,7 +40,7 @@ mod parts {
         }
     }
 
-    /// The correct kernel, then kernels whose races must be reported.
+    /// The correct kernel, followed by kernels whose races ThreadSanitizer must report.
     pub(crate) const KERNELS: [(&str, Kernel); 4] = [
         ("the correct kernel of the next controls", Kernel::Correct),
         ("reads user memory after done", Kernel::ReadsAfterDone),
@@ -51,7 +52,7 @@ mod parts {
     pub(crate) fn run_kernel(which: usize) -> Result<(), String> {
         let ranks = run_threads(2, &Options::default(), |comm| {
             let bytes = 64;
-            // `alloc` returns memory of one window, at the same offset on every rank.
+            // `alloc` returns memory in a window, at the same offset on every rank.
             let (source, target) = (comm.alloc(DType::U8, bytes)?, comm.alloc(DType::U8, bytes)?);
             let addr = comm.window_addr(&source)?;
             for call in 0..200u8 {
@@ -66,7 +67,7 @@ mod parts {
                     source: source.as_ptr(),
                     target: target.as_ptr(),
                 };
-                // SAFETY: both buffers have `count` bytes and outlive the launch; `source` is at
+                // SAFETY: both buffers have `count` bytes and outlive the launch. `source` is at
                 // `addr` on every rank, and every rank makes the same call.
                 unsafe { comm.launch(&BROKEN, params, [Some(&source), Some(&target), None])? };
             }

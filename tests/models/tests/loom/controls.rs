@@ -1,4 +1,4 @@
-//! Negative controls under loom: each has an injected fault that loom must find.
+//! Negative controls under loom. Each control has an injected fault that loom must find.
 
 use fusewire_device::mem::model::Fault;
 use fusewire_models::broken::Kernel;
@@ -18,7 +18,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         .collect()
 }
 
-/// Memory that gives weaker guarantees than the kernels request.
+/// Controls whose memory gives weaker ordering guarantees than the kernels request.
 fn orders() -> Vec<Entry> {
     let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
     let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
@@ -46,8 +46,8 @@ fn orders() -> Vec<Entry> {
     .collect()
 }
 
-/// Two lanes with a weak barrier: the fences before and after it are necessary, and a machine must
-/// not declare a barrier cumulative that is not.
+/// Controls of two lanes with a weak barrier. The fences before and after the barrier are
+/// necessary, and a machine must not declare a noncumulative barrier cumulative.
 fn fences() -> Vec<Entry> {
     let mut entries = Vec::new();
     for (what, fault, blocks) in [
@@ -84,7 +84,7 @@ fn fences() -> Vec<Entry> {
     entries
 }
 
-/// Missing slots, missing credits, a missing rank.
+/// Controls with missing slots, missing credits or a missing rank.
 fn slots() -> Vec<Entry> {
     let packets = |blocks| scenario(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
@@ -114,7 +114,7 @@ fn slots() -> Vec<Entry> {
     .collect()
 }
 
-/// Deliberately broken kernels, and the correct kernel that they are derived from.
+/// Deliberately broken kernels, and the correct kernel from which they are derived.
 fn kernels() -> Vec<Entry> {
     let of = |kernel| single(two(ROUNDS), vec![Step::new(Op::Broken(kernel), 8); 2]);
     let mut entries = vec![Entry::model(
@@ -134,7 +134,7 @@ fn kernels() -> Vec<Entry> {
     entries
 }
 
-/// Flags and counters that are raised too early or not cleared.
+/// Controls whose flags and counters are set too early or not cleared.
 fn overlapped() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);

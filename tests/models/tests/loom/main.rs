@@ -1,5 +1,5 @@
-//! Explores the protocols under loom: every interleaving and every stale read that C++ allows,
-//! within the printed bound.
+//! Explores the protocols under loom: all interleavings and all stale reads that the C++ memory
+//! model allows, within the bound that each line prints.
 
 #[cfg(loom)]
 mod controls;

@@ -313,7 +313,8 @@ fn mixtures() -> Vec<Entry> {
     ]
 }
 
-/// Operations concurrent with a consumer or producer of rank 0, which is a thread of its own.
+/// Operations that run concurrently with a consumer or producer on rank 0. The consumer or producer
+/// is a separate thread.
 fn overlapped() -> Vec<Entry> {
     let gather = Step::new(Op::GatherWithFlags, 8);
     let scatter = Step::new(Op::ScatterOnArrival, 8);
@@ -378,7 +379,7 @@ fn many_ranks() -> Vec<Entry> {
     entries
 }
 
-/// Two ranks of two lanes: 32 bytes are a vector for each lane.
+/// Returns the configuration of two ranks of two lanes. 32 bytes are one vector per lane.
 pub(crate) fn lanes_config(parts: Parts) -> Config {
     Config {
         lanes: 2,
