@@ -1,10 +1,10 @@
 //! Direct access to the mapped memory of a peer on the same host.
 //!
-//! The peer's pages belong to a memory file, which exists while it is mapped here. If the peer
-//! drops its memory during a copy, the copy writes to pages that the peer has released, never to
-//! memory that the peer uses again. The header's `closed` word is checked before and after each
-//! copy. Processes that can map each other's memory run as the same user and could also harm each
-//! other with a debugger; the checks here detect mistakes.
+//! The peer's pages belong to a memory file, which exists as long as it is mapped in this process.
+//! If the peer drops its memory during a copy, the copy writes to pages that the peer has released,
+//! never to memory that the peer uses again. The `closed` word of the header is checked before and
+//! after each copy. Processes that can map each other's memory run as the same user, and could also
+//! access each other through a debugger, so these checks only detect mistakes.
 
 use core::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use super::memory::{DATA_OFFSET, Header, StorageRange};
 use crate::Result;
 use crate::cpu::{Segment, SegmentDescriptor};
 
-/// Maximum number of a peer's segments that stay mapped.
+/// Maximum number of a peer's segments that stay mapped at the same time.
 const MAX_MAPPED: usize = 256;
 
 /// Access to a peer's memory and doorbell.
@@ -37,21 +37,21 @@ impl Direct {
         })
     }
 
-    /// Copies to the peer. Returns false if the memory cannot be accessed directly, and the request
-    /// must be sent to its owner.
+    /// Copies to the peer. Returns false if the memory cannot be accessed directly. The caller must
+    /// then send the request to the owner of the memory.
     pub(super) fn write(&self, source: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, source.len, |target| {
             // SAFETY: the view and the checked range of the mapping are valid for `source.len`
-            // bytes. They may overlap, which `copy_to` allows.
+            // bytes. The two may overlap, which `copy_to` allows.
             unsafe { source.start().copy_to(target, source.len) };
         })
     }
 
-    /// Copies from the peer. Returns false in the cases of [`Direct::write`].
+    /// Copies from the peer. Returns false in the same cases as [`Direct::write`].
     pub(super) fn read(&self, target: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, target.len, |source| {
             // SAFETY: the view and the checked range of the mapping are valid for `target.len`
-            // bytes. They may overlap, which `copy_from` allows.
+            // bytes. The two may overlap, which `copy_from` allows.
             unsafe { target.start().copy_from(source, target.len) };
         })
     }
@@ -80,7 +80,8 @@ impl Direct {
         open
     }
 
-    /// Returns the mapped segment of a key, if the memory is this peer's and still registered.
+    /// Returns the mapped segment of a key, if the key is valid, belongs to this peer, and is still
+    /// registered.
     fn segment(&self, key: &RemoteKey) -> Option<Arc<Segment>> {
         let descriptor = key.segment.as_ref()?;
         if descriptor.pid != self.pid || descriptor.bytes < DATA_OFFSET as u64 {
@@ -106,7 +107,7 @@ impl Direct {
         Some(segment)
     }
 
-    /// Unmaps the segments that their owner has dropped.
+    /// Unmaps the segments whose owner has dropped them.
     fn forget_closed(&self) {
         self.lock()
             .retain(|_, segment| Header::of(segment).closed.load(Ordering::Acquire) == 0);

@@ -6,22 +6,22 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportFailure {
-    /// The call did not complete within its timeout. After a timeout of a write or read, the
-    /// connection is broken. A timeout of a wait for a notification leaves it usable.
+    /// The call did not complete within its timeout. A timeout of a write or read breaks the
+    /// connection. After a timeout of a wait for a notification, the connection is still usable.
     Timeout,
-    /// The connection has ended: the peer died, closed it, or is unreachable. Call `bind` and
-    /// `connect` again, with the peer's new URL, to create a new one.
+    /// The connection has ended: the peer died, closed the connection, or is unreachable. To create
+    /// a new connection, call `bind` and `connect` again with the peer's new URL.
     Broken,
     /// `abort` was called on this side, or the transport was dropped.
     Aborted,
-    /// The owner of the memory refused the request: the key is not registered (any more), or the
-    /// range exceeds the memory. The connection stays usable.
+    /// The owner of the memory refused the request, because the key is not registered (any more) or
+    /// the range exceeds the memory. The connection stays usable.
     Refused,
     /// The call requires a connection, which has not been created yet.
     NotConnected,
-    /// No connection could be made.
+    /// No connection could be established.
     Connect,
-    /// The operating system refused a resource.
+    /// The operating system did not provide a resource.
     System,
 }
 

@@ -1,8 +1,8 @@
-//! Received notifications: a counter, and a futex to wait on.
+//! Received notifications: a counter, and a futex that waiters sleep on.
 //!
-//! The peer (through shared memory) and this side's serving thread increment `posted` after the
-//! notified bytes; only this side decrements it. A peer that corrupts the counters can cause
-//! spurious or late notifications, and nothing else.
+//! The peer (through shared memory) and this side's serving thread increment `posted` after they
+//! have written the notified bytes. Only this side decrements it. A peer that corrupts the counters
+//! can cause only spurious or late notifications.
 
 use core::hint;
 use core::ptr;
@@ -15,19 +15,19 @@ use std::time::Instant;
 use crate::Result;
 use crate::cpu::{Segment, SegmentDescriptor};
 
-/// Duration of polling before a waiter sleeps.
+/// Duration for which a waiter polls before it sleeps.
 const POLLING: Duration = Duration::from_micros(30);
 
-/// Maximum time between two checks. Bounds the delay that a hostile peer can cause through the
-/// counters.
+/// Maximum time between two checks of a waiter. Bounds the delay that a hostile peer can cause by
+/// corrupting the counters.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// The counters. In shared memory they are the first bytes of the segment.
+/// The counters of a doorbell. In shared memory they are the first bytes of the segment.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Doorbell {
     posted: AtomicU32,
-    /// Incremented by every event, so that a sleeping waiter misses none.
+    /// Incremented by every ring, so that a sleeping waiter misses no ring.
     rung: AtomicU32,
     sleepers: AtomicU32,
 }
@@ -38,7 +38,7 @@ enum DoorbellLocation {
     Shared(Arc<Segment>),
 }
 
-/// Handle of a doorbell that this process may ring.
+/// Handle of a doorbell that this process can ring.
 #[derive(Debug)]
 pub(super) struct DoorbellHandle(DoorbellLocation);
 
@@ -64,14 +64,13 @@ impl DoorbellHandle {
         }
     }
 
-    /// Adds a notification. The receiver of the notification sees all earlier writes of this
-    /// thread.
+    /// Adds a notification. The receiver that takes it sees all earlier writes of this thread.
     pub(super) fn post(&self) {
         self.bell().posted.fetch_add(1, Ordering::Release);
         self.ring();
     }
 
-    /// Wakes waiters, which check again.
+    /// Wakes the waiters, which then check their conditions again.
     pub(super) fn ring(&self) {
         let bell = self.bell();
         bell.rung.fetch_add(1, Ordering::SeqCst);
@@ -129,8 +128,8 @@ impl Inbox {
             .is_ok()
     }
 
-    /// Calls `ready` whenever the doorbell rings, and returns its first result. Returns `None`
-    /// after `timeout`.
+    /// Calls `ready` repeatedly, first while polling and then after every ring of the doorbell, and
+    /// returns its first result. Returns `None` after `timeout`.
     pub(super) fn wait<R>(
         &self,
         timeout: Duration,
@@ -164,8 +163,8 @@ impl Inbox {
     }
 }
 
-/// Makes a futex call on shared memory. Ignores its result, because waiters check again in any
-/// case.
+/// Makes a futex call on shared memory. Ignores the result, because waiters check their conditions
+/// again in any case.
 fn futex(word: &AtomicU32, operation: i32, value: u32, timeout: Option<Duration>) {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,

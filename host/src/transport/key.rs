@@ -6,11 +6,12 @@ use core::str::FromStr;
 use crate::cpu::SegmentDescriptor;
 use crate::{Error, Result};
 
-/// Names a registered [`Memory`](super::Memory) of another process. A process that has the key may
-/// read and write all of that memory over a connection to its owner, until the owner drops it.
+/// Key of a registered [`Memory`](super::Memory) in another process. A process that has the key can
+/// read and write the whole memory over a connection to its owner, until the owner drops the
+/// memory.
 ///
-/// Keys are sent to the peer out of band, as bytes or text. A key contains a random number of 64
-/// bits. The owner checks the number and the range of each access.
+/// Send keys to the peer out of band, as bytes or text. A key contains 64 random bits. The owner
+/// checks these bits and the range of each access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     pub(super) id: u64,
@@ -41,7 +42,8 @@ impl RemoteKey {
         self.bytes
     }
 
-    /// Returns the range of `len` bytes from byte `offset`. The owner of the memory checks it.
+    /// Returns the range of `len` bytes that starts at byte `offset`. The owner of the memory
+    /// checks the range.
     pub fn range(self, offset: u64, len: u64) -> RemoteBuffer {
         RemoteBuffer {
             key: self,
@@ -50,7 +52,7 @@ impl RemoteKey {
         }
     }
 
-    /// Returns a range over the whole memory.
+    /// Returns a range that covers the whole memory.
     pub fn whole(self) -> RemoteBuffer {
         self.range(0, self.bytes)
     }
@@ -103,7 +105,7 @@ impl fmt::Display for RemoteKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::TEXT_PREFIX)?;
         let bytes = self.to_bytes();
-        // The descriptor's bytes are zero for memory outside any segment.
+        // For memory outside any segment, the bytes of the descriptor are zero and are omitted.
         let used = if self.segment.is_some() {
             &bytes[..]
         } else {

@@ -1,5 +1,5 @@
-//! A link over sockets. Each side opens one connection for its own requests, and serves the other
-//! side's connection, so that the two directions do not wait for each other.
+//! A link over sockets. Each side opens one connection for its own requests, and serves the
+//! connection of the other side. The two directions therefore do not wait for each other.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -30,7 +30,7 @@ use crate::{Error, Result};
 pub(super) struct Core {
     pub(super) url: Url,
     pub(super) inbox: Inbox,
-    /// Wakes the serving thread to end it; never cleared.
+    /// Event that makes the serving thread stop. Never cleared.
     pub(super) stop: WakeFd,
     pub(super) wake_sender: WakeFd,
     outgoing: Mutex<Outgoing>,
@@ -54,7 +54,7 @@ struct Status {
 
 impl Core {
     fn status(&self) -> MutexGuard<'_, Status> {
-        // The state is valid after every statement, so a poisoned lock is harmless.
+        // The state is consistent after every statement, so a poisoned lock is harmless.
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,7 +62,7 @@ impl Core {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Breaks the link. Only the first failure is kept.
+    /// Marks the link as failed. Only the first failure is kept.
     pub(super) fn fail(&self, kind: TransportFailure, detail: String) {
         let mut status = self.status();
         if status.failure.is_none() {
@@ -83,7 +83,7 @@ impl Core {
         self.status().failure.as_ref().map(|(kind, _)| *kind)
     }
 
-    /// Returns the error of a call on a failed link.
+    /// Returns the error for a call on a failed link, or `None` if the link has not failed.
     pub(super) fn failure(&self, operation: &'static str) -> Option<Error> {
         if !self.has_failed() {
             return None;
@@ -125,7 +125,7 @@ impl Core {
         self.error(operation, TransportFailure::NotConnected, detail)
     }
 
-    /// Returns true if `caller` is the expected peer. Admits no other peer afterwards.
+    /// Returns true if `caller` is the expected peer. After that, no other peer is admitted.
     pub(super) fn let_in(&self, caller: Nonce) -> bool {
         let mut status = self.status();
         if status.failure.is_some() || status.callee.is_some_and(|callee| callee != caller) {
@@ -141,7 +141,7 @@ impl Core {
     }
 
     pub(super) fn wait_for_server_end(&self, timeout: Duration) {
-        // The following steps do not depend on the result.
+        // The callers continue in the same way after a timeout, so the result is ignored.
         let _ = self
             .changed
             .wait_timeout_while(self.status(), timeout, |status| !status.server_ended);
@@ -157,7 +157,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Serves at `listener`, which peers reach at `url`.
+    /// Creates a link that serves connections to `listener`, which peers reach at `url`.
     pub(super) fn start(listener: Listener, url: Url, inbox: Inbox) -> io::Result<Self> {
         listener.set_nonblocking()?;
         let core = Arc::new(Core {
@@ -268,8 +268,8 @@ impl Link {
         if !outgoing.attached() {
             return Pending::finished(Err(core.not_connected(operation.name)));
         }
-        // Direct access requires that all earlier operations have completed, so that it does not
-        // overtake them.
+        // Direct access is allowed only after all earlier operations have completed, because it
+        // must not overtake them.
         if outgoing.is_idle()
             && let Some(direct) = self.direct.get()
         {
@@ -326,7 +326,7 @@ impl ByteTransport for Link {
             let bell = welcome.bell.as_ref();
             if let Some(bell) = bell.filter(|bell| socket.peer_process() == Some(bell.pid)) {
                 match Direct::new(bell) {
-                    // Set once, because connect reaches this point once.
+                    // `connect` reaches this line only once, so the value is set only once.
                     Ok(direct) => drop(self.direct.set(direct)),
                     Err(error) => {
                         tracing::debug!(%error, "the peer's memory cannot be mapped");
@@ -380,8 +380,8 @@ impl ByteTransport for Link {
         const NAME: &str = "wait_for_write";
         let core = &*self.core;
         let waited = core.inbox.wait(timeout, || {
-            // The failure is read first, so that notifications that arrived before it are still
-            // returned.
+            // The failure is read before the notifications are checked, so that notifications that
+            // arrived before the failure are still returned.
             let failure = core.failure(NAME);
             let aborted = core.failure_kind() == Some(TransportFailure::Aborted);
             if !(failure.is_some() && aborted) && core.inbox.take() {
@@ -419,7 +419,8 @@ impl Drop for Link {
         self.abort();
         let threads = core::mem::take(&mut *self.lock_threads());
         for handle in threads {
-            // A waker may drop the transport on one of the transport's own threads.
+            // A waker may drop the transport on one of the transport's own threads, which cannot
+            // join itself.
             if handle.thread().id() != thread::current().id() && handle.join().is_err() {
                 tracing::warn!("a thread of a transport panicked");
             }

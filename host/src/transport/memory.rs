@@ -1,4 +1,4 @@
-//! Registered memory, which a peer may access, and views of it for local operations.
+//! Registered memory, which a peer may access, and views of this memory for local operations.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -34,41 +34,42 @@ impl Header {
     pub(super) fn of(segment: &Segment) -> &Self {
         assert!(segment.bytes() >= DATA_OFFSET as u64);
         // SAFETY: the segment is mapped while it is borrowed, page-aligned, and long enough
-        // (asserted above). It is zeroed, and afterwards accessed only atomically; every bit
-        // pattern is valid for atomics.
+        // (asserted above). The memory was zeroed when it was allocated. Afterwards it is accessed
+        // only atomically, and every bit pattern is valid for atomics.
         unsafe { &*segment.ptr().cast::<Self>() }
     }
 }
 
-/// Registered memory. A peer that has its [`RemoteKey`] may write and read it until the last clone
-/// of this handle is dropped. Afterwards the peer's requests are refused; no remote access touches
-/// the memory after the drop has returned.
+/// Registered memory. A peer that has the [`RemoteKey`] may write and read the memory until the
+/// last clone of this handle is dropped. Requests of the peer are refused afterwards, and no remote
+/// access touches the memory after the drop has returned.
 ///
-/// Peers may write while this side reads. All bytes of a write have arrived after this side has
-/// waited for its notification, or after the write has completed on the peer. Bytes that are read
-/// earlier may be torn.
+/// Peers may write while this side reads. After this side has waited for the notification of a
+/// write, or after the write has completed on the peer, all bytes of the write have arrived. Bytes
+/// that are read earlier may be torn.
 #[derive(Clone, Debug)]
 pub struct Memory {
     handle: Arc<Handle>,
     reused: bool,
 }
 
-/// Ends the registration when the last clone of a memory is dropped.
+/// Ends the registration when the last clone of a [`Memory`] is dropped.
 #[derive(Debug)]
 struct Handle {
     grant: Arc<Grant>,
 }
 
-/// Permission of peers to access a storage.
+/// Permission for peers to access a storage.
 #[derive(Debug)]
 pub(super) struct Grant {
     id: u64,
     storage: Arc<Storage>,
-    /// Locked for reading during each access of a peer, which is one bounded copy.
+    /// True while the memory is registered. Locked for reading during each access of a peer, which
+    /// is one bounded copy.
     open: RwLock<bool>,
 }
 
-/// Bytes that live as long as a memory, a view or an operation uses them.
+/// Bytes that stay allocated as long as a [`Memory`], a view or an operation uses them.
 pub(super) struct Storage {
     start: *mut u8,
     len: usize,
@@ -77,20 +78,21 @@ pub(super) struct Storage {
 
 /// Owner of the bytes.
 enum Backing {
-    /// A buffer, held until it is dropped.
+    /// A buffer that this crate owns.
     Buffer { _buffer: Box<[UnsafeCell<u8>]> },
     /// Allocated by [`Memory::allocate`], with a [`Header`].
     Allocated(Arc<Segment>),
-    /// A segment of the caller's.
+    /// A segment that the caller registered.
     Segment { _segment: Arc<Segment> },
     /// Owned by the caller of [`Memory::register_raw`].
     Raw,
 }
 
-// SAFETY: a storage only provides a raw pointer to bytes that stay valid while it lives, by
-// ownership or by the contract of `register_raw`. All accesses are copies through that pointer.
+// SAFETY: a storage only provides a raw pointer. The bytes stay valid while the storage lives,
+// because the storage owns them or because the caller of `register_raw` guarantees it. All accesses
+// are copies through that pointer.
 unsafe impl Send for Storage {}
-// SAFETY: shared use has the same accesses as exclusive use: copies through the raw pointer.
+// SAFETY: shared and exclusive use have the same accesses: copies through the raw pointer.
 unsafe impl Sync for Storage {}
 
 impl fmt::Debug for Storage {
@@ -106,14 +108,14 @@ impl fmt::Debug for Storage {
 #[derive(Default)]
 struct Table {
     by_id: HashMap<u64, (Arc<Grant>, Weak<Handle>)>,
-    /// Registrations of other memory than [`Memory::allocate`]'s, by start, length, and true for
-    /// segments.
+    /// Registrations of memory that [`Memory::allocate`] did not allocate. The key is start,
+    /// length, and true for a segment.
     by_range: HashMap<(usize, usize, bool), u64>,
 }
 
 fn table() -> MutexGuard<'static, Table> {
     static TABLE: OnceLock<Mutex<Table>> = OnceLock::new();
-    // The table is valid after every statement, so a poisoned lock is harmless.
+    // The table is consistent after every statement, so a poisoned lock is harmless.
     TABLE
         .get_or_init(Mutex::default)
         .lock()
@@ -121,8 +123,8 @@ fn table() -> MutexGuard<'static, Table> {
 }
 
 impl Memory {
-    /// Allocates `bytes` zeroed bytes that peers on the same host can map, so that the
-    /// shared-memory provider accesses them without this process.
+    /// Allocates `bytes` zeroed bytes that peers on the same host can map. The shared-memory
+    /// provider then accesses them without involving this process.
     ///
     /// # Errors
     /// [`Error::MemoryMap`] or [`Error::InvalidArgument`] if the allocation fails.
@@ -152,13 +154,15 @@ impl Memory {
         // SAFETY: `raw` comes from `Box::into_raw`, and `UnsafeCell<u8>` has the layout of `u8`.
         let buffer = unsafe { Box::from_raw(raw as *mut [UnsafeCell<u8>]) };
         let len = buffer.len();
-        // The pointer is derived from the cells, so writes are allowed while the box is only held.
+        // The pointer is derived from the `UnsafeCell`s, so writing through it is allowed while the
+        // box is only kept alive.
         let start = buffer.as_ptr().cast_mut().cast();
         let keep = Backing::Buffer { _buffer: buffer };
         Self::add(Storage { start, len, keep }, None)
     }
 
-    /// Registers a whole segment. Registering the same segment again returns the same registration.
+    /// Registers a whole segment. Registering the same segment again reuses the existing
+    /// registration.
     ///
     /// # Errors
     /// [`Error::Transport`] if the system has no random numbers.
@@ -169,16 +173,17 @@ impl Memory {
         Self::add(Storage { start, len, keep }, Some(true))
     }
 
-    /// Registers `len` bytes from `start`. Registering the same range again returns the same
+    /// Registers the `len` bytes at `start`. Registering the same range again reuses the existing
     /// registration.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a null pointer or an impossible length.
     ///
     /// # Safety
-    /// The bytes stay valid for reads and writes, and no Rust reference to them is used while a
-    /// peer or an operation accesses them, until all of these are dropped or completed: clones of
-    /// the returned memory, views of it, and operations with such views.
+    /// The bytes must stay valid for reads and writes until the following are dropped or completed:
+    /// all clones of the returned memory, all its views, and all operations that use these views.
+    /// Until then, no Rust reference to the bytes may be used while a peer or an operation accesses
+    /// them.
     pub unsafe fn register_raw(start: *mut u8, len: usize) -> Result<Self> {
         if start.is_null() || isize::try_from(len).is_err() {
             return Err(out_of_bounds(
@@ -190,8 +195,8 @@ impl Memory {
         Self::add(Storage { start, len, keep }, Some(false))
     }
 
-    /// Adds a registration. `shared` is set if the range may be registered already; it is true for
-    /// a segment.
+    /// Adds a registration. `shared` is `Some` if the range may already be registered; the value is
+    /// true for a segment.
     fn add(storage: Storage, shared: Option<bool>) -> Result<Self> {
         let range = shared
             .filter(|_| storage.len > 0)
@@ -258,7 +263,7 @@ impl Memory {
         self.storage().start
     }
 
-    /// Returns true if the registration existed already when this handle was created.
+    /// Returns true if this handle reuses an existing registration.
     pub fn reused_registration(&self) -> bool {
         self.reused
     }
@@ -275,7 +280,7 @@ impl Memory {
         }
     }
 
-    /// Returns a range of the memory, in bytes, as the source of a write.
+    /// Returns a view of a range in bytes, to use as the source of a write.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the memory.
@@ -283,7 +288,7 @@ impl Memory {
         self.part("view", range).map(View)
     }
 
-    /// Returns a range of the memory, in bytes, as the destination of a read.
+    /// Returns a view of a range in bytes, to use as the destination of a read.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the memory.
@@ -291,10 +296,10 @@ impl Memory {
         self.part("view_mut", range).map(ViewMut)
     }
 
-    /// Copies `source` to byte `offset`.
+    /// Copies `source` to the memory at byte `offset`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if it does not fit.
+    /// [`Error::InvalidArgument`] if `source` does not fit.
     pub fn copy_from(&self, offset: usize, source: &[u8]) -> Result<()> {
         let end = offset.saturating_add(source.len());
         let part = self.part("copy_from", offset..end)?;
@@ -304,10 +309,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies from byte `offset` to `target`.
+    /// Copies from the memory at byte `offset` to `target`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there are fewer bytes.
+    /// [`Error::InvalidArgument`] if fewer bytes follow `offset` than `target` holds.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let end = offset.saturating_add(target.len());
         let part = self.part("copy_to", offset..end)?;
@@ -360,12 +365,12 @@ impl Drop for Handle {
         if let Backing::Allocated(segment) = &grant.storage.keep {
             Header::of(segment).closed.store(1, Ordering::SeqCst);
         }
-        // Waits for a peer's access in progress, which is one bounded copy.
+        // Taking the lock waits for an access in progress, which is one bounded copy.
         *grant.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// Permission to access one range until it is deregistered.
+/// Permission to access one range until the memory is deregistered.
 #[derive(Debug)]
 pub(super) struct Target {
     grant: Arc<Grant>,
@@ -374,7 +379,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Looks up the range of a peer's request.
+    /// Looks up the memory and the range of a peer's request.
     pub(super) fn find(id: u64, offset: u64, len: u64) -> Result<Self, Refusal> {
         let grant = match table().by_id.get(&id) {
             Some((grant, _)) => Arc::clone(grant),
@@ -384,13 +389,13 @@ impl Target {
         if end > grant.storage.len as u64 {
             return Err(Refusal::Range);
         }
-        // Both are at most the length of the memory.
+        // Offset and length are at most the length of the memory, so they fit `usize`.
         let (offset, len) = (offset as usize, len as usize);
         Ok(Self { grant, offset, len })
     }
 
-    /// Calls `access` with the bytes from `from`. Returns `None` if the memory is deregistered.
-    /// Deregistration waits for the call, so the call must be short.
+    /// Calls `access` with the bytes that start at `from`. Returns `None` if the memory was
+    /// deregistered. Deregistration waits for `access` to return, so `access` must be short.
     pub(super) fn access<R>(
         &self,
         from: usize,
@@ -423,7 +428,7 @@ impl StorageRange {
         unsafe { self.storage.start.add(self.offset) }
     }
 
-    /// Returns address and length of the bytes from `from`.
+    /// Returns the address and length of the bytes that start at `from`.
     pub(super) fn rest(&self, from: usize) -> (*mut u8, usize) {
         assert!(from <= self.len);
         // SAFETY: `from` is at most the length of the range, asserted above.
@@ -431,8 +436,8 @@ impl StorageRange {
     }
 }
 
-/// Range of a [`Memory`] that is the source of a write. Keeps the memory alive, but not its
-/// registration.
+/// Range of a [`Memory`] that is the source of a write. A `View` keeps the memory allocated, but
+/// not registered.
 #[derive(Clone, Debug)]
 pub struct View(pub(super) StorageRange);
 
@@ -453,8 +458,8 @@ impl View {
     }
 }
 
-/// Range of a [`Memory`] that is the destination of a read. Keeps the memory alive, but not its
-/// registration.
+/// Range of a [`Memory`] that is the destination of a read. A `ViewMut` keeps the memory allocated,
+/// but not registered.
 #[derive(Clone, Debug)]
 pub struct ViewMut(pub(super) StorageRange);
 

@@ -80,7 +80,7 @@ pub(crate) use socket::{WakeFd, counted, credentials, entry, poll};
 use crate::{Error, Result};
 
 /// One side of a connection between two processes. All methods may be called from several threads.
-/// Operations are ordered by the start of their calls.
+/// The operations are ordered by the time at which their calls begin.
 #[derive(Debug)]
 pub struct Transport {
     provider: Box<dyn Provider>,
@@ -101,11 +101,11 @@ impl Transport {
         self.provider.supported()
     }
 
-    /// Starts to listen for one peer, and returns the URL for the peer. Returns the same URL again
-    /// until a failure. After a failure, starts again with a new URL.
+    /// Starts to listen for one peer, and returns the URL that the peer needs. Later calls return
+    /// the same URL until the link fails. After a failure, starts to listen again with a new URL.
     ///
     /// # Errors
-    /// [`Error::Transport`] if the system refuses.
+    /// [`Error::Transport`] if a system call fails.
     pub fn bind(&self) -> Result<Url> {
         let mut link = self.lock();
         if let Some(link) = &*link
@@ -117,17 +117,17 @@ impl Transport {
         let url = fresh.url().clone();
         let old = link.replace(fresh);
         drop(link);
-        // Dropped after the lock is released, because the drop joins threads.
+        // Dropped after the lock is released, because dropping a link joins threads.
         drop(old);
         Ok(url)
     }
 
     /// Connects to the peer's URL. The connection is complete when the peer has also connected to
-    /// this side's URL; operations of this side may start earlier.
+    /// this side's URL. Operations of this side may start earlier.
     ///
     /// # Errors
-    /// [`Error::Transport`] if there is no connection within `timeout`; the call may be repeated.
-    /// [`Error::InvalidArgument`] for a URL of another provider.
+    /// [`Error::Transport`] if the connection is not established within `timeout`; the call may be
+    /// repeated. [`Error::InvalidArgument`] for a URL of another provider.
     pub fn connect(&self, peer: &Url, timeout: Duration) -> Result<()> {
         if peer.scheme() != self.provider.scheme() {
             return Err(Error::InvalidArgument {
@@ -147,7 +147,7 @@ impl Transport {
         self.link("connected").is_ok_and(|link| link.connected())
     }
 
-    /// Writes a view to the peer's memory. The operation completes when the bytes have been
+    /// Writes `source` to the peer's memory. The operation completes when the bytes have been
     /// written. `timeout` starts with the call.
     ///
     /// [`Pending::wait`] returns the operation's error: [`Error::Transport`] of kind `Refused` (the
@@ -166,8 +166,9 @@ impl Transport {
         Ok(self.link("write")?.write(source, target, notify, timeout))
     }
 
-    /// Reads the peer's memory into a view. The operation completes when the bytes have arrived.
-    /// Its errors are those of [`Transport::write`]; after an error the view's bytes are undefined.
+    /// Reads the peer's memory into a view. The operation completes when the bytes have arrived. It
+    /// has the same errors as [`Transport::write`]; after an error the bytes of the view are
+    /// undefined.
     ///
     /// # Errors
     /// The errors of [`Transport::write`].
@@ -181,18 +182,19 @@ impl Transport {
         Ok(self.link("read")?.read(target, source, timeout))
     }
 
-    /// Waits for a notified write of the peer. Returns once for each, in order.
+    /// Waits for a write with notification. Each notification makes one call return, in the order
+    /// of the writes.
     ///
     /// # Errors
-    /// [`Error::Transport`] of kind `Timeout` if none arrived in time (the connection stays
-    /// usable), `Broken` if the connection has ended and all arrived notifications were delivered,
-    /// or `Aborted`.
+    /// [`Error::Transport`] of kind `Timeout` if no notification arrived in time (the connection
+    /// stays usable), `Broken` if the connection has ended and all notifications that arrived were
+    /// delivered, or `Aborted`.
     pub fn wait_for_write(&self, timeout: Duration) -> Result<()> {
         self.link("wait_for_write")?.wait_for_write(timeout)
     }
 
     /// Ends the connection. All waiting calls and operations, in any thread, return
-    /// [`TransportFailure::Aborted`], and so do later ones until `bind` is called.
+    /// [`TransportFailure::Aborted`]. Later calls return the same error until `bind` is called.
     pub fn abort(&self) {
         if let Ok(link) = self.link("abort") {
             link.abort();

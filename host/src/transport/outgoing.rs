@@ -1,7 +1,8 @@
-//! Requesting side of a link: operations are queued, sent, and answered in order.
+//! Requesting side of a link: queues operations, sends them, and receives their answers in order.
 //!
-//! A caller sends as much as the socket accepts at once. The link's sender thread sends the rest,
-//! receives the answers and enforces the deadlines.
+//! The thread that starts an operation sends as many bytes as the socket accepts at once. The
+//! sender thread of the link sends the remaining bytes, receives the answers and enforces the
+//! deadlines.
 
 use core::mem;
 use core::time::Duration;
@@ -18,16 +19,16 @@ use super::socket::{GONE, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Request, Verb};
 use crate::{Error, Result};
 
-/// Maximum number of bytes that a caller sends.
+/// Maximum number of bytes that the thread that starts an operation sends.
 const CALLERS_BYTES: usize = 128 << 10;
 
-/// Maximum number of bytes sent while the lock is held.
+/// Maximum number of bytes that are sent while the lock is held.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Maximum sleep of the sender, so that operations with later deadlines need not wake it.
+/// Maximum sleep of the sender thread. Operations with later deadlines need not wake the thread.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Time that a timed-out operation waits for the peer to confirm that it has stopped.
+/// Duration for which a timed-out operation waits until the peer confirms that it has stopped.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
 /// Operation that has not completed.
@@ -41,9 +42,9 @@ pub(super) struct Operation {
     pub(super) pending: Pending,
     id: u64,
     head: [u8; Request::BYTES],
-    /// Sent bytes of the header and a write's payload.
+    /// Number of bytes sent, of the header and of a write's payload together.
     sent: usize,
-    /// Received bytes of a read's payload.
+    /// Number of bytes received of a read's payload.
     received: usize,
 }
 
@@ -83,7 +84,7 @@ impl Operation {
     }
 }
 
-/// Operations that were completed under the lock, to be reported after it is released.
+/// Operations that were completed under the lock. They are reported after the lock is released.
 pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
 
 /// State of the requesting side.
@@ -93,7 +94,7 @@ pub(super) struct Outgoing {
     queue: VecDeque<Operation>,
     in_flight: VecDeque<Operation>,
     receiver: Receiver,
-    /// Missing bytes of the current piece of a read.
+    /// Number of bytes that are missing from the current piece of a read.
     data_left: usize,
     next_id: u64,
     /// Lower bound of all deadlines.
@@ -129,8 +130,8 @@ impl Outgoing {
         self.queue.is_empty() && self.in_flight.is_empty()
     }
 
-    /// Queues an operation, and sends as much as the socket accepts. Returns true if the sender
-    /// must be woken.
+    /// Queues an operation, and sends as many bytes as the socket accepts. Returns true if the
+    /// caller must wake the sender thread.
     pub(super) fn post(&mut self, mut operation: Operation) -> io::Result<bool> {
         self.next_id += 1;
         operation.id = self.next_id;
@@ -327,7 +328,8 @@ fn end(core: &Core) {
     let now = Instant::now();
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
     if !timed_out {
-        // The peer relies on the end of this connection: afterwards this side writes no more bytes.
+        // The end of this connection tells the peer that this side writes no more bytes, so the
+        // serving thread must stop first.
         core.wait_for_server_end(GRACE);
     }
     let socket = core.outgoing().socket.take();
@@ -335,7 +337,8 @@ fn end(core: &Core) {
         socket.reset();
     }
     if timed_out {
-        // Conversely, the end of the peer's connection means that the peer writes no more bytes.
+        // The serving thread stops when the peer closes its connection. After that, the peer writes
+        // no more bytes.
         core.wait_for_server_end(2 * GRACE);
     }
     let (queue, in_flight) = {

@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use crate::Result;
 
-/// A write or read in progress. It completes at the latest at its timeout. Dropping the handle does
-/// not cancel it, and its memory stays alive until it has completed.
+/// A write or read in progress. It completes at the latest when its timeout expires. Dropping the
+/// handle does not cancel the operation, which keeps its memory alive until it has completed.
 ///
-/// Also a [`Future`] for any executor.
+/// `Pending` is also a [`Future`] for any executor.
 #[derive(Clone)]
 #[must_use = "errors of the operation are reported here"]
 pub struct Pending {
@@ -47,7 +47,7 @@ impl Pending {
         pending
     }
 
-    /// Completes the operation. For providers. Only the first result counts.
+    /// Completes the operation. Called by providers. If called again, keeps the first result.
     pub fn finish(&self, result: Result<()>) {
         let mut state = self.lock();
         if state.result.is_some() {
@@ -85,7 +85,7 @@ impl Pending {
         }
     }
 
-    /// Waits until the operation has completed, at most for `timeout`. Returns `None` after the
+    /// Waits until the operation has completed, but at most for `timeout`. Returns `None` after the
     /// timeout; the operation continues.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<()>> {
         let start = Instant::now();
@@ -105,7 +105,7 @@ impl Pending {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is valid after every statement, so a poisoned lock is harmless.
+        // The state is consistent after every statement, so a poisoned lock is harmless.
         self.slot
             .state
             .lock()

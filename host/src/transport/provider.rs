@@ -1,17 +1,24 @@
 //! Traits of transport providers, and the two providers of this crate.
 //!
-//! The interface consists of *write, read and notify* instead of a byte stream, because RDMA
-//! hardware has these operations. A verbs provider would implement `write` as `IBV_WR_RDMA_WRITE`,
-//! with `_WITH_IMM` for a notification (ordered after the earlier writes of its queue pair, as
-//! required here) and `read` as `IBV_WR_RDMA_READ`. `wait_for_write` would count receive
-//! completions, and a polling thread would complete the [`Pending`]s from the completion queue.
-//! `bind` would create the queue pair and store its address in the URL (or serve it from a TCP
-//! listener, as here, if it does not fit), and `connect` would move the queue pair to
-//! ready-to-send. The owner would resolve the number of a [`RemoteKey`](super::RemoteKey) once,
-//! over the control connection, to address and rkey, and register the memory with the device at
-//! that time; a deregistration would invalidate the rkey. A timeout would move the queue pair to
-//! the error state, and wait for its flush before it is reported. Providers without one-sided
-//! operations serve requests with a thread, as the two below do.
+//! The interface has the operations *write*, *read* and *notify* instead of a byte stream, because
+//! RDMA hardware has these operations. A verbs provider would map them as follows:
+//!
+//! - `write` is `IBV_WR_RDMA_WRITE`. With a notification it is `IBV_WR_RDMA_WRITE_WITH_IMM`, which
+//!   is ordered after the earlier writes of its queue pair, as this interface requires.
+//! - `read` is `IBV_WR_RDMA_READ`.
+//! - `wait_for_write` counts receive completions. A polling thread completes the [`Pending`]s from
+//!   the completion queue.
+//! - `bind` creates the queue pair and stores its address in the URL. If the address does not fit,
+//!   a TCP listener serves it, as in the providers below.
+//! - `connect` moves the queue pair to ready-to-send.
+//! - The owner of a memory resolves the number of a [`RemoteKey`](super::RemoteKey) once, over the
+//!   control connection, to address and rkey, and then registers the memory with the device. A
+//!   deregistration invalidates the rkey.
+//! - A timeout moves the queue pair to the error state, and is reported after the queue pair has
+//!   been flushed.
+//!
+//! Providers without one-sided operations use a thread that serves requests, as the two providers
+//! below do.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
@@ -43,7 +50,7 @@ pub enum Notify {
     No,
 }
 
-/// Creates links of one kind.
+/// Creates links over one kind of connection.
 pub trait Provider: fmt::Debug + Send + Sync {
     /// Returns the scheme of the provider's URLs, such as `tcp`.
     fn scheme(&self) -> &'static str;
@@ -54,21 +61,21 @@ pub trait Provider: fmt::Debug + Send + Sync {
     /// Creates one side of a link, which listens for its peer.
     ///
     /// # Errors
-    /// [`Error::Transport`] or [`Error::MemoryMap`] if the system refuses.
+    /// [`Error::Transport`] or [`Error::MemoryMap`] if a system call fails.
     fn bind(&self) -> Result<Arc<dyn ByteTransport>>;
 }
 
 /// One side of a link between two processes. [`Transport`](super::Transport) documents the calls,
-/// and has checked the lengths. A failed link stays failed; a new one replaces it. Dropping a link
-/// aborts it.
+/// and checks the lengths before it calls a link. A link that has failed stays failed; a new link
+/// replaces it. Dropping a link aborts it.
 pub trait ByteTransport: fmt::Debug + Send + Sync {
     /// Returns the URL at which the peer reaches this side.
     fn url(&self) -> &Url;
 
-    /// Connects to the peer. Called once.
+    /// Connects to the peer. Called once per link.
     ///
     /// # Errors
-    /// [`Error::Transport`] if there is no connection within `timeout`.
+    /// [`Error::Transport`] if the connection is not established within `timeout`.
     fn connect(&self, peer: &Url, timeout: Duration) -> Result<()>;
 
     /// Returns true if both directions are connected.
@@ -92,7 +99,7 @@ pub trait ByteTransport: fmt::Debug + Send + Sync {
     /// Takes one notification.
     ///
     /// # Errors
-    /// [`Error::Transport`] if none arrives in time, or the link ends.
+    /// [`Error::Transport`] if no notification arrives in time, or if the link ends.
     fn wait_for_write(&self, timeout: Duration) -> Result<()>;
 
     /// Ends the link. All waiting calls return an error.
@@ -106,12 +113,12 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Listens on the loopback address, for peers on the same host.
+    /// Creates a provider that listens on the loopback address, for peers on the same host.
     pub fn local() -> Self {
         Self::at(Ipv4Addr::LOCALHOST.into())
     }
 
-    /// Listens on an address of this host that peers can reach.
+    /// Creates a provider that listens on `address`, an address of this host that peers can reach.
     pub fn at(address: IpAddr) -> Self {
         Self { address }
     }
@@ -138,7 +145,7 @@ impl Provider for Tcp {
 }
 
 /// Links between processes of one host and user. The peer maps memory of
-/// [`Memory::allocate`](super::Memory) and copies to it on the caller's thread: such a write is
+/// [`Memory::allocate`](super::Memory) and copies to it on the caller's thread. Such a write is
 /// complete when the call returns, and its timeout does not apply. Other memory is written through
 /// a Unix socket.
 #[derive(Clone, Copy, Debug, Default)]
@@ -157,7 +164,8 @@ impl Provider for SharedMemory {
         let nonce = Nonce::random()?;
         let mut random = [0; 8];
         fill_random(&mut random)?;
-        // Contains no part of the nonce, because all processes of this host can see the name.
+        // The name contains no part of the nonce, because all processes of this host can see the
+        // name.
         let name = format!(
             "fusewire-{}-{:016x}",
             process::id(),

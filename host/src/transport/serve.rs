@@ -13,13 +13,14 @@ use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb
 /// Time limit for a caller's first message.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// Maximum number of callers without a first message. A further caller replaces the oldest.
+/// Maximum number of callers that have not sent their first message. A further caller replaces the
+/// oldest of them.
 const MAX_CALLERS: usize = 32;
 
 /// Maximum number of bytes of answers that are sent together.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Maximum number of bytes received in one call, during which the memory cannot be deregistered.
+/// Maximum number of bytes received in one call. The memory cannot be deregistered during the call.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Runs the serving thread of a link, until the link ends.
@@ -35,8 +36,8 @@ pub(super) fn run(core: &Core, listener: Listener) {
         let detail = server.run();
         core.fail(TransportFailure::Broken, detail);
         if core.failure_kind() == Some(TransportFailure::Timeout) {
-            // This side's operation timed out. The peer closes its connection after its serving
-            // thread has ended.
+            // An operation of this side has timed out. The peer closes its connection after its
+            // serving thread has stopped.
             let start = Instant::now();
             let mut entries = [entry(socket.raw(), libc::POLLRDHUP)];
             while entries[0].revents & GONE == 0 && start.elapsed() < GRACE {
@@ -51,15 +52,15 @@ pub(super) fn run(core: &Core, listener: Listener) {
     core.server_has_ended();
 }
 
-/// Connection that has not sent its first message.
+/// Connection on which the first message has not arrived yet.
 struct Caller {
     socket: Socket,
     receiver: Receiver,
     since: Instant,
 }
 
-/// Waits for the peer. Returns `None` if the link ends first. Rejects other callers, which do not
-/// delay the peer.
+/// Waits until the peer connects. Returns `None` if the link ends first. Rejects other callers,
+/// which cannot delay the peer.
 fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     let mut callers: Vec<Caller> = Vec::new();
     loop {
@@ -110,7 +111,8 @@ fn admit(core: &Core, listener: Listener) -> Option<Socket> {
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a transport could not accept a caller");
-                    // The listener may stay readable if the process has no free descriptors.
+                    // If the process has no free descriptors, the listener stays readable. The
+                    // pause avoids a busy loop.
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
@@ -137,7 +139,8 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
         let bytes = welcome.to_bytes();
         // SAFETY: the body has length 0, so nothing is read from it.
         let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
-        // A new socket accepts so few bytes at once. Otherwise the first request fails.
+        // A new socket accepts a message of this size in one call. Otherwise the peer's first
+        // request fails.
         return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
     }
     false
@@ -173,7 +176,8 @@ impl Server<'_> {
             Verb::Write { notify } => {
                 let outcome = self.write(&request)?;
                 if notify && outcome.is_ok() {
-                    // Posted after the bytes, so that the receiver of the notification sees them.
+                    // Posted after the bytes were written, so that the receiver of the notification
+                    // sees the bytes.
                     self.core.inbox.post();
                 }
                 outcome
@@ -188,8 +192,8 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Receives into the buffer. Discards bytes of a peer that has reset the connection, because it
-    /// has reported to its caller that they were not written.
+    /// Receives bytes into the buffer. Discards the bytes if the peer has reset the connection,
+    /// because the peer has then reported to its caller that they were not written.
     fn fill(&mut self) -> Result<(), String> {
         self.send_answers()?;
         self.wait(libc::POLLIN, None)?;
@@ -280,8 +284,8 @@ impl Server<'_> {
         Ok(target.access(0, |_, _| ()).ok_or(Refusal::Key))
     }
 
-    /// Sends a piece that was announced. Returns false if the memory was deregistered during the
-    /// call; the remainder of the piece is then zeros.
+    /// Sends a piece that was announced. If the memory is deregistered during the call, sends zeros
+    /// for the remainder of the piece and returns false.
     fn send_piece(
         &mut self,
         target: &Target,
@@ -298,8 +302,8 @@ impl Server<'_> {
             let socket = self.socket;
             let moved = target
                 .access(from + at, |start, _| {
-                    // SAFETY: `access` passes the memory from `from + at`, which reaches at least
-                    // to the end of the piece.
+                    // SAFETY: `access` passes the memory that starts at `from + at`, which contains
+                    // at least the remainder of the piece.
                     unsafe { socket.send(rest, start, len - at) }
                 })
                 .filter(|_| open);

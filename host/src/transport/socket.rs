@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Poll events that report the end of a connection, even if unread bytes remain.
+/// Poll events that report the end of a connection, including while unread bytes remain.
 pub(super) const GONE: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
 
 /// A connected stream socket.
@@ -23,7 +23,7 @@ impl Socket {
         options.set_nonblocking(true)?;
         if tcp {
             options.set_tcp_nodelay(true)?;
-            // Detects an unreachable peer after about ten seconds.
+            // Keep-alive detects an unreachable peer after about ten seconds.
             let keepalive = TcpKeepalive::new()
                 .with_time(Duration::from_secs(4))
                 .with_interval(Duration::from_secs(2))
@@ -44,9 +44,9 @@ impl Socket {
         (process != 0).then_some(process)
     }
 
-    /// Resets the connection, so that the peer gets an error at once and unsent data is dropped.
+    /// Resets the connection, so that the peer gets an error at once, and drops unsent data.
     pub(super) fn reset(self) {
-        // If this fails, the close is orderly, which the peer treats in the same way.
+        // If this call fails, the close is orderly. The peer treats an orderly close like a reset.
         let _ = SockRef::from(&self.0).set_linger(Some(Duration::ZERO));
     }
 
@@ -67,7 +67,7 @@ impl Socket {
         }
     }
 
-    /// Sends as many bytes of `head`, and then of `len` bytes at `body`, as the system accepts.
+    /// Sends as many bytes as the system accepts: first `head`, then the `len` bytes at `body`.
     ///
     /// # Safety
     /// `len` bytes at `body` are valid for reads.
@@ -87,19 +87,19 @@ impl Socket {
                 iov_len: len,
             },
         ];
-        // SAFETY: all zeros are a valid message header.
+        // SAFETY: a message header in which all bytes are zero is valid.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = parts.as_ptr().cast_mut();
         message.msg_iovlen = parts.len() as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message refers to `head` and to the caller's `len` readable bytes; both are
-        // only read.
+        // SAFETY: the message refers to `head` and to the caller's `len` readable bytes. The call
+        // only reads both.
         counted(unsafe { libc::sendmsg(self.raw(), &message, flags) })
     }
 }
 
-/// Returns the credentials of the process at the other end of a Unix socket, according to the
-/// system: the process that connected or that listens. The process id is 0 if the process is
+/// Returns the credentials of the process at the other end of a Unix socket: the process that
+/// connected or that listens, as the system reports it. The process id is 0 if the process is
 /// outside this process's PID namespace.
 pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
@@ -190,8 +190,8 @@ impl Receiver {
     pub(super) unsafe fn take(&mut self, target: *mut u8, len: usize) -> usize {
         let bytes = &self.buffer[self.start..self.end];
         let count = bytes.len().min(len);
-        // SAFETY: the caller passes `len` writable bytes outside this private buffer, and `count <=
-        // len`.
+        // SAFETY: the caller guarantees `len` writable bytes outside this private buffer, and
+        // `count <= len`.
         unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), count) };
         self.start += count;
         count
@@ -224,7 +224,8 @@ impl WakeFd {
         self.0.as_raw_fd()
     }
 
-    /// Wakes the thread. Fails only if it is already woken.
+    /// Wakes the thread. The write fails only if the event is already set, so its result is
+    /// ignored.
     pub(crate) fn wake(&self) {
         let one = 1_u64;
         // SAFETY: the call reads eight bytes of a local variable.
@@ -247,14 +248,15 @@ pub(crate) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
     }
 }
 
-/// Waits for any of the events, at most for `timeout` if given. Returns early after a signal.
+/// Waits for any of the events, at most for `timeout` if it is given. Returns early if a signal
+/// arrives.
 pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let milliseconds = timeout.map_or(-1, |timeout| {
-        // Rounded up, so that a deadline has passed after the wait.
+        // The timeout is rounded up, so that a deadline has passed when the wait times out.
         let rounded = timeout.as_nanos().div_ceil(1_000_000);
         i32::try_from(rounded).unwrap_or(i32::MAX)
     });
-    // SAFETY: pointer and length are those of an exclusively borrowed slice.
+    // SAFETY: pointer and length belong to an exclusively borrowed slice.
     let result = unsafe {
         libc::poll(
             entries.as_mut_ptr(),

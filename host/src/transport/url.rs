@@ -1,4 +1,4 @@
-//! Address of a bound transport, with the secret that admits a peer.
+//! Address of a bound transport, including the secret that authorizes a peer.
 
 use core::fmt;
 use core::str::FromStr;
@@ -29,7 +29,7 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// Fills `bytes` with random bytes of the operating system.
+/// Fills `bytes` with random bytes from the operating system.
 pub(super) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(|error| Error::Transport {
         operation: "random number",
@@ -40,8 +40,8 @@ pub(super) fn fill_random(bytes: &mut [u8]) -> Result<()> {
 }
 
 /// Address of a bound transport: `scheme://address/nonce`, such as `tcp://10.0.0.1:4711/<32 hex
-/// digits>` or `shm://<name>/<32 hex digits>`. A process that has it may connect, so exchange it
-/// over a trusted channel.
+/// digits>` or `shm://<name>/<32 hex digits>`. Any process that has the URL may connect, so
+/// exchange it over a trusted channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     scheme: String,
@@ -50,7 +50,7 @@ pub struct Url {
 }
 
 impl Url {
-    /// Creates the URL of a provider's endpoint. `address` contains no slash.
+    /// Creates the URL of a provider's endpoint. `address` must not contain a slash.
     pub fn new(scheme: &str, address: &str, nonce: Nonce) -> Self {
         debug_assert!(!address.contains('/') && !scheme.contains(':'));
         Self {

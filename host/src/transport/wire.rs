@@ -1,20 +1,20 @@
 //! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so no
-//! length from the peer determines the size of an allocation.
+//! length that the peer sends determines the size of an allocation.
 //!
-//! A connection carries the requests of the side that opened it, and their answers in the same
-//! order:
+//! A connection carries the requests of the side that opened the connection, and the answers to
+//! these requests in the same order:
 //!
-//! - once: [`Hello`], answered by [`Welcome`];
-//! - then any number of [`Request`]s; the payload of a write follows its request;
-//! - each answered by [`Answer`]: `Done` or `Refused` ends a request. A read is answered by any
-//!   number of `Data` first, each followed by its payload.
+//! - The first message is [`Hello`]. The answer is [`Welcome`].
+//! - Any number of [`Request`]s follow. The payload of a write follows its request.
+//! - Every request gets an [`Answer`]: `Done` or `Refused` completes the request. For a read, any
+//!   number of `Data` answers precede it, each followed by its payload.
 
 use super::url::Nonce;
 use crate::cpu::SegmentDescriptor;
 
 const MAGIC: [u8; 8] = *b"FSWTRANS";
 
-/// Version of this protocol. Both sides must use the same one.
+/// Version of this protocol. Both sides must use the same version.
 pub(super) const VERSION: u32 = 1;
 
 /// Maximum length of one piece of a read's data.
@@ -24,9 +24,9 @@ pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    /// Nonce of the callee's URL.
+    /// Nonce of the URL of the side that accepts the connection.
     pub(super) to: Nonce,
-    /// Nonce of the caller's URL.
+    /// Nonce of the URL of the side that opened the connection.
     pub(super) from: Nonce,
 }
 
@@ -55,7 +55,7 @@ impl Hello {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Welcome {
     pub(super) version: u32,
-    /// Doorbell for notifications, if it is in shared memory.
+    /// Descriptor of the doorbell for notifications, if the doorbell is in shared memory.
     pub(super) bell: Option<SegmentDescriptor>,
 }
 

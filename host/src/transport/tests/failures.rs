@@ -46,7 +46,8 @@ fn wrong_keys_and_ranges_are_refused_and_the_connection_stays() {
             assert!(contents(&back) == vec![2; 300_000]);
             let none = Duration::from_millis(1);
             assert_eq!(failure(b.wait_for_write(none)), TransportFailure::Timeout);
-            // The peer has mapped the memory. It must still detect the drop.
+            // The peer has mapped the memory. The peer must still detect that the memory was
+            // dropped.
             let write = |remote: RemoteBuffer| {
                 let view = source.view(..).unwrap();
                 a.write(view, remote, Notify::No, LONG).unwrap().wait()

@@ -1,4 +1,4 @@
-//! Tests of the transport, with both providers.
+//! Tests of the transport, run with both providers.
 
 mod failures;
 mod moves;
@@ -42,8 +42,8 @@ fn pair(kind: Kind) -> (Transport, Transport) {
     (a, b)
 }
 
-/// Allocates memory that a peer of the shared-memory provider maps, and memory that it does not
-/// map.
+/// Allocates two memories: one that a peer of the shared-memory provider maps, and one that it does
+/// not map.
 fn memories(bytes: usize) -> [Memory; 2] {
     [
         Memory::allocate(bytes).unwrap(),

@@ -66,7 +66,7 @@ fn no_bytes_and_many_bytes() {
 #[test]
 fn notifications_are_counted_and_come_behind_their_bytes() {
     const COUNT: u64 = 5_000;
-    // Alternates between memory that is mapped and memory that is not, which must not overtake each
+    // The test alternates between mapped memory and other memory. The writes must not overtake each
     // other.
     let way = |round: u64| usize::from(round.is_multiple_of(3));
     for kind in KINDS {
@@ -95,7 +95,7 @@ fn notifications_are_counted_and_come_behind_their_bytes() {
                 for (memory, newest) in targets.iter().zip(newest) {
                     let mut seen = [0; 8];
                     memory.copy_to(0, &mut seen).unwrap();
-                    // At least the data of the notifications that were taken.
+                    // The bytes contain at least the data of the notifications that were taken.
                     let seen = u64::from_le_bytes(seen);
                     assert!(seen >= newest, "{kind:?}: {seen} instead of {newest}");
                 }
@@ -154,7 +154,7 @@ fn memory_that_is_registered_twice_is_registered_once() {
     assert_eq!(raw.remote_key(), again.remote_key());
     assert_ne!(raw.remote_key(), part.remote_key());
 
-    // The registration ends with the last of two handles.
+    // The registration ends when the last of the two handles is dropped.
     let (a, _b) = pair(Kind::Tcp);
     let key = raw.remote_key();
     let source = Memory::register(vec![6; 64]).unwrap();

@@ -16,7 +16,7 @@ use crate::transport::{Notify, RemoteKey, Url};
 const ROLE: &str = "FUSEWIRE_TEST_TRANSPORT_CHILD";
 const BYTES: usize = 16 << 20;
 
-/// Child process with a transport and two memories of [`BYTES`].
+/// Child process with a transport and two memories of [`BYTES`] bytes each.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -215,7 +215,7 @@ fn bytes_of_a_write_that_timed_out_do_not_land_later() {
     for kind in KINDS {
         let side = transport(kind);
         let mut peer = Peer::join(kind, &side);
-        // A first write, so that the peer's serving thread has started.
+        // The first write makes sure that the peer's serving thread has started.
         let source = Memory::register(vec![0; BYTES]).unwrap();
         let write = |peer: &Peer, bytes, timeout| {
             let view = source.view(..bytes).unwrap();
@@ -263,7 +263,7 @@ fn cycles() -> String {
     for _ in 0..100 {
         KINDS.into_iter().for_each(cycle);
     }
-    // A joined thread may still be listed for a moment.
+    // A thread may be listed for a short time after it was joined.
     let start = Instant::now();
     while counts() != before && start.elapsed() < Duration::from_secs(2) {
         thread::yield_now();

@@ -10,7 +10,7 @@ use crate::transport::inbox::Inbox;
 use crate::transport::wire::{Answer, Hello, Refusal, Request, VERSION, Verb, Welcome};
 use crate::transport::{Nonce, Notify, Url};
 
-/// Starts a peer that admits `url`, then neither reads nor answers.
+/// Starts a peer that accepts the connection from `url`, and then neither reads nor answers.
 pub(super) fn silent_peer(url: &Url) -> (std::thread::JoinHandle<TcpStream>, Url) {
     silent_peer_with(url, welcome())
 }
@@ -80,7 +80,7 @@ fn strangers_do_no_harm() {
     let (a, b) = (transport(Kind::Tcp), transport(Kind::Tcp));
     let (url_a, url_b) = (a.bind().unwrap(), b.bind().unwrap());
     let call = || TcpStream::connect(url_b.address()).unwrap();
-    // More silent callers than the limit.
+    // The number of silent callers exceeds the limit.
     let _silent: Vec<_> = (0..40).map(|_| call()).collect();
     let mut half = call();
     half.write_all(&hello(&url_b).to_bytes()[..20]).unwrap();
@@ -91,7 +91,7 @@ fn strangers_do_no_harm() {
         let mut stranger = call();
         stranger.set_read_timeout(Some(LONG)).unwrap();
         stranger.write_all(bytes).unwrap();
-        // Rejected without an answer.
+        // The link closes the connection without an answer.
         assert!(matches!(stranger.read(&mut [0; 1]), Ok(0) | Err(_)));
     }
     let mut newer = hello(&url_b);
@@ -107,7 +107,7 @@ fn strangers_do_no_harm() {
     b.connect(&url_a, LONG).unwrap();
     assert!(a.connected() && b.connected());
     assert!(start.elapsed() < Duration::from_secs(2));
-    // From now on no other caller is admitted.
+    // Waits until the link accepts no other callers.
     while TcpStream::connect(url_b.address()).is_ok() {
         assert!(start.elapsed() < LONG);
     }
@@ -130,7 +130,7 @@ fn only_the_peer_that_was_called_is_let_in() {
     );
     let [url_a, url_b, url_c] = [&a, &b, &c].map(|side| side.bind().unwrap());
     a.connect(&url_b, LONG).unwrap();
-    // `a` expects only `b`, and `a` has connected to `b`.
+    // `a` admits only `b`, because `a` has connected to `b`.
     assert_eq!(failure(c.connect(&url_a, LONG)), TransportFailure::Connect);
     assert_eq!(failure(b.connect(&url_c, LONG)), TransportFailure::Connect);
     b.connect(&url_a, LONG).unwrap();
