@@ -11,7 +11,7 @@ mod gloo {
     use std::env;
     use std::path::{Path, PathBuf};
 
-    /// A header that every installation of Gloo has in its include folder.
+    /// A header that every installation of Gloo has in its include directory.
     const PROBE: &str = "gloo/rendezvous/context.h";
 
     pub(crate) fn build() {
@@ -33,7 +33,8 @@ mod gloo {
             .file("cpp/bridge.cc")
             .file("cpp/guard.cc")
             .std("c++17");
-        // The compiler searches /usr/include anyway, and naming it breaks `#include_next`.
+        // The compiler searches /usr/include by default, and naming the directory breaks
+        // `#include_next`.
         if root != Path::new("/usr") {
             compile.include(root.join("include"));
             for folder in ["lib", "lib64"] {

@@ -13,7 +13,7 @@ use crate::{Error, Library, Result, result};
 /// Raw stream of the device; null is the default stream.
 pub type Stream = ncclStream_t;
 
-/// Reduction.
+/// Reduction operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedOp(pub ncclRedOp_t);
 
@@ -32,10 +32,10 @@ impl RedOp {
 
 /// One rank's handle of a communicator.
 ///
-/// Dropping it destroys the communicator. It aborts it instead if the communicator has an
-/// asynchronous error or the thread panics, because a destroy would then wait for peers that have
-/// failed. [`Comm::abort`] may be called from any thread, also while another thread is inside an
-/// operation.
+/// Dropping the handle destroys the communicator. If the communicator has an asynchronous error or
+/// the thread panics, dropping the handle aborts the communicator instead, because a destroy would
+/// wait for peers that have failed. [`Comm::abort`] may be called from any thread, also while
+/// another thread is inside an operation.
 #[derive(Debug)]
 pub struct Comm {
     pub(crate) library: Library,
@@ -46,17 +46,17 @@ pub struct Comm {
     live: Mutex<bool>,
 }
 
-// SAFETY: NCCL's handles are not bound to a thread.
+// SAFETY: NCCL's handles are not bound to the thread that created them.
 unsafe impl Send for Comm {}
-// SAFETY: safe methods lock `live` or read fields that never change; unsafe methods document the
-// threads that may call them.
+// SAFETY: safe methods either lock `live` or read fields that never change. Unsafe methods document
+// the threads that may call them.
 unsafe impl Sync for Comm {}
 
 impl Comm {
     /// Takes ownership of a raw communicator.
     ///
     /// # Errors
-    /// [`Error::Call`]; the communicator is aborted in that case.
+    /// [`Error::Call`]. The communicator is then aborted.
     ///
     /// # Safety
     /// `raw` is a live, initialised communicator of `library` that no other code frees.
@@ -82,7 +82,7 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Returns the raw communicator, which dangles after [`Comm::abort`].
+    /// Returns the raw communicator. The pointer dangles after [`Comm::abort`].
     pub const fn as_raw(&self) -> ncclComm_t {
         self.raw
     }
@@ -116,11 +116,11 @@ impl Comm {
         Ok(error)
     }
 
-    /// Aborts the communicator: running operations end, and the handle is freed. A second abort
-    /// does nothing.
+    /// Aborts the communicator: ends running operations and frees the handle. A second call does
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::Call`]; the handle is freed even then.
+    /// [`Error::Call`]. The handle is freed even if the call fails.
     pub fn abort(&self) -> Result<()> {
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         if !core::mem::replace(&mut *live, false) {
@@ -131,8 +131,9 @@ impl Comm {
         result::check(self.library.as_raw(), "ncclCommAbort", code)
     }
 
-    /// Splits the communicator: ranks with the same colour form a new one, ordered by `key`. A rank
-    /// with colour `None` joins none. Every rank must call it, outside groups.
+    /// Splits the communicator: ranks with the same colour form a new communicator, in the order of
+    /// `key`. A rank with colour `None` joins no new communicator. Every rank must call it, outside
+    /// groups.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
@@ -146,8 +147,8 @@ impl Comm {
         let colour = colour.map_or(Ok(NCCL_SPLIT_NOCOLOR), |colour| int(NAME, colour))?;
         drop(self.alive(NAME)?);
         let mut raw = core::ptr::null_mut();
-        // SAFETY: the handle is live; a concurrent abort ends this call; a null configuration
-        // inherits the parent's.
+        // SAFETY: the handle is live. A concurrent abort makes the call return. A null
+        // configuration inherits the configuration of the parent.
         self.check(NAME, unsafe {
             split(self.raw, colour, key, &raw mut raw, core::ptr::null_mut())
         })?;
@@ -158,13 +159,13 @@ impl Comm {
         unsafe { Self::from_raw(self.library, raw) }.map(Some)
     }
 
-    /// Creates a sum whose inputs are multiplied by the host scalar at `scalar`.
+    /// Creates a sum that multiplies its inputs by the host scalar at `scalar`.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
     ///
     /// # Safety
-    /// `scalar` points at one readable element of type `dtype`.
+    /// `scalar` points to one readable element of type `dtype`.
     pub unsafe fn pre_mul_sum(
         &self,
         scalar: *const c_void,
@@ -178,7 +179,8 @@ impl Comm {
             .ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
         let mut op = 0;
-        // SAFETY: the caller passes a readable `scalar`, which is read before the call returns.
+        // SAFETY: the caller passes a readable `scalar`, and the library reads it before the call
+        // returns.
         self.check(NAME, unsafe {
             create(
                 &raw mut op,
@@ -191,7 +193,7 @@ impl Comm {
         Ok(RedOp(op))
     }
 
-    /// Frees a reduction of [`Comm::pre_mul_sum`].
+    /// Frees a reduction that [`Comm::pre_mul_sum`] created.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
@@ -226,8 +228,8 @@ impl Comm {
         }
     }
 
-    /// Turns a result code into an error. The last error is queried without a communicator, because
-    /// an abort may have freed this one concurrently.
+    /// Converts a result code to a result. Queries the last error without a communicator, because
+    /// an abort may have freed this communicator concurrently.
     pub(crate) fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
         result::check(self.library.as_raw(), operation, code)
     }
@@ -246,12 +248,12 @@ macro_rules! operations {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// [`Error::Call`]; [`Error::Argument`] after an abort or for a rank that exceeds
-                /// `int`.
+                /// [`Error::Call`]; [`Error::Argument`] after an abort, or if a rank exceeds the
+                /// range of `int`.
                 ///
                 /// # Safety
-                /// Buffers have the size that `nccl.h` states, in memory that the library can
-                /// access, and stay valid until the stream (or the group) has completed the
+                /// The buffers have the size that `nccl.h` states, in memory that the library can
+                /// access. They stay valid until the stream (or the group) has completed the
                 /// operation. `stream` is null or live. Operations of one communicator are called
                 /// from one thread at a time; only an abort may run concurrently.
                 #[allow(clippy::too_many_arguments)] // as in nccl.h
@@ -259,7 +261,8 @@ macro_rules! operations {
                     drop(self.alive($symbol)?);
                     $($(let $arg = $convert($symbol, $arg)?;)?)*
                     // SAFETY: the caller passes valid buffers and a valid stream. The handle was
-                    // live a moment ago, and the library allows an abort during its operations.
+                    // live when it was checked, and the library allows an abort during its
+                    // operations.
                     self.check($symbol, unsafe {
                         (self.library.as_raw().$name)($($arg,)* self.raw, stream)
                     })

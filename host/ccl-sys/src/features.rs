@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::sys::Table;
 
-/// Names of the optional functions, and the presence of each in a library.
+/// Names of the optional functions. Each has a flag that is true if the library has the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Features(Vec<(&'static str, bool)>);
 
@@ -13,7 +13,7 @@ impl Features {
         Self(table.optional())
     }
 
-    /// Returns true if the library has the function `symbol`, by its name in `nccl.h`.
+    /// Returns true if the library has the function `symbol`, as it is named in `nccl.h`.
     pub fn has(&self, symbol: &str) -> bool {
         self.0.contains(&(symbol, true))
     }

@@ -1,8 +1,8 @@
-//! NCCL, NCCLX, RCCL and RCCLX through one table of symbols, opened at run time.
+//! NCCL, NCCLX, RCCL and RCCLX, opened at run time through one table of symbols.
 //!
-//! Three layers: [`sys`] holds the raw types and the table, [`result`] turns codes into errors, and
-//! [`Library`] and [`Comm`] are the safe types. Nothing is linked: a program built with this crate
-//! starts on a machine without any of the four libraries.
+//! The crate has three layers: [`sys`] holds the raw types and the table, [`result`] converts codes
+//! to errors, and [`Library`] and [`Comm`] are the safe types. The crate links none of the four
+//! libraries, so a program that uses the crate starts on machines without them.
 //!
 //! ```no_run
 //! use fusewire_ccl_sys::{Kind, Library};

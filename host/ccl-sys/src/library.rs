@@ -1,10 +1,11 @@
 //! An opened library.
 //!
-//! Libraries are opened with `RTLD_LOCAL | RTLD_NOW`: each has its own table, and NCCL and RCCL,
-//! whose symbols have the same names, do not interfere. `RTLD_DEEPBIND` is not used, because it
-//! would also hide interposed allocators and sanitizers from the library; it would only matter if
-//! the program itself links one of the libraries. `dlmopen` is not used, because a second link map
-//! loads a second CUDA runtime and driver, which share no context with the program's.
+//! Libraries are opened with `RTLD_LOCAL | RTLD_NOW`. Each library has its own table, so NCCL and
+//! RCCL do not interfere although their symbols have the same names. `RTLD_DEEPBIND` is not used,
+//! because it would also hide interposed allocators and sanitizers from the library, and it would
+//! only make a difference if the program itself links one of the libraries. `dlmopen` is not used,
+//! because a second link map loads a second CUDA runtime and driver, which share no context with
+//! those of the program.
 
 use core::ffi::c_int;
 use std::path::Path;
@@ -25,28 +26,29 @@ pub(crate) struct Inner {
 }
 
 /// An opened library. Copies share one table. A library is never unloaded, because its threads,
-/// driver callbacks and thread-local destructors run its code later.
+/// driver callbacks and thread-local destructors may still run its code.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     pub(crate) inner: &'static Inner,
     kind: Kind,
 }
 
-/// Opened libraries. The key is the loader's handle, which is the same for one file under any name,
-/// and true if AMD's function names are used.
+/// Opened libraries. The key consists of the loader's handle, which is the same for all names of a
+/// file, and a flag that is true if AMD's function names are used.
 static OPENED: Mutex<Vec<(usize, bool, &'static Inner)>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// Opens a library: `path`, or else the variable `FUSEWIRE_<KIND>_PATH`, or else
-    /// `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, or else the usual sonames.
+    /// Opens a library. The candidates are `path`, or else the environment variable
+    /// `FUSEWIRE_<KIND>_PATH`, or else `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, or else the usual
+    /// sonames.
     ///
     /// # Errors
-    /// [`Error::Open`] with each tried path and the loader's text, [`Error::Symbol`] if a required
-    /// symbol is absent, [`Error::Call`] if the version cannot be read.
+    /// [`Error::Open`] with each tried path and the loader's message, [`Error::Symbol`] if a
+    /// required symbol is absent, [`Error::Call`] if the version cannot be read.
     pub fn open(kind: Kind, path: Option<&Path>) -> Result<Self> {
         let mut tried = Vec::new();
         for candidate in kind.candidates(path) {
-            // SAFETY: the initialisers of a communication library, which the caller named, have no
+            // SAFETY: the caller has named a communication library, whose initialisers have no
             // preconditions.
             match unsafe { Object::open(Some(&candidate), RTLD_LOCAL | RTLD_NOW) } {
                 Ok(object) => {
@@ -68,7 +70,7 @@ impl Library {
         self.kind
     }
 
-    /// Returns the name or path with which the library was first opened.
+    /// Returns the name or path under which the library was first opened.
     pub fn path(&self) -> &str {
         &self.inner.path
     }
@@ -83,13 +85,13 @@ impl Library {
         &self.inner.features
     }
 
-    /// Returns the library's text for a result code.
+    /// Returns the library's message for a result code.
     pub fn error_text(&self, code: c_int) -> String {
         result::code_text(&self.inner.table, code)
     }
 
-    /// Returns true if the library works on host memory. Only the test fake does; it exports
-    /// `fusewireCclFakeHostMemory`.
+    /// Returns true if the library works on host memory. Only the test fake does. It exports the
+    /// symbol `fusewireCclFakeHostMemory`.
     pub const fn uses_host_memory(&self) -> bool {
         self.inner.host_memory
     }
@@ -99,7 +101,7 @@ impl Library {
         &self.inner.table
     }
 
-    /// Returns a configuration with nothing set, in a layout that this library can read.
+    /// Returns a configuration with no member set, in a layout that this library can read.
     pub const fn config(&self) -> ncclConfig_t {
         ncclConfig_t::new(self.inner.version)
     }
@@ -118,9 +120,9 @@ impl Library {
         Ok(id)
     }
 
-    /// Joins a communicator of `count` ranks as `rank`, on the thread's current device. Blocks
-    /// until every rank has joined. Must not be called inside a group, because the handle would be
-    /// written only at the end of the group.
+    /// Joins a communicator of `count` ranks as `rank`, on the current device of the thread. Blocks
+    /// until every rank has joined. Must not be called inside a group, because the library would
+    /// then write the handle only at the end of the group.
     ///
     /// # Errors
     /// [`Error::Call`], also on a machine without a device.
@@ -130,14 +132,14 @@ impl Library {
             int("ncclCommInitRank", rank)?,
         );
         let mut raw = core::ptr::null_mut();
-        // SAFETY: `raw` is writable and outlives the call, which blocks.
+        // SAFETY: `raw` is writable. The call blocks, so `raw` outlives the library's use of it.
         let code = unsafe { (self.inner.table.comm_init_rank)(&raw mut raw, count, id, rank) };
         self.check("ncclCommInitRank", code)?;
         // SAFETY: `raw` is a new communicator of this library, which nothing else owns.
         unsafe { Comm::from_raw(*self, raw) }
     }
 
-    /// Opens a group of calls, which [`Group::end`] starts together.
+    /// Opens a group of calls. [`Group::end`] starts the calls together.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -157,13 +159,13 @@ impl Library {
     }
 }
 
-/// An open group of this thread. Dropping it ends the group and ignores the result.
+/// An open group of this thread. Dropping the group ends it and ignores the result.
 #[derive(Debug)]
 #[must_use]
 pub struct Group {
     library: Library,
     open: bool,
-    /// Not `Send`: a group belongs to a thread.
+    /// Makes the type `!Send`, because a group belongs to the thread that opened it.
     thread: core::marker::PhantomData<*const ()>,
 }
 
@@ -197,7 +199,8 @@ pub(crate) fn int(operation: &'static str, value: usize) -> Result<c_int> {
     })
 }
 
-/// Loads the table of a newly opened library, or returns the table of an earlier opening.
+/// Loads the table of a newly opened library. If the library was opened before, returns the
+/// existing table.
 fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let handle = object.into_raw();
@@ -213,7 +216,7 @@ fn adopt(object: Object, path: String, rccl: bool) -> Result<&'static Inner> {
     };
     const VERSION: &str = "ncclGetVersion";
     type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
-    // SAFETY: `GetVersion` is the signature in nccl.h.
+    // SAFETY: `GetVersion` has the signature in nccl.h.
     let get_version: GetVersion =
         unsafe { find(&object, VERSION) }.ok_or_else(|| lacks(VERSION))?;
     let mut code = 0;

@@ -23,7 +23,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// Returns the name in environment variables.
+    /// Returns the name of the library in environment variables.
     const fn name(self) -> &'static str {
         match self {
             Self::Nccl => "NCCL",
@@ -33,7 +33,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if AMD's function names are used.
+    /// Returns true if the library uses AMD's function names.
     pub(crate) const fn is_rccl(self) -> bool {
         matches!(self, Self::Rccl | Self::Rcclx)
     }
@@ -54,8 +54,8 @@ impl Kind {
         }
     }
 
-    /// Returns the paths to try, in order. A path that the caller gave is the only one, because
-    /// another library than the requested one would be unexpected.
+    /// Returns the paths to try, in order. If the caller passes a path, it is the only one to try,
+    /// because the caller does not expect another library.
     pub(crate) fn candidates(self, path: Option<&Path>) -> Vec<PathBuf> {
         let name = self.name();
         path.map(Path::to_path_buf)

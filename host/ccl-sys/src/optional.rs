@@ -1,4 +1,4 @@
-//! Optional functions of a communicator, which not every library has.
+//! Optional functions of a communicator, which some libraries lack.
 
 use core::ffi::c_void;
 
@@ -6,13 +6,13 @@ use crate::sys::ncclDataType_t;
 use crate::{Comm, Library, Result, Stream, result};
 
 impl Comm {
-    /// Exchanges `count` elements between every two ranks.
+    /// Exchanges `count` elements between every pair of ranks.
     ///
     /// # Errors
     /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
     ///
     /// # Safety
-    /// The conditions of [`Comm::all_gather`]; both buffers hold `count` elements per rank.
+    /// The preconditions of [`Comm::all_gather`]; both buffers hold `count` elements per rank.
     pub unsafe fn all_to_all(
         &self,
         send: *const c_void,
@@ -38,8 +38,8 @@ impl Comm {
     /// [`crate::Error::Unsupported`], [`crate::Error::Call`], [`crate::Error::Argument`].
     ///
     /// # Safety
-    /// `buffer` holds `bytes` bytes in memory that the library can access, until
-    /// [`Comm::deregister`].
+    /// Until [`Comm::deregister`] is called, `buffer` holds `bytes` bytes in memory that the
+    /// library can access.
     pub unsafe fn register(&self, buffer: *mut c_void, bytes: usize) -> Result<*mut c_void> {
         const NAME: &str = "ncclCommRegister";
         let table = self.library.as_raw();
@@ -65,20 +65,20 @@ impl Comm {
         let table = self.library.as_raw();
         let deregister = table.comm_deregister.ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
-        // SAFETY: the communicator is live while `_live` is locked; the caller passes a registered
+        // SAFETY: the communicator is live while `_live` is locked. The caller passes a registered
         // handle.
         self.check(NAME, unsafe { deregister(self.raw, handle) })
     }
 }
 
-/// Memory on the current device that the library allocated. Freed on drop.
+/// Memory on the current device, allocated by the library. Freed on drop.
 #[derive(Debug)]
 pub struct Memory {
     library: Library,
     at: *mut c_void,
 }
 
-// SAFETY: device memory is not bound to a thread.
+// SAFETY: device memory is not bound to the thread that allocated it.
 unsafe impl Send for Memory {}
 // SAFETY: no method reads or writes the memory.
 unsafe impl Sync for Memory {}

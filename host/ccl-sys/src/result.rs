@@ -1,4 +1,4 @@
-//! Result codes of the library as errors.
+//! Conversion of the library's result codes to errors.
 
 use core::ffi::CStr;
 
@@ -36,14 +36,14 @@ pub enum Error {
     /// No library could be opened.
     #[error("open {kind}: {}; install {install}", tried.join("; "))]
     Open {
-        /// The requested library.
+        /// The library that the caller requested.
         kind: crate::Kind,
-        /// Each tried name or path with the loader's text.
+        /// Each tried name or path, with the loader's message.
         tried: Vec<String>,
-        /// Package to install, or variable to set.
+        /// The package to install, or the environment variable to set.
         install: &'static str,
     },
-    /// The library that was opened lacks a required symbol.
+    /// The opened library lacks a required symbol.
     #[error("open {path}: it has no {symbol}")]
     Symbol {
         /// The name or path of the library.
@@ -59,7 +59,7 @@ pub enum Error {
         /// The version of the library.
         version: crate::Version,
     },
-    /// A rank, count or root does not fit a C `int`, or the communicator was aborted.
+    /// A rank, count or root exceeds the range of `int`, or the communicator was aborted.
     #[error("{operation}: {reason}")]
     Argument {
         /// Name of the C function that was not called.
@@ -72,18 +72,18 @@ pub enum Error {
     Call(Failure),
 }
 
-/// Turns a result code into a result, with the library's own messages.
+/// Converts a result code to a result. The error contains the library's messages.
 ///
 /// # Errors
-/// [`Error::Call`] for every code but `ncclSuccess`.
+/// [`Error::Call`] for every code except `ncclSuccess`.
 pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Result<()> {
     if code == ncclSuccess {
         return Ok(());
     }
     let name = code_text(table, code);
     let last = table.get_last_error.and_then(|get| {
-        // SAFETY: null returns the last error of any communicator. The current one is not passed,
-        // because an abort may have freed it.
+        // SAFETY: with a null argument, the function returns the last error of any communicator.
+        // This communicator is not passed, because an abort may have freed it.
         text(unsafe { get(core::ptr::null_mut()) })
     });
     Err(Error::Call(Failure {
@@ -94,13 +94,13 @@ pub fn check(table: &Table, operation: &'static str, code: ncclResult_t) -> Resu
     }))
 }
 
-/// Returns the library's text for `code`.
+/// Returns the library's message for `code`.
 pub(crate) fn code_text(table: &Table, code: ncclResult_t) -> String {
     // SAFETY: `ncclGetErrorString` accepts any integer and returns a static string.
     text(unsafe { (table.get_error_string)(code) }).unwrap_or_default()
 }
 
-/// Converts a C string of the library; `None` if it is null or empty.
+/// Converts a C string of the library. Returns `None` if the string is null or empty.
 fn text(string: *const core::ffi::c_char) -> Option<String> {
     if string.is_null() {
         return None;

@@ -2,18 +2,18 @@
 
 use core::fmt;
 
-/// Version in the encoding of `ncclGetVersion`: `major * 1000 + minor * 100 + patch` up to 2.8, and
-/// `major * 10000 + minor * 100 + patch` from 2.9 on.
+/// Version in the encoding of `ncclGetVersion`: `major * 1000 + minor * 100 + patch` up to version
+/// 2.8, and `major * 10000 + minor * 100 + patch` for version 2.9 and later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(i32);
 
 impl Version {
-    /// Creates a version from its code.
+    /// Creates a version from its encoding.
     pub const fn new(code: i32) -> Self {
         Self(code)
     }
 
-    /// Returns the code.
+    /// Returns the encoding.
     pub const fn code(self) -> i32 {
         self.0
     }

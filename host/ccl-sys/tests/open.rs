@@ -1,4 +1,4 @@
-//! Opening libraries: a missing one, an unrelated one, and the real NCCL.
+//! Opens libraries: a missing library, an unrelated library, and the real NCCL.
 
 use std::path::Path;
 
@@ -38,8 +38,8 @@ fn other_library_lacks_the_symbols() {
     );
 }
 
-/// Expects an error on a machine without a GPU, and creates a communicator of one rank on one with
-/// a GPU.
+/// Expects an error on a machine without a GPU. On a machine with a GPU, creates a communicator of
+/// one rank.
 #[test]
 fn real_nccl() {
     let library = match Library::open(Kind::Nccl, None) {

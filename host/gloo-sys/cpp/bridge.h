@@ -1,5 +1,5 @@
-// Interface to Rust: one class with a method for each operation. It converts every exception thrown
-// below it to a Rust error; no exception leaves it.
+// Interface to Rust: one class with a method for each operation. Every exception that Gloo or this
+// layer throws is converted to a Rust error; no exception leaves the class.
 #pragma once
 
 #include <cstddef>
@@ -96,8 +96,8 @@ std::unique_ptr<Bridge> connect(
 namespace rust {
 namespace behavior {
 
-// Replaces cxx's default: keeps the kind of the failure, and also catches objects that are no
-// std::exception.
+// Replaces cxx's default. It keeps the kind of the failure, and also catches objects that are not
+// derived from std::exception.
 template <typename Try, typename Fail>
 static void trycatch(Try&& func, Fail&& fail) noexcept {
   try {

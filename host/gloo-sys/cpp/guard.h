@@ -1,5 +1,5 @@
-// Layer between Gloo's algorithms and its TCP transport. Adds a deadline for the whole operation,
-// an abort from another thread, and the peer's rank to every failure.
+// Layer between Gloo's algorithms and its TCP transport. It adds a deadline for the whole
+// operation, support for an abort from another thread, and the peer's rank to every failure.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,8 @@ namespace fusewire_gloo {
 
 using Clock = std::chrono::steady_clock;
 
-// The only exception type thrown on the C++ side. Its kind becomes the variant of the Rust error.
+// The only exception type that the C++ side throws. Its kind determines the variant of the Rust
+// error.
 struct Failure : std::runtime_error {
   enum Kind : char {
     kTimeout = 'T',
@@ -40,13 +41,14 @@ struct Failure : std::runtime_error {
 };
 
 // Returns true if Gloo's message describes a timeout. This version of Gloo throws IoException for
-// both.
+// timeouts and for connection errors.
 bool isTimeout(const std::string& text);
 
 class GuardedBuffer;
 
-// The live buffers of a context, so that an abort finds the waits in progress. While there are any,
-// a thread periodically interrupts their waits, so that they check their peers' connections.
+// The live buffers of a context, through which an abort reaches the waits in progress. While there
+// are live buffers, a thread periodically interrupts their waits, so that the waits check the
+// connections to their peers.
 class Registry {
  public:
   Registry();
@@ -70,13 +72,14 @@ class Registry {
 };
 
 // Detects the end of the connection to each peer. Gloo reports the end of a connection to receives
-// that have not begun, but not to a partially received message, whose wait would then last until
-// its timeout. Therefore a receive is posted for each peer that is never matched.
+// that have not begun, but not to a partially received message: the wait for such a message would
+// last until its timeout. Therefore this class posts one receive for each peer that is never
+// matched.
 class Watch {
  public:
   explicit Watch(gloo::transport::Context& transport);
 
-  // Throws the error that ended the connection to `peer`, if there was one.
+  // Throws the error that ended the connection to `peer`, if the connection has ended.
   void check(int peer);
 
  private:
@@ -84,7 +87,8 @@ class Watch {
   std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> canaries_;
 };
 
-// Deadline of the operation that runs on this thread. Gloo bounds each wait, but not their sum.
+// Deadline of the operation that runs on this thread. Gloo bounds each wait, but not the sum of the
+// waits.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout);
@@ -92,19 +96,20 @@ class Deadline {
   Deadline(const Deadline&) = delete;
   Deadline& operator=(const Deadline&) = delete;
 
-  // Returns the part of `timeout` that remains on this thread; never negative.
+  // Returns the shorter of `timeout` and the time left until this thread's deadline; never
+  // negative.
   static std::chrono::milliseconds clamp(std::chrono::milliseconds timeout);
 
-  // Returns the duration of the current operation on this thread.
+  // Returns the time since the current operation of this thread began.
   static std::chrono::milliseconds elapsed();
 
  private:
   const Clock::time_point previous_;
 };
 
-// One transport buffer for each message, waited for in the order of posting. Gloo's algorithms
-// count completions and rely on their order only within one peer, which the transport preserves.
-// Each wait therefore knows the peer of its message.
+// One transport buffer per message. The buffers are waited for in the order of posting. Gloo's
+// algorithms count completions and rely on their order only within one peer, and the transport
+// preserves this order. Each wait therefore knows the peer of its message.
 class GuardedBuffer : public gloo::transport::UnboundBuffer {
  public:
   GuardedBuffer(

@@ -1,12 +1,12 @@
-//! Collectives over raw host pointers. Operations without a reduction count bytes, reductions count
-//! elements.
+//! Collectives over raw host pointers. Sizes of operations without a reduction are in bytes; counts
+//! of reductions are in elements.
 
 use crate::context::{Call, Context};
 use crate::error::Error;
 use crate::p2p::{GATHERV, Transfer};
 use crate::reduction::{DataType, ReduceOp};
 
-/// Returns the offsets of the parts of a buffer with unequal counts, and its end.
+/// Returns the offset of each part of a buffer with unequal counts, and the end of the last part.
 fn offsets(operation: &'static str, counts: &[usize]) -> Result<Vec<usize>, Error> {
     let mut ends = vec![0];
     let mut end = 0_usize;
@@ -39,7 +39,8 @@ impl Context {
         offsets(operation, counts)
     }
 
-    /// Returns the size in bytes of all parts, if it does not exceed the address space.
+    /// Returns the total size in bytes of one part per rank, or an error if it exceeds the address
+    /// space.
     fn check_total(&self, operation: &'static str, bytes: usize) -> Result<usize, Error> {
         bytes
             .checked_mul(self.size())
@@ -63,7 +64,7 @@ impl Context {
             .ok_or_else(|| Error::invalid(operation, "the size exceeds the address space"))
     }
 
-    /// Refuses null pointers for memory that is used.
+    /// Returns an error if a pointer to memory of nonzero size is null.
     fn check_pointers(operation: &'static str, used: &[(*const u8, usize)]) -> Result<(), Error> {
         if used
             .iter()
@@ -77,10 +78,10 @@ impl Context {
         Ok(())
     }
 
-    /// Reduces `count` elements over all ranks; every rank gets the result. Uses a ring, so the
-    /// time is that of moving the data twice. The result has the same bits on all ranks, but the
-    /// order of the sum depends on the element's index, and small floats are rounded at each step.
-    /// In place if `input == output`. With 0 elements nothing is sent.
+    /// Reduces `count` elements over all ranks and stores the result on every rank. Uses a ring, so
+    /// each rank sends about twice the size of the data. The result is bitwise identical on all
+    /// ranks. The order of the sum depends on the element's index, and f16 and bf16 values are
+    /// rounded at each step. Works in place if `input == output`. With 0 elements nothing is sent.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bit operations on floats, or a connection error.
@@ -111,8 +112,9 @@ impl Context {
         })
     }
 
-    /// Reduces `count` elements over all ranks. `root` gets the result in `output`; other ranks do
-    /// not use `output`. In place if `input == output`. With 0 elements nothing is sent.
+    /// Reduces `count` elements over all ranks. Only `root` gets the result, in `output`; other
+    /// ranks do not use `output`. Works in place if `input == output`. With 0 elements nothing is
+    /// sent.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bit operations on floats or a root out of range, or a connection
@@ -189,8 +191,8 @@ impl Context {
         })
     }
 
-    /// [`allgather`](Self::allgather) with one size per rank: rank `r` contributes `counts[r]`
-    /// bytes. The counts must be equal on all ranks; each may be 0.
+    /// Runs [`allgather`](Self::allgather) with one size per rank: rank `r` contributes `counts[r]`
+    /// bytes. `counts` must be equal on all ranks; each count may be 0.
     ///
     /// # Errors
     /// [`Error::Invalid`] unless there is one count per rank, or a connection error.
@@ -257,13 +259,13 @@ impl Context {
         })
     }
 
-    /// [`alltoall`](Self::alltoall) with one size per pair: `sent[r]` bytes go to rank `r`, and
-    /// `received[r]` bytes come from it. Parts are contiguous. Both ranks of a pair must pass the
-    /// same size; each count may be 0.
+    /// Runs [`alltoall`](Self::alltoall) with one size per pair of ranks: this rank sends `sent[r]`
+    /// bytes to rank `r`, and receives `received[r]` bytes from rank `r`. Parts are contiguous.
+    /// Both ranks of a pair must pass the same size; each count may be 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there is one count per rank, or if this rank's own two counts
-    /// differ; [`Error::Timeout`] if ranks disagree; or a connection error.
+    /// [`Error::Invalid`] unless there is one count per rank, or if this rank's two counts for
+    /// itself differ; [`Error::Timeout`] if ranks disagree; or a connection error.
     ///
     /// # Safety
     /// `input` is valid for reads of the sum of `sent`, and `output` for writes of the sum of
@@ -350,8 +352,8 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's `output` has `bytes` bytes, and the root's `input` as many for
-            // each rank.
+            // SAFETY: the caller's `output` has `bytes` bytes, and the root's `input` has `bytes`
+            // bytes for each rank.
             unsafe { bridge.scatter(input, output, bytes, code, call) }
         })
     }
@@ -383,16 +385,16 @@ impl Context {
             return self.check_open(NAME);
         }
         self.run(NAME, call, |bridge, call| {
-            // SAFETY: the caller's `input` has `bytes` bytes, and the root's `output` as many for
-            // each rank.
+            // SAFETY: the caller's `input` has `bytes` bytes, and the root's `output` has `bytes`
+            // bytes for each rank.
             unsafe { bridge.gather(input, output, bytes, code, call) }
         })
     }
 
-    /// [`gather`](Self::gather) with one size per rank: rank `r` contributes `counts[r]` bytes. The
-    /// root uses all counts, other ranks only their own. Each may be 0, and a rank with 0 sends
-    /// nothing. Implemented as a batch of messages, because Debian's package lacks the header of
-    /// Gloo's own.
+    /// Runs [`gather`](Self::gather) with one size per rank: rank `r` contributes `counts[r]`
+    /// bytes. The root uses all counts; other ranks use only their own. Each count may be 0, and a
+    /// rank with count 0 sends nothing. Implemented as a batch of messages, because Debian's
+    /// package lacks the header of Gloo's `gatherv`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a root out of range, or unless there is one count per rank;

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::ffi::{self, Bridge, StoreBox};
 use crate::rendezvous::Rendezvous;
 
-/// The network interface that the TCP transport listens on.
+/// Network address that the TCP transport listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TcpOptions {
@@ -34,7 +34,7 @@ impl TcpOptions {
 
 /// Options of one call.
 ///
-/// `Call::default()` has tag 0 and the context's timeout.
+/// `Call::default()` has tag 0 and no timeout, so the context's timeout applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
     tag: u32,
@@ -51,16 +51,16 @@ impl Call {
         }
     }
 
-    /// Sets the tag. It must be equal on all ranks of the operation, and differ from the tag of
-    /// every other operation of the same name in flight on the context. The messages of a
-    /// [`batch`](Context::batch) carry their own tags, so a batch ignores it.
+    /// Sets the tag. The tag must be equal on all ranks of the operation. It must differ from the
+    /// tag of every other operation of the same name that is in flight on the context. A
+    /// [`batch`](Context::batch) ignores this tag, because its messages carry their own tags.
     #[must_use]
     pub const fn tag(mut self, tag: u32) -> Self {
         self.tag = tag;
         self
     }
 
-    /// Sets the timeout of the whole call, instead of the context's.
+    /// Sets the timeout of the whole call, which replaces the context's timeout.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -76,19 +76,20 @@ impl Call {
 ///
 /// # Concurrent calls
 ///
-/// `&self` methods may run on several threads at once if operations of the same name in flight have
-/// different [tags](Call::tag): Gloo distinguishes their messages only by name and tag. In this
-/// sense `send`, `recv` and `batch` share one name, and `gather` and `gatherv` have different ones.
-/// All ranks must call the same operations with the same tags; the order matters only between
-/// operations with the same name and tag. [`abort`](Self::abort) may be called at any time from any
-/// thread. Contexts of one process are independent.
+/// `&self` methods may run on several threads at the same time if operations of the same name that
+/// are in flight have different [tags](Call::tag): Gloo distinguishes their messages only by name
+/// and tag. For this rule, `send`, `recv` and `batch` share one name, and `gather` and `gatherv`
+/// have different names. All ranks must call the same operations with the same tags. The order
+/// matters only between operations with the same name and tag. [`abort`](Self::abort) may be called
+/// at any time from any thread. Contexts of one process are independent.
 ///
 /// # After an error
 ///
-/// A failed operation leaves its output undefined and unfinished messages between the ranks. The
-/// first error therefore closes all connections of the context: the other ranks fail soon, before
-/// their own timeouts, and every later call returns [`Error::Closed`]. Only [`Error::Invalid`] for
-/// an argument that this crate refuses before it sends anything leaves the context open.
+/// A failed operation leaves its output undefined, and leaves unfinished messages between the
+/// ranks. The first error therefore closes all connections of the context: the other ranks fail
+/// soon, before their own timeouts, and every later call returns [`Error::Closed`]. There is one
+/// exception: if this crate refuses an argument before it sends anything ([`Error::Invalid`]), the
+/// context stays open.
 pub struct Context {
     bridge: UniquePtr<Bridge>,
     rank: usize,
@@ -98,13 +99,15 @@ pub struct Context {
     first: Mutex<Option<String>>,
 }
 
-// SAFETY: the C++ object is not tied to the thread that created it: Gloo's context, transport and
-// buffers use their own locks, and the deadline in thread-local storage lives only during one call.
+// SAFETY: the C++ object is not bound to the thread that created it. Gloo's context, transport and
+// buffers use their own locks, and the deadline in thread-local storage exists only during one
+// call.
 unsafe impl Send for Context {}
 
 // SAFETY: the methods of the C++ object are const. They share Gloo's transport, which locks each
 // pair and buffer, and the registry of buffers, which has a mutex. Concurrent operations with the
-// same name and tag may exchange their messages, but each stays within its own buffers.
+// same name and tag may receive each other's messages, but each operation stays within its own
+// buffers.
 unsafe impl Sync for Context {}
 
 impl fmt::Debug for Context {
@@ -119,14 +122,15 @@ impl fmt::Debug for Context {
 }
 
 impl Context {
-    /// Connects rank `rank` of `size` to all others: publishes this rank's addresses in `store`,
-    /// waits for the addresses of the others, and opens a TCP connection to each. Blocks until all
-    /// connections are open. Returns within about twice `timeout` (once for the addresses, once for
-    /// a connection that is not established), provided that the `store` respects its timeouts.
-    /// `timeout` is also the default of later operations.
+    /// Connects rank `rank` of `size` to all other ranks: publishes this rank's addresses in
+    /// `store`, waits for the addresses of the other ranks, and opens a TCP connection to each of
+    /// them. Blocks until all connections are open. Returns within about twice `timeout` (one
+    /// `timeout` for the addresses, and one for the connections), provided that `store` respects
+    /// its timeouts. `timeout` is also the default of later operations.
     ///
-    /// The context owns two threads. One moves the bytes; the other checks 20 times a second, while
-    /// an operation runs, that the peers it waits for are still connected.
+    /// The context owns two threads. One thread moves the bytes. While an operation runs, the other
+    /// thread checks 20 times a second that the peers which the operation waits for are still
+    /// connected.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rank out of range, a timeout below a millisecond, or a device that
@@ -193,26 +197,28 @@ impl Context {
         self.timeout
     }
 
-    /// Returns true if the context has failed or was aborted, and therefore refuses every call.
+    /// Returns true if the context has failed or was aborted. It then refuses every call.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.first().is_some()
     }
 
-    /// Makes blocked operations of this process on this context return [`Error::Aborted`] soon, and
-    /// refuses later ones. Closes all connections, so that the other ranks fail soon too. May be
-    /// called from any thread; a second call does nothing. A context under construction in
-    /// [`new`](Self::new) cannot be aborted; its timeout bounds the construction.
+    /// Aborts the context. Operations that this process has blocked on the context return
+    /// [`Error::Aborted`] soon, and the context refuses later operations. Closes all connections,
+    /// so the other ranks also fail soon. May be called from any thread; a second call does
+    /// nothing. A context that [`new`](Self::new) is still constructing cannot be aborted; its
+    /// timeout bounds the construction.
     pub fn abort(&self) {
         self.fail("aborted by this process".to_owned());
     }
 
     /// Closes the context in order, as dropping it does: data that was sent still arrives. Call it
-    /// when no other rank waits for this one, for instance after a [`barrier`](Self::barrier): an
-    /// operation of another rank that needs this rank fails.
+    /// only when no other rank waits for this rank, for instance after a
+    /// [`barrier`](Self::barrier), because operations of other ranks that need this rank fail
+    /// afterwards.
     pub fn close(self) {}
 
-    /// Runs one operation unless the context is closed. A failure closes the context.
+    /// Runs one operation unless the context is closed. If the operation fails, closes the context.
     pub(crate) fn run(
         &self,
         operation: &'static str,
@@ -259,8 +265,8 @@ impl Context {
     }
 }
 
-/// Returns the first address of `name` that a socket can be bound to. Gloo dereferences a null
-/// pointer if there is none.
+/// Returns the first address of `name` that a socket can be bound to. This check is necessary
+/// because Gloo dereferences a null pointer if there is no such address.
 fn own_address(name: &str) -> io::Result<core::net::IpAddr> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (name, 0).to_socket_addrs()? {
@@ -272,7 +278,8 @@ fn own_address(name: &str) -> io::Result<core::net::IpAddr> {
     Err(last)
 }
 
-/// Converts a timeout to milliseconds for the C++ side; at most a year, so that no clock overflows.
+/// Converts a timeout to milliseconds for the C++ side. The result is at most a year, so that no
+/// clock overflows.
 fn milliseconds(operation: &'static str, timeout: Duration) -> Result<u64, Error> {
     const YEAR: u64 = 365 * 24 * 3600 * 1000;
     match u64::try_from(timeout.as_millis()).unwrap_or(YEAR).min(YEAR) {

@@ -2,10 +2,10 @@
 
 use thiserror::Error;
 
-/// Error of an operation: its name, the peer if known, and Gloo's message.
+/// Error of an operation. Contains the operation's name, the peer if known, and Gloo's message.
 ///
-/// The context is unusable after every error except an [`Invalid`](Self::Invalid) raised before
-/// anything was sent: later calls return [`Closed`](Self::Closed).
+/// The context cannot be used after an error: later calls return [`Closed`](Self::Closed). The only
+/// exception is an [`Invalid`](Self::Invalid) error that is raised before anything was sent.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,7 +19,7 @@ pub enum Error {
         /// Gloo's message.
         text: String,
     },
-    /// A connection broke: the peer died, closed its context, or failed.
+    /// A connection broke, because the peer died, closed its context, or failed.
     #[error("{operation}: connection failed{}: {text}", blame(*peer))]
     Io {
         /// Name of the failed operation.
@@ -42,7 +42,7 @@ pub enum Error {
     Rendezvous {
         /// Name of the failed operation.
         operation: &'static str,
-        /// The rendezvous' message, with the key.
+        /// Message of the rendezvous, including the key.
         text: String,
     },
     /// During this call, [`Context::abort`](crate::Context::abort) was called, or another thread's
@@ -90,7 +90,8 @@ impl Error {
         }
     }
 
-    /// Parses the line that the C++ side creates from an exception: kind, peer, `|`, text.
+    /// Parses the line that the C++ side creates from an exception. Its fields are kind, peer, `|`
+    /// and text.
     pub(crate) fn from_bridge(operation: &'static str, error: &cxx::Exception) -> Self {
         Self::parse(operation, error.what())
     }

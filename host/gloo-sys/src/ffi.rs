@@ -1,4 +1,4 @@
-//! The interface between Rust and C++, which `cxx` generates for both.
+//! The interface between Rust and C++. `cxx` generates the code of both sides.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -138,8 +138,8 @@ mod bridge {
 
 pub(crate) use bridge::{Bridge, Call, Message, connect};
 
-/// The caller's rendezvous, held by C++. A panic in it is converted to an error, because it must
-/// not unwind into C++.
+/// The caller's rendezvous, owned by C++. A panic in it is converted to an error, because a panic
+/// must not unwind into C++.
 pub(crate) struct StoreBox(pub(crate) Box<dyn Rendezvous>);
 
 impl StoreBox {
@@ -161,7 +161,7 @@ impl StoreBox {
 }
 
 fn caught<T>(name: &str, call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    // The value is not used after a panic, which ends the connection attempt.
+    // After a panic the connection attempt ends, and nothing uses the value any more.
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(format!("the rendezvous panicked in {name}")))
 }

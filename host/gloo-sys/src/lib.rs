@@ -1,16 +1,17 @@
-//! A bridge to [Gloo](https://github.com/pytorch/gloo), the collectives that PyTorch uses on CPUs:
-//! all ranks of a group, connected over TCP, and every collective over host memory.
+//! A bridge to [Gloo](https://github.com/pytorch/gloo), the library of collectives that PyTorch
+//! uses on CPUs. Gloo connects all ranks of a group over TCP, and its collectives work on host
+//! memory.
 //!
-//! Everything in this crate requires the feature `gloo`, which is off by default. With it, the
-//! crate needs a C++17 compiler and an installed Gloo: Debian's `libgloo-dev` (the tests use
-//! version 0.0~git20220518) or another prefix named by the environment variable `GLOO_ROOT`.
-//! Without it, the crate is empty and builds everywhere.
+//! Everything in this crate requires the feature `gloo`, which is off by default. With the feature,
+//! the crate needs a C++17 compiler and an installed Gloo: either Debian's `libgloo-dev` (the tests
+//! use version 0.0~git20220518) or an installation whose prefix is given by the environment
+//! variable `GLOO_ROOT`. Without the feature, the crate is empty and builds everywhere.
 //!
 //! # Example
 //!
 //! Each rank needs its number, the size of the group, and a `Rendezvous` through which the ranks
-//! exchange addresses, which stores a few hundred bytes for each rank. In this example it is a map
-//! shared by threads; between processes it would be a file or a TCP store.
+//! exchange addresses. The rendezvous stores a few hundred bytes for each rank. In this example it
+//! is a map that threads share; between processes it would be a file or a TCP store.
 #![cfg_attr(feature = "gloo", doc = "```")]
 #![cfg_attr(not(feature = "gloo"), doc = "```ignore")]
 //! use std::collections::HashMap;

@@ -4,36 +4,37 @@ use crate::context::{Call, Context};
 use crate::error::Error;
 use crate::ffi::Message;
 
-/// Tag prefix of this crate's messages. Gloo's own operations have prefixes below 0x10.
+/// Tag prefix of this crate's messages. Gloo's own operations use prefixes below 0x10.
 const BATCH: u8 = 0x40;
 /// Tag prefix of `gatherv`.
 pub(crate) const GATHERV: u8 = 0x41;
 
 /// One message of a [`batch`](Context::batch).
 ///
-/// A send and a receive match by rank, tag and length. Messages that are equal in these arrive in
-/// the order of sending. Different lengths never match, and end in [`Error::Timeout`]. A message of
-/// 0 bytes completes at once, without the peer.
+/// A send and a receive match if they have the same pair of ranks, tag and length. Messages with
+/// equal values arrive in the order of sending. A send and a receive of different lengths never
+/// match, and fail with [`Error::Timeout`]. A message of 0 bytes completes at once, without the
+/// peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer {
-    /// Bytes sent to a peer.
+    /// Bytes to send to a peer.
     Send {
         /// Address of the first byte.
         data: *const u8,
         /// Number of bytes.
         bytes: usize,
-        /// The rank that receives them.
+        /// The rank that receives the bytes.
         peer: usize,
         /// Tag that distinguishes this message from others.
         tag: u32,
     },
-    /// Bytes received from a peer.
+    /// Bytes to receive from a peer.
     Recv {
-        /// Address for the first byte.
+        /// Address at which the first byte is stored.
         data: *mut u8,
         /// Number of bytes.
         bytes: usize,
-        /// The rank that sends them.
+        /// The rank that sends the bytes.
         peer: usize,
         /// Tag that distinguishes this message from others.
         tag: u32,
@@ -55,13 +56,12 @@ impl Transfer {
 }
 
 impl Context {
-    /// Sends `bytes` bytes at `data` to `peer`. Returns when the data has been sent, which may
-    /// require that the peer has posted the receive: two ranks that both send before they receive
-    /// block until the timeout. Use a [`batch`](Self::batch) instead.
+    /// Sends `bytes` bytes at `data` to `peer`. Returns when the data has been sent. This may
+    /// require that the peer has posted the receive, so two ranks that both send before they
+    /// receive block until the timeout. Use a [`batch`](Self::batch) instead.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a peer that is out of range or this rank itself, or a connection
-    /// error.
+    /// [`Error::Invalid`] if `peer` is out of range or is this rank itself, or a connection error.
     ///
     /// # Safety
     /// `data` is valid for reads of `bytes` bytes until the call returns, and no other code writes
@@ -83,11 +83,11 @@ impl Context {
         unsafe { self.transfer("send", &[transfer], BATCH, call) }
     }
 
-    /// Receives `bytes` bytes from `peer` at `data`. The peer must send exactly as many.
+    /// Receives `bytes` bytes from `peer` and stores them at `data`. The peer must send exactly
+    /// `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a peer that is out of range or this rank itself, or a connection
-    /// error.
+    /// [`Error::Invalid`] if `peer` is out of range or is this rank itself, or a connection error.
     ///
     /// # Safety
     /// `data` is valid for writes of `bytes` bytes until the call returns, and no other code uses
@@ -109,18 +109,18 @@ impl Context {
         unsafe { self.transfer("recv", &[transfer], BATCH, call) }
     }
 
-    /// Posts all `transfers` at once, and returns when all are complete. No order of them, on this
-    /// rank or another, can deadlock. Messages of a rank to itself are copied; their sends and
-    /// receives must match within the batch. The batch uses the tags of the messages, not that of
-    /// `call`.
+    /// Posts all `transfers` at the same time, and returns when all are complete. No order of the
+    /// transfers, on this rank or another, can deadlock. Messages of a rank to itself are copied;
+    /// their sends and receives must match within the batch. The batch uses the tags of its
+    /// messages and ignores the tag of `call`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a peer out of range, or for unmatched messages of this rank to
     /// itself; or a connection error.
     ///
     /// # Safety
-    /// Each `data` is valid for its `bytes`, for reads in a send and for writes in a receive, until
-    /// the call returns. No other code writes them during the call. Receive buffers are disjoint
+    /// Each `data` is valid for `bytes` bytes until the call returns: for reads in a send, and for
+    /// writes in a receive. No other code writes them during the call. Receive buffers are disjoint
     /// from all other buffers.
     pub unsafe fn batch(&self, transfers: &[Transfer], call: Call) -> Result<(), Error> {
         // SAFETY: this method has the same preconditions.
@@ -178,7 +178,7 @@ impl Context {
         let copies = match_own(operation, &own)?;
         self.check_open(operation)?;
         for (from, to, bytes) in copies {
-            // SAFETY: `match_own` paired buffers of equal size, which the caller keeps valid and
+            // SAFETY: `match_own` paired buffers of equal size. The caller keeps them valid and
             // disjoint.
             unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) };
         }
@@ -192,7 +192,8 @@ impl Context {
     }
 }
 
-/// Pairs sends of this rank to itself with receives from itself, in order, by tag and length.
+/// Pairs the sends of this rank to itself with its receives from itself, in order, by tag and
+/// length.
 fn match_own(
     operation: &'static str,
     own: &[&Transfer],

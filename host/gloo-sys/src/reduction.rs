@@ -11,10 +11,10 @@ pub enum DataType {
     F32,
     /// IEEE 754 double precision.
     F64,
-    /// IEEE 754 half precision; computed in `f32`, rounded to nearest even at each step.
+    /// IEEE 754 half precision. Reductions compute in `f32` and round to nearest even at each step.
     F16,
-    /// bfloat16, the upper half of an `f32`; computed in `f32`, rounded to nearest even at each
-    /// step.
+    /// bfloat16, the upper half of an `f32`. Reductions compute in `f32` and round to nearest even
+    /// at each step.
     Bf16,
     /// Signed 8 bits.
     I8,
@@ -190,12 +190,13 @@ unsafe fn each<T: Reduce>(op: ReduceOp, out: *mut u8, a: *const u8, b: *const u8
     }
 }
 
-/// Computes `out[i] = op(a[i], b[i])`. Gloo calls it on the thread of the operation. It must not
-/// panic, because C++ frames are on the stack. The codes are those of `DataType` and `ReduceOp`.
+/// Computes `out[i] = op(a[i], b[i])`. Gloo calls this function on the thread of the operation. The
+/// function must not panic, because C++ frames are on the stack. `dtype` and `op` are the codes of
+/// [`DataType`] and [`ReduceOp`].
 ///
 /// # Safety
-/// The three pointers are valid for `count` elements of the type, `out` for writes. `out` is equal
-/// to an input or disjoint from it.
+/// The three pointers are valid for `count` elements of the type; `out` is valid for writes. `out`
+/// is equal to an input or disjoint from it.
 pub(crate) unsafe fn reduce_into(
     dtype: u8,
     op: u8,
@@ -212,8 +213,8 @@ pub(crate) unsafe fn reduce_into(
         debug_assert!(false, "the codes come from this crate");
         return;
     };
-    // SAFETY: each arm has the type of `dtype`, for which the caller's buffers hold `count`
-    // elements.
+    // SAFETY: the type of each arm belongs to `dtype`, and the caller's buffers hold `count`
+    // elements of that type.
     unsafe {
         match dtype {
             DataType::F32 => each::<f32>(op, out, a, b, count),
@@ -237,8 +238,8 @@ mod tests {
         assert_eq!(size_of::<T>(), dtype.size());
         let mut out = a;
         let (a, b) = (&raw const a, &raw const b);
-        // SAFETY: each pointer refers to one element on the stack, whose type was compared with
-        // `dtype`.
+        // SAFETY: each pointer refers to one element on the stack. The type of the element was
+        // compared with `dtype`.
         unsafe {
             let out = (&raw mut out).cast();
             reduce_into(dtype as u8, op as u8, out, a.cast(), b.cast(), 1);
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn small_floats_round_to_nearest_even() {
-        // 1 + 2^-8 is half way between two adjacent bf16 values; the even one is 1.
+        // 1 + 2^-8 is half way between two adjacent bf16 values. The even one of them is 1.
         let half_step = bf16::from_f32(1.0 / 256.0);
         assert_eq!(
             apply(DataType::Bf16, ReduceOp::Sum, bf16::ONE, half_step),

@@ -2,12 +2,13 @@
 
 use core::time::Duration;
 
-/// Key-value store that all ranks of one context share. No other context may use the same keys:
+/// Key-value store that all ranks of one context share. No other context may use the same keys.
 /// Gloo's keys are rank numbers (`0`, `rank_0`), so add a prefix if several contexts share a store.
 ///
-/// Called only by [`Context::new`](crate::Context::new), on its thread. An error ends the attempt
-/// and is returned as [`Error::Rendezvous`](crate::Error::Rendezvous) or, if the timeout has
-/// passed, as [`Error::Timeout`](crate::Error::Timeout), with its text.
+/// Only [`Context::new`](crate::Context::new) calls the methods, on its own thread. An error ends
+/// the connection attempt. `Context::new` returns the error's text in an
+/// [`Error::Rendezvous`](crate::Error::Rendezvous) or, if the timeout has passed, in an
+/// [`Error::Timeout`](crate::Error::Timeout).
 pub trait Rendezvous {
     /// Stores `value` under `key`. Replaces an earlier value.
     ///
@@ -16,13 +17,13 @@ pub trait Rendezvous {
     fn set(&self, key: &str, value: &[u8]) -> Result<(), String>;
 
     /// Returns the value under `key`. Called only after [`wait`](Self::wait) has returned for the
-    /// key, so it need not block for long.
+    /// key, so the value exists and the call returns soon.
     ///
     /// # Errors
     /// A message with the reason why there is no value.
     fn get(&self, key: &str) -> Result<Vec<u8>, String>;
 
-    /// Blocks until all `keys` exist, at most for `timeout`.
+    /// Blocks until all `keys` exist, but at most for `timeout`.
     ///
     /// # Errors
     /// A message with the missing keys.

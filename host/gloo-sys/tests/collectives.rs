@@ -24,7 +24,7 @@ fn movers_of_unequal_parts() {
     for size in 1..=4 {
         with_threads(size, TEST_TIMEOUT, |context| {
             suite::unequal(&context, |from, to| (from * 5 + to * 3) % 7 * 11);
-            // Some ranks have no data, then only one rank has data, then none.
+            // First some ranks have no data, then only one rank has data, then no rank has data.
             suite::unequal(
                 &context,
                 |from, to| if from % 2 == 0 { 1000 + to } else { 0 },
@@ -38,7 +38,7 @@ fn movers_of_unequal_parts() {
     }
 }
 
-/// Returns small whole numbers, for which every order of every operation gives the same value.
+/// Returns small whole numbers, for which every reduction gives the same value in every order.
 fn number(rank: usize, index: usize) -> u8 {
     match (rank * 5 + index * 3) % 4 {
         0 => 1,
@@ -142,7 +142,7 @@ fn reductions_of_every_type() {
 
 #[test]
 fn large_reduction_has_the_same_bits_everywhere() {
-    // Several segments of Gloo's ring, the last one partial.
+    // The data fills several segments of Gloo's ring. The last segment is partial.
     const COUNT: usize = 1_500_007;
     for size in [2, 3] {
         let value = |rank: usize, index: usize| {
@@ -195,7 +195,8 @@ fn many_messages_at_once() {
         let mut received: Vec<Vec<u8>> = (0..size * EACH)
             .map(|slot| vec![POISON; bytes(slot % EACH)])
             .collect();
-        // Sends before receives, in descending order of rank: the order of posting must not matter.
+        // Sends come before receives, in descending order of rank, because the order of posting
+        // must not matter.
         let mut transfers: Vec<_> = (0..size * EACH)
             .rev()
             .map(|slot| Transfer::Send {

@@ -1,4 +1,4 @@
-//! Every failure is an error within a bound: no operation hangs or ends the process.
+//! Every failure must produce an error within a bound: no operation hangs or ends the process.
 
 mod common;
 
@@ -14,7 +14,7 @@ use fusewire_gloo_sys::{
 
 /// Timeout of operations that are expected to fail.
 const SHORT: Duration = Duration::from_millis(400);
-/// Far above every expected duration, far below a hang.
+/// Bound that is far above every expected duration and far below a hang.
 const BOUND: Duration = Duration::from_secs(20);
 
 #[test]
@@ -37,7 +37,7 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn a_rank_that_publishes_and_dies_is_bounded() {
     let folder = tempfile::tempdir().expect("a folder");
-    // Rank 1 of 3 publishes its address, and gives up because rank 2 is missing.
+    // Rank 1 of 3 publishes its address, and times out because rank 2 is missing.
     connect(1, 3, SHORT, folder.path()).expect_err("nobody there");
     let copy = |from: &str, to: &str| {
         if let Ok(value) = std::fs::read(folder.path().join(from)) {
@@ -125,7 +125,7 @@ fn devices_that_do_not_exist_are_errors() {
 fn a_late_rank_times_out_and_closes_the_context() {
     with_threads(2, TEST_TIMEOUT, |context| {
         if context.rank() == 1 {
-            // This rank does not call the barrier, and gets the failure in its next operation.
+            // This rank does not call the barrier. Its next operation must return the failure.
             std::thread::sleep(SHORT * 3);
             let start = Instant::now();
             let error = context.barrier(Call::new()).expect_err("rank 0 has failed");
@@ -163,7 +163,7 @@ fn a_late_rank_times_out_and_closes_the_context() {
         };
         assert_eq!(first, error.to_string());
         let mut byte = POISON;
-        // SAFETY: the buffer has one byte; the call sends 0.
+        // SAFETY: the buffer has one byte, and the call sends 0 bytes.
         let refused = unsafe { context.broadcast(&raw mut byte, 0, 0, Call::new()) };
         assert!(matches!(refused, Err(Error::Closed { .. })), "{refused:?}");
     });
@@ -362,8 +362,9 @@ fn a_host_name_of_this_machine_is_enough() {
 
 #[test]
 fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
-    // Rank 0 gives up and drops its buffers while rank 1 sends, so rank 1 has data in flight, for
-    // which plain Gloo keeps no record. Late data finds no buffer.
+    // Rank 0 times out and drops its buffers while rank 1 sends. Data of rank 1 is then in flight
+    // for which plain Gloo keeps no record. Data that arrives late must not be written to a dropped
+    // buffer.
     for delay in [0, 15, 19, 20, 21, 25] {
         with_threads(2, TEST_TIMEOUT, |context| {
             let mut data = vec![POISON; 16 << 20];

@@ -1,4 +1,4 @@
-//! The same operations with every rank a process, one of which may be killed.
+//! Runs the same operations with one process per rank. Some tests kill a process.
 
 mod common;
 #[path = "common/suite.rs"]
@@ -37,7 +37,7 @@ fn spawn(part: &str, rank: usize, size: usize, folder: &Path) -> Child {
         .expect("a process")
 }
 
-/// Waits for `child`, at most for `bound`, and returns true if it succeeded.
+/// Waits for `child`, but at most for `bound`. Returns true if `child` succeeded.
 fn finish(mut child: Child, bound: Duration) -> bool {
     let start = Instant::now();
     loop {
@@ -101,8 +101,8 @@ fn rank_process() {
     }
 }
 
-/// Rank 0 receives from rank 1 and is stopped before the data arrives, so the part of the message
-/// that fills the sockets' buffers is in flight when `victim` is killed.
+/// Rank 0 starts to receive from rank 1 and is stopped before the data arrives. The part of the
+/// message that fits the sockets' buffers is therefore in flight when `victim` is killed.
 fn half_way(context: &Context, folder: &Path, victim: usize) {
     context.barrier(Call::new()).expect("barrier");
     let mut data = vec![0_u8; 64 << 20];
@@ -165,7 +165,8 @@ fn a_killed_process_fails_the_others_soon() {
             .collect();
         let ready = |rank: usize| folder.path().join(format!("ready{rank}")).exists();
         until(|| (0..size).all(ready));
-        // The other ranks are in the second barrier or enter it soon: all must fail.
+        // The other ranks have entered the second barrier, or will enter it soon. All of them must
+        // fail.
         std::thread::sleep(Duration::from_millis(200));
         let mut victim = ranks.pop().expect("the last rank");
         victim.kill().expect("an end");
@@ -196,7 +197,7 @@ fn a_process_killed_half_way_through_a_message_fails_the_other_soon() {
             .map(|rank| spawn(&part, rank, 2, folder.path()))
             .collect();
         until(|| folder.path().join("receiving").exists());
-        // This process cannot observe the receive; half a second is ample.
+        // This process cannot observe the receive. Half a second is long enough.
         std::thread::sleep(Duration::from_millis(500));
         signal(&ranks[0], libc::SIGSTOP);
         std::fs::write(folder.path().join("stopped"), "").expect("a file");

@@ -1,5 +1,6 @@
-//! Configuration of a communicator. The C struct only grows at its end and stores its own size, so
-//! one Rust struct serves every version: `size` is the number of bytes that the library may read.
+//! Configuration of a communicator. New versions append members to the C struct, and the struct
+//! stores its own size. One Rust struct therefore serves every version: `size` is the number of
+//! bytes that the library may read.
 
 use core::ffi::{c_char, c_int, c_uint};
 use core::mem::offset_of;
@@ -13,7 +14,7 @@ pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 
 macro_rules! config {
     ($($field:ident: $ty:ty = $init:expr, $offset:literal;)*) => {
-        /// `ncclConfig_t` as in 2.31 and 2.32 (`ncclConfig_v23100`).
+        /// `ncclConfig_t` with the layout of 2.31 and 2.32 (`ncclConfig_v23100`).
         #[repr(C)]
         #[derive(Clone, Copy, Debug)]
         pub struct ncclConfig_t {
@@ -34,8 +35,8 @@ macro_rules! config {
         };
 
         impl ncclConfig_t {
-            /// Creates a configuration with nothing set, in the largest layout that `library`
-            /// knows: that of 2.31, 2.27 or 2.18.
+            /// Creates a configuration with no member set, in the newest layout that `library`
+            /// knows: the layout of 2.31, 2.27 or 2.18.
             pub const fn new(library: Version) -> Self {
                 let (size, version) = Self::layout(library);
                 Self { size, magic: NCCL_API_MAGIC, version, $($field: $init,)* }

@@ -1,5 +1,5 @@
 //! Raw types of the NCCL C interface (from `nccl.h` of 2.32) and the table of its functions.
-// The names are those of nccl.h.
+// The names are the names in nccl.h.
 #![allow(non_camel_case_types, non_upper_case_globals, non_snake_case)]
 
 mod config;
@@ -30,14 +30,14 @@ pub const ncclRemoteError: ncclResult_t = 6;
 /// An operation of a non-blocking communicator has not completed.
 pub const ncclInProgress: ncclResult_t = 7;
 
-/// Opaque communicator.
+/// Communicator (opaque handle).
 pub type ncclComm_t = *mut c_void;
-/// Opaque registered window.
+/// Registered window (opaque handle).
 pub type ncclWindow_t = *mut c_void;
 /// `cudaStream_t` or `hipStream_t`.
 pub type ncclStream_t = *mut c_void;
 
-/// Bytes of a unique id.
+/// Size of a unique id in bytes.
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
 
 /// Id that the ranks of one communicator share.
@@ -95,7 +95,7 @@ pub const ncclScalarDevice: ncclScalarResidence_t = 0;
 /// In host memory, read before the call returns.
 pub const ncclScalarHostImmediate: ncclScalarResidence_t = 1;
 
-/// Colour of a rank that joins no part of a split.
+/// Colour that excludes a rank from all parts of a split.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
 
 /// Signals of one peer that `ncclWaitSignal` waits for.
@@ -104,7 +104,7 @@ pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
 pub struct ncclWaitSignalDesc_t {
     /// Number of signals.
     pub opCnt: c_int,
-    /// The rank that sends them.
+    /// The rank that sends the signals.
     pub peer: c_int,
     /// Signal index.
     pub sigIdx: c_int,

@@ -1,4 +1,4 @@
-//! Table of a library's functions, looked up by name.
+//! Table of a library's functions, which are looked up by name.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -18,7 +18,7 @@ macro_rules! table {
         }
     ) => {
         /// Functions of one library. An optional function is `None` if the library lacks it, or if
-        /// the library's version is older than the function.
+        /// the library is older than the version that introduced the function.
         #[derive(Clone, Copy, Debug)]
         pub struct Table {
             $(#[doc = concat!("`", $rs, "`.")] pub $rf: unsafe extern "C" fn($($ra),*) -> $rr,)*
@@ -27,8 +27,9 @@ macro_rules! table {
         }
 
         impl Table {
-            /// Looks up all functions, except those that were added after `version`, whose symbols
-            /// may exist before the functions work. `rccl` enables AMD's function names.
+            /// Looks up all functions. Skips functions that were introduced after `version`,
+            /// because their symbols may exist before the functions work. `rccl` selects AMD's
+            /// function names.
             ///
             /// # Errors
             /// Returns the name of the first required symbol that is absent.
@@ -42,12 +43,13 @@ macro_rules! table {
                 rccl: bool,
             ) -> Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the fields have the signatures of nccl.h, as the caller's symbols do.
+                    // SAFETY: the fields have the signatures of nccl.h, and the caller guarantees
+                    // the same for the symbols.
                     $($rf: unsafe { find(library, $rs) }.ok_or($rs)?,)*
                     $($of: {
                         let own: &[&str] = if rccl { &[$($own)?] } else { &[] };
-                        // SAFETY: the field has the signature of nccl.h, as the caller's symbol
-                        // does.
+                        // SAFETY: the field has the signature of nccl.h, and the caller guarantees
+                        // the same for the symbol.
                         let look_up = |name: &str| unsafe { find(library, name) };
                         let common = || (version.code() >= $min).then(|| look_up($os));
                         own.iter().find_map(|name| look_up(name)).or_else(|| common()?)
@@ -55,7 +57,8 @@ macro_rules! table {
                 })
             }
 
-            /// Returns each optional function's (first) name, and true if it is present.
+            /// Returns the first name of each optional function, and true if the library has the
+            /// function.
             pub fn optional(&self) -> Vec<(&'static str, bool)> {
                 vec![$(($os, self.$of.is_some()),)*]
             }
@@ -68,7 +71,7 @@ macro_rules! table {
 /// # Safety
 /// `F` is the function pointer type of `name`.
 pub(crate) unsafe fn find<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: the caller passes the function pointer type of `name`.
+    // SAFETY: the caller guarantees that `F` is the function pointer type of `name`.
     unsafe { library.get::<F>(name.as_bytes()) }
         .ok()
         .map(|symbol| *symbol)
@@ -151,7 +154,7 @@ table! {
             *mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t
         ) -> ncclResult_t;
         red_op_destroy: "ncclRedOpDestroy" since 21_100 (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
-        // RCCL had these functions years before NCCL, the first with another spelling; the
+        // RCCL had these functions years before NCCL, the first with a different spelling. The
         // arguments are the same.
         all_to_all: "ncclAlltoAll" since 22_800, rccl "ncclAllToAll" (
             *const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fusewire_gloo_sys::{Context, Error, Rendezvous, TcpOptions};
 
-/// Timeout that even a slow machine does not reach in a passing test.
+/// Timeout that a passing test does not reach, even on a slow machine.
 pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Rendezvous between threads or processes, with one file per key.

@@ -1,4 +1,5 @@
-//! Runs every operation once, on one rank of a connected group, and compares with plain loops.
+//! Runs every operation once, on one rank of a connected group, and compares the results with plain
+//! loops.
 
 use fusewire_gloo_sys::{Call, Context, Transfer};
 
@@ -37,12 +38,12 @@ fn gather_and_scatter(context: &Context, bytes: usize) {
             .flat_map(|from| pattern(from, root, bytes))
             .collect();
         let mut output = vec![POISON; if rank == root { size * bytes } else { 0 }];
-        // SAFETY: the input has `bytes` bytes, the root's output `size` times as many.
+        // SAFETY: the input has `bytes` bytes, and the root's output has `size` times as many.
         unsafe { context.gather(input.as_ptr(), output.as_mut_ptr(), bytes, root, call) }
             .expect("gather");
         assert!(rank != root || output == all, "gather to {root}");
         let mut part = vec![POISON; bytes];
-        // SAFETY: the root's input has `size` parts of `bytes` bytes, the output one.
+        // SAFETY: the root's input has `size` parts of `bytes` bytes, and the output has one part.
         unsafe { context.scatter(output.as_ptr(), part.as_mut_ptr(), bytes, root, call) }
             .expect("scatter");
         assert_eq!(part, input, "scatter from {root}");
@@ -54,11 +55,11 @@ fn allgather(context: &Context, bytes: usize) {
     let expected: Vec<u8> = (0..size).flat_map(|from| pattern(from, 3, bytes)).collect();
     let input = pattern(rank, 3, bytes);
     let mut output = vec![POISON; size * bytes];
-    // SAFETY: the input has `bytes` bytes, the output `size` times as many.
+    // SAFETY: the input has `bytes` bytes, and the output has `size` times as many.
     unsafe { context.allgather(input.as_ptr(), output.as_mut_ptr(), bytes, Call::new()) }
         .expect("allgather");
     assert_eq!(output, expected, "allgather");
-    // The same in place.
+    // The same operation in place.
     output.fill(POISON);
     output[rank * bytes..][..bytes].copy_from_slice(&input);
     let base = output.as_mut_ptr();
@@ -131,7 +132,7 @@ pub(crate) fn unequal(context: &Context, count: impl Fn(usize, usize) -> usize) 
     }
 }
 
-/// Sends to the next rank and receives from the previous one at the same time. A single rank sends
+/// Sends to the next rank and receives from the previous rank at the same time. A single rank sends
 /// to itself.
 pub(crate) fn ring(context: &Context, bytes: usize) {
     let (rank, size) = (context.rank(), context.size());
