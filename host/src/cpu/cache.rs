@@ -3,10 +3,11 @@
 use std::fs;
 use std::sync::OnceLock;
 
-/// The size to assume if the system does not report one.
+/// The assumed cache size in bytes if the system does not report one.
 const DEFAULT_BYTES: u64 = 32 << 20;
 
-/// Returns the size in bytes of the largest cache of core 0, as sysfs reports it. Read once.
+/// Returns the size in bytes of the largest cache of core 0, according to sysfs. The size is read
+/// once.
 pub(crate) fn last_level_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -20,7 +21,7 @@ pub(crate) fn last_level_bytes() -> u64 {
     })
 }
 
-/// Parses a size as sysfs writes it: `32768K`.
+/// Parses a size in the format of sysfs, such as `32768K`.
 fn parse(text: &str) -> Option<u64> {
     let text = text.trim();
     let (digits, shift) = match text.strip_suffix(['K', 'M', 'G']) {

@@ -1,20 +1,20 @@
-//! Descriptor of a rank's symmetric memory, which it publishes to its peers.
+//! The descriptor with which a rank publishes its symmetric memory to its peers.
 
 use crate::{Error, Result};
 
-/// The numbers that a peer needs to map a segment. Ranks exchange them through the store.
+/// The values that a peer needs to map a segment. Ranks exchange descriptors through the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentDescriptor {
     /// Process that created the segment.
     pub pid: u32,
-    /// File descriptor in that process.
+    /// File descriptor of the memory file in process `pid`.
     pub fd: u32,
     /// Requested size in bytes.
     pub bytes: u64,
     /// Inode of the memory file.
     pub inode: u64,
-    /// Start time of the process in clock ticks since boot. Distinguishes it from a later process
-    /// with the same id.
+    /// Start time of process `pid` in clock ticks since boot. Distinguishes the process from a
+    /// later process with the same id.
     pub start_time: u64,
 }
 

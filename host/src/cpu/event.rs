@@ -10,8 +10,9 @@ use crate::{Error, Result};
 /// A point in a stream's work that other streams and threads can wait for. Clones refer to the same
 /// event.
 ///
-/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording
-/// again does not affect earlier waits, and an event that was never recorded counts as complete.
+/// The semantics are those of CUDA events. A wait applies to the latest record that was enqueued
+/// before the wait. A later record of the same event does not affect the wait. An event that was
+/// never recorded counts as complete.
 #[derive(Clone, Debug, Default)]
 pub struct CpuEvent {
     inner: Arc<Inner>,
@@ -29,9 +30,9 @@ struct State {
     issued: u64,
     /// Number of the latest completed record.
     completed: u64,
-    /// Time at which that record completed.
+    /// Time at which record `completed` completed.
     at: Option<Instant>,
-    /// Number of waiting threads. A record makes no system call while it is 0.
+    /// Number of waiting threads. If it is 0, completing a record makes no system call.
     waiting: u32,
     /// The capture in which the event was last recorded, if any.
     capture: Weak<Capture>,
@@ -49,7 +50,7 @@ impl CpuEvent {
         state.completed >= state.issued
     }
 
-    /// Blocks until the record that is the latest at the time of the call is complete.
+    /// Blocks until the latest record at the time of the call is complete.
     pub fn synchronize(&self) {
         let issued = self.state().issued;
         self.wait_for(issued);
@@ -75,7 +76,8 @@ impl CpuEvent {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The numbers are valid after every statement, so a poisoned lock can be used.
+        // A panic cannot leave the state inconsistent, because it is valid after every statement. A
+        // poisoned lock can therefore be used.
         self.inner
             .state
             .lock()

@@ -1,4 +1,4 @@
-//! Graphs: captured work of streams, for replay.
+//! Graphs: captured work of streams that can be replayed.
 
 use core::cell::Cell;
 use core::fmt;
@@ -25,17 +25,17 @@ pub(crate) enum Node {
     Wait(CpuEvent),
     Host(HostFn),
     Graph(CpuGraphExec),
-    /// Work of a branch, run on the branch's thread.
+    /// Work of a branch, which runs on the thread of the branch.
     OnBranch(Branch, Arc<Self>),
 }
 
-/// A part of a graph that runs concurrently with the rest, on a stream of its own.
+/// A part of a graph that runs on a separate stream, concurrently with the rest of the graph.
 #[derive(Clone, Default)]
 pub(crate) struct Branch(CpuStream);
 
 impl Branch {
-    /// Enqueues `node` on the branch's stream. Records are counted here, on the replaying thread,
-    /// so that a later wait of any stream applies to them.
+    /// Enqueues `node` on the stream of the branch. An event record gets its number here, on the
+    /// replaying thread, so that a later wait on any stream applies to this record.
     fn enqueue(&self, node: &Arc<Node>) -> Result<()> {
         let item = match &**node {
             Node::Record(event) => Item::Record(event.clone()),
@@ -71,14 +71,14 @@ impl Node {
     }
 }
 
-/// Work that is being captured. All streams that take part share one value. Nodes are in the order
-/// of the calls, which respects every dependency between the streams.
+/// A capture in progress. All streams that take part share one [`Capture`]. The nodes are in the
+/// order of the calls, which respects all dependencies between the streams.
 #[derive(Default)]
 pub(super) struct Capture {
     /// `None` once the capture has ended.
     nodes: Mutex<Option<Vec<Node>>>,
-    /// Set if the capture has branches. Then records and waits become nodes, because the order of
-    /// the nodes no longer implies them.
+    /// True if the capture has branches. In that case event records and waits are captured as
+    /// nodes, because the order of the nodes no longer implies the dependencies between streams.
     branched: AtomicBool,
 }
 
@@ -132,7 +132,8 @@ impl Capture {
     }
 }
 
-/// Captured work. [`CpuGraph::instantiate`] makes it runnable.
+/// A graph of captured work. [`CpuGraph::instantiate`] creates a [`CpuGraphExec`], which can be
+/// replayed.
 #[derive(Clone)]
 pub struct CpuGraph {
     nodes: Arc<[Node]>,
@@ -157,11 +158,12 @@ impl CpuGraph {
         self.nodes.is_empty()
     }
 
-    /// Creates a runnable graph, which does not depend on the lifetime of this one.
+    /// Creates a runnable graph. The [`CpuGraphExec`] stays valid after this [`CpuGraph`] is
+    /// dropped.
     ///
     /// # Errors
-    /// Never fails on the CPU; the result has the same type as on other devices, whose drivers may
-    /// refuse a graph.
+    /// Never fails on the CPU. The return type is a `Result` because GPU drivers may fail to
+    /// instantiate a graph.
     pub fn instantiate(&self) -> Result<CpuGraphExec> {
         let mut branches: Vec<Branch> = Vec::new();
         for node in &*self.nodes {
@@ -182,9 +184,10 @@ impl CpuGraph {
 
 /// A runnable graph. Clones refer to the same graph.
 ///
-/// A replay runs the captured work in order and stops at the first failure, which is its result.
-/// Branches ([`CpuStream::branch`]) run concurrently, and the replay ends after them. Two replays
-/// of one graph on two streams are not ordered with each other.
+/// A replay runs the captured work in order. It stops at the first operation that fails and returns
+/// the error of that operation. Branches ([`CpuStream::branch`]) run concurrently, and the replay
+/// is complete only after all of its branches. Replays of one graph on two streams are not ordered
+/// with each other.
 #[derive(Clone)]
 pub struct CpuGraphExec {
     nodes: Arc<[Node]>,
@@ -193,7 +196,7 @@ pub struct CpuGraphExec {
     replays: Arc<AtomicU64>,
 }
 
-/// Identifies the node that a thread executes, and its replay.
+/// Identifies a node that a thread is executing, and the replay to which the node belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Replay {
     pub(crate) graph: u64,
@@ -205,7 +208,7 @@ thread_local! {
     static REPLAY: Cell<Option<Replay>> = const { Cell::new(None) };
 }
 
-/// Restores the thread's previous [`Replay`] when dropped, also if a node panics.
+/// Restores the previous [`Replay`] of the thread when dropped, even if a node panics.
 struct ReplayGuard(Option<Replay>);
 
 impl Drop for ReplayGuard {
@@ -226,7 +229,7 @@ pub(crate) fn with_replay<R>(replay: Replay, body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Returns the replay whose node this thread executes.
+/// Returns the replay whose node this thread is executing, if any.
 pub(crate) fn current_replay() -> Option<Replay> {
     REPLAY.get()
 }
@@ -243,7 +246,8 @@ impl CpuGraphExec {
     /// Enqueues a replay.
     ///
     /// # Errors
-    /// The errors of [`CpuStream::enqueue`]. A failure of the replay itself is the ticket's result.
+    /// The errors of [`CpuStream::enqueue`]. If the replay fails, its error is the result of the
+    /// ticket.
     pub fn launch(&self, stream: &CpuStream) -> Result<CpuTicket> {
         stream.enqueue(Item::Graph(self.clone()))
     }

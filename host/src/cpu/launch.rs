@@ -1,4 +1,5 @@
-//! Launches: a kernel's native entry, its arguments, and the execution of its blocks and lanes.
+//! Launches: the native entry and the arguments of a kernel, and the execution of its blocks and
+//! lanes.
 
 use core::any::Any;
 use core::cell::OnceCell;
@@ -19,33 +20,35 @@ pub const MAX_PARAM_BYTES: usize = 256;
 /// Maximum number of threads of a launch with concurrent blocks or several lanes.
 pub const MAX_THREADS: u32 = 4096;
 
-/// Words of the owner of a launch, passed back to it when the launch runs.
+/// Data that the owner attaches to a launch. Its callbacks receive the data when the launch runs.
 pub type LaunchInfo = [u64; 4];
 
-/// Callbacks around a kernel, on the thread that executes it. A communicator checks its state here.
+/// Callbacks that run before and after a kernel, on the thread that executes the launch. A
+/// communicator implements them to check its state.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
-    /// Called immediately before the kernel with the launch's `info`. Returns a word for
-    /// [`LaunchOwner::after`].
+    /// Called immediately before the kernel, with the `info` of the launch. Returns a word that is
+    /// passed to [`LaunchOwner::after`].
     ///
     /// # Errors
-    /// The reason to refuse the launch. The kernel then does not run.
+    /// Returns an error to refuse the launch. The kernel does not run in that case.
     fn before(&self, info: &LaunchInfo) -> Result<u64>;
 
     /// Called immediately after the kernel. `ran` is false if the kernel panicked or could not run.
     ///
     /// # Errors
-    /// A failure that the kernel recorded. It becomes the launch's result.
+    /// Returns a failure that the kernel recorded. The error becomes the result of the launch.
     fn after(&self, word: u64, info: &LaunchInfo, ran: bool) -> Result<()>;
 }
 
 /// Execution order of the blocks of a launch with one lane per block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockOrder {
-    /// One after another, on the thread that executes the launch. For kernels whose blocks do not
-    /// wait for each other.
+    /// Sequentially, on the thread that executes the launch. Requires that the blocks of the kernel
+    /// do not wait for each other.
     #[default]
     Sequential,
-    /// Concurrently, each on a thread of its own. Blocks with several lanes always run so.
+    /// Concurrently, each block on a separate thread. Blocks with several lanes always run
+    /// concurrently.
     Concurrent,
 }
 
@@ -54,7 +57,7 @@ pub enum BlockOrder {
 pub struct Grid {
     /// Number of blocks, at least 1.
     pub blocks: u32,
-    /// Lanes in a block: 1 in production; up to 64, each a thread, in tests.
+    /// Lanes per block: 1 in production, up to 64 in tests. Each lane is a thread.
     pub lanes: u32,
     /// Bytes of block-shared memory that the kernel uses.
     pub shared_bytes: u32,
@@ -74,11 +77,11 @@ impl Default for Grid {
     }
 }
 
-/// Memory that a launch keeps alive until it has run.
+/// Values that a launch keeps alive until it is complete.
 pub type KeepAlive = [Option<Arc<dyn Any + Send + Sync>>; 4];
 
-/// A kernel's native entry, its arguments and its shape: a plain record that a stream executes and
-/// a graph replays.
+/// The native entry, the arguments and the shape of a kernel. A stream executes a launch, and a
+/// graph replays it.
 #[derive(Clone)]
 pub struct Launch {
     entry: NativeEntry,
@@ -103,10 +106,10 @@ impl Launch {
     ///
     /// # Safety
     /// `params` must be the parameter struct of `entry`, with an alignment of at most 8, and
-    /// `entry` must support the grid's number of lanes. At every execution of the launch (a graph
-    /// may replay it later and on another thread) the kernel's own requirements must hold, such as
-    /// the validity of the pointers among its arguments; [`Launch::keeping`] helps. The kernel must
-    /// not launch kernels.
+    /// `entry` must support the grid's number of lanes. The requirements of the kernel, such as
+    /// valid pointers among its arguments, must hold at every execution of the launch, including
+    /// later replays of a graph on other threads. [`Launch::keeping`] can keep memory valid. The
+    /// kernel must not launch kernels.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the grid or the parameters exceed the limits.
@@ -151,7 +154,8 @@ impl Launch {
         })
     }
 
-    /// Sets the owner to call before and after each execution, with `info`.
+    /// Sets the owner, whose callbacks run before and after each execution of the launch with
+    /// `info`.
     #[must_use]
     pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
@@ -159,7 +163,8 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive as long as the launch, or a graph that contains it, can run.
+    /// Keeps memory alive until neither the launch nor a graph that contains the launch can run any
+    /// more.
     #[must_use]
     pub fn keeping(mut self, keep: KeepAlive) -> Self {
         self.keep = keep;
@@ -171,7 +176,7 @@ impl Launch {
         self.grid
     }
 
-    /// Runs the kernel to its end, on this thread or on threads that it starts.
+    /// Runs the kernel to completion, on this thread or on new threads.
     pub(crate) fn execute(&self) -> Result<()> {
         let Some(owner) = &self.owner else {
             check_float_environment()?;
@@ -208,9 +213,10 @@ impl Launch {
             lanes,
             shared,
         };
-        // SAFETY: `block < blocks` and `lane < lanes` by the loops of `run_here` and `on_threads`,
-        // which also pass one `shared` to all lanes of a block. By the contract of `Launch::new`
-        // the parameters fit the entry and fulfil the kernel's requirements.
+        // SAFETY: `block < blocks` and `lane < lanes` by the loops of `run_here` and `on_threads`.
+        // Both functions pass the same `shared` to all lanes of a block. By the contract of
+        // `Launch::new`, `params` is the parameter struct of the entry and fulfils the requirements
+        // of the kernel.
         unsafe { (self.entry)(&raw const context, self.params.as_ptr().cast()) }
     }
 
@@ -222,8 +228,8 @@ impl Launch {
     }
 }
 
-/// Calls `run(block, lane, shared)` for all lanes of all blocks concurrently, each on a thread of
-/// its own. `shared` is the memory that the lanes of a block share.
+/// Calls `run(block, lane, shared)` for all lanes of all blocks concurrently, each lane on a
+/// separate thread. `shared` is the state that the lanes of a block share.
 ///
 /// # Errors
 /// [`Error::Launch`] if a thread cannot be started (then nothing runs), or with the first panic.
@@ -249,7 +255,8 @@ pub(super) fn on_threads(
             let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(text);
         }
-        // After recording the panic, because lanes that wait at a barrier panic as a consequence.
+        // Leaves the barrier only after the panic is recorded, because the lanes that wait at the
+        // barrier then also panic.
         shared.leave();
     };
     thread::scope(|scope| {
@@ -280,7 +287,7 @@ pub(super) fn on_threads(
     }
 }
 
-/// Runs `body` with this thread's block of one lane. A panic becomes an error.
+/// Runs `body` with the thread-local state of a block of one lane. Converts a panic to an error.
 fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
     thread_local! {
         static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
@@ -288,8 +295,8 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
     SHARED
         .try_with(|shared| {
             let shared = shared.get_or_init(|| OwnedBlock::new(1));
-            // Unwind safe: the kernel accesses memory by pointers only, which a panic does not
-            // alter.
+            // Unwind safe: the kernel accesses memory only through raw pointers, so no Rust value
+            // can be left in a broken state.
             panic::catch_unwind(AssertUnwindSafe(|| body(&shared.shared))).map_err(|panic| {
                 Error::launch(format!("the kernel panicked: {}", message(&*panic)))
             })
@@ -301,7 +308,7 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
 ///
 /// # Safety
 /// `params` must point at the parameter struct of `entry`, which must support one lane. The
-/// kernel's own requirements must hold during the call, and the kernel must not launch kernels.
+/// requirements of the kernel must hold during the call, and the kernel must not launch kernels.
 pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
     check_float_environment()?;
     with_block(|shared| {
@@ -312,9 +319,9 @@ pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result
             lanes: 1,
             shared,
         };
-        // SAFETY: the context describes the only lane of the only block, whose memory is this
-        // thread's. The caller guarantees that `params` fits the entry and fulfils the kernel's
-        // requirements.
+        // SAFETY: `context` describes the only lane of the only block, and its shared memory
+        // belongs to this thread. The caller guarantees that `params` is the parameter struct of
+        // `entry` and fulfils the requirements of the kernel.
         unsafe { entry(&raw const context, params) }
     })
 }
@@ -325,7 +332,7 @@ impl Grid {
     }
 }
 
-/// The state that the lanes of a block share, with the memory that it points to.
+/// The state that the lanes of a block share, and the shared memory to which the state points.
 struct OwnedBlock {
     shared: BlockShared,
     _memory: Box<[SharedChunk]>,
@@ -345,8 +352,8 @@ impl OwnedBlock {
     }
 }
 
-/// Holds all lanes back until each of them has its thread, because a lane that never starts would
-/// leave the others at a barrier.
+/// Blocks all lanes until a thread exists for each of them. Otherwise, if a thread could not be
+/// started, the other lanes would wait at a barrier forever.
 #[derive(Default)]
 struct Latch {
     state: Mutex<Option<LatchState>>,
@@ -375,7 +382,7 @@ impl Latch {
     }
 }
 
-/// Returns the message of a panic.
+/// Returns the message of a panic payload.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
     if let Some(text) = panic.downcast_ref::<&str>() {
         text
@@ -386,15 +393,15 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// Refuses threads whose floating-point arithmetic would give other bits: another rounding than to
-/// nearest, or subnormal numbers flushed to zero.
+/// Fails if the floating-point mode of this thread would change results: a rounding mode other than
+/// round to nearest, or flushing of subnormal numbers to zero.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn check_float_environment() -> Result<()> {
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     const ROUNDING: u32 = 3 << 13;
     const FLUSH_TO_ZERO: u32 = 1 << 15;
     let mut mxcsr = 0u32;
-    // SAFETY: stores the 4 bytes of the control register to a live, aligned variable.
+    // SAFETY: `stmxcsr` stores the 4 bytes of the control register to a live, aligned variable.
     unsafe {
         core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack, preserves_flags));
     }

@@ -1,4 +1,5 @@
-//! Native execution of the grid form of a kernel, the entry `NAME__grid` of a GPU image.
+//! Native execution of the multi-rank grid form of a kernel (the entry `NAME__grid` of a GPU
+//! image).
 
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};
@@ -7,18 +8,19 @@ use super::MAX_THREADS;
 use super::launch::{check_float_environment, on_threads};
 use crate::{Error, Result};
 
-/// Runs the blocks of `ranks` ranks to their end as a multi-rank grid, with every lane on a thread
-/// of its own. Equivalent to a launch of the entry `NAME__grid` of `kernel` with the arguments
+/// Runs the blocks of `ranks` ranks to completion as a multi-rank grid, with every lane on a
+/// separate thread. Equivalent to a launch of the entry `NAME__grid` of `kernel` with the arguments
 /// `params`, on `ranks * params.blocks_per_rank` blocks of `lanes` lanes.
 ///
 /// # Safety
-/// `params.parameters` must point at `ranks` contiguous parameter structs of the kernel, which stay
-/// alive and unchanged during the call. Each must fulfil the kernel's requirements.
+/// `params.parameters` must point to `ranks` contiguous parameter structs of the kernel. They must
+/// stay alive and unchanged during the call, and each of them must fulfil the requirements of the
+/// kernel.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the grid is empty or larger than [`MAX_THREADS`] threads;
-/// [`Error::Launch`] if a thread cannot be started or a lane panics (the message counts blocks over
-/// the whole grid).
+/// [`Error::Launch`] if a thread cannot be started or a lane panics. The block number in the
+/// message is that in the whole grid.
 pub unsafe fn run_multi_rank_grid(
     kernel: &KernelInfo,
     isa: Isa,
@@ -48,8 +50,8 @@ pub unsafe fn run_multi_rank_grid(
             shared,
         };
         // SAFETY: `blocks` is `ranks * params.blocks_per_rank`, so `block / blocks_per_rank` is
-        // less than `ranks`, the number of structs in the table that the caller guarantees.
-        // `on_threads` passes one `shared` to all lanes of a block.
+        // less than `ranks`. The caller guarantees that the table has `ranks` structs. `on_threads`
+        // passes the same `shared` to all lanes of a block.
         unsafe { run_lane(kernel, isa, params, &context) }
     })
 }

@@ -1,7 +1,7 @@
-//! The state of a stream: its queue, completed work and failures.
+//! The state of a stream: the queue, the number of completed operations, and failures.
 //!
-//! One flag word encodes whether the stream is idle: it is 0 exactly then. A blocking call on an
-//! idle stream needs only a compare-exchange of the word from 0 to [`DIRECT`].
+//! The stream is idle if and only if the flag word is 0. A blocking call on an idle stream needs
+//! only a compare-exchange of the flag word from 0 to [`DIRECT`].
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -15,14 +15,15 @@ use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
 use crate::{Error, Result};
 
-/// Flag: a thread runs work of the stream itself, bypassing the queue.
+/// Flag: a calling thread is running work of the stream directly, without the queue.
 pub(super) const DIRECT: u64 = 1;
-/// Flag: the stream is capturing, or was until another stream ended the capture.
+/// Flag: the stream is capturing, or it was capturing and another stream has ended the capture.
 pub(super) const CAPTURE: u64 = 2;
-/// One queued or running operation. The bits above the flags count them.
+/// The increment of the flag word per queued or running operation. The bits above the flags count
+/// these operations.
 pub(super) const UNIT: u64 = 4;
 
-/// Number of failures whose results are kept for their tickets.
+/// Maximum number of failures that are kept for the tickets of the failed operations.
 const MAX_FAILURES: usize = 1024;
 
 /// An operation in a queue.
@@ -53,12 +54,12 @@ impl Op {
     }
 }
 
-/// The calls that report a failure.
+/// The places where a failure is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The ticket and the next synchronisation.
+    /// The result of the ticket, and the next synchronisation.
     Sticky,
-    /// The ticket only, because the caller waits for it.
+    /// Only the result of the ticket, because the caller waits for the ticket.
     TicketOnly,
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Shared {
     /// [`DIRECT`], [`CAPTURE`], and the number of queued and running operations in units of
     /// [`UNIT`].
     pub(super) flags: AtomicU64,
-    /// Number of the last completed queued operation.
+    /// Number of the latest completed operation of the queue.
     pub(super) completed: AtomicU64,
     state: Mutex<State>,
     /// Signals the worker that work is queued.
@@ -171,11 +172,13 @@ impl State {
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // No user code runs under the lock, so a panic cannot leave the state inconsistent.
+        // No user code runs under the lock, so a panic cannot leave the state inconsistent, and a
+        // poisoned lock can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the active capture. Clears one that another stream has ended.
+    /// Returns the active capture. If another stream has ended the capture, clears it and returns
+    /// `None`.
     pub(super) fn active_capture(&self, state: &mut State) -> Option<Arc<Capture>> {
         let capture = state.capture.as_ref()?;
         if capture.is_active() {
@@ -211,7 +214,8 @@ impl Shared {
     pub(super) fn next_entry(&self) -> Option<Entry> {
         let mut state = self.lock();
         loop {
-            // While the queue is not empty, the flag word is not 0, so no thread can set `DIRECT`.
+            // The flag word is not 0 while the queue is not empty, so no thread can set `DIRECT`
+            // after this check.
             if self.flags.load(Ordering::Acquire) & DIRECT == 0
                 && let Some(entry) = state.queue.pop_front()
             {
@@ -235,8 +239,8 @@ impl Shared {
         if let Err(error) = result {
             state.record_failure(seq, report, error);
         }
-        // The unit is subtracted first, so that a thread that has seen the completion finds the
-        // stream idle.
+        // Subtracts the unit before publishing the completion, so that a thread that has seen the
+        // completion of the last operation finds the stream idle.
         self.flags.fetch_sub(UNIT, Ordering::AcqRel);
         self.completed.store(seq, Ordering::Release);
         if state.waiting > 0 {

@@ -1,10 +1,10 @@
-//! Shared memory of the CPU device: each rank's piece of symmetric memory is an anonymous memory
-//! file (memfd) that its peers map.
+//! Shared memory of the CPU device. The symmetric memory of each rank is an anonymous memory file
+//! (memfd), which the peers of the rank map.
 //!
 //! A peer opens the file through `/proc/<pid>/fd/<fd>`. The file has no name in a file system, so
 //! nothing remains when a process is killed. All users of a segment within a process share one
-//! mapping, so that ranks that are threads use the same addresses and a race detector sees their
-//! races.
+//! mapping. Ranks that are threads of one process therefore use the same addresses, which a race
+//! detector needs to detect races.
 
 use core::ffi::CStr;
 use core::ptr::{self, NonNull};
@@ -25,22 +25,23 @@ use crate::{Error, Result};
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Memory that several ranks map: [`Segment::create`] allocates it zeroed, [`Segment::open`] maps a
-/// peer's. The mapping lives until this process drops its last `Arc` of it.
+/// peer's. The mapping lives until this process drops the last `Arc<Segment>`.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
     mapped: usize,
     device: u64,
     descriptor: SegmentDescriptor,
-    /// Kept open by the creator only. Peers open the file through this descriptor.
+    /// The memory file, kept open by its creator. Peers open the file through this descriptor.
+    /// `None` if a peer created the segment.
     _file: Option<File>,
-    /// Set for adopted memory, which has no file and is not unmapped.
+    /// True for adopted memory, which has no file and is not unmapped on drop.
     foreign: bool,
 }
 
 // SAFETY: the fields are immutable after construction and not tied to a thread, and the mapping is
-// valid on every thread of the process. The segment only exposes a raw pointer; dereferencing it is
-// the user's own `unsafe`.
+// valid on every thread of the process. A `Segment` only exposes a raw pointer, and dereferencing
+// it is a separate `unsafe` operation of the user.
 unsafe impl Send for Segment {}
 // SAFETY: no method mutates a field, and `munmap` runs in `drop`, which has exclusive access.
 unsafe impl Sync for Segment {}
@@ -50,7 +51,8 @@ type Cache = HashMap<(u64, u64), Weak<Segment>>;
 
 fn cache() -> MutexGuard<'static, Cache> {
     static CACHE: OnceLock<Mutex<Cache>> = OnceLock::new();
-    // The map is valid after every statement, so a poisoned lock can be used.
+    // A panic cannot leave the map inconsistent, because it is valid after every statement. A
+    // poisoned lock can therefore be used.
     CACHE
         .get_or_init(Mutex::default)
         .lock()
@@ -108,16 +110,17 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps the segment that `rank` described. Returns the existing mapping if this process has
-    /// created or mapped the segment before.
+    /// Maps the segment that `descriptor` of `rank` describes. Returns the existing mapping if this
+    /// process has already created or mapped the segment.
     ///
-    /// The descriptor may come from an untrusted store, so it is not enough that the file is the
-    /// one described: only an anonymous memory file whose size is sealed is mapped. An ordinary
-    /// file is never mapped, whatever the descriptor says.
+    /// The descriptor may come from an untrusted store and could name any file. Therefore this
+    /// function maps only anonymous memory files with a sealed size. It never maps an ordinary
+    /// file.
     ///
     /// # Errors
-    /// [`Error::PeerSegment`] when the process has ended, the file is not the one described or is
-    /// not a sealed memory file, [`Error::MemoryMap`] when it cannot be mapped.
+    /// [`Error::PeerSegment`] if the process has exited, if the file does not match the descriptor,
+    /// or if the file is not a sealed memory file; [`Error::MemoryMap`] if the file cannot be
+    /// mapped.
     pub fn open(descriptor: &SegmentDescriptor, rank: u32) -> Result<Arc<Self>> {
         let refused = |detail: String| Error::PeerSegment { rank, detail };
         let SegmentDescriptor {
@@ -133,7 +136,8 @@ impl Segment {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            // The descriptor could name a terminal or a device: do not acquire it, do not block.
+            // The descriptor could name a terminal or a device. The flags prevent that the open
+            // call blocks or acquires a controlling terminal.
             .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| {
@@ -142,8 +146,8 @@ impl Segment {
                  this user and in this process id namespace (else set FUSEWIRE_HOST_ID apart)"
                 ))
             })?;
-        // The order matters: a process that has the expected start time after the file was opened
-        // also had it when the file was opened.
+        // The start time must be checked after the file is opened: if it matches now, the process
+        // with this id was the expected one when the file was opened.
         match start_time(pid) {
             Ok(found) if found == expected_start => {}
             Ok(_) => {
@@ -174,7 +178,8 @@ impl Segment {
         let key = (metadata.dev(), inode);
         let mut cache = cache();
         if let Some(segment) = cache.get(&key).and_then(Weak::upgrade) {
-            // Released first, because dropping a last reference takes this lock.
+            // Releases the lock first, because dropping the last reference to a segment takes this
+            // lock.
             drop(cache);
             return Ok(segment);
         }
@@ -195,8 +200,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Wraps memory of this process that was allocated elsewhere and outlives the returned value.
-    /// Peers cannot map it.
+    /// Wraps memory of this process that other code allocated. The memory must outlive the returned
+    /// [`Segment`]. Peers cannot map it.
     pub(crate) fn adopt(start: NonNull<u8>, bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             start,
@@ -230,8 +235,8 @@ impl Segment {
         self.descriptor.bytes
     }
 
-    /// Returns the descriptor with which a peer can [`Segment::open`] this segment, as long as the
-    /// creator keeps it.
+    /// Returns the descriptor with which a peer can [`Segment::open`] this segment until its
+    /// creator drops it.
     pub fn descriptor(&self) -> SegmentDescriptor {
         self.descriptor
     }
@@ -247,7 +252,8 @@ impl Drop for Segment {
             return;
         }
         let mut cache = cache();
-        // Another thread may have mapped the file again after the last reference was dropped.
+        // After the last reference was dropped, another thread may have mapped the file again and
+        // replaced the cache entry.
         if cache
             .get(&self.key())
             .is_some_and(|segment| segment.strong_count() == 0)
@@ -255,7 +261,7 @@ impl Drop for Segment {
             cache.remove(&self.key());
         }
         drop(cache);
-        // SAFETY: `map` mapped this range with this length. Nothing else unmaps it, and `drop` runs
+        // SAFETY: `map` mapped this range with this length. Only `drop` unmaps it, and `drop` runs
         // once, when no reference to the segment remains.
         let result = unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
         if result != 0 {
@@ -290,16 +296,16 @@ fn create_file(name: &CStr) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `memfd_create` has just returned this descriptor, which nothing else owns.
+    // SAFETY: `memfd_create` has just returned this descriptor, and no other code owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// The seals of every segment: its size is fixed, and no seal can be added or removed.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
-/// Checks that `file` is a memory file with the seals of a segment; the kernel may have added
-/// others (`vm.memfd_noexec`). Ordinary files have no seals: `F_GET_SEALS` fails for them with
-/// `EINVAL`. The error says what was found instead.
+/// Checks that `file` is a memory file with the seals of a segment. The kernel may have added
+/// further seals (`vm.memfd_noexec`). An ordinary file has no seals: `F_GET_SEALS` fails with
+/// `EINVAL`. The error describes the seals that were found.
 fn check_seals(file: &File) -> Result<(), String> {
     // SAFETY: `file` keeps the descriptor open during the call; F_GET_SEALS takes no argument and
     // writes no memory of this process.
@@ -313,8 +319,8 @@ fn check_seals(file: &File) -> Result<(), String> {
     }
 }
 
-/// Fixes the size permanently. If the file could shrink, an access through a peer's mapping would
-/// raise SIGBUS there.
+/// Seals the size of the file. If the owner could shrink the file, a peer that accesses its mapping
+/// would receive SIGBUS.
 fn seal_size(file: &File) -> io::Result<()> {
     // SAFETY: `file` keeps the descriptor open during the call; F_ADD_SEALS takes an integer and
     // writes no memory of this process.
@@ -344,7 +350,8 @@ fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
         return Err(io::Error::last_os_error());
     }
     if bytes >= HUGE_PAGE {
-        // SAFETY: the range was just mapped. A refusal only costs speed, so it is ignored.
+        // SAFETY: the range was just mapped. An error is ignored, because without huge pages
+        // accesses are only slower.
         unsafe { libc::madvise(start, bytes, libc::MADV_HUGEPAGE) };
     }
     NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))
@@ -386,7 +393,7 @@ mod tests {
 
     #[test]
     fn another_mapping_of_the_file_sees_the_writes() {
-        // What a peer process does, without the cache.
+        // Maps the file again without the cache, like a peer process.
         let segment = Segment::create(64, "fusewire-test").unwrap();
         let path = format!("/proc/self/fd/{}", segment.descriptor().fd);
         let file = OpenOptions::new()
@@ -466,7 +473,7 @@ mod tests {
         }
     }
 
-    /// Every other field of these descriptors is right: only the seals distinguish the files from
+    /// All fields of these descriptors are valid. Only the missing seals distinguish the files from
     /// segments.
     #[test]
     fn files_that_are_no_segments_are_never_mapped() {

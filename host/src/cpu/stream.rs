@@ -26,7 +26,7 @@ pub enum Item {
     Launch(Launch),
     /// Records an event.
     Record(CpuEvent),
-    /// Waits for the record of the event that is the latest when this item is enqueued.
+    /// Waits for the latest record of the event at the time when this item is enqueued.
     Wait(CpuEvent),
     /// Runs a closure once. Cannot be captured.
     Host(Box<dyn FnOnce() -> Result<()> + Send>),
@@ -49,8 +49,8 @@ impl fmt::Debug for Item {
     }
 }
 
-/// Identifies an operation on the stream that it was enqueued on. The ticket of a captured
-/// operation is complete from the start.
+/// Identifies an operation. A ticket is valid only for the stream on which the operation was
+/// enqueued. The ticket of a captured operation counts as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CpuTicket {
     seq: u64,
@@ -64,10 +64,10 @@ impl CpuTicket {
 /// A queue of work that runs in order. Clones refer to the same stream.
 ///
 /// Enqueued work runs on a worker thread, which starts with the first enqueued operation. A
-/// blocking call on an idle stream runs on the caller's thread. A failed operation does not stop
-/// later operations. Its error is the result of its [`CpuTicket`], and the next
-/// [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the
-/// queued work is complete, except on a worker thread.
+/// blocking call on an idle stream runs on the caller's thread. If an operation fails, later
+/// operations still run. The error is the result of the [`CpuTicket`] of the operation, and the
+/// next [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the
+/// queued work is complete, unless a worker thread drops it.
 #[derive(Clone, Debug)]
 pub struct CpuStream {
     handle: Arc<Handle>,
@@ -91,9 +91,9 @@ impl fmt::Debug for Handle {
 }
 
 thread_local! {
-    /// The stream whose work this thread executes.
+    /// The stream whose work this thread is executing, or null.
     static CURRENT: Cell<*const Shared> = const { Cell::new(ptr::null()) };
-    /// Set if this thread is the worker of a stream.
+    /// True if this thread is the worker of a stream.
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -112,7 +112,7 @@ impl CpuStream {
         &self.handle.shared
     }
 
-    /// Returns the stream's identity: equal for clones of one stream.
+    /// Returns an identifier that is equal for clones of one stream and distinct otherwise.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.handle) as usize
     }
@@ -121,7 +121,7 @@ impl CpuStream {
     ///
     /// # Errors
     /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] if the
-    /// worker thread cannot be started. A failure of the work itself is the ticket's result.
+    /// worker thread cannot be started. If the work fails, its error is the result of the ticket.
     pub fn enqueue(&self, item: Item) -> Result<CpuTicket> {
         let node = match item {
             Item::Host(call) => return self.push(Op::Once(call), Report::Sticky),
@@ -141,12 +141,12 @@ impl CpuStream {
     /// makes a system call.
     ///
     /// # Errors
-    /// The launch's failure, which [`CpuStream::synchronize`] does not report again.
+    /// The error of the launch. [`CpuStream::synchronize`] does not report it again.
     pub fn run(&self, launch: &Launch) -> Result<()> {
         self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
     }
 
-    /// Runs `direct` on this thread if the stream is idle, otherwise enqueues the same work as a
+    /// Runs `direct` on this thread if the stream is idle. Otherwise enqueues the same work as a
     /// node and waits for it.
     pub(crate) fn run_or_enqueue(
         &self,
@@ -199,7 +199,8 @@ impl CpuStream {
         self.refuse_from_own_work("synchronize")?;
         let flags = self.shared().flags.load(Ordering::Acquire);
         if flags & DIRECT != 0 {
-            // Another thread runs work of this stream, so wait for an empty operation after it.
+            // Another thread is running work of this stream directly. An empty operation in the
+            // queue completes after this work.
             let ticket = self.push(Op::Nothing, Report::Sticky)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
@@ -251,7 +252,7 @@ impl CpuStream {
         self.shared().lock().result(ticket.seq)
     }
 
-    /// Starts a capture: later work of this stream is recorded instead of run.
+    /// Starts a capture. Later work of this stream is recorded and does not run.
     ///
     /// # Errors
     /// [`Error::CaptureState`] if the stream is already capturing.
@@ -268,8 +269,8 @@ impl CpuStream {
     /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another
-    /// stream began.
+    /// [`Error::CaptureState`] if the stream is not capturing, or if it joined a capture that
+    /// another stream began.
     pub fn end_capture(&self) -> Result<CpuGraph> {
         let mut state = self.shared().lock();
         let Some(capture) = self.shared().active_capture(&mut state) else {
@@ -287,7 +288,7 @@ impl CpuStream {
             .ok_or_else(|| Error::capture("end: this capture has ended already"))
     }
 
-    /// Returns whether work of this stream is recorded instead of run.
+    /// Returns true if the stream is capturing.
     pub fn is_capturing(&self) -> bool {
         self.shared().flags.load(Ordering::Acquire) & CAPTURE != 0
             && self
@@ -356,7 +357,8 @@ impl CpuStream {
                 Node::Record(event)
             }
             Op::Wait(event, _) => {
-                // In a capture without branches the order of the nodes implies this wait.
+                // In a capture without branches, the order of the nodes already implies this
+                // dependency.
                 if !capture.is_branched()
                     && event
                         .capture()
@@ -379,10 +381,11 @@ impl CpuStream {
         })
     }
 
-    /// Makes what this stream records from now on a branch of its capture. A replay runs the branch
-    /// on a thread of its own, concurrently with the work of the other streams and ordered with it
-    /// only by events. Without branches a replay runs everything sequentially. A replay does not
-    /// end before its branches have ended. Does nothing while the stream is not capturing.
+    /// Starts a branch of the capture: the work that this stream records from now on. A replay runs
+    /// the branch on a separate thread, concurrently with the work of the other streams. Only
+    /// events order the branch with other work. A replay of a graph without branches runs all work
+    /// sequentially. A replay is complete only after all of its branches. Does nothing if the
+    /// stream is not capturing.
     pub fn branch(&self) {
         let mut state = self.shared().lock();
         if let Some(capture) = self.shared().active_capture(&mut state)
@@ -393,7 +396,8 @@ impl CpuStream {
         }
     }
 
-    /// Returns a number that distinguishes the stream's capture from every other active capture.
+    /// Returns the number of the stream's capture, which is unique among active captures, or `None`
+    /// if the stream is not capturing.
     pub(crate) fn capture_number(&self) -> Option<u64> {
         let mut state = self.shared().lock();
         let capture = self.shared().active_capture(&mut state)?;
@@ -419,8 +423,8 @@ impl CpuStream {
         Ok(())
     }
 
-    /// Fails if this thread executes work of the stream, because waiting for the stream would then
-    /// never end.
+    /// Fails if this thread is executing work of the stream. A wait for the stream would then never
+    /// return.
     fn refuse_from_own_work(&self, call: &str) -> Result<()> {
         if ptr::eq(CURRENT.get(), self.shared()) && !self.is_capturing() {
             return Err(Error::launch(format!(
@@ -431,7 +435,7 @@ impl CpuStream {
     }
 }
 
-/// The stream that began a capture, relative to this one.
+/// The origin of a stream's capture: the stream itself or another stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Origin {
     #[default]
@@ -439,7 +443,8 @@ pub(super) enum Origin {
     Elsewhere,
 }
 
-/// Marks the stream as running work on the caller's thread. Dropping it ends that state.
+/// Guard for the state in which the caller's thread runs work of the stream. Dropping the guard
+/// ends the state.
 struct Direct<'a> {
     shared: &'a Shared,
     outer: *const Shared,
@@ -450,8 +455,8 @@ impl Drop for Direct<'_> {
         CURRENT.set(self.outer);
         let flags = self.shared.flags.fetch_and(!DIRECT, Ordering::AcqRel);
         if flags >= UNIT {
-            // Work was queued meanwhile. Taking the lock ensures that the worker either sees the
-            // flag cleared or already waits for the notification.
+            // Work was queued in the meantime. Taking the lock before the notification ensures that
+            // the worker either sees the cleared flag or is already waiting for the notification.
             drop(self.shared.lock());
             self.shared.work.notify_one();
         }
@@ -469,7 +474,7 @@ impl Drop for Handle {
         drop(state);
         self.shared.work.notify_one();
         if let Some(capture) = capture {
-            // Streams that joined leave the capture at their next call.
+            // Streams that joined the capture leave it at their next call.
             capture.end();
         }
         let worker = self
@@ -477,9 +482,9 @@ impl Drop for Handle {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        // A worker cannot join itself. It must not join another worker either, because that one may
-        // wait for events of this worker's stream. Such a stream's worker ends by itself after its
-        // queue.
+        // A worker thread cannot join itself. It must not join another worker either, because the
+        // other worker may wait for events of this worker's stream. If a worker thread drops the
+        // stream, the stream's worker is detached and stops when its queue is empty.
         let on_worker = IS_WORKER.try_with(Cell::get).unwrap_or(true);
         if let Some(worker) = worker
             && !on_worker
@@ -495,8 +500,8 @@ fn work(shared: &Arc<Shared>) {
     IS_WORKER.set(true);
     CURRENT.set(Arc::as_ptr(shared));
     while let Some(Entry { seq, op, report }) = shared.next_entry() {
-        // `execute` also drops the operation, so that its resources are released before it counts
-        // as complete.
+        // `execute` also drops the operation, so the resources of the operation are released before
+        // it counts as complete.
         let result =
             panic::catch_unwind(AssertUnwindSafe(|| op.execute())).unwrap_or_else(|panic| {
                 Err(Error::launch(format!(

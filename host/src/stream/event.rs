@@ -10,9 +10,9 @@ use crate::{Error, Result};
 /// A point in a stream's work that other streams and threads can wait for. Clones refer to the same
 /// event.
 ///
-/// The semantics are CUDA's: a wait applies to the latest record enqueued before it, recording
-/// again does not affect earlier waits, and an event that was never recorded counts as complete. An
-/// event belongs to the device on which it is first recorded.
+/// The semantics are those of CUDA events. A wait applies to the latest record that was enqueued
+/// before the wait. A later record of the same event does not affect the wait. An event that was
+/// never recorded counts as complete. The first record binds the event to the device of the stream.
 #[derive(Clone, Debug, Default)]
 pub struct Event {
     pub(super) cpu: cpu::CpuEvent,
@@ -41,7 +41,7 @@ impl Event {
         }
     }
 
-    /// Blocks until the record that is the latest at the time of the call is complete.
+    /// Blocks until the latest record at the time of the call is complete.
     pub fn synchronize(&self) {
         match self.gpu.get() {
             Some(event) => {

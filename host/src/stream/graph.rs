@@ -4,7 +4,7 @@ use super::{Kind, Stream, Ticket, TicketKind, other_device};
 use crate::Result;
 use crate::{cpu, gpu};
 
-/// Captured work; [`Graph::instantiate`] makes it runnable.
+/// A graph of captured work. [`Graph::instantiate`] creates a [`GraphExec`], which can be replayed.
 #[derive(Clone, Debug)]
 pub struct Graph(pub(super) GraphKind);
 
@@ -28,10 +28,10 @@ impl Graph {
         self.len() == 0
     }
 
-    /// Creates a runnable graph, which does not depend on the lifetime of this one.
+    /// Creates a runnable graph. The [`GraphExec`] stays valid after this [`Graph`] is dropped.
     ///
     /// # Errors
-    /// The GPU driver's error for a graph that it cannot run.
+    /// The error of the GPU driver if it cannot instantiate the graph.
     pub fn instantiate(&self) -> Result<GraphExec> {
         Ok(GraphExec(match &self.0 {
             GraphKind::Cpu(graph) => ExecKind::Cpu(graph.instantiate()?),
@@ -42,10 +42,11 @@ impl Graph {
 
 /// A runnable graph. Clones refer to the same graph.
 ///
-/// On the CPU a replay runs the captured work in order and stops at the first failure, which is its
-/// result; operations with [`crate::ReadyFlags`] run concurrently with the rest. On a GPU all of it
-/// runs, and kernels of a communicator that has failed do nothing. Two replays of one graph on two
-/// streams are not ordered with each other.
+/// On the CPU a replay runs the captured operations in order, except that operations with
+/// [`crate::ReadyFlags`] run concurrently with the other operations. The replay stops at the first
+/// operation that fails and returns the error of that operation. On a GPU a replay runs all
+/// captured operations, but kernels of a failed communicator do nothing. Replays of one graph on
+/// two streams are not ordered with each other.
 #[derive(Clone, Debug)]
 pub struct GraphExec(ExecKind);
 
@@ -59,7 +60,8 @@ impl GraphExec {
     /// Enqueues a replay.
     ///
     /// # Errors
-    /// Fails if the stream refuses it. A failure of the replay itself is the ticket's result.
+    /// Fails if the stream cannot enqueue the replay. If the replay fails, its error is the result
+    /// of the ticket.
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         Ok(Ticket(match (&self.0, &stream.0) {
             (ExecKind::Cpu(graph), Kind::Cpu(stream)) => TicketKind::Cpu(graph.launch(stream)?),

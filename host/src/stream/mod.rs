@@ -22,9 +22,9 @@ use crate::{Error, Result};
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
 /// refer to the same stream.
 ///
-/// A failed operation does not stop later operations. Its error is the result of its [`Ticket`],
-/// and the next [`Stream::synchronize`] returns the first error. Dropping the last clone does not
-/// cancel enqueued work.
+/// If an operation fails, later operations still run. The error is the result of the [`Ticket`] of
+/// the operation, and the next [`Stream::synchronize`] returns the first error. Dropping the last
+/// clone does not cancel enqueued work.
 #[derive(Clone)]
 pub struct Stream(Kind);
 
@@ -55,8 +55,8 @@ impl From<cpu::CpuStream> for Stream {
     }
 }
 
-/// Identifies an operation on the stream that it was enqueued on. The ticket of a captured
-/// operation is complete from the start.
+/// Identifies an operation. A ticket is valid only for the stream on which the operation was
+/// enqueued. The ticket of a captured operation counts as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(TicketKind);
 
@@ -87,19 +87,20 @@ impl Stream {
         }
     }
 
-    /// Wraps a GPU stream that was created elsewhere: a `CUstream` or `hipStream_t` of PyTorch,
-    /// candle or C++. Only those methods of this value that are documented to synchronise
-    /// synchronise the stream.
+    /// Wraps a GPU stream that other code created, for example a `CUstream` or `hipStream_t` of
+    /// PyTorch, candle or a C++ program. The wrapper never synchronises the stream, except in
+    /// methods that are documented to block.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context and must outlive this value, its
-    /// clones and everything that was enqueued through them. A communicator keeps a clone of the
-    /// stream that it was last used on, until it is used on another stream or destroyed.
+    /// `raw` must be a stream of the device's primary context. It must outlive the returned
+    /// [`Stream`], all clones, and all work that is enqueued through them. A communicator keeps a
+    /// clone of the stream of its latest operation until it is used on another stream or is
+    /// dropped.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] for the CPU and
-    /// for the legacy default stream (0), which cannot be captured and serialises with all other
-    /// streams.
+    /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] if `device` is
+    /// the CPU or if `raw` is the legacy default stream (0), which cannot be captured and
+    /// serialises with all other streams.
     pub unsafe fn adopt(device: Device, raw: *mut c_void) -> Result<Self> {
         if raw.is_null() {
             return Err(Error::InvalidArgument {
@@ -117,7 +118,7 @@ impl Stream {
         ))))
     }
 
-    /// Returns the device that runs the work.
+    /// Returns the device of the stream.
     pub fn device(&self) -> Device {
         match &self.0 {
             Kind::Cpu(_) => Device::Cpu,
@@ -125,7 +126,7 @@ impl Stream {
         }
     }
 
-    /// Returns the driver's handle (`CUstream`, `hipStream_t`); null on the CPU.
+    /// Returns the driver's handle (`CUstream`, `hipStream_t`), or null for a CPU stream.
     pub fn as_raw(&self) -> *mut c_void {
         match &self.0 {
             Kind::Cpu(_) => core::ptr::null_mut(),
@@ -141,16 +142,17 @@ impl Stream {
         }
     }
 
-    /// Enqueues a closure, or captures it while the stream is capturing. On a GPU the closure must
-    /// not use the device.
+    /// Enqueues a closure, or captures it while the stream is capturing. On a GPU stream the
+    /// closure must not call the driver library.
     ///
     /// # Errors
-    /// Fails if the stream refuses the closure. An error of the closure is the ticket's result.
+    /// Fails if the stream cannot enqueue the closure. If the closure fails, its error is the
+    /// result of the ticket.
     pub fn host_fn(&self, call: HostFn) -> Result<Ticket> {
         self.enqueue(Task::Host(call))
     }
 
-    /// Returns whether the stream is capturing.
+    /// Returns the capture state of the stream.
     ///
     /// # Errors
     /// Returns the GPU driver's error.
@@ -182,9 +184,9 @@ impl Stream {
         }))
     }
 
-    /// Runs `direct` on this thread if this is an idle CPU stream, otherwise enqueues the same work
-    /// and waits for it. `recording`, the result of a preceding [`Stream::recording`], must say
-    /// that the stream is not capturing.
+    /// Runs `direct` on this thread if this is an idle CPU stream. Otherwise enqueues the same work
+    /// and waits for it. `recording` is the result of a preceding [`Stream::recording`]. The stream
+    /// must not be capturing.
     #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
@@ -204,7 +206,8 @@ impl Stream {
         }
     }
 
-    /// Creates the events that `count` operations in flight use on a GPU. Does nothing on the CPU.
+    /// Creates events in advance for `count` operations in flight on a GPU stream. Does nothing on
+    /// the CPU.
     pub(crate) fn prime(&self, count: usize) -> Result<()> {
         match &self.0 {
             Kind::Cpu(_) => Ok(()),
@@ -215,7 +218,8 @@ impl Stream {
     /// Records `event` after all work enqueued so far.
     ///
     /// # Errors
-    /// Fails if the stream refuses it, or if the event was first recorded on another device.
+    /// Fails if the stream cannot enqueue the record, or if the event was first recorded on another
+    /// device.
     pub fn record(&self, event: &Event) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.record(&event.cpu).map(drop),
@@ -227,12 +231,13 @@ impl Stream {
     /// waits for an event of a capture joins that capture.
     ///
     /// # Errors
-    /// Fails if the stream refuses it, or if the event was recorded on another device.
+    /// Fails if the stream cannot enqueue the wait, or if the event was first recorded on another
+    /// device.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         match (&self.0, event.gpu.get()) {
             (Kind::Cpu(stream), None) => stream.wait_event(&event.cpu).map(drop),
             (Kind::Gpu(stream), Some(event)) => stream.wait_event(event),
-            // Never recorded.
+            // The event was never recorded on a GPU, so it counts as complete.
             (Kind::Gpu(_), None) => Ok(()),
             (Kind::Cpu(_), Some(_)) => Err(other_device("the event")),
         }
@@ -267,8 +272,9 @@ impl Stream {
         }
     }
 
-    /// Returns whether the operation has started (or is complete). A GPU does not report starts, so
-    /// there an operation counts as started when all earlier operations are complete.
+    /// Returns true if the operation has started or is complete. GPU drivers do not report starts.
+    /// On a GPU an operation counts as started when all earlier operations of the stream are
+    /// complete.
     pub fn is_started(&self, ticket: Ticket) -> bool {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.is_started(ticket),
@@ -301,7 +307,7 @@ impl Stream {
         }
     }
 
-    /// Starts a capture: later work of this stream is recorded instead of run.
+    /// Starts a capture. Later work of this stream is recorded and does not run.
     ///
     /// # Errors
     /// [`Error::CaptureState`] if the stream is already capturing.
@@ -315,8 +321,8 @@ impl Stream {
     /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] if the stream is not capturing, or joined a capture that another
-    /// stream began.
+    /// [`Error::CaptureState`] if the stream is not capturing, or if it joined a capture that
+    /// another stream began.
     pub fn end_capture(&self) -> Result<Graph> {
         Ok(Graph(match &self.0 {
             Kind::Cpu(stream) => GraphKind::Cpu(stream.end_capture()?),
@@ -324,16 +330,17 @@ impl Stream {
         }))
     }
 
-    /// Makes a CPU replay run what this stream records from now on concurrently with the work of
-    /// other streams. Does nothing on a GPU, where streams of a capture are concurrent anyway.
+    /// Starts a branch of the capture: a CPU replay runs the work that this stream records from now
+    /// on concurrently with the work of other streams. Does nothing on a GPU, because GPU graphs
+    /// always run the streams of a capture concurrently.
     pub(crate) fn branch(&self) {
         if let Kind::Cpu(stream) = &self.0 {
             stream.branch();
         }
     }
 
-    /// Returns an identifier of the capture that the stream takes part in, unique among active
-    /// captures, or `None` if the stream is not capturing.
+    /// Returns the identifier of the stream's capture, or `None` if the stream is not capturing.
+    /// The identifier is unique among active captures.
     pub(crate) fn capture_number(&self) -> Result<Option<u64>> {
         match &self.0 {
             Kind::Cpu(stream) => Ok(stream.capture_number()),
@@ -347,7 +354,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether work of this stream is recorded instead of run.
+    /// Returns true if the stream is capturing.
     #[inline]
     pub fn is_capturing(&self) -> bool {
         match &self.0 {

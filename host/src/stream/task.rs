@@ -1,4 +1,4 @@
-//! Work that a communicator enqueues, on a stream of any device.
+//! Work that a communicator enqueues on a stream of any device.
 
 use std::sync::Arc;
 
@@ -17,14 +17,15 @@ pub(crate) enum Task {
     Kernel(gpu::Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
-    /// A closure that puts work on a GPU stream itself. It runs on the thread that enqueues it.
+    /// A closure that enqueues work on a GPU stream. It runs on the calling thread, during the call
+    /// that enqueues the task.
     Call(HostFn),
     /// Copies within device memory.
     Copies(Arc<[gpu::Copy]>),
 }
 
-/// The capture state of a stream. Queried once per operation, because on a GPU the query is a
-/// driver call.
+/// The capture state of a stream. It is queried once per operation, because the query is a driver
+/// call on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recording(pub(super) RecordingKind);
 
@@ -35,7 +36,7 @@ pub(super) enum RecordingKind {
 }
 
 impl Recording {
-    /// Returns whether work is recorded instead of run (or refused, if the capture is invalid).
+    /// Returns true if the stream is capturing or its capture is invalid.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         match self.0 {
@@ -61,8 +62,8 @@ impl Task {
             Self::Kernel(_) => Err(other_device("the kernel")),
             Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
                 for copy in &*copies {
-                    // SAFETY: `keep` keeps both ranges mapped. No other work accesses them
-                    // concurrently, because users of the memory are ordered by the stream.
+                    // SAFETY: `keep` keeps the source and the target mapped. No other work accesses
+                    // them concurrently, because the stream orders all users of the memory.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,

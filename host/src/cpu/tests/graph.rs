@@ -159,7 +159,8 @@ fn a_branch_runs_concurrently_with_the_rest() {
         main.record(&fork).unwrap();
         side.wait_event(&fork).unwrap();
         side.branch();
-        // The branch waits for later work of the origin, so a sequential replay would never end.
+        // The branch waits for later work of the origin stream, so a sequential replay would
+        // deadlock.
         host(
             &side,
             Box::new(move || {
@@ -174,7 +175,7 @@ fn a_branch_runs_concurrently_with_the_rest() {
         host(&main, set(1));
         main.wait_event(&join).unwrap();
         host(&main, set(2));
-        // The other direction: the origin waits for the branch.
+        // The opposite direction: the origin stream waits for the branch.
         main.record(&again).unwrap();
         side.wait_event(&again).unwrap();
         let (flag, seen) = (Arc::clone(&flag), Arc::clone(&seen));

@@ -1,4 +1,4 @@
-//! Grids, lanes, owners, the floating-point environment.
+//! Tests of grids, lanes, launch owners and the floating-point environment.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     // SAFETY: the `BlockShared` lives as long as the block runs.
     let shared = unsafe { &*context.shared };
     let slots = shared.shared().cast::<u64>();
-    // SAFETY: each lane writes its own slot; the slots of 64 lanes take 512 bytes of the 16 KiB.
+    // SAFETY: each lane writes a different slot, and the slots of 64 lanes take 512 bytes of the 16
+    // KiB of shared memory.
     unsafe {
         slots
             .add(context.lane as usize)
@@ -31,7 +32,7 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     unsafe { (*params.target).fetch_add(value << (8 * context.block), Ordering::Relaxed) };
 }
 
-/// Lets lane 3 end without entering the barrier.
+/// Returns in lane 3 without entering the barrier.
 unsafe fn deserts(context: *const LaneContext, _: *const u8) {
     // SAFETY: the launch passes this lane's context.
     let context = unsafe { &*context };
@@ -41,7 +42,7 @@ unsafe fn deserts(context: *const LaneContext, _: *const u8) {
     }
 }
 
-/// Waits until all blocks have entered, which requires that they run concurrently.
+/// Waits until all blocks have started, which requires that the blocks run concurrently.
 unsafe fn barrier(context: *const LaneContext, params: *const u8) {
     // SAFETY: the launch passes this lane's context, and every test passes a `Params`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };

@@ -1,4 +1,4 @@
-//! Order of work, results, events, destruction.
+//! Tests of the order of work, results, events and destruction.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
@@ -262,7 +262,7 @@ fn the_last_clone_may_go_on_the_worker() {
         Ok(())
     };
     stream.enqueue(Item::Host(Box::new(notify))).unwrap();
-    // Not the last clone: the one in the queue keeps the stream.
+    // This is not the last clone: the clone in the queue keeps the stream alive.
     drop(stream);
     drop(release);
     receiver.recv_timeout(LONG).unwrap();
@@ -284,7 +284,7 @@ fn waiting_for_a_stream_from_its_own_work_is_refused() {
         let call = move || own.run(&inner);
         stream.enqueue(Item::HostFn(Arc::new(call))).unwrap();
     });
-    // The same for work that runs directly on this thread.
+    // The same check for work that runs directly on this thread.
     let _ = stream.synchronize();
     assert!(
         exec.run(&stream)
