@@ -138,7 +138,7 @@ impl RankPart<'_> {
                 } else {
                     plan.algorithm.to_string()
                 },
-                side: Side::OwnProgram,
+                side: Side::Ours,
                 waits: (0, 0, 0),
                 steps: vec![Step::AllReduce {
                     comm,

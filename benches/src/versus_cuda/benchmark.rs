@@ -56,7 +56,7 @@ impl Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
-    OwnProgram,
+    Ours,
     /// Fusewire's all-reduce, followed by a separate kernel.
     OursApart,
     Theirs,
@@ -352,7 +352,7 @@ impl Benchmark<'_> {
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
     for side in [
-        Side::OwnProgram,
+        Side::Ours,
         Side::OursApart,
         Side::Theirs,
         Side::TheirsApart,
@@ -406,9 +406,9 @@ mod tests {
     #[test]
     fn the_slow_are_left_out_by_side() {
         let mut figures = [
-            figure("auto: two_shot", Side::OwnProgram, 90.0),
-            figure("signal", Side::OwnProgram, 40.0),
-            figure("packet", Side::OwnProgram, 10.0),
+            figure("auto: two_shot", Side::Ours, 90.0),
+            figure("signal", Side::Ours, 40.0),
+            figure("packet", Side::Ours, 10.0),
             figure("one_stage", Side::Theirs, 5.0),
             figure("two_stage_push", Side::Theirs, 7.5),
             figure("two_stage_pull", Side::Theirs, 7.6),

@@ -123,7 +123,7 @@ impl RankPart<'_> {
         let values = self.values(&buffers, &reduced, rows, hidden)?;
         let mut list = vec![Candidate {
             name: "fused".to_owned(),
-            side: Side::OwnProgram,
+            side: Side::Ours,
             waits: (0, 0, 0),
             steps: vec![Step::Norm {
                 comm: self.comm.clone(),

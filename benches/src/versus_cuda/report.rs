@@ -63,7 +63,7 @@ impl Row {
             self.ranks,
             self.dtype,
             self.mode.name(),
-            figure(Side::OwnProgram),
+            figure(Side::Ours),
             figure(Side::Theirs)
         );
         for figure in self.figures.iter().filter(|figure| figure.wrong > 0) {
@@ -187,7 +187,7 @@ impl Report {
 
     fn all_reduce_line(&self, text: &mut String, row: &Row) {
         let theirs = row.best(Side::Theirs);
-        let (auto, ours) = (row.auto(Side::OwnProgram), row.best(Side::OwnProgram));
+        let (auto, ours) = (row.auto(Side::Ours), row.best(Side::Ours));
         let copy = row.best(Side::Floor).and_then(|figure| median(&figure.ns));
         let waits = theirs.and_then(|figure| self.waits(figure, row.ranks));
         let _ = writeln!(
@@ -208,7 +208,7 @@ impl Report {
 }
 
 fn fused_line(text: &mut String, row: &Row) {
-    let ours = row.best(Side::OwnProgram);
+    let ours = row.best(Side::Ours);
     let (theirs, apart) = (row.best(Side::Theirs), row.best(Side::TheirsApart));
     let own_apart = row.best(Side::OursApart);
     let _ = writeln!(
@@ -338,8 +338,8 @@ mod tests {
             costs: vec![cost(barrier_name(Order::Relaxed), 4, 1.5)],
             all_reduce: vec![row(
                 vec![
-                    figure("auto: two_shot", Side::OwnProgram, 4000.0, (0, 0, 0)),
-                    figure("signal", Side::OwnProgram, 3000.0, (0, 0, 0)),
+                    figure("auto: two_shot", Side::Ours, 4000.0, (0, 0, 0)),
+                    figure("signal", Side::Ours, 3000.0, (0, 0, 0)),
                     figure("one_stage", Side::Theirs, 2000.0, (2, 0, 0)),
                     figure("two_stage_push", Side::Theirs, 5000.0, (1, 1, 0)),
                     figure("copy", Side::Floor, 500.0, (0, 0, 0)),
@@ -368,7 +368,7 @@ mod tests {
         let mut broken = figure("one_stage", Side::Theirs, 1.0, (2, 0, 0));
         broken.ns.clear();
         broken.wrong = 7;
-        let ours = figure("auto: signal", Side::OwnProgram, 1000.0, (0, 0, 0));
+        let ours = figure("auto: signal", Side::Ours, 1000.0, (0, 0, 0));
         let row = row(vec![ours, broken], 0);
         assert_eq!(row.wrong(), 7);
         assert!(row.line().contains("C++ -") && row.line().contains("WRONG: one_stage, 7"));
@@ -386,7 +386,7 @@ mod tests {
         let report = Report {
             fused: vec![row(
                 vec![
-                    figure("fused", Side::OwnProgram, 6000.0, (0, 0, 0)),
+                    figure("fused", Side::Ours, 6000.0, (0, 0, 0)),
                     figure(
                         "auto: signal, then norm_alone",
                         Side::OursApart,
