@@ -1,5 +1,5 @@
-//! `fusewire info`: lists the devices, libraries, tool chains and transports of this machine, and
-//! for each missing one its use and how to install it.
+//! `fusewire info`: lists the devices, libraries, tool chains and transports of this machine. For
+//! each missing item, prints its use and how to install it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -136,8 +136,8 @@ fn items() -> Vec<Item> {
     items
 }
 
-/// Adds the GPUs that a library sees, with the time in which the kernels were loaded, or the reason
-/// why there are none.
+/// Adds the GPUs that a library sees, with the time that loading the kernels took. If there are no
+/// GPUs, adds the reason.
 fn gpus(
     items: &mut Vec<Item>,
     name: &'static str,
@@ -173,7 +173,8 @@ fn gpus(
         );
         match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
-                // Only an opened device has tried fabric handles, which name the domain.
+                // Only opening a device tests fabric handles, and the NVLink domain is known only if
+                // they work.
                 add(
                     true,
                     match &gpu.properties().domain {
@@ -204,9 +205,10 @@ struct Library {
     soname: &'static str,
     gives: &'static str,
     install: &'static str,
-    /// Environment variables that name its path; the first that is set counts.
+    /// Environment variables that give the path of the library. The first variable that is set is
+    /// used.
     variables: &'static [&'static str],
-    /// Paths below `site-packages` at which PyPI's packages put it.
+    /// Paths below `site-packages` at which PyPI's packages install the library.
     wheels: &'static [&'static str],
 }
 
@@ -292,7 +294,7 @@ impl Library {
             Some((*variable, PathBuf::from(path)))
         });
         if let Some((variable, path)) = named {
-            // The backend tries this path alone, too.
+            // The backend also tries only this path.
             match open(&path) {
                 Ok(()) => {
                     item.found = true;
@@ -305,10 +307,10 @@ impl Library {
             }
             return item;
         }
-        // Both names are tried: without a version it is a development package's link.
+        // Both names are tried. The name without a version is the link of a development package.
         let opened = [self.soname, self.name].into_iter().find_map(|name| {
-            // SAFETY: these libraries' initialisers are made to be run by dlopen; no function of
-            // theirs is called.
+            // SAFETY: dlopen may run the initialisers of these libraries without preconditions. No
+            // function of the libraries is called.
             let library = unsafe { libloading::Library::new(name) }.ok()?;
             let path = mapped(self.name);
             drop(library);
@@ -325,13 +327,14 @@ impl Library {
         item
     }
 
-    /// Returns the path of this library in the Python environment that is active.
+    /// Returns the path of this library in the active Python environment.
     fn in_wheel(&self) -> Option<PathBuf> {
         const FOLDERS: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
         if self.wheels.is_empty() {
             return None;
         }
-        // The environment's own interpreter: `python3` in the path may be another.
+        // Uses the interpreter of the environment, because `python3` in `PATH` may be another
+        // interpreter.
         let python = std::env::var_os("VIRTUAL_ENV")
             .map(|folder| Path::new(&folder).join("bin/python3"))
             .filter(|python| python.exists())
@@ -346,11 +349,11 @@ impl Library {
 
 /// Opens a library and closes it again.
 fn open(path: &Path) -> Result<(), libloading::Error> {
-    // SAFETY: the user has named this path as that of a library whose initialisers dlopen may run.
+    // SAFETY: the user has named this path as a library, so dlopen may run its initialisers.
     unsafe { libloading::Library::new(path) }.map(drop)
 }
 
-/// Returns the path of the open library `name`.
+/// Returns the path of the loaded library `name`.
 fn mapped(name: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
@@ -365,7 +368,8 @@ fn mapped(name: &str) -> Option<String> {
     Some(format!("/{path}"))
 }
 
-/// Returns the path of NVIDIA's assembler: from the environment, from `PATH`, or from the wheel.
+/// Returns the path of NVIDIA's assembler: from the environment variable, from `PATH`, or from the
+/// wheel.
 fn ptxas() -> Option<String> {
     const WHEEL: &str = "import glob, nvidia; \
         print(next(p for f in nvidia.__path__ for p in glob.glob(f + '/*/bin/ptxas')))";

@@ -31,9 +31,10 @@ enum Subject {
 }
 
 fn main() -> ExitCode {
-    // A reader that has seen enough, as in `fusewire info | head -1`, ends this process quietly.
-    // SAFETY: `SIG_DFL` is a valid action of every signal; there is no other thread yet that could
-    // change it at the same time.
+    // If the reader closes the pipe early, as in `fusewire info | head -1`, this process ends
+    // without a message.
+    // SAFETY: `SIG_DFL` is a valid action for every signal. No other thread exists yet that could
+    // change the action at the same time.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let command = match Command::try_parse() {
         Ok(command) => command,
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
         && arguments.threads
     {
         // SAFETY: `prepare_environment` writes the environment, which no other thread may read at
-        // the same time: `main` has not started one.
+        // the same time. `main` has not started any thread.
         unsafe { fusewire::cuda::prepare_environment() };
     }
     let result = match command.subject {
@@ -64,7 +65,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Returns `fusewire` with the subcommand that the arguments name, if they do.
+/// Returns `fusewire`, followed by the subcommand if the arguments name one.
 fn command_name() -> String {
     let subcommands = Command::command();
     let named = std::env::args().nth(1).filter(|name| {
@@ -75,7 +76,7 @@ fn command_name() -> String {
     named.map_or_else(|| "fusewire".to_owned(), |name| format!("fusewire {name}"))
 }
 
-/// Returns the first paragraph of an error of the arguments, without the usage below it.
+/// Returns the first paragraph of an argument error, without the usage that follows it.
 fn one_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "error: a command is needed: perf, run or info".to_owned();
@@ -89,7 +90,7 @@ fn one_line(error: &clap::Error) -> String {
     lines.join(" ")
 }
 
-/// A mistake in the arguments: one line, exit status 2.
+/// A usage error: the command prints one line and exits with status 2.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 

@@ -1,4 +1,4 @@
-//! The processes below this one, and ending them.
+//! Finds and ends the descendants of this process.
 
 use core::time::Duration;
 use std::fs;
@@ -7,14 +7,15 @@ use std::time::Instant;
 
 use crate::launcher;
 
-/// Makes this process the parent of the orphans among its descendants, so that it can end them.
+/// Makes this process the parent of descendants that become orphans, so that it can end them.
 pub(crate) fn adopt_orphans() {
-    // SAFETY: this option takes one integer and changes nothing but who becomes a parent.
+    // SAFETY: this option takes one integer. It only changes which process becomes the parent of
+    // orphans.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Ends every process below this one: sends SIGTERM, and after `timeout` SIGKILL (a stopped process
-/// does not handle SIGTERM). Their exit statuses are lost.
+/// Ends every descendant of this process: sends SIGTERM, and SIGKILL after `timeout`, because a
+/// stopped process does not handle SIGTERM. The exit statuses are lost.
 pub(crate) fn end_descendants(timeout: Duration) {
     let started = Instant::now();
     let mut asked = Vec::new();
@@ -35,15 +36,15 @@ pub(crate) fn end_descendants(timeout: Duration) {
                 send(pid, libc::SIGTERM);
                 asked.push(pid);
             }
-            // SAFETY: a null status is allowed; for a process that is no child the call fails
-            // without effect.
+            // SAFETY: a null status is allowed. If the process is not a child of this process, the
+            // call fails without effect.
             unsafe { libc::waitpid(pid, core::ptr::null_mut(), libc::WNOHANG) };
         }
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Stops every process below this one, so that none sees another one end.
+/// Stops every descendant of this process, so that no descendant observes that another one ends.
 pub(crate) fn stop_descendants() {
     for pid in descendants() {
         send(pid, libc::SIGSTOP);
@@ -51,12 +52,13 @@ pub(crate) fn stop_descendants() {
 }
 
 fn send(pid: i32, signal: libc::c_int) {
-    // SAFETY: the call touches no memory. `pid` was a descendant a moment ago; the id is not used
-    // again before its parent, which is this process or another descendant, has waited for it.
+    // SAFETY: the call accesses no memory. `pid` was a descendant when the list was read. The
+    // system reuses the id only after the parent, which is this process or another descendant, has
+    // waited for the process.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// Ids of all processes whose chain of parents leads to this one.
+/// Returns the ids of all processes whose chain of parents leads to this process.
 fn descendants() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -85,7 +87,8 @@ fn descendants() -> Vec<i32> {
 
 fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold anything; the state and the parent follow.
+    // The name is in parentheses and may contain any characters. The state and the parent follow
+    // it.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(1)?.parse().ok()
 }

@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Runs the program. Returns the status of the first rank that failed.
+/// Runs the program on all ranks. Returns the exit status of the first rank that failed.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.ranks == 0 || arguments.ranks > 1024 {
         return Err(Usage(format!(

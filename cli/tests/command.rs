@@ -1,4 +1,4 @@
-//! Tests of the command from the outside: exit statuses, messages, files, signals.
+//! Tests of the command as a process: exit statuses, messages, files, signals.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader};
@@ -30,7 +30,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Process ids of the children of `parent`.
+/// Returns the process ids of the children of `parent`.
 fn children(parent: u32) -> Vec<u32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -44,7 +44,7 @@ fn kill(id: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(id as i32, signal) }, 0);
 }
 
-/// Starts a perf that runs long enough to be disturbed; gives it with its ranks.
+/// Starts a `perf` command that runs for several seconds. Returns it with the ids of its ranks.
 fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
     let child = fusewire(&[
         "perf",
@@ -73,7 +73,7 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
         );
         thread::sleep(Duration::from_millis(10));
     }
-    // Into the loop of calls.
+    // Waits until the command is in the loop of calls.
     thread::sleep(Duration::from_millis(1500));
     let ranks = children(child.id());
     (child, ranks)
@@ -131,7 +131,7 @@ fn bad_arguments_are_one_line_and_status_2() {
             &["perf", "all_reduce", "--device", "tpu"],
             "\"tpu\" is none of cpu, cuda",
         ),
-        // Neither a driver nor so many GPUs.
+        // The machine has no driver, or fewer GPUs than this index.
         (
             &["perf", "all_reduce", "--device", "cuda:99"],
             "device cuda",
@@ -362,7 +362,7 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
         ""
     );
 
-    // A stranger on this host gets nothing from the store.
+    // A process without the secret gets no data from the store.
     let mut child = fusewire(&[
         "run",
         "-n",
@@ -399,13 +399,13 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
     );
 }
 
-/// Ranks that notice the death of another one end, too.
+/// Ranks that detect the death of another rank also end.
 #[test]
 fn a_killed_rank_is_the_first_failure() {
     let directory = tempfile::tempdir().expect("a directory");
     let victim = directory.path().join("victim");
     let victim = victim.display();
-    // The process exists until the launcher has waited for it.
+    // The process exists as a zombie until the launcher has waited for it.
     let script = format!(
         "if [ $RANK = 2 ]; then echo $$ > {victim}.new; mv {victim}.new {victim}; kill -9 $$; fi
          while [ ! -e {victim} ] || kill -0 $(cat {victim}) 2> /dev/null; do sleep 0.02; done
@@ -433,7 +433,8 @@ fn a_signal_that_nohup_ignores_does_not_end_the_ranks() {
         "-c",
         "echo up; sleep 1; echo end",
     ]);
-    // SAFETY: signal is async-signal-safe, and nothing else is called between fork and exec.
+    // SAFETY: `signal` is async-signal-safe, and the closure calls nothing else between fork and
+    // exec.
     unsafe {
         command.pre_exec(|| {
             libc::signal(libc::SIGHUP, libc::SIG_IGN);
@@ -484,7 +485,7 @@ fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
         output.status
     );
 
-    // A file that was asked for is complete.
+    // A requested file is complete, even if the reader closes the pipe.
     let directory = tempfile::tempdir().expect("a directory");
     let rows = directory.path().join("rows.json");
     let mut child = fusewire(&perf)
@@ -591,7 +592,7 @@ fn vector_operations_report_the_bytes_that_they_move() {
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
     let rows = std::fs::read_to_string(&file).expect("rows");
-    // A third and two thirds of a row of 3,072 elements.
+    // The two lengths are one third and two thirds of a row of 3,072 elements.
     assert!(rows.contains("\"bytes\": 12288"), "{rows}");
 }
 
@@ -617,7 +618,7 @@ fn ranks_start_with_as_many_hardware_queues_as_there_are() {
     }
 }
 
-/// Returns the rows on the standard output of a successful `perf --json -`.
+/// Returns the rows in the standard output of a successful `perf --json -`.
 fn rows(output: &Output) -> Vec<serde_json::Map<String, serde_json::Value>> {
     assert!(output.status.success(), "{}", stderr(output));
     serde_json::from_slice(&output.stdout).expect("an array of objects")
@@ -715,7 +716,7 @@ fn a_closed_output_ends_threads_quietly() {
     let output = child.wait_with_output().expect("it ends");
     assert!(output.status.success(), "{:?}", output.status);
     assert_eq!(stderr(&output), "");
-    // Sizes to 64 MiB would take a minute.
+    // Measuring all sizes up to 64 MiB would take a minute.
     assert!(started.elapsed() < Duration::from_secs(30));
 }
 
@@ -740,7 +741,7 @@ fn info_item(name: &str, environment: &[(&str, &Path)]) -> serde_json::Value {
 #[test]
 fn info_takes_the_path_of_nccl_from_the_environment() {
     let text = |item: &serde_json::Value, key: &str| item[key].as_str().unwrap_or("").to_owned();
-    // Any library opens; this one is in every process.
+    // The command opens any library at this path. Every process has this one.
     let libc = Path::new("libc.so.6");
     let item = info_item("libnccl.so", &[("FUSEWIRE_NCCL_PATH", libc)]);
     assert_eq!(item["found"], true, "{item}");
@@ -770,7 +771,7 @@ fn info_says_what_to_set_for_nccl_in_a_virtual_environment() {
     std::fs::set_permissions(&python, executable).expect("permissions");
     let item = info_item("libnccl.so", &[("VIRTUAL_ENV", folder.path())]);
     if item["found"] == true {
-        // A machine whose dynamic linker finds a library of its own.
+        // The dynamic linker of this machine finds an installed library.
         return;
     }
     let install = item["install"].as_str().expect("a text");

@@ -7,12 +7,12 @@ use super::Settings;
 use super::case::Case;
 use super::operation::{Kind, counts, hidden, split};
 
-/// Elements before and after every buffer, which no operation may change.
+/// Number of guard elements before and after every buffer. No operation may change them.
 const GUARD: usize = 64;
-/// Byte that fills the guards, and outputs before a call.
+/// Byte that fills the guards, and the outputs before a call.
 const POISON: u8 = 0xa5;
 
-/// The two largest buffers, of which all sizes use parts.
+/// The two largest buffers. Every size uses parts of them.
 #[derive(Debug)]
 pub(crate) struct Arena {
     input: Tensor,
@@ -37,7 +37,7 @@ impl Arena {
         })
     }
 
-    /// Returns the number of the next verified call, on which its inputs depend.
+    /// Returns the number of the next verified call. The inputs of the call depend on it.
     pub(crate) fn next_call(&mut self) -> u64 {
         self.calls += 1;
         self.calls
@@ -51,13 +51,14 @@ pub(crate) struct Buffers {
     pub(crate) output: Tensor,
     pub(crate) residual: Tensor,
     pub(crate) weight: Tensor,
-    /// Counts or splits, in device memory, for the operations that have them.
+    /// Counts or splits in device memory, for the operations that take them.
     pub(crate) counts: Tensor,
-    /// The counts or splits on the host.
+    /// The same counts or splits in host memory.
     pub(crate) host_counts: Vec<u64>,
     /// True if input and output share memory.
     pub(crate) in_place: bool,
-    /// The elements before and after the output, or before and after the buffer that holds it.
+    /// The guard elements before and after the output, or before and after the buffer that contains
+    /// the output.
     guards: [Tensor; 2],
 }
 
@@ -116,7 +117,7 @@ impl Buffers {
     }
 
     /// Poisons the output and the guards, and writes the inputs of `case`. No operation in flight
-    /// may use them.
+    /// may use this memory.
     pub(crate) fn prepare(&self, case: &Case) -> Result<()> {
         self.guards.iter().try_for_each(poison)?;
         poison(&self.output)?;
@@ -130,8 +131,9 @@ impl Buffers {
         Ok(())
     }
 
-    /// Returns the first difference of the output from the reference: in any bit if `exact`, or
-    /// else beyond rounding, because some backends reduce in another order of ranks.
+    /// Compares the output with the reference and returns the first difference. If `exact` is
+    /// false, ignores differences within rounding, because some backends reduce the ranks in
+    /// another order.
     pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
         let Some(expected) = case.expected() else {
             return Ok(None);
@@ -155,8 +157,8 @@ impl Buffers {
         Ok(first_difference(&expected, &got, dtype))
     }
 
-    /// Counts the bytes that changed and must not have: guards, the input unless in place, and the
-    /// output on ranks that get none.
+    /// Counts the changed bytes in memory that the operation must not change: the guards, the input
+    /// (unless in place), and the output on ranks that get no output.
     pub(crate) fn touched(&self, case: &Case) -> Result<u64> {
         let changed = |tensor: &Tensor| -> Result<usize> {
             let bytes = tensor.to_bytes()?;
@@ -181,7 +183,7 @@ impl Buffers {
         Ok(touched as u64)
     }
 
-    /// Changes the last element of the output, which the comparison must find.
+    /// Corrupts the last element of the output. The comparison must then report a mismatch.
     pub(crate) fn flip(&self) -> Result<()> {
         let mut bytes = self.output.to_bytes()?;
         if let Some(last) = bytes.last_mut() {

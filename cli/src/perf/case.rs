@@ -1,12 +1,12 @@
-//! The inputs of every rank, and the expected output.
+//! The inputs of every rank, and the expected outputs.
 
 use fusewire::reference::{fill, reduce, rms_norm};
 use fusewire::{DType, ReduceOp};
 
 use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};
 
-/// Period of the inputs in elements: a prime, so that data at an offset that is wrong by a power of
-/// two is still wrong data.
+/// Period of the inputs in elements. It is prime, so reading at an offset that is wrong by a power
+/// of two gives wrong data.
 const PERIOD: usize = 65_521;
 
 /// Inputs of all ranks for one call.
@@ -19,11 +19,11 @@ pub(crate) struct Case {
     count: usize,
     /// One period of every rank's input.
     patterns: Vec<Vec<u8>>,
-    /// One period of the reduction of all.
+    /// One period of the reduction of all inputs.
     reduced: Vec<u8>,
 }
 
-/// Returns the reduction with this rank's factor, if it is a scaled sum.
+/// Returns `op` with this rank's factor if `op` is a scaled sum; otherwise returns `op`.
 pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
     match op {
         ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(f64::from(rank + 1) * 0.5),
@@ -32,8 +32,8 @@ pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
 }
 
 impl Case {
-    /// Returns the bound of the difference of a sum that was rounded after each step, in any order:
-    /// inputs are below 32.
+    /// Returns an upper bound of the rounding error of a sum that is rounded after each step, in
+    /// any order of the ranks. The inputs are below 32.
     pub(crate) fn rounding(&self) -> f32 {
         let epsilon = match self.dtype {
             DType::F16 => 1.0 / 1024.0,
@@ -43,7 +43,7 @@ impl Case {
         (self.ranks * 32) as f32 * epsilon
     }
 
-    /// Creates call number `call` of an operation over rows of `count` elements.
+    /// Creates the inputs of call number `call` of an operation over rows of `count` elements.
     pub(crate) fn new(
         (kind, op): (Kind, ReduceOp),
         dtype: DType,
@@ -95,7 +95,7 @@ impl Case {
         bytes
     }
 
-    /// Returns the residual of the fused norm: the same on all ranks.
+    /// Returns the residual of the fused norm, which is equal on all ranks.
     pub(crate) fn residual(&self, elements: usize) -> Vec<u8> {
         let pattern = fill(self.dtype, 99, 7, elements.min(PERIOD));
         let mut bytes = Vec::new();
@@ -121,7 +121,7 @@ impl Case {
         }
     }
 
-    /// Returns the output that this rank must get, or `None` if it gets none.
+    /// Returns the expected output of this rank, or `None` if the rank gets no output.
     pub(crate) fn expected(&self) -> Option<Vec<u8>> {
         let (rank, count) = (self.rank as usize, self.count);
         let mut out = Vec::new();
@@ -165,7 +165,7 @@ impl Case {
         Some(out)
     }
 
-    /// Returns the fused norm of the reduction.
+    /// Returns the expected result of the fused norm.
     fn normalised(&self) -> Vec<u8> {
         let mut sum = Vec::new();
         self.repeat(&self.reduced, 0, self.count, &mut sum);

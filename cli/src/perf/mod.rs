@@ -112,7 +112,7 @@ pub(crate) struct Arguments {
     corrupt: Option<u32>,
 }
 
-/// The arguments after they were checked.
+/// The arguments after validation.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) operations: Vec<Kind>,
@@ -151,13 +151,13 @@ impl Settings {
             .collect()
     }
 
-    /// Returns true if a file was asked for, which is written whether or not the table is read.
+    /// Returns true if the rows go to a file, which is written even if nobody reads the table.
     pub(crate) fn writes_file(&self) -> bool {
         let json = self.json.as_ref();
         json.is_some_and(|path| !report::is_stdout(path)) || self.plot.is_some()
     }
 
-    /// Returns the elements of the longest buffer of any rank.
+    /// Returns the number of elements of the longest buffer of any rank.
     pub(crate) fn longest(&self) -> usize {
         let shapes = self.operations.iter().flat_map(|kind| {
             let count = kind.count(self.max_bytes, self.dtype, self.ranks);
@@ -169,8 +169,8 @@ impl Settings {
             .unwrap_or(0)
     }
 
-    /// Fails if the memory of this host cannot hold the buffers: every rank has input and output,
-    /// and for the check a copy of each.
+    /// Returns an error if the memory of this host cannot hold the buffers: an input and an output
+    /// for every rank, and a copy of each for the check.
     fn check_memory(&self) -> anyhow::Result<()> {
         let bytes = self.longest() as u64 * self.dtype.size() as u64;
         let needed = bytes.saturating_mul(4 * u64::from(self.ranks));
@@ -187,10 +187,10 @@ impl Settings {
     }
 }
 
-/// Measures. Returns status 1 if an element was wrong.
+/// Runs the measurements. Returns status 1 if an element was wrong.
 pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    // A reader that has seen enough, as in `fusewire perf all | head`, must not kill rank 0 between
-    // two calls: the report notices it, and all ranks end together.
+    // If the reader closes the pipe early, as in `fusewire perf all | head`, SIGPIPE must not kill
+    // rank 0 between two calls. The report detects the closed pipe, and all ranks stop together.
     // SAFETY: no other thread of this process changes the action of a signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let rank_size = RankSize::from_env_if_set()?;
@@ -260,7 +260,8 @@ fn status(rows: &[Row]) -> ExitCode {
     }
 }
 
-/// Returns the bytes that the system can give without swapping, if it says so.
+/// Returns the number of bytes that the system can allocate without swapping, if the system reports
+/// it.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
@@ -273,7 +274,8 @@ fn usage(text: String) -> anyhow::Error {
     Usage(text).into()
 }
 
-/// Writes a line to standard error. Unlike `eprintln!` it does not panic where that is closed.
+/// Writes a line to standard error. Unlike `eprintln!`, it does not panic if standard error is
+/// closed.
 fn complain(line: core::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -315,7 +317,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
             "--min-bytes {min_bytes} is above --max-bytes {max_bytes}"
         )));
     }
-    // Every rank holds input, output and their guards.
+    // Every rank allocates input, output and their guards.
     if max_bytes > 1 << 40 {
         return Err(usage(format!(
             "--max-bytes {max_bytes} is more than memory can hold"
@@ -367,7 +369,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         plot::check(path, &operations)?;
     }
     for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
-        // Not noticed only after minutes of measuring.
+        // Checked before the measurements start, because they may take minutes.
         let Some(path) = path.as_ref().filter(|path| !report::is_stdout(path)) else {
             continue;
         };
@@ -399,7 +401,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     })
 }
 
-/// Returns the device of this rank, which must exist.
+/// Returns the device of this rank, or an error if the device does not exist.
 fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
     let device: Device = name
         .parse()

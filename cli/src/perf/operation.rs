@@ -1,4 +1,4 @@
-//! The operations that `perf` knows: sizes, bandwidth factors, and the call itself.
+//! The operations that `perf` can measure: their sizes and bandwidth factors, and the call itself.
 
 use fusewire::{Communicator, DType, Norm, Operation, ReduceOp, Result};
 
@@ -22,12 +22,12 @@ pub(crate) enum Kind {
     AllReduceRmsNorm,
 }
 
-/// The reason for which an operation cannot run.
+/// Reason why an operation cannot run.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// The operation does not go with the type or the ranks: `all` leaves it out.
+    /// The operation does not support the type or the number of ranks. `all` skips the operation.
     Kind(String),
-    /// The reduction does not go with the type: a mistake also with `all`.
+    /// The reduction does not support the type. This is an error, also with `all`.
     Op(String),
 }
 
@@ -37,7 +37,7 @@ pub(crate) const HIDDEN: usize = 1024;
 pub(crate) const EPSILON: f32 = 1e-5;
 
 impl Kind {
-    /// All operations, in the order of `all`.
+    /// All operations, in the order in which `all` runs them.
     pub(crate) const ALL: [Self; 13] = [
         Self::AllReduce,
         Self::ReduceScatter,
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// Returns the library's operation.
+    /// Returns the operation of the library that this kind measures.
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -86,7 +86,7 @@ impl Kind {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
 
-    /// Returns the reason for which the operation cannot run, if there is one.
+    /// Returns the reason why the operation cannot run, or `None` if it can.
     pub(crate) fn refuses(self, dtype: DType, op: ReduceOp, ranks: u32) -> Option<Refusal> {
         let code = op.code();
         let fused = matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
@@ -107,18 +107,18 @@ impl Kind {
         }
     }
 
-    /// Returns true if the operation has no size.
+    /// Returns true if the operation moves no data, so that it has no size.
     pub(crate) const fn sizeless(self) -> bool {
         matches!(self, Self::Barrier)
     }
 
-    /// Returns true if the operation has a form that works in place.
+    /// Returns true if the operation can run in place.
     pub(crate) const fn has_in_place(self) -> bool {
         !matches!(self, Self::AllToAllV | Self::SendRecv | Self::Barrier)
     }
 
-    /// Returns the elements of a row for a nominal size, which is the size of the input or the
-    /// output in total, whichever is larger, as in nccl-tests.
+    /// Returns the number of elements of a row for a nominal size. As in nccl-tests, the nominal
+    /// size is the total size of the input or of the output, whichever is larger.
     pub(crate) fn count(self, bytes: u64, dtype: DType, ranks: u32) -> usize {
         let elements = (bytes / dtype.size() as u64) as usize;
         match self {
@@ -129,7 +129,7 @@ impl Kind {
         }
     }
 
-    /// Returns the total bytes that a row of `count` elements stands for.
+    /// Returns the nominal size in bytes of rows of `count` elements.
     pub(crate) fn bytes(self, count: usize, dtype: DType, ranks: u32) -> u64 {
         let rows = match self {
             Self::AllReduce
@@ -139,7 +139,7 @@ impl Kind {
             | Self::Barrier
             | Self::AllReduceRmsNorm => 1,
             Self::AllGatherV | Self::AllToAllV => {
-                // Parts differ by rank: the bytes of the rank that gets most.
+                // The parts differ by rank. The nominal size is the size of the largest output.
                 let most = (0..ranks)
                     .map(|rank| self.shape(count, ranks, rank).1)
                     .max();
@@ -150,7 +150,8 @@ impl Kind {
         rows * (count * dtype.size()) as u64
     }
 
-    /// Returns the bus bandwidth per algorithm bandwidth: the load of the busiest link.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth, which corresponds to the load of
+    /// the busiest link.
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
@@ -161,7 +162,7 @@ impl Kind {
         }
     }
 
-    /// Returns the elements that `rank` gives and gets, for rows of `count`.
+    /// Returns the numbers of input and output elements of `rank`, for rows of `count` elements.
     pub(crate) fn shape(self, count: usize, ranks: u32, rank: u32) -> (usize, usize) {
         let n = ranks as usize;
         match self {
@@ -188,7 +189,7 @@ impl Kind {
         }
     }
 
-    /// Returns, for a call in place, true if the input lies in the output and false if the output
+    /// For a call in place, returns true if the input lies in the output, or false if the output
     /// lies in the input, and the offset in elements.
     pub(crate) fn in_place_at(self, count: usize, ranks: u32, rank: u32) -> (bool, usize) {
         match self {
@@ -205,22 +206,23 @@ impl Kind {
     }
 }
 
-/// Root of the rooted operations.
+/// Root of the operations that have a root.
 pub(crate) const ROOT: u32 = 0;
 
-/// Returns the length of a row of the fused norm with this many elements in all.
+/// Returns the length of a row of the fused norm, for this total number of elements.
 pub(crate) fn hidden(elements: usize) -> usize {
     (elements / 8 * 8).clamp(8, HIDDEN)
 }
 
-/// Returns the counts of all_gather_v: they differ by rank and are `count` at most.
+/// Returns the counts of all_gather_v. They differ by rank and are at most `count`.
 pub(crate) fn counts(count: usize, ranks: u32) -> Vec<u64> {
     (0..ranks as usize)
         .map(|rank| (count * (rank % 3 + 1) / 3) as u64)
         .collect()
 }
 
-/// Returns the elements that `from` sends to `to` in all_to_all_v: some pairs send nothing.
+/// Returns the number of elements that `from` sends to `to` in all_to_all_v. For some pairs it is
+/// 0.
 pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
@@ -305,7 +307,8 @@ pub(crate) fn call(
                     comm.recv_async(output, previous)
                 )
             };
-            // Odd ranks receive first, so a ring of any length and size goes round.
+            // Odd ranks receive first, so that a ring of any number of ranks completes for any
+            // message size.
             if comm.rank().is_multiple_of(2) {
                 send()?;
                 recv()

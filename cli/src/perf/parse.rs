@@ -1,11 +1,11 @@
-//! Values on the command line: operations, element types, reductions and sizes.
+//! Parsers for command-line values: operations, element types, reductions and sizes.
 
 use fusewire::{DType, ReduceOp};
 
 use super::operation::{Kind, Refusal};
 use super::usage;
 
-/// Names of element types and reductions in other libraries.
+/// Names that other libraries use for element types and reductions, with the names used here.
 const OTHER_NAMES: &[(&str, &str)] = &[
     ("double", "f64"),
     ("float64", "f64"),
@@ -46,7 +46,7 @@ const OTHER_NAMES: &[(&str, &str)] = &[
     ("allreducermsnorm", "all_reduce_norm"),
 ];
 
-/// Names of the reductions on the command line.
+/// Names that the command line accepts for reductions.
 const REDUCTIONS: [&str; 9] = [
     "sum",
     "product",
@@ -59,8 +59,8 @@ const REDUCTIONS: [&str; 9] = [
     "bxor",
 ];
 
-/// Returns the operations of a list that is separated by commas or blanks, and notes on those that
-/// were left out: `all` leaves out the operations that the type does not have.
+/// Parses a list of operations that are separated by commas or blanks. `all` skips operations that
+/// do not support the type. Returns the operations, and notes about the skipped ones.
 pub(super) fn operations(
     list: &str,
     dtype: DType,
@@ -130,7 +130,8 @@ pub(super) fn reduction(name: &str) -> anyhow::Result<ReduceOp> {
     })
 }
 
-/// Returns `; did you mean NAME?` for the one of `names` that is close to `name`, or nothing.
+/// Returns `; did you mean NAME?` for the name in `names` that is similar to `name`, or an empty
+/// string.
 fn suggestion(name: &str, names: &[&str]) -> String {
     let plain = |name: &str| name.to_lowercase().replace(['-', '_', '.'], "");
     let wanted = plain(name);
@@ -138,7 +139,7 @@ fn suggestion(name: &str, names: &[&str]) -> String {
         .iter()
         .find(|(other, known)| *other == wanted && names.contains(known))
         .map(|(_, known)| *known);
-    // A third of the letters may be wrong.
+    // A name is similar if at most a third of its letters differ.
     let close = || {
         names
             .iter()
@@ -168,8 +169,8 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Returns the bytes that a size such as `64`, `1.5K`, `2kb` or `1MiB` stands for; units are powers
-/// of 1024.
+/// Returns the number of bytes of a size such as `64`, `1.5K`, `2kb` or `1MiB`. Units are powers of
+/// 1024.
 pub(super) fn bytes(text: &str) -> anyhow::Result<u64> {
     let invalid = || {
         usage(format!(
@@ -191,7 +192,7 @@ pub(super) fn bytes(text: &str) -> anyhow::Result<u64> {
         .split_once('.')
         .unwrap_or((number.trim_end(), ""));
     let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
-    // So many digits of a fraction cannot overflow below.
+    // A fraction of at most 18 digits cannot overflow in the computation below.
     if !is_number(whole) || !is_number(fraction) || whole.is_empty() || fraction.len() > 18 {
         return Err(invalid());
     }

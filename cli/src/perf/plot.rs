@@ -1,4 +1,4 @@
-//! The chart: latency and bus bandwidth over the size, with a series for each operation.
+//! The chart: latency and bus bandwidth as functions of the size, with one series per operation.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::operation::Kind;
 use super::report::Row;
 use super::usage;
 
-/// Fails if the chart cannot be written to `path`, or would be empty.
+/// Returns an error if the chart cannot be written to `path`, or if it would be empty.
 pub(crate) fn check(path: &Path, operations: &[Kind]) -> anyhow::Result<()> {
     let shown = path.display();
     match path.extension().and_then(|extension| extension.to_str()) {
@@ -81,13 +81,13 @@ fn panel(
     let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MAX, f64::min);
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
     let x = |row: &Row| row.bytes as f64;
-    // Rows are rounded to thousandths; a logarithmic axis has no zero.
+    // Rows are rounded to thousandths, and a logarithmic axis cannot show zero.
     let y = |row: &Row| value(row).max(1e-3);
     let (left, right) = (
         least(&mut rows.iter().map(|r| x(r))),
         most(&mut rows.iter().map(|r| x(r))),
     );
-    // Ticks are at powers of the base, of which every range must have two at least.
+    // Ticks are at powers of the base. Every range must contain at least two of them.
     let (base, left, right) = if right / left < 64.0 {
         (2.0, left / 2.0, right * 2.0)
     } else {
@@ -103,7 +103,7 @@ fn panel(
         .y_label_area_size(64)
         .build_cartesian_2d(
             (left..right).log_scale().base(base),
-            // A hair more, so that rounding does not lose the ticks at the ends.
+            // The range is slightly larger, so that rounding does not remove the ticks at its ends.
             ((low * 0.999)..(high * 1.001)).log_scale(),
         )?;
     chart
@@ -163,7 +163,7 @@ fn number(value: f64) -> String {
     if value >= 1.0 {
         format!("{value:.0}")
     } else {
-        // Powers of ten are not exact in binary.
+        // Rounds the value, because powers of ten are not exact in binary.
         format!("{value:.6}").trim_end_matches('0').to_owned()
     }
 }

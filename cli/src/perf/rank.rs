@@ -1,4 +1,4 @@
-//! The part of one rank: verified calls and timed calls of each size.
+//! The work of one rank: verified calls and timed calls for each size.
 
 use core::time::Duration;
 use std::io::IsTerminal;
@@ -14,14 +14,15 @@ use super::operation::{Kind, call};
 use super::report::{Report, Row};
 use super::{Settings, complain};
 
-/// Time for the timed calls of one row, unless `--iterations` gives their number.
+/// Total duration of the timed calls of one row, unless `--iterations` gives their number.
 const BUDGET: Duration = Duration::from_millis(200);
-/// Maximum of timed calls in a row of the table.
+/// Maximum number of timed calls of one row.
 const MOST: u64 = 5000;
-/// Minimum of timed calls in a row of the table.
+/// Minimum number of timed calls of one row.
 const FEWEST: u64 = 5;
 
-/// Runs all operations with all sizes. Returns the rows, with the wrong elements of all ranks.
+/// Runs all operations with all sizes. Returns the rows of the table; each counts the wrong
+/// elements of all ranks.
 pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<Vec<Row>> {
     let mut report = Report::new(comm, settings);
     let mut arena = Arena::new(comm, settings)?;
@@ -38,7 +39,7 @@ pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<Vec<Row>> 
             let row = measure(comm, settings, &mut arena, kind, count)?;
             progress.suspend(|| report.row(row));
             progress.inc(1);
-            // Ranks must make the same calls, so they stop together.
+            // All ranks must make the same calls, so they all stop at the same row.
             let mut unread = [u64::from(report.is_unread())];
             comm.all_reduce(unread.as_mut_slice(), ReduceOp::Max)?;
             if unread[0] != 0 {
@@ -112,14 +113,15 @@ fn capture(comm: &Communicator, kind: Kind, op: ReduceOp, buffers: &Buffers) -> 
     graph.instantiate()
 }
 
-/// Returns the microseconds of each timed call. Every call starts after a barrier.
+/// Returns the duration of each timed call in microseconds. A barrier precedes every call.
 fn timed(
     comm: &Communicator,
     settings: &Settings,
     once: &dyn Fn() -> Result<()>,
 ) -> Result<Vec<f64>> {
     let started = Instant::now();
-    // One call at least: the number of iterations comes from it.
+    // At least one warm-up call is necessary, because its duration determines the number of
+    // iterations.
     let warmup = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
     for _ in 0..warmup {
         comm.barrier()?;
@@ -128,14 +130,15 @@ fn timed(
     let iterations = match settings.iterations {
         Some(iterations) => u64::from(iterations),
         None => {
-            // All ranks take the time of the slowest.
+            // All ranks use the duration of the slowest rank.
             let each = started.elapsed().as_nanos() as u64 / warmup;
             let mut slowest = [each.max(1)];
             comm.all_reduce(slowest.as_mut_slice(), ReduceOp::Max)?;
             (BUDGET.as_nanos() as u64 / slowest[0]).clamp(FEWEST, MOST)
         }
     };
-    // More warm-up for the caches and the clock, as far as it costs little.
+    // Additional warm-up calls for the caches and the clock frequency: a tenth of the number of
+    // timed calls, at most 50.
     if settings.warmup.is_none() {
         for _ in 0..(iterations / 10).min(50) {
             comm.barrier()?;
@@ -149,8 +152,8 @@ fn timed(
         once()?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    // A call takes as long as its slowest rank: a rank that starts late finds its peers' data
-    // already there.
+    // The slowest rank determines the duration of a call: a rank that starts late finds the data of
+    // its peers already there.
     comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
     Ok(times)
 }
@@ -177,7 +180,7 @@ fn verified(
         count,
         number,
     );
-    // Peers have finished with this rank's memory.
+    // After this barrier, no peer accesses this rank's memory any more.
     comm.barrier()?;
     buffers.prepare(&case)?;
     comm.barrier()?;

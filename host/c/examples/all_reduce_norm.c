@@ -34,7 +34,7 @@ static float residual_before(int i) { return (float)((i * 17) % 89 - 44) / 32.0f
 
 static float weight_of(int i) { return 0.5f + (float)(i % 7) / 8.0f; }
 
-/* Computes the result in plain C, with sums in the order of ranks. */
+/* Computes the expected result in plain C. Sums are in rank order. */
 static void expect(uint32_t ranks, float epsilon, float *sum, float *out) {
   for (int row = 0; row < ROWS; row++) {
     double squares = 0.0;
@@ -51,7 +51,8 @@ static void expect(uint32_t ranks, float epsilon, float *sum, float *out) {
   }
 }
 
-/* Counts the elements that differ: residual_out in any bit, the norm by more than its rounding. */
+/* Counts the elements that differ. residual_out must be bitwise identical; the norm may differ by
+   its rounding. */
 static int wrong(const float *sum, const float *sum_expected, const float *out,
                  const float *expected) {
   int count = 0;

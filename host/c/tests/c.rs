@@ -1,7 +1,8 @@
-//! Tests of the header, the library and programs in C.
+//! Tests of the header, of the library, and of programs in C.
 //!
-//! Without a C compiler they are skipped with a printed reason, unless `FUSEWIRE_REQUIRE` names
-//! `cc`. `FUSEWIRE_TEST_DEVICE` (`cpu`, `cuda`, `hip`) is the device of the ranks.
+//! If there is no C compiler, the tests are skipped with a printed reason, unless
+//! `FUSEWIRE_REQUIRE` contains `cc`. `FUSEWIRE_TEST_DEVICE` (`cpu`, `cuda`, `hip`) selects the
+//! device of the ranks.
 
 mod layout;
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Instant;
 
-/// Compilers of C and C++, with the warnings that must not occur.
+/// Commands of the C and C++ compilers. Warnings are errors.
 const C: [&str; 6] = [
     "cc",
     "-std=c99",
@@ -29,7 +30,7 @@ const CXX: [&str; 6] = [
     "-Werror",
 ];
 
-/// Returns true if this machine has the compiler; else prints why a test is skipped.
+/// Returns true if this machine has the compiler. Otherwise prints why the test is skipped.
 fn has(compiler: &str) -> bool {
     let found = Command::new(compiler).arg("--version").output();
     if found.is_ok_and(|found| found.status.success()) {
@@ -48,7 +49,8 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns the folder of the library that cargo has built for this test: that of the test itself.
+/// Returns the folder of the library that cargo has built for this test, which is the folder of the
+/// test binary.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let folder = test.parent().expect("its folder").to_owned();
@@ -65,8 +67,9 @@ fn library() -> PathBuf {
     folder
 }
 
-/// Returns a command that runs `program` with the library of this test. Cargo's search path, which
-/// has priority over the path in a program, may have an older library from another build.
+/// Returns a command that runs `program` with the library of this test. Cargo sets a search path
+/// that takes precedence over the path in a program and may contain an older library, so the folder
+/// of the library is prepended to it.
 fn command(program: &Path) -> Command {
     let mut search = vec![library()];
     if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -132,7 +135,8 @@ fn free_port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-/// Runs two ranks of `program` with the `arguments` of each rank and port. Returns their output.
+/// Runs `program` on two ranks. `arguments` returns the arguments for a rank and a port. Returns
+/// the output of each rank.
 fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
     let port = free_port();
     let ranks = [0, 1].map(|rank: u32| {
@@ -154,12 +158,12 @@ fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Outp
     ranks.map(|rank| ended(rank, deadline))
 }
 
-/// Waits for the end of a process, which is killed at the deadline. Returns its output.
+/// Waits until a process ends, and kills it at the deadline. Returns its output.
 fn ended(mut process: Child, deadline: Instant) -> Output {
     while Instant::now() < deadline && process.try_wait().is_ok_and(|status| status.is_none()) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Harmless if it has ended.
+    // Killing a process that has ended has no effect.
     let _ = process.kill();
     process.wait_with_output().expect("its output")
 }
@@ -248,7 +252,7 @@ fn the_header_and_the_library_agree() {
     assert!(lines.expected().len() > 80, "{}", lines.expected().len());
 }
 
-/// Returns the output of a tool of binutils, which comes with the C compiler.
+/// Returns the output of a tool of binutils, which are installed with the C compiler.
 fn binutils(tool: &str, arguments: &[&str]) -> String {
     let library = library().join("libfusewire_c.so");
     let output = Command::new(tool)
@@ -288,7 +292,7 @@ fn a_program_links_with_the_static_library() {
         return;
     }
     let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
-    // The flags that the header names.
+    // The header documents these flags.
     let flags = ["-lm", "-lpthread", "-ldl"];
     assert!(header.contains(&flags.join(" ")));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -310,7 +314,7 @@ fn a_program_links_with_the_static_library() {
         .expect("the compiler starts");
     assert!(output.status.success(), "{}", said(&output));
     assert!(Command::new(&program).status().expect("it runs").success());
-    // The program has the whole library in it.
+    // The program contains the whole library.
     let _ = std::fs::remove_file(&program);
 }
 
@@ -341,7 +345,7 @@ fn a_header_that_differs_is_found() {
     if !has("cc") {
         return;
     }
-    // Another prototype does not compile.
+    // The program does not compile if a prototype differs.
     let lines = layout::Lines::new();
     let program = lines.program();
     let other = program.replacen(
@@ -353,7 +357,7 @@ fn a_header_that_differs_is_found() {
     let error = compile_text(&C, &other, "prototype").expect_err("another prototype");
     assert!(error.contains("incompatible"), "{error}");
 
-    // Another layout gives other lines.
+    // A different layout must print different lines.
     let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
     let field = "  float epsilon;\n";
     assert!(header.contains(field));

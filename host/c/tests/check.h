@@ -1,4 +1,4 @@
-/* State and helpers of the parts of operations.c: the communicator, comparisons, memory. */
+/* State and helpers that the parts of operations.c share: the communicator, comparisons, memory. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -26,7 +26,7 @@ static void expect_(int line, int code, int wanted, const char *what) {
 }
 #define OK(call) expect_(__LINE__, (call), FUSEWIRE_OK, #call)
 #define GIVES(code, call) expect_(__LINE__, (call), (code), #call)
-/* Checks the code, and that the message has some words. */
+/* Checks the returned code, and that the message contains `words`. */
 #define SAYS(code, words, call)                                                     \
   do {                                                                              \
     GIVES(code, call);                                                              \
@@ -45,7 +45,7 @@ static void expect_(int line, int code, int wanted, const char *what) {
 
 static int on_cpu(void) { return strcmp(device, "cpu") == 0; }
 
-/* Allocates memory in a window, or plain memory on a CPU. */
+/* Allocates memory in a window. With `plain` on a CPU, allocates memory outside any window. */
 static void *memory(size_t bytes, int plain) {
   void *at = NULL;
   if (plain && on_cpu()) return malloc(bytes);

@@ -5,7 +5,8 @@
 #include "overlap.h"
 #include "check.h"
 
-/* `form`: 0 blocking, 1 enqueued, 2 enqueued without a handle. */
+/* `form`: 0 for the blocking form, 1 for the _async form, 2 for the _async form without a work
+   handle. */
 static void collectives(int plain, int form) {
   float *in = memory(sizeof host, plain), *out = memory(sizeof host, plain);
   fusewire_work *work = NULL, **handle = form == 1 ? &work : NULL;
@@ -75,8 +76,8 @@ static double e4m3(uint8_t byte) {
   return byte & 128 ? -magnitude : magnitude;
 }
 
-/* Layer norm with bias and unit offset of a reduce_scatter's rows; fp8 with the scales of groups in
-   columns, powers of two. */
+/* Layer norm with bias and unit offset of the rows of a reduce_scatter. The output is fp8; the
+   scales of groups are powers of two and are stored in columns. */
 static void norms(int enqueued) {
   enum { ROWS = 3, HIDDEN = 320, GROUPS = 3, STRIDE = 5, COUNT = ROWS * HIDDEN };
   float *in = memory(RANKS * COUNT * 4, 0);
@@ -86,7 +87,7 @@ static void norms(int enqueued) {
   put(in, RANKS * COUNT);
   put(weight, HIDDEN);
   put(bias, HIDDEN);
-  /* Weight and bias differ between the ranks, which a reduce_scatter allows. */
+  /* Weight and bias differ between the ranks. A reduce_scatter allows this. */
   fusewire_norm norm;
   memset(&norm, 0, sizeof norm);
   norm.struct_size = sizeof norm;
@@ -158,7 +159,7 @@ static void norms(int enqueued) {
   release(kept, 0), release(out, 0), release(scales, 0);
 }
 
-/* Captured once, replayed twice. */
+/* Captures a graph once and replays it twice. */
 static void graph(void) {
   float *x = memory(N * 4, 0);
   fusewire_graph *replay;
@@ -177,7 +178,7 @@ static void graph(void) {
   release(x, 0);
 }
 
-/* Looks up a function of the driver. */
+/* Looks up a function of the CUDA driver. */
 static void symbol(void *library, const char *name, void *function) {
   void *found = dlsym(library, name);
   if (found == NULL) {
@@ -187,7 +188,8 @@ static void symbol(void *library, const char *name, void *function) {
   memcpy(function, &found, sizeof found);
 }
 
-/* The caller's own stream and memory, from CUDA's driver, as an inference engine has them. */
+/* Uses a stream and memory that the caller created with the CUDA driver, as an inference engine
+   does. */
 static void own_stream(void) {
   if (strncmp(device, "cuda", 4) != 0) return;
   void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context, *stream, *raw;
@@ -233,14 +235,14 @@ static void own_stream(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, raw));
   OK(fusewire_deregister(comm, raw));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_register", fusewire_deregister(comm, raw));
-  /* The next operation is on another stream, so the communicator needs this one no more. */
+  /* The next operation uses another stream, so the communicator no longer needs this stream. */
   OK(fusewire_barrier(comm));
   OK(fusewire_comm_destroy(on));
   TRUE(wait(stream) == 0 && destroy(stream) == 0 && release_memory(x) == 0);
 }
 
-/* The two greatest of each row of logits, which ascend over both ranks' columns, and the rows'
-   sums; rank 1 has fewer columns. */
+/* Finds the two greatest logits of each row, and the log-sum-exp of each row. The logits ascend
+   over the columns of both ranks. Rank 1 has fewer columns. */
 static void sampling(int enqueued) {
   enum { ROWS = 3, FIRST = 20, ALL = 33, STRIDE = 24, K = 2 };
   static float logits[ROWS * STRIDE];
@@ -296,7 +298,8 @@ static void sampling(int enqueued) {
   release(indices, 0);
 }
 
-/* Refused calls move nothing: only this rank makes them, and the next operation of both works. */
+/* Refused calls move no data: only this rank makes them, and the next operation of both ranks
+   succeeds. */
 static void refused(void) {
   float x[16] = {0};
   void *at = x;
@@ -372,7 +375,7 @@ static void refused(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "flags 0x2", fusewire_vocab_parallel(comm, &vocab));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "vocab is NULL", fusewire_vocab_parallel(comm, NULL));
 
-  /* A newer program's struct: unknown fields may be zero, but have no other value. */
+  /* The struct of a newer program: fields that the library does not know must be zero. */
   struct {
     fusewire_norm norm;
     uint64_t more;
@@ -406,8 +409,8 @@ static void refused(void) {
   }
 }
 
-/* Memory that peers cannot map is refused on every rank, with advice for C, and goes through
-   staging. */
+/* Memory that peers cannot map is refused on every rank, with a message for C programs. Operations
+   use it through staging. */
 static void registration(void) {
   if (!on_cpu()) return;
   static float x[64];
@@ -416,7 +419,7 @@ static void registration(void) {
   OK(fusewire_all_reduce(comm, x, x, 64, FUSEWIRE_F32, FUSEWIRE_SUM));
 }
 
-/* Parts of a communicator: both ranks in the other order, each rank alone, and a rank in none. */
+/* Splits a communicator: both ranks in reverse order, each rank alone, and one rank in no part. */
 static void parts(void) {
   const uint32_t turned[RANKS] = {1, 0};
   fusewire_comm *part;
@@ -445,8 +448,8 @@ static void parts(void) {
   release(x, 1);
 }
 
-/* More communicators over the store that the first one serves; each must fail with the expected
-   error. */
+/* Creates more communicators over the store that the first communicator serves. Each must fail with
+   the expected error. */
 static void failing(const char *store) {
   fusewire_options options;
   fusewire_comm *other;
@@ -458,8 +461,8 @@ static void failing(const char *store) {
   OK(fusewire_comm_create("cpu", rank, RANKS, store, "aborted", &options, &other));
   OK(fusewire_comm_failure(other));
   OK(fusewire_barrier(other));
-  /* Rank 1 may leave that barrier while rank 0 still waits for its signal; an abort would end that
-     wait, too. */
+  /* Rank 1 may leave this barrier while rank 0 still waits for its signal. An abort would also end
+     that wait. */
   OK(fusewire_barrier(comm));
   if (rank == 0) {
     SAYS(FUSEWIRE_ERROR_ABORTED, "aborted", fusewire_barrier(other));

@@ -2,7 +2,7 @@
 #include "check.h"
 
 /* Runs all_gather and reduce_scatter on a new stream, concurrently with the compute stream, which
-   is that of `comm`. */
+   is the stream of `comm`. */
 static void overlapped(void) {
   enum { CHUNK = 700, CHUNKS = (N + CHUNK - 1) / CHUNK };
   float *part = memory(N * 4, 0), *all = memory(sizeof host, 0);
@@ -46,7 +46,7 @@ static void overlapped(void) {
   OK(fusewire_reduce_scatter_on_arrival(on, comm, &overlap, &work));
   for (uint32_t tile = 0; tile < RANKS * CHUNKS; tile++) {
     if (on_cpu() && tile % 2 == 0) {
-      /* After the stream has cleared the words. */
+      /* This thread must not add to a word before the compute stream has cleared the words. */
       OK(fusewire_comm_synchronize(comm));
       OK(fusewire_ready_flags_add(flags, tile, 1));
     } else {

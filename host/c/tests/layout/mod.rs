@@ -1,5 +1,5 @@
-//! The library's types in C: lines that a program prints, and prototypes that its compiler
-//! compares.
+//! Compares the library's types with C: the layouts through lines that a C program prints, and the
+//! prototypes through the C compiler.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write as _;
@@ -11,7 +11,7 @@ use fusewire_c::{
     FusewireReadyFlags, FusewireVocab, FusewireWork, codes, numbers,
 };
 
-/// A type that exists in C, too.
+/// A type that also exists in C.
 trait CType {
     fn c() -> String;
 }
@@ -75,7 +75,7 @@ macro_rules! prototypes {
 
 prototypes!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G));
 
-/// The lines and names that are compared.
+/// The expected lines, and the names of the compared items.
 #[derive(Default)]
 pub(crate) struct Lines {
     expected: Vec<String>,
@@ -93,7 +93,7 @@ macro_rules! fields {
             concat!("offsetof(", $c, ", ", stringify!($field), ")"),
             offset_of!($name, $field) as u64,
         );)*
-        // A field that is not listed here does not compile.
+        // Does not compile if a field is missing from the list.
         #[allow(dead_code)]
         fn all(value: &$name) {
             let $name { $($field: _),* } = value;
@@ -206,7 +206,7 @@ impl Lines {
         .expect("memory");
     }
 
-    /// Returns the program.
+    /// Returns the source of the C program.
     pub(crate) fn program(&self) -> String {
         format!(
             "#include <fusewire.h>\n#include <stdio.h>\n{}int main(void) {{\n{}  return 0;\n}}\n",
