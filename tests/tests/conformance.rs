@@ -1,4 +1,5 @@
-//! The conformance lists with every way to start ranks and the settings of communicators.
+//! Runs the conformance lists with every way to start ranks and with many settings of
+//! communicators.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, nvls};
@@ -85,8 +86,8 @@ fn multicast() {
     for ranks in 1..=8 {
         run(&Threads, base(ranks), "nvls");
     }
-    // Lanes as threads are slow, so a part of the list with all types, operations, counts and
-    // offsets.
+    // Lanes are threads here and therefore slow. This part of the list still has all types,
+    // operations, counts and offsets.
     for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
         let setup = Setup {
             lanes,
@@ -198,8 +199,8 @@ fn ranks_as_processes() {
 
 #[test]
 fn blocks_in_different_rounds_use_disjoint_staging() {
-    // The last round is shorter than the others. If parts were divided again for it, they would
-    // overlap memory that a block in the previous round still reads.
+    // The last round is shorter than the other rounds. If the parts were divided again for the last
+    // round, they would overlap memory that a block still reads in the previous round.
     for (operation, reduction) in [
         (Operation::AllGather, None),
         (Operation::AllGatherV, None),

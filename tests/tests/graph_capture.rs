@@ -1,8 +1,8 @@
-//! Captures: the resources that they keep, the driver calls that they must not make, and captures
-//! begun by another library.
+//! Tests the resources that captures keep, the driver calls that captures must not make, and
+//! captures begun by another library.
 //!
-//! On the fake of the CUDA driver the tests need `--test-threads=1`, because it counts the calls of
-//! the whole process.
+//! On the fake of the CUDA driver, the tests need `--test-threads=1`, because the fake counts the
+//! calls of the whole process.
 
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -52,7 +52,8 @@ fn latch(stream: &Stream) -> Result<Sender<()>> {
     Ok(open)
 }
 
-/// Waits until `done`, with allocations by which the library polls its work.
+/// Waits until `done` returns true. Allocates meanwhile, because the library polls its completed
+/// work on allocations.
 fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         drop(comm.tensor(DType::U8, 1)?);
@@ -64,7 +65,8 @@ fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> 
     panic!("{what} did not happen");
 }
 
-/// Returns the number of rounds: `usual` on the CPU, fewer on a GPU, where a launch takes longer.
+/// Returns the number of rounds: `usual` on the CPU, and fewer on a GPU, because a launch takes
+/// longer there.
 fn rounds(usual: u32) -> u32 {
     if device().is_gpu() { usual / 20 } else { usual }
 }
@@ -177,7 +179,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
     let Some(fake) = Fake::open() else {
         return;
     };
-    // The counters belong to the process, so both ranks enter each phase together.
+    // The counters are global to the process, so both ranks enter each phase together.
     let barrier = std::sync::Barrier::new(2);
     all(2, |comm| {
         let mix = Mix::new(&comm)?;
@@ -190,7 +192,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         stream.begin_capture()?;
         mix.issue(&on)?;
         let graph = stream.end_capture()?;
-        // Except for `cuStreamSynchronize`, because the capture writes the table of the batch.
+        // `cuStreamSynchronize` is excluded, because the capture writes the table of the batch.
         let after = disturbed(&fake);
         barrier.wait();
         for ((name, before), (_, after)) in before.iter().zip(&after) {
@@ -215,7 +217,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         assert_eq!(before, after, "steady launches and replays");
         barrier.wait();
         mix.check(1)?;
-        // A negative control of the counters.
+        // A negative control: these calls must change the counters.
         let event = Event::new();
         stream.record(&event)?;
         stream.synchronize()?;
@@ -253,8 +255,8 @@ fn graphs_streams_events_and_memory_are_freed() {
             let streams = [stream(), stream()];
             for round in 0..3 {
                 let on = comm.on(&streams[round % 2]);
-                // An eager call is ordered after the work of the other stream; a replay alone is
-                // not.
+                // An eager call is ordered after the work of the other stream. A replay without an
+                // eager call before it is not.
                 on.barrier()?;
                 let x = comm.tensor(DType::F32, 70_000)?;
                 let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
@@ -262,13 +264,13 @@ fn graphs_streams_events_and_memory_are_freed() {
                 on.all_reduce(&x, ReduceOp::Sum)?;
                 let mix = Mix::new(&comm)?;
                 mix.issue(&on)?;
-                // Still queued when the stream is dropped.
+                // The launch is still queued when the stream is dropped.
                 graph.launch(on.stream())?;
             }
             comm.barrier()
         });
     };
-    // The first run fills the pools.
+    // The first run allocates the pools.
     let settled = || {
         let mut last = live(&fake);
         for _ in 0..200 {
@@ -289,8 +291,8 @@ fn graphs_streams_events_and_memory_are_freed() {
         life();
     }
     for ((kind, before), (_, after)) in before.iter().zip(settled()) {
-        // Pools grow with the work that two ranks have in flight at once: by less than one
-        // allocation per run.
+        // Pools grow with the work that two ranks have in flight at once, by at most one allocation
+        // per run.
         let pooled = [c"block", c"host"].contains(kind);
         let most = before + if pooled { LIVES } else { 0 };
         assert!(after <= most, "{kind:?}: {before}, then {after}");
@@ -301,7 +303,7 @@ fn graphs_streams_events_and_memory_are_freed() {
     assert_ne!(settled(), before);
 }
 
-/// Captures a graph by direct driver calls in every mode.
+/// Captures a graph by direct driver calls in every capture mode.
 #[test]
 fn a_capture_begun_by_another_library_keeps_its_resources() {
     const N: usize = 40_000;
@@ -312,7 +314,8 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
         let barrier = std::sync::Barrier::new(2);
         all(2, |comm| {
             let raw = fake.stream();
-            // SAFETY: `raw` is a stream of the fake, destroyed below after `stream` is dropped.
+            // SAFETY: `raw` is a stream of the fake. It is destroyed below, after `stream` is
+            // dropped.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
             let on = comm.on(&stream);
             let (x, y) = (tensor(DType::F32, N)?, tensor(DType::F32, N)?);
@@ -378,7 +381,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     options.timeout = Duration::from_millis(500);
     for result in run_threads(2, &options, |comm| {
         let raw = fake.stream();
-        // SAFETY: `raw` is a stream of the fake, which is never destroyed.
+        // SAFETY: `raw` is a stream of the fake, and no call destroys it.
         let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
         let x = comm.alloc(DType::F32, 10)?;
         fake.begin_capture(raw, 1);
@@ -431,10 +434,11 @@ fn adopted_streams_and_memory_are_not_freed() {
             .map(|name| fake.calls(name))
         };
         let open = {
-            // SAFETY: `raw` is a stream of the fake, destroyed below after `stream` is dropped.
+            // SAFETY: `raw` is a stream of the fake. It is destroyed below, after `stream` is
+            // dropped.
             let stream = unsafe { Stream::adopt(device(), raw as *mut c_void)? };
             let keep = Arc::new(DropCount(Arc::clone(&dropped)));
-            // SAFETY: `at` has `4 * N` bytes and is freed below, after `keep` was dropped.
+            // SAFETY: `at` points to `4 * N` bytes, which are freed below after `keep` is dropped.
             let x = unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep))? };
             x.copy_from(&[3f32; N])?;
             let before = calls();
@@ -442,8 +446,8 @@ fn adopted_streams_and_memory_are_not_freed() {
             let on = comm.on(&stream);
             on.all_reduce_async(&x, ReduceOp::Sum)?;
             assert_eq!(stream.as_raw(), raw as *mut c_void);
-            // The communicator releases the stream when it is used on another one, which then waits
-            // for the work of the first.
+            // The communicator releases the adopted stream when it is used on another stream. The
+            // other stream then waits for the work of the adopted stream.
             let elsewhere = self::stream();
             comm.on(&elsewhere).barrier_async()?;
             drop((on, stream, x, elsewhere));
@@ -455,7 +459,7 @@ fn adopted_streams_and_memory_are_not_freed() {
         soon(&comm, "the drop of the memory's keeper", || {
             dropped.load(Ordering::Acquire) == 1
         })?;
-        // The owner can still use and free both.
+        // The owner can still use and free the stream and the memory.
         fake.call("cuStreamSynchronize", raw);
         fake.call("cuStreamDestroy_v2", raw);
         fake.call("cuMemFree_v2", at as usize);
@@ -493,13 +497,13 @@ fn launches_free_nothing_and_allocations_do() {
 
 #[test]
 fn handles_of_other_devices_are_not_adopted() {
-    // SAFETY: a null stream is refused before any use.
+    // SAFETY: `adopt` refuses a null stream before any use.
     let refused = unsafe { Stream::adopt(device(), core::ptr::null_mut()) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
-    // SAFETY: the CPU has no streams to adopt, so the handle is refused before any use.
+    // SAFETY: the CPU has no streams to adopt, so `adopt` refuses the handle before any use.
     let refused = unsafe { Stream::adopt(Device::Cpu, 8 as *mut c_void) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
-    // SAFETY: the address is not aligned for f32, so it is refused before any use.
+    // SAFETY: the address is not aligned for f32, so `adopt` refuses it before any use.
     let refused = unsafe { Tensor::adopt(device(), 2 as *mut u8, DType::F32, 1, None) };
     assert!(matches!(refused, Err(Error::InvalidArgument { .. })));
 }
@@ -574,10 +578,11 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         let at = fake.allocate(4 * N);
         let adopted = || {
             let keep = Arc::new(DropCount(Arc::clone(&dropped)));
-            // SAFETY: `at` has `4 * N` bytes and is freed below, after all keepers were dropped.
+            // SAFETY: `at` points to `4 * N` bytes, which are freed below after all keepers are
+            // dropped.
             unsafe { Tensor::adopt(device(), at, DType::F32, N, Some(keep)) }
         };
-        // An event cannot be created: the operation does not run.
+        // If an event cannot be created, the operation does not run.
         let stream = stream();
         let on = comm.on(&stream);
         let x = adopted()?;
@@ -590,7 +595,8 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         drop(x);
         assert_eq!(dropped.swap(0, Ordering::AcqRel), 1);
 
-        // An event cannot be recorded: the work runs, and its memory is kept until it ends.
+        // If an event cannot be recorded, the work runs, and its memory is kept until the work
+        // completes.
         let open = latch(&stream)?;
         let x = adopted()?;
         fake.fail(c"cuEventRecord", 1, 700);
@@ -606,7 +612,7 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
             dropped.swap(0, Ordering::AcqRel) == 1
         })?;
 
-        // A graph cannot keep resources: no work is captured.
+        // If a graph cannot keep resources, no work is captured.
         let x = adopted()?;
         stream.begin_capture()?;
         fake.fail(c"cuGraphRetainUserObject", 1, 2);
@@ -615,7 +621,7 @@ fn memory_is_kept_until_its_work_ends_if_the_driver_fails() {
         let graph = stream.end_capture()?;
         assert!(graph.is_empty(), "{graph:?}");
 
-        // A graph cannot be launched.
+        // A failed launch of a graph returns an error.
         let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
         fake.fail(c"cuGraphLaunch", 1, 719);
         let failed = graph.run(&stream);

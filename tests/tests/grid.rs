@@ -9,7 +9,7 @@ use fusewire_tests::process::{self, Host};
 use fusewire_tests::runner::{Processes, Setup, Threads};
 use fusewire_tests::skip::full;
 
-/// Serializes the runs, because each has as many threads as ranks.
+/// Serializes the runs, because each run starts one thread per rank.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn regular() -> Breadth {
@@ -23,7 +23,7 @@ fn regular() -> Breadth {
 fn setup(backend: &'static str, ranks: u32) -> Setup {
     Setup {
         backend,
-        // Staging of the default size: unlike the lists, the grid needs no multiple rounds.
+        // The default size of staging. Unlike the lists, the grid does not test multiple rounds.
         staging: 1 << 20,
         ..Setup::new(ranks)
     }

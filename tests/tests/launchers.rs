@@ -1,6 +1,6 @@
-//! Ranks started by installed launchers: `mpirun` without an address, and `torchrun` with its two
-//! kinds of store. Tests of missing launchers are skipped, or fail if `FUSEWIRE_REQUIRE` names
-//! `mpi` or `torch`.
+//! Tests ranks that installed launchers start: `mpirun` without a store address, and `torchrun`
+//! with both kinds of store. If a launcher is missing, its tests are skipped, or fail if
+//! `FUSEWIRE_REQUIRE` names `mpi` or `torch`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,8 +11,8 @@ use fusewire::{Communicator, Device, Options, ReduceOp};
 use fusewire_tests::process::{report, role};
 use fusewire_tests::skip::skip;
 
-/// Runs one rank that a launcher has started. It joins the others `times` times in sequence,
-/// because a later rendezvous must not find keys of an earlier one.
+/// Runs one rank that a launcher has started. The rank creates `times` communicators in sequence,
+/// because a later rendezvous must not find the keys of an earlier rendezvous.
 fn rank(times: u32) {
     for call in 0..times {
         let mut options = Options::default();
@@ -30,7 +30,7 @@ fn rank(times: u32) {
     }
 }
 
-/// Variables of an outer job, which launchers must not inherit.
+/// Environment variables of an outer job, which the started launchers must not inherit.
 const OUTER: [&str; 6] = [
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -40,7 +40,7 @@ const OUTER: [&str; 6] = [
     "FUSEWIRE_STORE_SECRET",
 ];
 
-/// Runs `launcher` on this binary's test `test`, and requires a report of every rank.
+/// Runs `launcher` on test `test` of this binary. Panics if a rank does not report.
 fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
     let output = start(launcher, test);
     let said = text(&output);
@@ -53,7 +53,7 @@ fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
     }
 }
 
-/// Runs `launcher` on this binary's test `test`.
+/// Runs `launcher` on test `test` of this binary.
 fn start(launcher: &mut Command, test: &str) -> Output {
     for name in OUTER {
         launcher.env_remove(name);
@@ -92,7 +92,7 @@ fn mpirun_without_an_address() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Returns true if `mpirun` is installed; else skips the test.
+/// Returns true if `mpirun` is installed. Skips the test otherwise.
 fn has_mpirun() -> bool {
     let found = Command::new("mpirun").arg("--version").output().is_ok();
     if !found {
@@ -117,7 +117,7 @@ fn mpirun(ranks: u32) -> Command {
     mpirun
 }
 
-/// Returns the interpreters that have PyTorch; skips the test if there are none.
+/// Returns the Python interpreters that have PyTorch. Skips the test if none has it.
 fn pythons() -> Vec<String> {
     let named = std::env::var("FUSEWIRE_PYTHON").ok();
     let found: Vec<_> = named
@@ -137,9 +137,9 @@ fn pythons() -> Vec<String> {
     found
 }
 
-/// Hydra (MPICH, Intel MPI) names no job, so its ranks find their file by the process that has
-/// started them. A shell with the name of that process sets its variables; some ranks have a shell
-/// in between.
+/// Hydra (MPICH, Intel MPI) does not name the job, so ranks find their rendezvous file by the
+/// process that has started them. The test emulates this process by a shell with the same name that
+/// sets Hydra's variables. Some ranks have another shell in between.
 #[test]
 fn hydras_ranks_without_an_address() {
     const TEST: &str = "hydras_ranks_without_an_address";
@@ -183,10 +183,10 @@ fn mpiexec_hydra_without_an_address() {
     launch(&mut launcher, "mpiexec_hydra_without_an_address", 2, 2);
 }
 
-/// Returns the arguments of an interpreter for `torchrun` with `count` workers.
+/// Returns the arguments with which an interpreter runs `torchrun` with `count` workers.
 fn workers(count: u32, logs: &Path) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = ["-m", "torch.distributed.run", "--no_python"]
-        // Version 1.13 with Python 3.11 accepts neither 0 nor 3 for these.
+        // PyTorch 1.13 with Python 3.11 accepts neither 0 nor 3 for these options.
         .into_iter()
         .chain(["--redirects=1", "--tee=2", "--log_dir"])
         .map(OsString::from)
@@ -206,7 +206,7 @@ fn logs(test: &str) -> PathBuf {
     logs
 }
 
-/// Runs `python -m torch.distributed.run` of every interpreter that has it.
+/// Runs `python -m torch.distributed.run` with every interpreter that has PyTorch.
 fn torchrun(test: &str, options: &[&str], times: u32) {
     if role().is_some() {
         return rank(times);
@@ -240,7 +240,8 @@ fn torchrun_with_a_rendezvous() {
     torchrun("torchrun_with_a_rendezvous", &options, 1);
 }
 
-/// The variables of `mpirun` name rank 0 of 1 in both workers; those of torchrun take precedence.
+/// Both workers inherit variables of `mpirun` that name rank 0 of 1. The variables of `torchrun`
+/// take precedence.
 #[test]
 fn torchrun_below_mpirun_starts_its_own_ranks() {
     const TEST: &str = "torchrun_below_mpirun_starts_its_own_ranks";
@@ -263,7 +264,7 @@ fn torchrun_below_mpirun_starts_its_own_ranks() {
     }
 }
 
-/// A killed rank cannot remove files, and mpirun then kills the other ranks.
+/// A killed rank cannot remove its files, and `mpirun` then kills the other ranks.
 #[test]
 fn mpirun_with_a_killed_rank_leaves_no_file() {
     const TEST: &str = "mpirun_with_a_killed_rank_leaves_no_file";

@@ -1,6 +1,6 @@
-//! Multi-rank grids on a machine without a GPU. Each test runs itself in a child process in which
-//! the executing fake of the driver library replaces `libcuda.so.1`, with an image that declares
-//! grid forms.
+//! Tests multi-rank grids on a machine without a GPU. Each test runs in a child process in which
+//! the executing fake of the driver replaces `libcuda.so.1`. An image in the child's environment
+//! declares the grid forms.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -20,15 +20,15 @@ use fusewire_tests::runner::{Runner, Setup, Threads};
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
 /// A timeout that the tests let expire.
 const SHORT: Duration = Duration::from_millis(700);
-/// Much longer than `SHORT`, and much shorter than the other limits.
+/// A duration much longer than `SHORT` and much shorter than the other time limits.
 const SOON: Duration = Duration::from_secs(10);
 
-/// The image of grid forms that the child finds.
+/// Kind of image that the child finds under the name of the image of grid forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
-    /// A stand-in for the image that `fusewire-build build --multi-rank-grid` writes.
+    /// A stand-in for the image of grid forms that `fusewire-build build --multi-rank-grid` writes.
     There,
-    /// An image of ordinary forms under its name.
+    /// An image of ordinary forms.
     Ordinary,
     /// An image that claims to be built from other sources.
     Stale,
@@ -120,12 +120,12 @@ fn works(size: u32, options: &Options) {
     }
 }
 
-/// Elements of a rank's part.
+/// Number of elements of a rank's part.
 const PART: usize = 331;
 const HIDDEN: usize = 96;
 
-/// Calls every collective once, blocking and enqueued. Returns the rank's results and the number of
-/// calls.
+/// Calls every collective twice, blocking and enqueued. Returns the results of this rank and the
+/// number of calls.
 fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     let ranks = comm.size() as usize;
     let filled = |dtype, count: usize, seed| -> Result<Tensor> {
@@ -150,7 +150,8 @@ fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
         out.push(part.to_bytes()?);
         comm.all_to_all_single(&whole, &large)?;
         out.push(whole.to_bytes()?);
-        // Enqueued without a wait in between: more grids than there are tables.
+        // Operations are enqueued without a wait in between, so there are more grids in flight than
+        // parameter tables.
         let mut work = Vec::new();
         for round in 0..12 {
             work.push(comm.broadcast_async(&whole, round % comm.size())?);
@@ -207,14 +208,14 @@ fn the_bits_are_those_of_the_cpu() {
             let before = launches(&fake);
             let (bytes, calls) = all_of(device(), ranks, GridMode::MultiRankGrid);
             let after = launches(&fake);
-            // One launch per call for all ranks, and no other launches.
+            // Each call launches one grid for all ranks, and there are no other launches.
             assert_eq!((after.0 - before.0, after.1 - before.1), (calls, 0));
             let (cpu, _) = all_of(Device::Cpu, ranks, GridMode::Separate);
             assert_eq!(bytes.len(), ranks as usize);
             assert!(bytes == cpu, "{ranks} ranks");
             assert!(bytes[0].iter().all(|out| out.iter().any(|byte| *byte != 0)));
         }
-        // Control of the count: separate launches.
+        // Control of the launch count: ranks with separate launches.
         let before = launches(&fake);
         let (_, calls) = all_of(device(), 2, GridMode::Separate);
         let after = launches(&fake);
@@ -401,7 +402,7 @@ fn waiting_ranks_get_aborts_and_failures_of_other_ranks() {
             assert!(error.to_string().contains("aborted"), "{error}");
             assert!(took < SOON, "{took:?}");
         }
-        // A kernel of another rank fails while this rank waits for it in the grid.
+        // The kernel of another rank fails while this rank waits for that rank in the grid.
         for result in run(3, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             let x = comm.alloc(DType::F32, 1 << 16)?;
             comm.barrier()?;
@@ -481,7 +482,7 @@ fn refusals(size: u32, options: &Options) -> Vec<String> {
 #[test]
 fn blocks_that_a_grid_cannot_hold_are_refused() {
     let test = "blocks_that_a_grid_cannot_hold_are_refused";
-    // Four blocks of 512 threads each.
+    // Each of the two SMs holds four blocks of 512 threads.
     let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, Image::There, &environment, || {
         for error in refusals(5, &multi_rank_grid(TEST_TIMEOUT)) {
@@ -529,7 +530,7 @@ fn unsupported_communicators_are_refused() {
                 let error = result.expect_err("the CPU").to_string();
                 assert!(error.contains("the device is the CPU"), "{error}");
             }
-            // Not all ranks choose the mode.
+            // Only some ranks select the mode.
             let store: std::sync::Arc<dyn fusewire::store::Store> =
                 std::sync::Arc::new(fusewire::store::MemoryStore::new());
             let make = |rank: u32| {
@@ -564,7 +565,7 @@ fn an_image_of_other_forms_is_refused() {
                 "{error}"
             );
         }
-        // Other communicators do not need the image.
+        // Communicators with separate launches do not need the image.
         works(2, &options(GridMode::Separate, TEST_TIMEOUT));
     });
 }
@@ -602,7 +603,7 @@ fn a_missing_image_is_reported() {
         println!("absent: reported");
         return;
     }
-    // Outside cargo's target folder, which may contain a built image.
+    // The folder is outside cargo's target folder, because that may contain a built image.
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
     let copy = folder.path().join("multi_rank_grid");

@@ -1,6 +1,6 @@
-//! First tests of a GPU: a short form of everything; each test is independent and takes seconds.
-//! `FUSEWIRE_TEST_DEVICE` names the device; runs on the CPU check the tests themselves.
-//! `fusewire-build bundle` packs them for a machine with a GPU.
+//! The first tests to run on a GPU. They cover everything briefly; each test is independent and
+//! takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. Runs on the CPU check that the tests
+//! work. `fusewire-build bundle` packs the tests for a machine with a GPU.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -18,7 +18,7 @@ use fusewire_tests::{device, oracle};
 
 /// Time limit of the tests' waits, long enough for processes that take turns on a GPU.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// A time-out that must expire. Ranks that are processes have a longer one.
+/// A time-out that the tests let expire. Ranks that are processes use a longer time-out.
 const SHORT: Duration = Duration::from_secs(2);
 const SHORT_OF_PROCESSES: Duration = Duration::from_secs(10);
 
@@ -37,7 +37,8 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     }
 }
 
-/// Returns numbers of blocks of a launch: one, several, and on a GPU 0 for the default.
+/// Returns the numbers of blocks to test: one, several, and on a GPU also 0, which selects the
+/// default.
 fn blocks() -> &'static [u32] {
     if device().is_gpu() {
         &[1, 3, 0]
@@ -161,7 +162,8 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             let error = result.expect("joined").expect("a failure on every rank");
             let text = error.to_string();
             if multi_rank_grid {
-                // The host reports it, because the grid starts only with all ranks.
+                // The host reports the missing rank, because the grid starts only when all ranks
+                // have called.
                 assert!(
                     text.contains(
                         "rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"
@@ -196,7 +198,7 @@ fn a_process_that_ends_is_named() {
         comm.all_reduce(&x, ReduceOp::Sum).expect("both ranks");
         report("running");
         if comm.rank() == 1 {
-            // Ends without `finalize`.
+            // This process exits without `finalize`.
             std::process::abort();
         }
         let error = comm.all_reduce(&x, ReduceOp::Sum).expect_err("rank 1 ends");
@@ -233,7 +235,7 @@ const REDUCTIONS: [ReduceOp; 6] = [
     ReduceOp::Average,
     ReduceOp::PreMulSum(0.3),
 ];
-/// Counts for packets, for staging, and for one shot and two shots.
+/// Counts that select packets, staging, and one shot and two shots.
 const COUNTS: [usize; 3] = [331, 9001, 70_001];
 const HIDDEN: usize = 776;
 
@@ -283,7 +285,8 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// Describes the first difference of two ranks' results; `None` if they are equal.
+/// Returns a description of the first difference of two ranks' results, or `None` if they are
+/// equal.
 fn difference(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)]) -> Option<String> {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).find_map(|((name, a), (_, b))| {
@@ -303,7 +306,7 @@ fn the_bits_are_those_of_the_cpu() {
         for blocks in [1, 3] {
             let setup = Setup {
                 blocks,
-                // On the CPU, compares with lanes as threads.
+                // On the CPU, the comparison is with a block of several lanes.
                 lanes: if device().is_gpu() { 1 } else { 32 },
                 ..Setup::new(ranks)
             };
@@ -317,7 +320,7 @@ fn the_bits_are_those_of_the_cpu() {
             "{ranks} ranks: {} results with the bits of the CPU",
             cpu[0].len()
         );
-        // A negative control of the comparison.
+        // Negative control of the comparison.
         let mut flipped = cpu[0].clone();
         let last = flipped.last_mut().and_then(|(_, bytes)| bytes.last_mut());
         *last.expect("results") ^= 1;
@@ -327,18 +330,18 @@ fn the_bits_are_those_of_the_cpu() {
 }
 
 /// Allocates `bytes` bytes by `cuMemAlloc` and never frees them. A sanitizer knows the exact end of
-/// such memory, but not of memory that is mapped in pages.
+/// a `cuMemAlloc` allocation, but not of memory that is mapped in pages.
 fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String> {
     /// Calls a function of the driver. Returns an error from the enclosing function if it fails.
     macro_rules! call {
         ($library:expr, $name:literal, ($($type:ty),*), $($argument:expr),*) => {{
             let symbol = concat!($name, "\0").as_bytes();
-            // SAFETY: the type is that of cuda.h.
+            // SAFETY: `cuda.h` declares the function with this type.
             let function = unsafe {
                 $library.get::<unsafe extern "C" fn($($type),*) -> i32>(symbol)
             };
             let function = function.map_err(|error| error.to_string())?;
-            // SAFETY: pointers refer to live variables of the types in cuda.h.
+            // SAFETY: pointer arguments point to live variables of the types in `cuda.h`.
             match unsafe { function($($argument),*) } {
                 0 => {}
                 code => return Err(format!("{} returned {code}", $name)),
@@ -389,20 +392,20 @@ fn seeded_write_beyond_memory() {
         let source = tensor(DType::F32, COUNT + 1)?;
         source.copy_from(&vec![1.5f32; COUNT + 1])?;
         let address = driver_memory(ordinal, COUNT * 2).expect("memory of the driver");
-        // SAFETY: `address` has `COUNT` bf16 elements and is never freed.
+        // SAFETY: `address` points to `COUNT` bf16 elements, which are never freed.
         let target =
             unsafe { Tensor::adopt(device(), address as *mut u8, DType::Bf16, COUNT, None)? };
         let params = QuantizeParams {
             source: source.as_ptr().cast(),
             target: target.as_ptr().cast(),
-            // One element too many: the seeded bug.
+            // The seeded bug: the count is one element too large.
             count: COUNT as u64 + 1,
             seed: 1,
         };
-        // SAFETY: the extra element is in no other allocation, because the driver's allocations
-        // are multiples of 256 bytes.
+        // SAFETY: the extra element overlaps no other allocation, because the driver allocates
+        // multiples of 256 bytes.
         unsafe { comm.launch(&QUANTIZE, params, [Some(&source), Some(&target), None])? };
-        // Shows that the kernel has run.
+        // The output shows that the kernel has run.
         target.to_bytes()
     }) {
         let bytes = result.expect("the launch");

@@ -1,5 +1,5 @@
-//! Steady calls and replays: they allocate nothing and make no system calls, except to yield the
-//! core in a wait for a late peer.
+//! Checks that repeated calls and replays allocate no memory and make no system calls, except to
+//! yield the core while they wait for a late peer.
 
 use core::hint::spin_loop;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,8 +21,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Repeated calls of a rank: packets, one shot and two shots, in windows and on slices; operations
-/// that move data; replays.
+/// The repeated calls of a rank: all_reduce with packets, one shot and two shots, in windows and on
+/// slices, operations that move data, and replays.
 struct Steady {
     comm: Communicator,
     tensors: [Tensor; 3],
@@ -114,7 +114,7 @@ fn the_counter_counts() {
     let before = calls();
     drop(core::hint::black_box(Box::new(7)));
     assert_eq!(calls() - before, 2, "one allocation and one free");
-    // An asynchronous call allocates an entry of the launch queue.
+    // Control of the counter: an asynchronous call allocates an entry of the launch queue.
     for result in run_threads(1, &options(), |comm| {
         let x = comm.alloc(DType::F32, 4)?;
         let before = calls();
@@ -130,12 +130,12 @@ fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
     let done = AtomicU32::new(0);
     let refused: Mutex<Option<io::Error>> = Mutex::default();
     let exit = |code: i32| -> ! {
-        // SAFETY: `_exit` has no preconditions. Filtered threads cannot exit otherwise.
+        // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(code) }
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // This thread is not filtered, so it can end the process.
+            // This thread has no filter, so it can end the process.
             while done.load(Ordering::Acquire) < ranks {
                 if let Some(error) = &*refused.lock().expect("no panic") {
                     eprintln!("@@ refused {error}");
@@ -165,7 +165,7 @@ fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
             if right {
                 done.fetch_add(1, Ordering::Release);
             }
-            // Waits for the end of the process, because this thread cannot exit.
+            // This thread cannot exit, so it waits until the process exits.
             let started = Instant::now();
             while started.elapsed() < TEST_TIMEOUT {
                 spin_loop();

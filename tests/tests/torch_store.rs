@@ -1,6 +1,6 @@
-//! Clients and servers of the TCP store with those of PyTorch. The interpreters are the one that
-//! `FUSEWIRE_PYTHON` names and `/usr/bin/python3`; if none has PyTorch, the tests are skipped, or
-//! fail if `FUSEWIRE_REQUIRE` names `torch`.
+//! Tests the clients and servers of the TCP store with servers and clients of PyTorch. The tests
+//! use the Python interpreter that `FUSEWIRE_PYTHON` names and `/usr/bin/python3`. If none of them
+//! has PyTorch, the tests are skipped, or fail if `FUSEWIRE_REQUIRE` names `torch`.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};
@@ -80,7 +80,7 @@ impl Drop for Script {
     }
 }
 
-/// Returns the interpreters that can import PyTorch; skips the test if there are none.
+/// Returns the Python interpreters that can import PyTorch. Skips the test if none can.
 fn pythons() -> Vec<Python> {
     let named = std::env::var("FUSEWIRE_PYTHON").ok();
     let paths = named.into_iter().chain(["/usr/bin/python3".to_owned()]);
@@ -163,7 +163,7 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     } else {
         assert!(store.append("m1", b"+").is_err());
     }
-    // A wait that times out, and one that a later call ends, while other clients add.
+    // One wait times out. A later call completes another wait while other clients add keys.
     let error = store.wait(&["k", "never"], SHORT).unwrap_err();
     assert!(
         matches!(&error, Error::StoreTimeout { key, .. } if key == "never"),
@@ -186,7 +186,8 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     assert_eq!(store.add("many", 0).unwrap(), 200);
 }
 
-/// Checks that a PyTorch master, which returns when all workers have joined, counts this client.
+/// Checks that a PyTorch master counts this client. The master returns when all workers have
+/// joined.
 #[test]
 fn a_master_of_pytorch_counts_our_client() {
     for python in pythons() {
@@ -218,14 +219,15 @@ fn pytorchs_client_of_our_server() {
 #[test]
 fn a_wrong_protocol_is_reported() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    // This library's server supports both protocols; a server that closes connections has none.
+    // The server of this library supports both protocols. A server that closes connections supports
+    // neither.
     let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
     let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
     assert_eq!(store.protocol(), StoreProtocol::Legacy);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let closing = thread::spawn(move || {
-        // At least three connections, one per attempt.
+        // The client makes at least three connections, one per attempt.
         (0..3).for_each(|_| drop(listener.accept().unwrap()));
     });
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();

@@ -1,4 +1,4 @@
-//! Wrong arguments: refused before any transfer, and the communicator remains usable.
+//! Wrong arguments are refused before any transfer, and the communicator remains usable.
 
 use core::time::Duration;
 
@@ -152,7 +152,8 @@ fn bad_arguments_move_nothing() {
                     matches!(error, Error::InvalidArgument { .. }),
                     "{what}: {error}"
                 );
-                // A refused call consumes no sequence number and does not fail the communicator.
+                // A refused call uses no sequence number and does not cause the communicator to
+                // fail.
                 assert!(comm.failure().is_none(), "{what}");
             }
             let mut x = [comm.rank() as f32 + 1.0; 300];
@@ -167,7 +168,7 @@ fn bad_arguments_move_nothing() {
 
 #[test]
 fn too_many_windows_are_refused_and_the_others_stay() {
-    // Every window opens a memory file per rank, and both ranks are in this process.
+    // Every window opens one memory file per rank, and both ranks are in this process.
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

@@ -1,4 +1,4 @@
-//! Negative controls: the checkers of this crate must catch injected errors.
+//! Negative controls: the checks of this crate must detect injected errors.
 
 use core::time::Duration;
 
@@ -12,7 +12,8 @@ use fusewire_tests::rank::{BufferRanges, CallMode, Rank};
 
 type TamperFn = fn(&mut [u8], &BufferRanges);
 
-/// Runs all_reduces and tampers with their memory on rank 1. Returns the ranks' errors.
+/// Runs all_reduce operations and tampers with their memory on rank 1. Returns the errors of each
+/// rank.
 fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for memory in MEMORIES {
@@ -91,7 +92,7 @@ fn a_write_into_the_input_is_caught() {
 
 #[test]
 fn an_unwritten_output_is_caught() {
-    // A call without effect leaves the poison.
+    // A call that does nothing leaves the poison in the output.
     only_rank_1_reports(
         |bytes, ranges| bytes[ranges.output.start * 4..ranges.output.end * 4].fill(0xa5),
         "output[0]",
@@ -169,10 +170,10 @@ fn rank_ordered_sums_are_near_the_exact_ones() {
 /// Returns on lane 3 while the other lanes enter a barrier.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`].
+/// `constants` must meet the requirements of [`Session::begin`].
 #[kernel]
 unsafe fn leaves_early(block: Block<impl Machine>, constants: *const CommConst, call: u64) {
-    // SAFETY: `constants` meets the requirements of `begin` by this function's own.
+    // SAFETY: the caller guarantees that `constants` meets the requirements of `begin`.
     let session = unsafe { Session::begin(block, constants, call, 0, 0) };
     let Some(session) = session else {
         return;
@@ -194,7 +195,8 @@ fn the_emulator_reports_a_lane_that_leaves() {
             constants: comm.constants(),
             call: comm.call_word(Operation::User, 1),
         };
-        // SAFETY: `params` has this communicator's constants, and the kernel accesses no tensors.
+        // SAFETY: `params` contains the constants of this communicator, and the kernel accesses no
+        // tensors.
         Ok(unsafe { comm.launch(&LEAVES_EARLY, params, [None; 3]) })
     }) {
         let error = result.expect("joined").expect_err("a lane left");

@@ -79,7 +79,7 @@ fn every_object_operation() {
             }
             if size > 1 {
                 let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-                // Small enough to be sent before the peer receives.
+                // The objects are small, so the send returns before the peer receives.
                 comm.send_object_list(&[plan(rank), plan(rank + 1)], next)?;
                 let received: Vec<Plan> = comm.recv_object_list(before)?;
                 assert_eq!(received, [plan(before), plan(before + 1)]);
@@ -136,7 +136,7 @@ fn objects_that_are_too_large_are_an_error_on_every_rank() {
         );
         if comm.rank() == 1 {
             assert!(comm.send_object_list(&[mine], 0).is_err());
-            // The peer has received only the size.
+            // The peer has received only the size of the object.
         } else if comm.rank() == 0 {
             let error = comm.recv_object_list::<Vec<u8>>(1).expect_err("too large");
             assert!(error.to_string().contains("rank 1"), "{error}");
@@ -150,7 +150,7 @@ fn an_object_that_cannot_be_encoded_is_an_error_without_a_limit_too() {
     let mut unlimited = options();
     unlimited.max_object_bytes = u64::MAX;
     for result in run_threads(2, &unlimited, |comm| {
-        // A value whose encoding fails.
+        // A value that cannot be serialized.
         #[derive(serde::Deserialize)]
         struct Unserializable;
         impl Serialize for Unserializable {

@@ -1,4 +1,4 @@
-//! Random cases against the reference, shrunk to the smallest failing case.
+//! Compares random cases with the reference, and shrinks a failure to the smallest failing case.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
@@ -88,11 +88,11 @@ proptest! {
         mut cases in prop::collection::vec(case(), 1..5),
     ) {
         if setup.lanes > 1 {
-            // Each call starts as many threads as lanes.
+            // Each call starts one thread per lane.
             cases.truncate(2);
             cases.iter_mut().for_each(|case| case.count %= 2000);
         }
-        // A row of the fused operation must fit staging.
+        // A row of the fused norm must fit into staging.
         cases.iter_mut().for_each(|case| case.hidden %= 496);
         cases.retain(|case| case.operation != Operation::AllReduceNorm || case.hidden > 0);
         if let Err(wrong) = Threads.run_cases(&setup, &cases) {

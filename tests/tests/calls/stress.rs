@@ -1,6 +1,6 @@
-//! Ten thousand operations in sequence with random sizes, types, algorithms and memory. A rank is
-//! late in each, and every result is verified. Epochs start at 0 and just below values at which
-//! words wrap.
+//! Ten thousand operations in sequence with random sizes, types, algorithms and memory. One rank is
+//! late in each operation, and every result is verified. Epochs start at 0 and just below values at
+//! which words wrap.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use fusewire_tests::skip::full;
 
 /// Returns the next operation of the random sequence, which is the same on all ranks.
 fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
-    // all_reduce is more frequent, because it has the most algorithms.
+    // At least a third of the operations are all_reduce, because it has the most algorithms.
     let operation = if rng.one_in(3) {
         Operation::AllReduce
     } else {
@@ -60,7 +60,7 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
     }
 }
 
-/// Algorithms of the communicators, which are all in use at once.
+/// Algorithms of the communicators. All communicators are in use at once.
 const ALGORITHMS: [Algorithm; 4] = [
     Algorithm::Auto,
     Algorithm::Packet,

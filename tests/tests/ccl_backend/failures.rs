@@ -1,4 +1,5 @@
-//! Ranks that are late, abort, or make different calls: bounded errors, which later calls repeat.
+//! Ranks that are late, abort, or make different calls cause errors within the time-out, and later
+//! calls return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -13,7 +14,7 @@ fn sum(comm: &Communicator) -> Result<()> {
     comm.all_reduce([1f32; 64].as_mut_slice(), ReduceOp::Sum)
 }
 
-/// Checks that every later call immediately returns `error` without a call of the library.
+/// Checks that every later call immediately returns `error` and does not call the library.
 fn assert_poisoned(comm: &Communicator, error: &Error) {
     let started = Instant::now();
     for later in [
@@ -76,11 +77,12 @@ fn a_late_rank_is_a_time_out() {
         message.starts_with("backend nccl: all_reduce: "),
         "{message}"
     );
-    // Both ranks have aborted the library's communicator once.
+    // Each rank has aborted the library's communicator exactly once.
     assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
-/// Checks that a call uses its own time-out, also if it is shorter than that of the previous call.
+/// Checks that a call uses its own time-out, even if that is shorter than the time-out of the
+/// previous call.
 #[test]
 fn a_calls_own_time_out() {
     let fake = Fake::new();
@@ -122,7 +124,7 @@ fn abort_ends_waits() {
                 other.abort();
             }));
         }
-        // Each rank waits for the other.
+        // Each rank waits for a message of the other rank.
         let waited = comm.recv([0u8; 1].as_mut_slice(), 1 - comm.rank());
         assert!(started.elapsed() < TEST_TIMEOUT / 2);
         if let Some(aborting) = aborting {
@@ -175,7 +177,7 @@ fn different_message_lengths_are_an_error_on_both_ranks() {
     }
 }
 
-/// Checks that a rank that returns without `finalize` ends the waits of its peers.
+/// Checks that peers stop waiting with an error if a rank returns without `finalize`.
 #[test]
 fn a_rank_that_leaves_frees_the_others() {
     let fake = Fake::new();

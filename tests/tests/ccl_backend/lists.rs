@@ -18,7 +18,8 @@ fn tensor(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Allocates tensors of these lengths: separately, or as contiguous slices of one if `joined`.
+/// Allocates tensors of these lengths. If `joined` is true, they are contiguous slices of one
+/// tensor; otherwise each tensor has separate memory.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     let each = |length: &usize| Tensor::new(DType::I32, *length);
     if !joined {

@@ -1,5 +1,5 @@
-//! The backends nccl, ncclx, rccl and rcclx over a fake of their libraries, whose ranks are threads
-//! on host memory and which records every call.
+//! Tests the backends nccl, ncclx, rccl and rcclx over a fake of their libraries. Ranks of the fake
+//! are threads, memory is host memory, and the fake records every call.
 
 mod failures;
 mod libraries;
@@ -23,8 +23,8 @@ use tempfile::TempDir;
 /// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the path of the fake's shared library. Cargo usually builds it together with this
-/// binary; if it is missing, this function builds it.
+/// Returns the path of the fake's shared library. Cargo usually builds the library together with
+/// this binary. If the file is missing, this function builds it.
 fn built() -> PathBuf {
     let name = format!(
         "{}fusewire_ccl_fake{}",
@@ -111,7 +111,7 @@ impl Default for Record {
     }
 }
 
-/// A copy of the fake with its own version, communicators and records.
+/// A loaded copy of the fake with a separate version, separate communicators and separate records.
 #[derive(Debug)]
 struct Fake {
     path: PathBuf,
@@ -135,7 +135,7 @@ impl Fake {
             object,
             _folder: folder,
         };
-        // SAFETY: the type is the fake's signature.
+        // SAFETY: the type is the signature of the fake's function.
         unsafe {
             let set = fake
                 .object
@@ -151,7 +151,8 @@ impl Fake {
         type TakeFn = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         let mut text = vec![0u8; 1 << 16];
         loop {
-            // SAFETY: the type is the fake's signature, and `text` is writable for its length.
+            // SAFETY: the type is the signature of the fake's function, and `text` has `text.len()`
+            // writable bytes.
             let need = unsafe {
                 let take = self.object.get::<TakeFn>(b"fusewireCclFakeTake");
                 take.expect("its own function")(text.as_mut_ptr().cast(), text.len())
@@ -183,7 +184,7 @@ impl Fake {
         ranks_of("nccl", size, &self.options(), body)
     }
 
-    /// Runs `body` on `size` ranks of `nccl`, as threads, and requires success.
+    /// Runs `body` on `size` ranks of `nccl`, as threads. Panics if `body` fails on a rank.
     fn all<R: Send>(&self, size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
         self.ranks(size, body)
             .into_iter()
@@ -211,7 +212,8 @@ fn ranks_of<R: Send>(
                     let comm = new_comm(backend, Device::Cpu, "test", options)?;
                     let result = body(comm.clone());
                     if result.is_ok() {
-                        // Dropping it would abort the peers, which may still be in an operation.
+                        // Dropping the communicator without `finalize` would abort peers that are
+                        // still in an operation.
                         let _ = comm.finalize();
                     }
                     result

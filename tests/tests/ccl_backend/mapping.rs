@@ -1,4 +1,4 @@
-//! The C calls that each operation makes, with their arguments, as the fake records them.
+//! Checks the C calls of each operation and their arguments, as the fake records them.
 
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor};
 
@@ -35,7 +35,7 @@ fn line(record: &Record) -> String {
     line
 }
 
-/// Returns the calls of each rank without those that create and destroy communicators.
+/// Returns the calls of each rank, except calls that create or destroy communicators.
 fn by_rank(records: &[Record], ranks: u32) -> Vec<Vec<String>> {
     let own = |rank: i64| {
         let threads: Vec<i64> = records
@@ -70,7 +70,7 @@ fn check(
     }
 }
 
-/// Returns `calls` within a group.
+/// Returns `calls` enclosed in the calls that start and end a group.
 fn group(calls: Vec<String>) -> Vec<String> {
     let calls = calls.into_iter().map(|call| format!("{call}, depth 1"));
     ["ncclGroupStart, depth 1".to_owned()]
@@ -123,7 +123,7 @@ fn types() {
             |_| one(&format!("ncclAllGather 5 of {number}")),
         );
     }
-    // Versions before 2.24 get 8-bit floats as bytes.
+    // For versions before 2.24, 8-bit floats are passed as bytes.
     let old = Fake::of_version(22_304);
     for dtype in [DType::E4m3, DType::E5m2] {
         check(
@@ -151,7 +151,8 @@ fn reductions() {
         );
     }
     fake.take();
-    // The factor differs by rank. The operation is created for the call and destroyed after it.
+    // The factor differs by rank. The adapter creates a reduction operator for the call and
+    // destroys it afterwards.
     fake.all(RANKS, |comm| {
         let op = ReduceOp::PreMulSum(f64::from(comm.rank()) + 0.5);
         comm.all_reduce(&floats(COUNT)?, op)?;
@@ -283,7 +284,8 @@ fn messages() {
     );
 }
 
-/// Operations that libraries do not have, or only for equal sizes: grouped sends and receives.
+/// Operations that the libraries lack, or support only for equal sizes, are composed of grouped
+/// sends and receives.
 #[test]
 fn composed() {
     let fake = Fake::new();
@@ -352,7 +354,7 @@ fn composed() {
             (0..3).map(reduce).collect()
         },
     );
-    // Empty parts need no message.
+    // Some parts are empty and need no message.
     let split = |from: u32, to: u32| ((from + 2 * to) % 3) as usize;
     check(
         &fake,
@@ -389,7 +391,8 @@ fn lists_of_equal_lengths_use_the_librarys_collectives() {
     );
 }
 
-/// Every version of the fake has all symbols, so that the version alone decides.
+/// Every version of the fake exports all symbols, so only the version determines which functions
+/// are called.
 #[test]
 fn an_old_version_gets_only_calls_that_it_has() {
     let fake = Fake::of_version(22_703);
@@ -417,7 +420,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
             }
             Ok(())
         },
-        // In the communicator of the part, ranks 2 and 0 are ranks 0 and 1.
+        // Ranks 2 and 0 of the parent are ranks 0 and 1 of the split communicator.
         |rank| {
             if rank == 2 {
                 vec![]
@@ -428,7 +431,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
     );
 }
 
-/// AMD's spelling has a meaning only in AMD's libraries, in any version.
+/// The adapter calls AMD's spelling only in AMD's libraries, for any version.
 #[test]
 fn all_to_all_has_each_vendors_spelling() {
     for (backend, version, call) in [

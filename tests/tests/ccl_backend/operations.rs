@@ -1,4 +1,5 @@
-//! Every operation, type and reduction that the libraries have, against the plain reference.
+//! Compares every operation, type and reduction that the libraries support with the sequential
+//! reference.
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
@@ -33,8 +34,8 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the input of `rank` for reduction number `call`. Every sum and product of eight ranks'
-/// floats is exact in every type, because libraries reduce in any order.
+/// Returns the input of `rank` for reduction number `call`. Sums and products over up to eight
+/// ranks are exact in every type, because libraries may reduce in any order.
 fn exact(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let noise = fill(DType::U32, rank, call, count);
     let chosen = noise.chunks_exact(4).map(|word| {
@@ -69,7 +70,7 @@ fn factor(dtype: DType, rank: u32) -> f64 {
     }
 }
 
-/// The checks of one rank, with their number.
+/// Runs the checks of one rank and counts them.
 struct Checks<'a> {
     comm: &'a Communicator,
     call: u64,
@@ -79,7 +80,7 @@ struct Checks<'a> {
 type InputFn = fn(DType, u32, u64, usize) -> Vec<u8>;
 
 impl Checks<'_> {
-    /// Returns the inputs of all ranks for the next call; they differ from call to call.
+    /// Returns the inputs of all ranks for the next call. Each call gets different inputs.
     fn inputs<T: Element>(&mut self, held: InputFn, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
         self.call += 1;
         let held = |rank| held(T::DTYPE, rank, self.call, count(rank));
@@ -209,8 +210,8 @@ impl Checks<'_> {
         Ok(())
     }
 
-    /// Sends and receives in a ring: as single calls, and as a batch in which every rank also sends
-    /// to itself.
+    /// Sends and receives in a ring, first by separate calls, then by a batch in which every rank
+    /// also sends to itself.
     fn ring<T: Element>(&mut self, count: usize) -> Result<()> {
         let comm = self.comm;
         let (rank, size) = (comm.rank(), comm.size());
@@ -288,7 +289,7 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     Ok(checks.done)
 }
 
-/// Lower bound of the compared results: 1,080 reductions, and movements of twelve types.
+/// Minimum number of compared results: 1,080 reductions, plus data movements of twelve types.
 const AT_LEAST: u64 = 1_400;
 
 #[test]
@@ -367,7 +368,7 @@ fn unsupported_operations_are_refused_before_the_call() {
                 error.to_string().contains("no all_reduce of i32 with"),
                 "{error}"
             );
-            // All ranks refuse it, and the communicator remains usable.
+            // All ranks refuse the call, and the communicator remains usable.
             assert!(comm.failure().is_none());
             comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
             assert_eq!(x, [6, 10]);

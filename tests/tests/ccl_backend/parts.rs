@@ -17,7 +17,8 @@ fn sum(comm: &Communicator, value: i64) -> Result<i64> {
 fn split_uses_the_library() {
     let fake = Fake::new();
     let results = fake.all(5, |comm| {
-        // Ranks 3, 0 and ranks 4, 1. Rank 2 joins no part, but the library requires its call.
+        // One part has ranks 3 and 0, the other has ranks 4 and 1. Rank 2 joins no part, but the
+        // library requires that it also calls `split`.
         let list: &[u32] = [&[3, 0][..], &[4, 1], &[], &[3, 0], &[4, 1]][comm.rank() as usize];
         let Some(part) = comm.split(list, "part")? else {
             return Ok(None);
@@ -25,7 +26,7 @@ fn split_uses_the_library() {
         let mut first = [comm.rank()];
         part.broadcast(first.as_mut_slice(), 0)?;
         let total = sum(&part, 1 << comm.rank())?;
-        // A part of the part.
+        // Splits the communicator of the part again.
         let alone = part
             .split(&[part.rank()], "alone")?
             .expect("it is in its list");
@@ -52,7 +53,7 @@ fn split_uses_the_library() {
         calls.sort_unstable();
         calls
     };
-    // The colour is the lowest rank, the key is the position in the list.
+    // The colour is the lowest rank of the list. The key is the position of the rank in the list.
     let split = [(0, 0, 1), (1, 1, 1), (2, -1, 0), (3, 0, 0), (4, 1, 0)];
     assert_eq!(world("ncclCommSplit"), split);
     assert_eq!(world("ncclCommInitRank").len(), 5);
@@ -89,7 +90,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     let id = library.unique_id().expect("an id");
     let raws = |rank: i32| {
         let mut raw = core::ptr::null_mut();
-        // SAFETY: `raw` is writable, and all three ranks call this with the same id.
+        // SAFETY: `raw` is writable, and all three ranks make this call with the same id.
         let code = unsafe { (library.as_raw().comm_init_rank)(&raw mut raw, 3, id, rank) };
         assert_eq!(code, 0);
         raw
@@ -98,7 +99,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
         for rank in 0..3 {
             let fake = &fake;
             scope.spawn(move || {
-                // SAFETY: `raws` created the communicator, and only this call gets it.
+                // SAFETY: `raws` created the communicator, and no other call adopts it.
                 let adopted = unsafe { backend::adopt_nccl("nccl", Some(&fake.path), raws(rank)) };
                 let adopted = adopted.expect("its library");
                 let options = fake.options();
@@ -120,7 +121,7 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     let records = fake.take();
     let ends = |name: &str| records.iter().filter(|record| record.name == name).count();
     assert_eq!((ends("ncclCommDestroy"), ends("ncclCommAbort")), (6, 0));
-    // SAFETY: a null pointer is refused before any use.
+    // SAFETY: `adopt_nccl` refuses a null pointer before any use.
     let refused = |name| unsafe { backend::adopt_nccl(name, None, core::ptr::null_mut()) };
     for (name, part) in [
         ("nccl", "is null"),
@@ -171,7 +172,7 @@ fn two_libraries_in_one_process() {
     }
 }
 
-/// Tests the names of the other two libraries, which have the same adapter.
+/// Tests the names of the two libraries of Meta, which use the same adapter.
 #[test]
 fn metas_libraries() {
     for backend in ["ncclx", "rcclx"] {

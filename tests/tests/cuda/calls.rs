@@ -1,4 +1,4 @@
-//! All driver calls of steady launches and replays.
+//! Checks all driver calls that repeated launches and replays make.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ fn calls(fake: &Fake) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Number of issues of the work, for the average.
+/// Number of times that the work is issued to compute the average.
 const TIMES: u64 = 10;
 
-/// Returns the driver calls of one issue of `work` on a stream that is blocked meanwhile, so that
-/// no work completes.
+/// Returns the driver calls of issuing `work` once. The stream is blocked meanwhile, so no work
+/// completes.
 fn of(
     fake: &Fake,
     stream: &Stream,
@@ -73,7 +73,7 @@ fn list(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
     calls.iter().map(owned).collect()
 }
 
-/// Launches and replays neither allocate nor wait, and query the capture state once.
+/// Launches and replays neither allocate nor wait, and query the capture state only once.
 #[test]
 fn driver_calls_of_steady_launches_and_replays() {
     let test = "calls::driver_calls_of_steady_launches_and_replays";
@@ -95,7 +95,7 @@ fn driver_calls_of_steady_launches_and_replays() {
                 let seen = of(fake, &stream, || graph.launch(&stream).map(drop))?;
                 assert_eq!(seen, list(REPLAY), "a replay");
             }
-            // A negative control: an additional event is counted.
+            // Negative control: the calls of an additional event are counted.
             let event = fusewire::Event::new();
             stream.record(&event)?;
             let seen = of(fake, &stream, || {
@@ -109,16 +109,16 @@ fn driver_calls_of_steady_launches_and_replays() {
     });
 }
 
-/// Driver calls of one launch on a stream with unfinished work: the query of the capture state,
-/// the query of the oldest work (in relaxed mode, so that captures of other threads stay valid),
-/// the launch, and an event after it.
+/// Driver calls of one launch on a stream with unfinished work: the query of the capture state, the
+/// query of the oldest work, the launch, and the record of an event. The query of the oldest work
+/// runs in relaxed mode, so captures of other threads stay valid.
 const EAGER: &[(&str, u64)] = &[
     ("cuStreamGetCaptureInfo_v3", 1),
     ("cuThreadExchangeStreamCaptureMode", 2),
     ("cuEventQuery", 1),
     ("cuLaunchKernel", 1),
     ("cuEventRecord", 1),
-    // The context of the thread is checked before each of the other calls.
+    // The current context of the thread is checked before each of the other calls.
     ("cuCtxGetCurrent", 4),
 ];
 

@@ -1,5 +1,5 @@
-//! The CUDA device on a machine without a GPU: each test starts itself again as a process in which
-//! the executing fake of the driver library takes the place of `libcuda.so.1`.
+//! Tests the CUDA device on a machine without a GPU. Each test runs in a child process in which the
+//! executing fake of the driver replaces `libcuda.so.1`.
 
 mod calls;
 mod peers;
@@ -151,7 +151,7 @@ fn a_rank_that_never_launches_is_named() {
             comm.all_reduce(&x, ReduceOp::Sum)?;
             barrier.wait();
             if comm.rank() == 1 {
-                // Stays until the other ranks have their errors.
+                // This rank stays alive until the other ranks have returned their errors.
                 barrier.wait();
                 return Ok((comm.all_reduce(&x, ReduceOp::Sum), Duration::ZERO));
             }
@@ -182,7 +182,7 @@ fn a_rank_that_never_launches_is_named() {
     });
 }
 
-/// Returns the bytes of sums over three ranks on `device` by each algorithm.
+/// Computes sums over three ranks on `device` by each algorithm. Returns the bytes of the results.
 fn sums(device: Device, dtype: DType) -> Vec<Vec<u8>> {
     const COUNT: usize = 331;
     let mut options = Options::default();
@@ -237,8 +237,8 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
     }
 }
 
-/// Runs in the child: a rank reports the failed driver call and the error's name, all ranks return,
-/// and the next communicator works.
+/// Runs in the child. One rank must report the failed driver call and the name of the error, all
+/// ranks must return, and the next communicator must work.
 fn faulty() {
     let fault = std::env::var("FUSEWIRE_CUDA_FAKE_FAIL").expect("set by the parent");
     let name = std::env::var("NAME").expect("set by the parent");

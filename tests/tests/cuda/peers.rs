@@ -1,5 +1,5 @@
-//! Ranks that share a GPU: blocks that cannot be resident together, and memory that is shared
-//! between processes.
+//! Tests ranks that share a GPU: blocks that cannot be resident at the same time, and memory that
+//! is shared between processes.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -59,7 +59,7 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
             (options.blocks, options.threads) = (blocks, threads);
             options
         };
-        // Two multiprocessors with four blocks of 512 threads each hold eight blocks.
+        // Two SMs hold eight blocks of 512 threads, four per SM.
         for (ranks, options) in [(3, sized(3, 0)), (1, sized(9, 0)), (5, sized(4, 256))] {
             let began = Instant::now();
             for result in run_threads(ranks, &options, |_| Ok(())) {
@@ -72,7 +72,7 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
             }
             assert!(began.elapsed() < Duration::from_secs(15), "at once");
         }
-        // Blocks that fit work in the same process.
+        // Blocks that can all be resident work in the same process.
         for (ranks, options) in [(3, sized(2, 0)), (1, sized(8, 0)), (2, sized(4, 256))] {
             for result in run_threads(ranks, &options, |comm| {
                 let x = comm.alloc(DType::F32, 5000)?;
@@ -142,7 +142,7 @@ fn exchange(options: &Options) -> Result<()> {
     window.free()
 }
 
-/// Returns whether memory was shared by file descriptor, and by IPC.
+/// Returns two flags: memory was shared by file descriptor, and memory was shared by IPC handle.
 fn ways() -> (bool, bool) {
     let fake = Fake::open().expect("the fake");
     let used = |name| fake.calls(name) > 0;
@@ -175,7 +175,7 @@ fn memory_with_descriptors_is_shared_by_descriptor() {
     );
 }
 
-/// The owner of allocated memory; counts the notifications that the memory is no longer used.
+/// Owner of allocated memory. Counts how often it is notified that the memory is no longer used.
 struct Owner(Arc<AtomicU32>);
 
 impl Drop for Owner {
@@ -188,17 +188,17 @@ fn adopted(options: &Options) -> Result<()> {
     const COUNT: usize = 50_000;
     let fake = Fake::open().expect("the fake");
     let mut options = options.clone();
-    // An algorithm in which peers write registered memory.
+    // With this algorithm, peers write to registered memory.
     options.algorithm = Algorithm::TwoShot;
     let comm = new_comm("fusewire", device(), "adopted", options)?;
     let (blocks, opened) = (fake.live(c"block"), fake.live(c"ipc"));
     let at = fake.allocate(COUNT * 4 + 1024);
     let dropped = Arc::new(AtomicU32::new(0));
-    // Not at the start of the allocation, at an offset that differs by rank.
+    // The tensor does not start at the start of the allocation, and its offset differs by rank.
     let offset = 256 * (comm.rank() as usize + 1);
     let own = at.wrapping_add(offset);
     let keep: Arc<Owner> = Arc::new(Owner(Arc::clone(&dropped)));
-    // SAFETY: the memory is freed below, after `keep` was dropped.
+    // SAFETY: the memory is freed below, after `keep` is dropped.
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
     sums(&comm, &x, "adopted, staged")?;
     assert!(comm.window_addr(&x).is_err());
@@ -219,7 +219,8 @@ fn adopted(options: &Options) -> Result<()> {
     assert!(comm.window_addr(&x).is_err());
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;
-    // The graph uses the registration and cannot fall back to staging, so it fails without it.
+    // The graph uses the registration and cannot fall back to staging, so a replay fails without
+    // the registration.
     let failed = graph.run(comm.stream()).expect_err("the window was freed");
     assert!(matches!(failed, Error::Failed(_)), "{failed}");
     drop((graph, comm));

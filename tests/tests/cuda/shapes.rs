@@ -1,5 +1,5 @@
-//! Shapes and attributes of users' launches: those that arrive at the driver, and those that are
-//! refused before.
+//! Tests the shapes and attributes of users' launches that reach the driver, and those that the
+//! library refuses.
 
 use fusewire::{
     Communicator, DType, Device, Error, LaunchAttributes, ReduceOp, Result, Tensor, Work,
@@ -15,7 +15,7 @@ use crate::{on_fake, options};
 
 const COUNT: usize = 1000;
 
-/// Values that bf16 represents exactly, and a kernel of several blocks that rounds them.
+/// A launch of several blocks that rounds values to bf16. bf16 represents these values exactly.
 struct Rounding {
     source: Tensor,
     target: Tensor,
@@ -57,8 +57,8 @@ fn values() -> Vec<f32> {
     (0..COUNT).map(|i| (i % 200) as f32 - 99.0).collect()
 }
 
-/// Returns attributes of launches with those that the driver must get: number in `cuda.h` and
-/// value.
+/// Returns launch attributes, each with the attributes that the driver must receive (number in
+/// `cuda.h` and value).
 fn asked() -> Vec<(LaunchAttributes, Value)> {
     let none = LaunchAttributes::default();
     let shaped = LaunchAttributes {
@@ -154,8 +154,8 @@ fn attributes_arrive_as_they_were_given() {
     });
 }
 
-/// Checks that every shape is refused with its message before any driver call, eager and in a
-/// capture, and that correct launches work afterwards.
+/// Checks that every shape is refused with its message before any driver call, both eagerly and in
+/// a capture. Correct launches must work afterwards.
 fn refused(shapes: &[(LaunchAttributes, &str)]) {
     let fake = Fake::open().expect("the fake");
     let launches = || fake.calls(c"cuLaunchKernel") + fake.calls(c"cuLaunchKernelEx");

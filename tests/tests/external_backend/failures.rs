@@ -1,5 +1,5 @@
-//! Ranks that are late, dead or aborted: bounded errors with the library's message, which later
-//! calls repeat.
+//! Ranks that are late, killed or aborted cause errors within the time-out. The errors contain the
+//! library's message, and later calls return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -111,7 +111,7 @@ fn different_counts_are_an_error_on_both_ranks() {
 fn abort_ends_waits() {
     let results = ranks(2, &options(), |comm| {
         if comm.rank() == 1 {
-            // Also waits until rank 0 aborts.
+            // This call also waits until rank 0 aborts.
             return Ok(comm
                 .recv([0u8; 1].as_mut_slice(), 0)
                 .map_err(|error| error.to_string()));
@@ -162,7 +162,7 @@ fn a_killed_process_is_an_error_of_the_others() {
     let error = ranks.processes[0]
         .next_report(TEST_TIMEOUT)
         .expect("a report");
-    // The closed connection reports the death long before the time-out.
+    // The closed connection reveals the killed rank long before the time-out.
     assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(
         error.contains("a peer failed") && error.contains("rank 1"),

@@ -1,5 +1,5 @@
-//! Backends that are loaded at run time: every operation of the sample backend, and libraries that
-//! must be refused.
+//! Tests backends that are loaded at run time: every operation of the sample backend, and libraries
+//! that must be refused.
 
 mod failures;
 mod operations;

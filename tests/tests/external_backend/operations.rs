@@ -1,4 +1,5 @@
-//! Every operation of a communicator with the sample backend, against the sequential reference.
+//! Compares every operation of a communicator with the sample backend with the sequential
+//! reference.
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
@@ -33,7 +34,7 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
         .collect()
 }
 
-/// The checks of one rank, with their number.
+/// Runs the checks of one rank and counts them.
 struct Checks<'a> {
     comm: &'a Communicator,
     call: u64,
@@ -41,7 +42,7 @@ struct Checks<'a> {
 }
 
 impl Checks<'_> {
-    /// Returns the inputs of all ranks for the next call; they differ from call to call.
+    /// Returns the inputs of all ranks for the next call. Each call gets different inputs.
     fn inputs<T: Element>(&mut self, count: impl Fn(u32) -> usize) -> Vec<Vec<u8>> {
         self.call += 1;
         let held = |rank| fill(T::DTYPE, rank, self.call, count(rank));
@@ -200,8 +201,8 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     checks.all::<i32>()?;
     checks.all::<i64>()?;
     checks.all::<u8>()?;
-    // More than socket buffers hold, in both directions: a backend that sends everything before
-    // it receives would block here.
+    // The messages are larger than socket buffers in both directions. A backend that sends all data
+    // before it receives would block here.
     checks.movements::<f32>(400_000, comm.size() - 1)?;
     checks.reductions::<i64>(300_001, 0)?;
     Ok(checks.done)
@@ -228,7 +229,7 @@ fn two_processes_named_by_the_environment() {
         let comm =
             new_comm("sample", Device::Cpu, "processes", options()).expect("by its variable");
         let done = every_operation(&comm).expect("every operation");
-        // All ranks have read before any rank exits.
+        // No rank exits before all ranks have read.
         comm.barrier().expect("all are done");
         report(done);
         return;
@@ -288,7 +289,7 @@ fn unsupported_operations_are_refused_before_the_call() {
             error.to_string().contains("no all_reduce of bf16"),
             "{error}"
         );
-        // All ranks refuse it, and the communicator remains usable.
+        // All ranks refuse the call, and the communicator remains usable.
         assert!(comm.failure().is_none());
         comm.broadcast(x.as_mut_slice(), 1)
     }) {

@@ -1,5 +1,5 @@
-//! Libraries that are no backends, or of another version: an error with the path, the actual and
-//! the expected value.
+//! Libraries that are not backends, or that have another version, cause an error that contains the
+//! path, the actual value and the expected value.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +47,8 @@ fn error_of(name: &str, path: &Path) -> Error {
     new_comm(name, Device::Cpu, "refused", options).expect_err("refused")
 }
 
-/// Builds a library that must be refused with its path and `expected` in the message.
+/// Builds a library and checks that it is refused. The message must contain the path and all of
+/// `expected`.
 fn refused(name: &str, defines: &[&str], expected: &[&str]) {
     let path = build(name, defines);
     let error = error_of(name, &path);
@@ -123,8 +124,8 @@ fn a_missing_file() {
     );
 }
 
-/// Checks that the table of a newer minor version is accepted, and that the library's message,
-/// which contains its arguments, arrives.
+/// Checks that the table of a newer minor version is accepted, and that the error contains the
+/// library's message with its arguments.
 #[test]
 fn a_message_of_the_library() {
     let path = build("message", &["-DTHE_BYTES=(sizeof(FusewireBackendTable)+8)"]);

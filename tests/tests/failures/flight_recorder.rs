@@ -1,5 +1,5 @@
-//! Dumps of the flight recorder: automatic when a communicator fails, and readable by PyTorch's
-//! analyser.
+//! Tests dumps of the flight recorder. They are written automatically when a communicator fails,
+//! and PyTorch's analyser can read them.
 //!
 //! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by
 //! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. The analyser
@@ -44,7 +44,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the analyser's output for the dumps `fw_<rank>` in `folder`; `None` without an analyser.
+/// Returns the analyser's output for the dumps `fw_<rank>` in `folder`, or `None` if the analyser
+/// is not installed.
 fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
     let run = |arguments: &[&str]| {
         let mut command = Command::new("python3");
@@ -77,7 +78,7 @@ fn fr_trace(folder: &Path, arguments: &[&str]) -> Option<String> {
     Some(said)
 }
 
-/// Runs in a child: rank 1 does not call the second all_reduce, and queries the failure.
+/// Runs in a child. Rank 1 does not call the second all_reduce, but queries the failure.
 fn late() -> Result<()> {
     let ranks = run_threads(2, &options(Duration::from_millis(200)), |comm| {
         let mut x = [1f32; 16];
@@ -98,7 +99,7 @@ fn late() -> Result<()> {
 
 /// Runs [`late`] in a child process with `environment`.
 fn run_late(test: &str, environment: &[(&str, String)]) {
-    // Hides these variables of the caller's environment.
+    // Overrides these variables, because the caller's environment may set them.
     let mut all: Vec<_> = [
         "TORCHCOMM_FR_DUMP_TEMP_FILE",
         "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME",
@@ -107,7 +108,7 @@ fn run_late(test: &str, environment: &[(&str, String)]) {
     ]
     .map(|name| (name.to_owned(), String::new()))
     .into();
-    // Records the end time of short calls, too.
+    // Also records the end time of short calls.
     all.push(("FUSEWIRE_FR_TIMING".to_owned(), "1".to_owned()));
     all.extend(
         environment
@@ -199,7 +200,7 @@ fn the_environment_names_the_file() {
         ]),
         ["torch_0", "torch_1"]
     );
-    // Torchcomms' dynamic name is the whole name.
+    // The variable with torchcomms' dynamic name contains the whole file name.
     assert_eq!(
         run(&[
             ("TORCH_FR_DUMP_TEMP_FILE", file("torch_")),
@@ -208,10 +209,10 @@ fn the_environment_names_the_file() {
         ]),
         ["whole"]
     );
-    // Without a variable nothing is written, not even in the child's working directory.
+    // Without a variable, no dump is written, not even in the child's working directory.
     assert_eq!(run(&[]), [""; 0]);
     assert!(!Path::new("0").exists() && !Path::new("1").exists());
-    // A file that cannot be written is not an error of the program.
+    // A dump that cannot be written does not cause an error in the program.
     assert_eq!(
         run(&[("TORCHCOMM_FR_DUMP_TEMP_FILE", "/dev/null/fw_".to_owned())]),
         [""; 0]
@@ -243,7 +244,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
     let to = vec![rank as u64 + 1; size];
     let mut received = vec![0f32; total];
     comm.all_to_all_v_single(&mut received[..], &rows[..(rank + 1) * size], &from, &to)?;
-    // In a ring, where odd ranks receive first.
+    // Sends and receives in a ring. Odd ranks receive first.
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
     if rank % 2 == 0 {
         comm.send(&x[..], next as u32)?;
@@ -260,7 +261,7 @@ fn every_operation(comm: &Communicator) -> Result<()> {
     let graph = comm.stream().end_capture()?.instantiate()?;
     for _ in 0..2 {
         let launched = graph.launch(comm.stream())?;
-        // Enqueued while the replay may still run.
+        // This operation is enqueued while the replay may still run.
         let work = comm.all_reduce_async(&tensor, ReduceOp::Max)?;
         comm.stream().wait(launched, None)?;
         work.wait_blocking()?;
@@ -304,7 +305,8 @@ fn the_analyser_finds_no_fault_in_a_correct_run() {
 #[test]
 fn the_analyser_names_the_rank_with_a_different_call() {
     let folder = tempfile::tempdir().expect("a folder");
-    // A rank that is still in the previous operation would also get the failure.
+    // All ranks wait here, because a rank that is still in the previous operation would also get
+    // the failure.
     let together = Barrier::new(3);
     for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         let mut x = [1f32; 4];
@@ -348,7 +350,7 @@ fn the_analyser_names_a_send_without_a_receive() {
     for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         comm.barrier()?;
         if comm.rank() == 2 {
-            // Small enough to be sent without a receiver.
+            // The message is small, so the send returns without a receiver.
             comm.send(&[1i32; 4][..], 0)?;
         }
         comm.barrier()?;

@@ -1,4 +1,4 @@
-//! Ranks that fail, the errors on other ranks, and communicators of the remaining ranks.
+//! Tests ranks that fail, the errors on the other ranks, and communicators of the remaining ranks.
 
 mod flight_recorder;
 mod overlap;

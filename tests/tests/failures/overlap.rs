@@ -1,4 +1,5 @@
-//! Launches of one communicator that overlap, and communicators that may run concurrently.
+//! Tests overlapping launches of one communicator, and different communicators, which may run
+//! concurrently.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -65,8 +66,8 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                     if let Err(error) = graph.run(&streams[which]) {
                         return (i, Some(error));
                     }
-                    // Only replays of equal graphs can pair up, so the i-th replay of this graph on
-                    // every rank is the same operation.
+                    // Only replays of equal graphs can succeed together, so the i-th successful
+                    // replay of this graph is the same operation on every rank.
                     let expected = value * ranks as f32;
                     let got = y.to_vec::<f32>().expect("its type");
                     assert!(
@@ -108,7 +109,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
 
 #[test]
 fn an_overlap_is_reported_by_name() {
-    // A replay that waits for the other rank, and a concurrent second replay.
+    // One replay waits for the other rank while a second replay is launched concurrently.
     let barrier = Barrier::new(2);
     let results = run_threads(2, &options(), |comm| {
         let streams = [stream(), stream()];
@@ -201,17 +202,20 @@ fn eager_calls_on_several_streams_keep_their_order() {
 fn finished(comm: &Communicator) -> u64 {
     use fusewire_device::layout::BlockState;
     use fusewire_device::mem::{Order, Scope, load_u64};
-    // SAFETY: the constants are valid as long as the communicator, which `comm` keeps.
+    // SAFETY: the constants are valid as long as the communicator, and `comm` keeps the
+    // communicator alive.
     let constants = unsafe { &*comm.constants() };
     let state = (constants.state + constants.workspace.blocks) as *const BlockState;
-    // SAFETY: the workspace has block 0's state at this address, and all accesses are atomic.
+    // SAFETY: the state of block 0 is at this address of the workspace, and all accesses to it are
+    // atomic.
     unsafe { load_u64(&raw const (*state).sequence, Order::Acquire, Scope::System) }
 }
 
 #[test]
 fn no_launch_goes_uncounted_when_launches_overlap() {
-    // If a launch read epochs before it owned the communicator, two launches would use the same.
-    // The count is in device memory, which the host can read only on the fake.
+    // If a launch read epochs before it owned the communicator, two launches could use the same
+    // epoch. The number of finished operations is in device memory. On GPUs, the host can read it
+    // only on the fake.
     if device().is_gpu() && Fake::open().is_none() {
         return;
     }

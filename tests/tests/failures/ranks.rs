@@ -1,4 +1,5 @@
-//! Ranks that die, stop, or never call: every other rank reports and names them.
+//! Tests ranks that are killed, are stopped, or never make a call. Every other rank must report an
+//! error that names the rank.
 
 use core::time::Duration;
 use std::fs;
@@ -45,8 +46,8 @@ fn step(
     }
 }
 
-/// Runs operations until one fails, if this process is a child. Then reports the failure and the
-/// errors of later calls. Returns true if it is a child.
+/// If this process is a child, runs operations until one fails, reports the failure and the errors
+/// of later calls, and returns true. Returns false otherwise.
 fn stream_of_operations() -> bool {
     if role().as_deref() != Some("stream") {
         return false;
@@ -106,7 +107,8 @@ fn stream_of_operations() -> bool {
     true
 }
 
-/// Stops `victim` of `size` ranks by `signal` during operations. All other ranks must name it.
+/// Sends `signal` to rank `victim` of `size` ranks during operations. The errors of all other ranks
+/// must name `victim`.
 fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic: &str) {
     let environment = [(TRAFFIC, traffic.to_owned())];
     let mut ranks = Ranks::start(test, "stream", size, host, &environment);
@@ -121,7 +123,8 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         }
         let said = rank.next_report(TEST_TIMEOUT).expect("a failure");
         let words: Vec<&str> = said.split(' ').collect();
-        // The end of a process is detected immediately, a stopped process by the time-out.
+        // The exit of a process is detected immediately. A stopped process is detected by the
+        // time-out.
         let dead = signal == libc::SIGKILL;
         assert_eq!(
             words[0],
@@ -171,7 +174,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
             "rank {index}: later calls return a different error"
         );
         let milliseconds: u64 = milliseconds.parse().expect("milliseconds");
-        // Six calls that each waited for the time-out would take six seconds.
+        // Six calls that wait until the time-out would take six seconds.
         assert!(
             milliseconds < 900,
             "rank {index}: later calls took {milliseconds} ms"
@@ -185,7 +188,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     let stopped = &mut ranks.processes[victim as usize];
     if signal == libc::SIGSTOP {
         stopped.signal(libc::SIGCONT);
-        // It finds the communicator failed, and reports the same error.
+        // The continued process finds that the communicator has failed, and reports the same error.
         let said = stopped.next_report(TEST_TIMEOUT).expect("a failure");
         assert!(said.starts_with(&format!("Timeout {victim} ")), "{said}");
         for _ in 0..2 {
@@ -203,7 +206,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     nothing_left(&ids);
 }
 
-/// Checks that no processes and no names in shared memory are left.
+/// Checks that neither processes nor names in shared memory are left over.
 fn nothing_left(ids: &[u32]) {
     for id in ids {
         assert!(
@@ -322,7 +325,7 @@ fn a_rank_that_never_calls_is_named() {
                 .unwrap_err();
             return Ok(Some(error));
         }
-        // Calls nothing until the other ranks have failed.
+        // This rank makes no call until the other ranks have failed.
         while comm.failure().is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -419,7 +422,7 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
             Ok(if receive {
                 comm.recv(&mut data, 0).err()
             } else {
-                // More than the channel holds.
+                // The message is larger than the channel.
                 comm.send(&data, 0).err()
             })
         });
@@ -434,8 +437,8 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
     }
 }
 
-/// Starts ranks 0 and 1 of 4. Regression test: nothing was printed before the time-out, and rank 1
-/// got "the server closed the connection" when rank 0, which serves the store, exited first.
+/// Starts ranks 0 and 1 of 4. Regression test: nothing was printed before the time-out. Rank 0
+/// serves the store, and when it exited first, rank 1 got "the server closed the connection".
 #[test]
 fn ranks_that_do_not_join_are_reported_and_named_by_all() {
     let test = "ranks::ranks_that_do_not_join_are_reported_and_named_by_all";
@@ -473,6 +476,6 @@ fn ranks_that_do_not_join_are_reported_and_named_by_all() {
     }
     let waits = "for ranks 2, 3 of 4, which have not joined; it waits up to 12 s";
     assert!(said[0].contains(waits), "{}", said[0]);
-    // One rank reports for all.
+    // Only one rank prints the report.
     assert!(!said[1].contains("it waits up to"), "{}", said[1]);
 }

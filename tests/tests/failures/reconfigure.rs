@@ -1,5 +1,5 @@
-//! New members of a communicator: identity, shrink, grow, merge, split, after an abort and after
-//! the death of a rank.
+//! Tests new sets of members of a communicator: the same members, shrink, grow, merge and split,
+//! also after an abort and after a rank was killed.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};
@@ -112,14 +112,14 @@ fn identity_shrink_grow_and_back() {
             let fewer = Members::Set(vec![handles[2].clone(), handles[0].clone()]);
             if i != 1 {
                 let two = three.reconfigure(&ReconfigureOptions::new(3, fewer))?;
-                // The library orders a set by the old ranks.
+                // The library orders an unordered set of members by their old ranks.
                 assert_eq!(two.rank(), u32::from(i == 2));
                 assert_eq!(two.generation(), 3);
                 check(&two, 2)?;
             }
         }
         barrier.wait();
-        // All four ranks again as candidates, independent of their communicators.
+        // All four ranks join again as candidates, independent of their communicators.
         let candidate = Candidate::new(device(), Arc::clone(&store), "world", options())?;
         let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
         let reversed: Vec<_> = handles.into_iter().rev().collect();
@@ -182,7 +182,7 @@ fn two_become_one_and_one_becomes_two() {
         check(&half, size as u32)?;
         let handles = exchange(&*store, "merge", i, 5, &half.init_handle()?)?;
         let whole = half.reconfigure(&ReconfigureOptions::new(20, Members::Set(handles)))?;
-        // The larger communicator keeps its ranks.
+        // The ranks of the larger communicator keep their numbers.
         assert_eq!(whole.rank() as usize, if i < 2 { 3 + i } else { i - 2 });
         check(&whole, 5)?;
         let handles = exchange(
@@ -277,7 +277,7 @@ fn refused_members_and_numbers() {
         let error = next.reconfigure(&used).expect_err("used before");
         assert!(error.to_string().contains("was used before"), "{error}");
         barrier.wait();
-        // Different members on the ranks.
+        // The ranks pass different lists of members.
         let mine = if i == 0 {
             handles.clone()
         } else {
@@ -293,7 +293,7 @@ fn refused_members_and_numbers() {
         );
         assert!(differ.is_err() && started.elapsed() < TEST_TIMEOUT);
         barrier.wait();
-        // A member that does not call it.
+        // One member does not make the call.
         if i == 0 {
             let absent = ReconfigureOptions::new(43, Members::Ordered(handles))
                 .timeout(Duration::from_millis(300));
@@ -320,13 +320,13 @@ fn survivor() -> bool {
     let handles = exchange(&**comm.store(), "before", rank, size, &handle).expect("all handles");
     comm.barrier().expect("all alive");
     report("running");
-    // Rank 5 is killed here or before.
+    // Rank 5 is killed during or before this operation.
     let victim = 5;
     let x = comm.alloc(DType::F32, 1000);
     if rank == victim {
         std::thread::sleep(TEST_TIMEOUT);
     }
-    // The short time-out represents a supervisor that detects the death and aborts.
+    // The short time-out stands for a supervisor that detects the killed rank and aborts.
     let quick = comm.with_timeout(Duration::from_millis(500));
     let error = loop {
         if let Err(error) = quick.barrier() {

@@ -1,4 +1,4 @@
-//! Graphs: captured once and replayed with changing contents of the memory.
+//! Graphs that are captured once and replayed with changing contents of the memory.
 
 mod overlapped;
 mod replays;
@@ -47,7 +47,7 @@ fn ten_thousand_replays_of_every_operation() {
         let (x, summed, gathered, scattered) = (t(N)?, t(N)?, t(N * ranks)?, t(N)?);
         let (exchanged, sent, got, rooted) = (t(N * ranks)?, t(N)?, t(N)?, t(N)?);
         let (root_rows, back, parts, v) = (t(N * ranks)?, t(N)?, t(N * ranks)?, t(N * ranks)?);
-        // Not in a window, so through staging.
+        // These tensors are not in a window, so transfers go through staging.
         let counts = tensor(DType::U64, ranks)?;
         counts.copy_from(&vec![N as u64; ranks])?;
         let splits = tensor(DType::U64, 2 * ranks)?;
@@ -160,7 +160,7 @@ fn memory_lives_as_long_as_the_graph() {
             Ok(())
         })?;
         drop((between, splits, weight));
-        // Reuses memory if any was freed.
+        // These allocations reuse memory of the graph if it was freed too early.
         let noise: Vec<Tensor> = (0..20)
             .map(|_| tensor(DType::F32, 50_000))
             .collect::<Result<_>>()?;
@@ -191,7 +191,7 @@ fn blocking_calls_on_tensors_are_captured_and_on_slices_refused() {
             refused = comm.all_reduce(&mut slice[..], ReduceOp::Sum).err();
             assert_eq!(slice, [1.0; 8]);
             comm.all_reduce(&t, ReduceOp::Sum)?;
-            // The captured call has not run.
+            // The captured call has not run, so the contents are unchanged.
             t.copy_from(&[5f32; 8])
         })?;
         assert!(
@@ -287,7 +287,8 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
         (1 << 61, 1 << 61),
     ] {
         all(1, |comm| {
-            // The tensors are parts of larger ones, whose other elements must not change.
+            // The tensors are parts of larger tensors. Elements outside these parts must not
+            // change.
             let (inside, outside) = (comm.alloc(DType::U32, 64)?, comm.alloc(DType::U32, 64)?);
             let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
             let splits = tensor(DType::U64, 2)?;

@@ -1,8 +1,8 @@
-//! Graphs of an operation and a concurrent computation. Each replay must find its own contents,
-//! chunk by chunk and tile by tile; negative controls show that the checks detect stale ones.
+//! Graphs of an operation and a concurrent computation. Every chunk and every tile that a replay
+//! reads must belong to that replay. Negative controls show that the checks detect stale contents.
 //!
-//! The computation copies each chunk directly after the wait for its flag. The copies are
-//! operations of a communicator of one rank on the compute stream, on every device.
+//! The computation copies each chunk directly after the wait for its flag. On every device, the
+//! copies are operations of a single-rank communicator on the compute stream.
 
 use core::time::Duration;
 
@@ -15,14 +15,14 @@ use super::all;
 const COUNT: usize = 700;
 const CHUNK: usize = 256;
 
-/// Returns the number of replays: many, because the errors that they look for are rare; fewer on a
-/// GPU, where a launch takes longer.
+/// Returns the number of replays. The number is high, because the errors that the tests look for
+/// are rare. It is lower on a GPU, because a launch takes longer there.
 fn replays() -> u64 {
     if device().is_gpu() { 150 } else { 1500 }
 }
 
-/// A rank's communicators and streams: the communicator of the operations on its own stream, a
-/// communicator of this rank only, and the compute stream.
+/// A rank's communicators and streams: the communicator of the operations on a separate stream, a
+/// single-rank communicator, and the compute stream.
 struct Parts {
     comm: Communicator,
     single_rank: Communicator,
@@ -105,7 +105,7 @@ impl Gather {
         parts.capture(|| {
             let compute = &parts.compute;
             let work = comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)?;
-            // This rank's row first, because its chunks are ready first.
+            // The row of this rank comes first, because its chunks are ready first.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
             for step in 0..ranks {
@@ -121,7 +121,8 @@ impl Gather {
         })
     }
 
-    /// Replays the graph with the inputs of `round`. Returns true if all copies are of this round.
+    /// Replays the graph with the inputs of `round`. Returns true if all copied chunks are from
+    /// this round.
     fn replay(&self, graph: &GraphExec, round: u64) -> Result<bool> {
         let me = self.parts.comm.rank() as usize;
         self.x.copy_from(&vec![value(round, me); COUNT])?;
@@ -145,7 +146,7 @@ fn a_thousand_replays_consume_each_chunk_after_its_flag() {
                     std::thread::sleep(Duration::from_micros(rng.below(800) as u64));
                 }
                 assert!(gather.replay(&graph, round)?, "replay {round}");
-                // Sometimes an eager call with the same flags.
+                // Some rounds also make an eager call with the same flags.
                 if round % 64 == 63 {
                     let (parts, compute) = (&gather.parts, &gather.parts.compute);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
@@ -165,7 +166,7 @@ fn flags_that_are_not_cleared_give_stale_chunks() {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
         let (flags, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
-        // As in a second replay without clearing, all flags are set from the start.
+        // All flags are set from the start, as in a second replay that does not clear the flags.
         let graph = gather.capture(&flags, &raised)?;
         raised.words().copy_from(&vec![1_u32; count])?;
         let mut stale = 0;
@@ -184,8 +185,8 @@ fn flags_that_are_not_cleared_give_stale_chunks() {
     });
 }
 
-/// Replays a reduce_scatter whose tiles are produced by copies. If `early`, the arrival counters
-/// are set before the copies. Returns the number of wrong replays.
+/// Replays a reduce_scatter whose tiles are produced by copies. If `early` is true, the arrival
+/// counters are set before the copies. Returns the number of wrong replays.
 fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let parts = Parts::new(comm)?;
     let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -210,7 +211,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
                 Ok(())
             }))?;
         }
-        // Tile t of all rows before tile t + 1.
+        // Tile t of all rows is produced before tile t + 1 of any row.
         let per_row = COUNT.div_ceil(CHUNK);
         for index in (0..per_row).flat_map(|t| (0..ranks).map(move |row| row * per_row + t)) {
             let (_, at, length) = pieces[index];
@@ -257,8 +258,8 @@ fn tiles_that_are_signalled_too_early_are_caught() {
 
 #[test]
 fn both_sides_of_a_layer_in_one_graph() {
-    // all_gather, computation and reduce_scatter on one communicator, several times per graph with
-    // the same flags.
+    // Each graph repeats all_gather, computation and reduce_scatter on one communicator several
+    // times with the same flags.
     all(2, |comm| {
         let parts = Parts::new(&comm)?;
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);

@@ -1,5 +1,6 @@
-//! Many replays: of all operations mixed with users' kernels, of several graphs, on several
-//! streams, between eager launches, with any first epoch; and their errors if a rank is late.
+//! Many replays of all operations mixed with users' kernels: of several graphs, on several streams,
+//! between eager launches, and with different first epochs. Also tests the errors of replays if a
+//! rank is late.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -21,8 +22,8 @@ fn options() -> Options {
     options
 }
 
-/// Returns the number of replays: `FUSEWIRE_TEST_REPLAYS` if set, else `usual` on the CPU and 1 in
-/// 500 on a GPU, where a launch takes longer.
+/// Returns the number of replays: `FUSEWIRE_TEST_REPLAYS` if set, otherwise `usual` on the CPU and
+/// `usual / 500` (at least 20) on a GPU, because a launch takes longer there.
 fn replays(usual: u64) -> u64 {
     match std::env::var("FUSEWIRE_TEST_REPLAYS") {
         Ok(number) => number.parse().expect("FUSEWIRE_TEST_REPLAYS is a number"),
@@ -71,7 +72,7 @@ fn the_check_of_a_mix_can_fail() {
         mix.fill(0)?;
         graph.run(comm.stream())?;
         mix.check(0)?;
-        // Inputs of another round without a replay.
+        // Negative control: writes the inputs of another round without a replay.
         mix.fill(1)?;
         Ok(std::panic::catch_unwind(AssertUnwindSafe(|| mix.check(1))).is_err())
     });
@@ -83,7 +84,7 @@ fn the_check_of_a_mix_can_fail() {
     }
 }
 
-/// Runs a mix once: eagerly, or by one of two forms of replay.
+/// Runs a mix once, either eagerly or by one of two forms of replay.
 fn once(
     rng: &mut Rng,
     comm: &Communicator,
@@ -111,7 +112,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
             for (mix, stream) in mixes.iter().zip(&streams) {
                 graphs.push(capture(mix, &comm, stream)?);
             }
-            // The same sequence on all ranks.
+            // All ranks use the same random sequence.
             let mut rng = Rng::new(first_epoch);
             let done = Event::new();
             for round in 0..count {
@@ -121,7 +122,8 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
                 let mut used = [false; 3];
                 for _ in 0..1 + rng.below(4) {
                     let (which, stream) = (rng.below(3), &streams[rng.below(3)]);
-                    // The library does not order a graph's launch with the work of other streams.
+                    // The library does not order the launch of a graph after the work of other
+                    // streams.
                     stream.wait_event(&done)?;
                     once(&mut rng, &comm, &mixes[which], &graphs[which], stream)?;
                     stream.record(&done)?;
@@ -133,7 +135,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
                 for (mix, _) in mixes.iter().zip(used).filter(|(_, used)| *used) {
                     mix.check(round)?;
                 }
-                // Replaces a graph by a new one of the same work.
+                // Replaces a graph by a new graph of the same work.
                 if rng.one_in(40) {
                     let which = rng.below(3);
                     graphs[which] = capture(&mixes[which], &comm, &streams[rng.below(3)])?;
@@ -152,7 +154,7 @@ fn timed_out(error: &Error) -> &Failure {
     }
 }
 
-/// Runs three operations, the last of which rank 1 never calls, eagerly or as two graphs. Returns
+/// Runs three operations, eagerly or as two graphs. Rank 1 never calls the last operation. Returns
 /// the failures of ranks 0 and 1.
 fn late(replayed: bool) -> Vec<Failure> {
     let mut options = options();

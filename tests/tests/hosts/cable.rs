@@ -1,5 +1,5 @@
-//! Ranks on several hosts: network namespaces of this machine, joined by a virtual cable that can
-//! be cut.
+//! Tests ranks on several hosts, emulated by network namespaces of this machine. A virtual cable
+//! that a test can cut connects the namespaces.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -75,7 +75,8 @@ fn best_of_three(mut run: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// Times sums of 64 MiB by each algorithm if this process is a child. Returns true if it is.
+/// If this process is a child, measures sums of 64 MiB by each algorithm, and returns true. Returns
+/// false otherwise.
 fn sums_of_large() -> bool {
     if role().as_deref() != Some("large") {
         return false;
@@ -83,7 +84,7 @@ fn sums_of_large() -> bool {
     enter();
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
-    // The ranks of both ends share this machine's cores.
+    // The ranks of both ends share the cores of this machine.
     options.spins = Some(200);
     let comm = Communicator::from_env(Device::Cpu, options.clone()).expect("a communicator");
     let (store, rank) = (Arc::clone(comm.store()), comm.rank());
@@ -123,7 +124,7 @@ fn sums_of_large() -> bool {
     for comm in [&flat, &any, &comm] {
         comm.barrier().expect("a barrier");
     }
-    // Rank 0 serves the store, so all ranks finalize.
+    // Rank 0 serves the store, so every rank must finalize before rank 0 exits.
     for comm in [&flat, &any, &comm] {
         comm.finalize().expect("an end");
     }
@@ -150,7 +151,8 @@ fn large_sums_over_a_cable() {
     }
 }
 
-/// Sums until one fails, if this process is a child. Returns true if it is.
+/// If this process is a child, runs sums until one fails, and returns true. Returns false
+/// otherwise.
 fn sums_without_end() -> bool {
     if role().as_deref() != Some("cut") {
         return false;

@@ -1,4 +1,4 @@
-//! Ranks on several hosts: hosts that differ only in their names, and network namespaces.
+//! Tests ranks on several hosts: hosts that differ only in their names, and network namespaces.
 
 mod cable;
 mod names;

@@ -1,5 +1,5 @@
-//! Ranks on several hosts that differ only in their names: every operation, with both kinds of
-//! determinism. `cable.rs` has tests with a network.
+//! Tests ranks on hosts that differ only in their names: every operation with both kinds of
+//! determinism. `cable.rs` contains the tests with a network.
 
 use core::time::Duration;
 
@@ -43,7 +43,8 @@ fn is_inexact(case: &Case) -> bool {
     REDUCING.contains(&case.operation) && is_float && case.reduction.is_some_and(sums)
 }
 
-/// Returns all cases of a communicator on several hosts, for a comparison bit for bit.
+/// Returns all cases for a communicator on several hosts whose results must be bitwise identical to
+/// the reference.
 fn list(ranks: u32) -> Vec<Case> {
     let mut list = cases::sizes(ranks);
     list.extend(cases::types(ranks));
@@ -72,7 +73,8 @@ fn f32s(bytes: &[u8], dtype: DType) -> Vec<f32> {
     reference::widen(dtype, bytes)
 }
 
-/// Checks sums of floats in any order: close to the reference, and the same bits on all ranks.
+/// Checks sums of floats that may be added in any order. They must be close to the reference and
+/// bitwise identical on all ranks.
 fn sums_are_near(comm: &Communicator) {
     let ranks = comm.size();
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -84,12 +86,12 @@ fn sums_are_near(comm: &Communicator) {
                 let sum = reference::reduce(dtype, op, &[], &inputs);
                 let own = &inputs[comm.rank() as usize];
                 let tensor = fusewire::Tensor::new(dtype, count).expect("memory");
-                // SAFETY: the tensor has `own.len()` bytes, and other code accesses them only in
-                // operations that block this thread.
+                // SAFETY: the tensor has `own.len()` bytes, and only operations that block this
+                // thread access them.
                 let bytes = unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr(), own.len()) };
                 bytes.copy_from_slice(own);
                 comm.all_reduce(&tensor, op).expect("an all_reduce");
-                // Inputs are below 2^5, and there is a rounding per rank.
+                // Inputs are below 2^5, and the sum is rounded once per rank.
                 let epsilon = match dtype {
                     DType::F32 => 2f32.powi(-23),
                     DType::F16 => 2f32.powi(-10),
@@ -135,8 +137,8 @@ fn sums_are_near(comm: &Communicator) {
     }
 }
 
-/// Runs the list, and operations on derived communicators, if this process is a child. Returns true
-/// if it is.
+/// If this process is a child, runs the list and operations on derived communicators, and returns
+/// true. Returns false otherwise.
 fn conforms() -> bool {
     if role().as_deref() != Some("conforms") {
         return false;
@@ -171,7 +173,7 @@ fn conforms() -> bool {
     calls += run_list(&comm, CallMode::Graph, &few);
     let dup = comm.dup().expect("a dup");
     calls += run_list(&dup, CallMode::Blocking, &few);
-    // In reverse order, without the last rank.
+    // The part has all ranks but the last, in reverse order.
     let part: Vec<u32> = (0..ranks - 1).rev().collect();
     let mine = if part.contains(&comm.rank()) {
         &part[..]
@@ -182,7 +184,7 @@ fn conforms() -> bool {
         calls += run_list(&part, CallMode::Blocking, &few);
         part.finalize().expect("an end");
     }
-    // Ranks of one host need no network.
+    // A communicator of the ranks of one host needs no network.
     let own = std::env::var("FUSEWIRE_HOST_ID").expect("set by the parent");
     let here: Vec<u32> = (0..ranks)
         .filter(|rank| hosts_of(ranks)[*rank as usize] == own)

@@ -1,4 +1,5 @@
-//! Ranks on hosts that differ only in their names, with GPUs in one NVLink domain or in several.
+//! Tests ranks on hosts that differ only in their names, with GPUs in one NVLink domain or in
+//! several domains.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use super::{Driver, TEST_TIMEOUT, algorithm, options, sum};
 /// Environment variables of a rank.
 type Variables<'a> = Vec<(&'static str, &'a str)>;
 
-/// State of a cluster as NVML reports it.
+/// Fabric state, status, cluster UUID and clique of a GPU that is registered in a domain.
 const CLUSTER: &str = "3:0:00112233445566778899aabbccddeeff:7";
 
 /// Returns the variables of host `name` with device number `number`, and `more`.
@@ -41,8 +42,8 @@ fn reports(ranks: &mut Ranks) -> Vec<String> {
         .collect()
 }
 
-/// Uses everything that hosts of a domain share, if this process is a child. Returns true if it
-/// is.
+/// If this process is a child, uses everything that hosts of a domain share, and returns true.
+/// Returns false otherwise.
 fn works() -> bool {
     if role().as_deref() != Some("works") {
         return false;
@@ -51,7 +52,7 @@ fn works() -> bool {
     let comm = Communicator::from_env(Device::Cuda(0), options()).expect("a communicator");
     let (rank, size) = (comm.rank(), comm.size());
     assert!(comm.backend_impl().is_none(), "kernels alone");
-    // Staged, then in windows.
+    // Calls on staged memory, followed by calls on windows.
     for count in [1, 1000, 70_000] {
         sum(&comm, &comm.tensor(DType::F32, count).expect("memory")).expect("a staged sum");
         sum(&comm, &comm.alloc(DType::F32, count).expect("a window")).expect("a sum");
@@ -72,10 +73,10 @@ fn works() -> bool {
     let found = target.to_vec::<i32>().expect("contents");
     assert_eq!(found, [theirs as i32 + 1; 8]);
     window.free().expect("an end");
-    // Memory of another library has no fabric handle. All ranks refuse to register it and
-    // remain usable.
+    // Memory of another library has no fabric handle. All ranks refuse to register it, and the
+    // communicator remains usable.
     let address = fake.allocate(4096);
-    // SAFETY: `address` has 4096 bytes, which is 1024 elements, and is never freed.
+    // SAFETY: `address` points to 4096 bytes, which hold 1024 f32 elements and are never freed.
     let foreign = unsafe { Tensor::adopt(Device::Cuda(0), address, DType::F32, 1024, None) };
     let foreign = foreign.expect("a tensor");
     let refused = comm
@@ -107,7 +108,7 @@ fn hosts_of_one_domain_work_as_one() {
             vec![host("x", "1", &[named]), host("y", "2", &[named])],
             "by two_shot",
         ),
-        // The management library reports the domain; there are no file descriptors.
+        // NVML reports the domain, and memory cannot be exported as file descriptors.
         (
             vec![
                 host("x", "1", &[reported, alone]),
@@ -131,7 +132,8 @@ fn hosts_of_one_domain_work_as_one() {
     }
 }
 
-/// Reports the backend or the refusal, if this process is a child. Returns true if it is.
+/// If this process is a child, reports the backend or the refusal, and returns true. Returns false
+/// otherwise.
 fn is_apart() -> bool {
     if role().as_deref() != Some("apart") {
         return false;
@@ -166,9 +168,9 @@ fn hosts_of_different_domains_do_not_share_memory() {
     let no_fabric = ("FUSEWIRE_CUDA_FAKE_FABRIC", "");
     for (one, other) in [
         (vec![named("d")], vec![named("e")]),
-        // An empty name means no domain, also if the management library reports one.
+        // An empty name means no domain, even if NVML reports a domain.
         (vec![named(""), cluster], vec![named(""), cluster]),
-        // Without fabric handles a name has no effect.
+        // A name has no effect if the devices have no fabric handles.
         (vec![named("d"), no_fabric], vec![named("d"), no_fabric]),
         (vec![cluster], vec![named("d")]),
         // A different clique, a different cluster, a registration in progress, a failed
@@ -195,7 +197,7 @@ fn hosts_of_different_domains_do_not_share_memory() {
         let ranks = [host("x", "1", &one), host("y", "2", &other)];
         let mut started = start(&driver, test, "apart", &ranks);
         if gloo {
-            // With Gloo, any result between hosts is correct except kernels only.
+            // With Gloo, every backend between hosts is correct except one that uses only kernels.
             assert!(reports(&mut started).iter().all(|said| said != "kernels"));
             continue;
         }
@@ -204,7 +206,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
     }
 }
 
-/// Kills rank 1, if this process is a child; rank 0 reports its failure. Returns true if it is.
+/// If this process is a child, kills it if it is rank 1, otherwise reports the failure of the
+/// communicator. Returns true in a child that is still alive.
 fn outlives() -> bool {
     if role().as_deref() != Some("outlives") {
         return false;

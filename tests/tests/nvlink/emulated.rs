@@ -1,8 +1,9 @@
-//! Emulated multicast: when the plan selects it, when it is refused, and which elements it carries.
+//! Tests emulated multicast: the cases in which the plan selects it, the cases in which it is
+//! refused, and the elements that it reduces.
 //!
-//! The switch returns rounded sums of bf16, so multicast rounds an average twice; the other
-//! algorithms round once. With contents for which the two differ, every element of a result shows
-//! the algorithm.
+//! The switch returns rounded sums of bf16, so multicast rounds an average twice, and the other
+//! algorithms round once. With inputs for which these results differ, every element of the output
+//! shows which algorithm reduced it.
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
@@ -25,7 +26,8 @@ fn options(algorithm: Algorithm) -> Options {
     options
 }
 
-/// Returns a number per rank, and their average rounded once and twice, which differ.
+/// Returns one number per rank, their average rounded once, and their average rounded twice. The
+/// two averages differ.
 fn distinguishing_values() -> ([bf16; 3], bf16, bf16) {
     for i in 0..128u16 {
         for j in 0..128u16 {
@@ -59,16 +61,16 @@ fn read(tensor: &Tensor) -> Vec<bf16> {
         .collect()
 }
 
-/// Returns true for each of `length` elements that multicast carries, which are whole vectors. The
-/// first is at element `offset` of a window.
+/// Returns true for each of `length` elements that multicast reduces, which are those in whole
+/// vectors. The first element is at element `offset` of a window.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
     let end = head + (length - head) / VECTOR * VECTOR;
     (0..length).map(|i| i >= head && i < end).collect()
 }
 
-/// Averages `count` elements from `input` to `output`, which are first elements in one window, and
-/// checks that exactly the expected elements were carried by multicast.
+/// Averages `count` elements from `input` to `output`, and checks that multicast reduced exactly
+/// the expected elements. `input` and `output` are indices of first elements in one window.
 fn all_reduce(
     comm: &Communicator,
     memory: &Tensor,
@@ -108,12 +110,13 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
         let me = comm.rank() as usize;
         for count in [0, 1, 7, 8, 9, 64, 200, 1001] {
             for offset in [0, 1, 5, 8, 15] {
-                // In place, or at a distance that is a multiple of 16 bytes: by multicast.
+                // Multicast reduces in place, or if the distance of input and output is a multiple
+                // of 16 bytes.
                 all_reduce(&comm, &memory, offset, offset, count, true)?;
                 all_reduce(&comm, &memory, offset, offset + 2048, count, true)?;
-                // At another distance.
+                // The distance is not a multiple of 16 bytes.
                 all_reduce(&comm, &memory, offset, offset + 2049, count, false)?;
-                // Offsets that differ on all ranks, on one rank, and of the output only.
+                // The offsets differ on all ranks, on one rank, and only for the output.
                 let moved = offset + 8 * me;
                 all_reduce(&comm, &memory, moved, moved, count, false)?;
                 let moved = offset + 8 * usize::from(me == 1);
@@ -121,7 +124,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
                 all_reduce(&comm, &memory, offset, moved + 2048, count, false)?;
             }
         }
-        // Not in a window, on all ranks or on one.
+        // The buffers are not in a window, on all ranks or on one rank.
         let ordinary = Tensor::new(DType::Bf16, 4096)?;
         all_reduce(&comm, &ordinary, 0, 2048, 1001, false)?;
         let one = if me == 2 { &ordinary } else { &memory };
@@ -134,7 +137,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
 
 #[test]
 fn the_ordinary_algorithms_round_once() {
-    // A control of the previous test: the contents alone do not cause the difference.
+    // Control of the previous test: the other algorithms round once for the same inputs.
     for algorithm in [Algorithm::Auto, Algorithm::Signal, Algorithm::TwoShot] {
         for result in run_threads(RANKS, &options(algorithm), |comm| {
             let memory = comm.alloc(DType::Bf16, 4096)?;

@@ -1,5 +1,5 @@
-//! NVLink switches on a machine without a GPU: multicast objects, and domains with ranks of several
-//! hosts. The executing fake of the driver has both.
+//! Tests NVLink switches on a machine without a GPU: multicast objects, and domains with ranks of
+//! several hosts. The executing fake of the driver supports both.
 
 mod domains;
 mod emulated;
@@ -36,7 +36,7 @@ impl Driver {
     }
 }
 
-/// Runs `body` in a child process on the fake, whose ranks have a device each. `test` is the name
+/// Runs `body` in a child process on the fake, with a separate device per rank. `test` is the name
 /// of the calling test.
 fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
     if role().as_deref() == Some("fake") {
@@ -58,7 +58,7 @@ fn on_fake(test: &str, more: &[(&str, &str)], body: impl FnOnce()) {
         .expect("success after its report");
 }
 
-/// Returns options that permit any order of additions, so that the switch may add.
+/// Returns options that permit any order of reduction, so multicast is allowed.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
@@ -80,7 +80,7 @@ fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
     Ok(plan.algorithm)
 }
 
-/// Sums integers in `tensor`, which is of f32, and checks the result.
+/// Sums integers in `tensor`, whose type is f32, and checks the result.
 fn sum(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     let (rank, size) = (comm.rank() as usize, comm.size() as usize);
     let own: Vec<f32> = (0..tensor.len())

@@ -1,5 +1,5 @@
-//! Windows with multicast addresses: their creation and release, the results of their operations,
-//! and ranks without multicast, which disable it on all ranks.
+//! Tests windows with multicast addresses: their creation and release, the results of operations on
+//! them, and ranks without multicast, which disable multicast on all ranks.
 
 use core::ffi::CStr;
 use core::time::Duration;
@@ -25,7 +25,7 @@ const fn devices(count: &str) -> [(&str, &str); 2] {
     [("FUSEWIRE_CUDA_FAKE_DEVICES", count), SWITCH]
 }
 
-/// Returns the numbers of live objects of multicast and of its memory.
+/// Returns the numbers of live multicast objects and of the objects of their memory.
 fn live(fake: &Fake) -> [u64; 5] {
     [
         c"multicast",
@@ -37,8 +37,8 @@ fn live(fake: &Fake) -> [u64; 5] {
     .map(|kind| fake.live(kind))
 }
 
-/// Waits until the numbers of live objects are `wanted`. The resources of a device's last operation
-/// are released when the device is used again.
+/// Waits until the numbers of live objects are `wanted`. A device releases the resources of its
+/// last operation only when it is used again.
 fn settles(fake: &Fake, wanted: &[u64]) {
     let devices = std::env::var("FUSEWIRE_CUDA_FAKE_DEVICES").expect("set by the parent");
     let devices: u32 = devices.parse().expect("a number");
@@ -54,7 +54,7 @@ fn settles(fake: &Fake, wanted: &[u64]) {
     }
 }
 
-/// Runs ranks as threads with a device each.
+/// Runs ranks as threads with a separate device per rank.
 fn run_each<R: Send>(size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let run = |rank: u32| {
@@ -149,7 +149,8 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
             assert_eq!(algorithm(&comm)?, Algorithm::Nvls);
             sum(&comm, window.tensor())?;
             barrier.wait();
-            // A handle and a binding per rank, for the tensor and for the signals.
+            // Each of the three ranks has two handles and two bindings: one for the tensor and one
+            // for the signals.
             assert_eq!(live(&fake)[..2], [6, 6]);
             barrier.wait();
             window.free()?;
@@ -168,7 +169,7 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
             barrier.wait();
             comm.finalize()
         };
-        // The communicator frees its windows, and a second one needs no more memory.
+        // The communicator frees its windows, so a second communicator needs no more memory.
         run_each(3, work);
         settles(&fake, &[0, 0, 0, 0, 0]);
         run_each(3, work);
@@ -176,13 +177,13 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
     });
 }
 
-/// Driver calls that fail, with the number of the failing call. Ranks map the memory of all three
-/// ranks, so the numbers depend on the number of ranks.
+/// Driver functions, each with the number of the call that fails. Each rank maps the memory of all
+/// three ranks, so these numbers depend on the number of ranks.
 const REFUSED: [(&CStr, u64); 9] = [
     (c"cuMulticastCreate", 1),
-    // The export of the object, after those of three windows.
+    // The export of the multicast object, after the exports of three windows.
     (c"cuMemExportToShareableHandle", 4),
-    // An import of the object, after two imports of windows per rank.
+    // An import of the multicast object, after two imports of windows per rank.
     (c"cuMemImportFromShareableHandle", 7),
     (c"cuMulticastAddDevice", 1),
     (c"cuMulticastAddDevice", 3),
@@ -213,7 +214,8 @@ fn a_driver_error_on_one_rank_disables_multicast_on_all() {
                 let held = live(&fake)[..2].to_vec();
                 barrier.wait();
                 sum(&comm, &window)?;
-                // A second window gets an address, but large operations use the first.
+                // The second window gets a multicast address, but large operations use the first
+                // window.
                 sum(&comm, &comm.alloc(DType::F32, 1000)?)?;
                 assert_eq!(algorithm(&comm)?, by);
                 Ok((by, said, held))
@@ -279,8 +281,8 @@ fn ranks_that_share_a_gpu_do_not_use_multicast() {
     });
 }
 
-/// Allocates a window and reports its multicast objects, if this process is a child. Returns true
-/// if it is.
+/// If this process is a child, allocates a window, reports its multicast objects, and returns true.
+/// Returns false otherwise.
 fn one_window() -> bool {
     if role().as_deref() != Some("one window") {
         return false;
@@ -305,7 +307,8 @@ fn one_window() -> bool {
     true
 }
 
-/// Starts three processes; the last has `last` in its environment. Returns their reports.
+/// Starts three processes and returns their reports. The last process has `last` in its
+/// environment.
 fn three_processes(test: &str, last: (&'static str, &str)) -> Vec<String> {
     let driver = Driver::install();
     let mut ranks = Ranks::start_each(test, "one window", 3, Host::Parent, |rank| {

@@ -1,4 +1,4 @@
-//! Abort, time-outs of calls, abort hooks, the watchdog, finalize.
+//! Tests abort, the time-outs of calls, abort hooks, the watchdog and finalize.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -53,7 +53,7 @@ fn abort_ends_waits() {
         let results = run_threads(3, &options(), |comm| {
             comm.barrier()?;
             if comm.rank() == 0 {
-                // Aborts from a thread that does not use the communicator otherwise.
+                // The aborting thread makes no other call on the communicator.
                 let other = comm.clone();
                 std::thread::sleep(Duration::from_millis(50));
                 let at = std::thread::spawn(move || {
@@ -188,14 +188,14 @@ fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
         .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// Lets the communicator fail, if this process is a child; the watchdog then ends it. Returns true
-/// if it is a child and still alive.
+/// If this process is a child, makes the communicator fail, so the watchdog ends the process.
+/// Returns true if the process is a child and still alive.
 fn watched() -> bool {
     let Some(kind) = role() else { return false };
     let mut options = Options::default();
     options.timeout = Duration::from_millis(300);
     match kind.as_str() {
-        // The default, as in torchcomms.
+        // The default is the same as in torchcomms.
         "default" => {}
         "asked" => options.abort_process_on_timeout_or_error = Some(true),
         "not" => options.abort_process_on_timeout_or_error = Some(false),

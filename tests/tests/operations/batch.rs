@@ -1,4 +1,5 @@
-//! Batches of sends and receives: any pattern and size without deadlock, in order per pair.
+//! Tests batches of sends and receives. No pattern or size may deadlock, and messages of a pair of
+//! ranks arrive in order.
 
 use core::time::Duration;
 
@@ -38,7 +39,8 @@ fn is_filled(tensor: &Tensor, seed: u32) -> Result<bool> {
     Ok(tensor.to_vec::<u32>()? == filled(tensor.len(), seed)?.to_vec::<u32>()?)
 }
 
-/// Sends to the next rank and receives from the previous one, up to more than a channel holds.
+/// Sends to the next rank and receives from the previous rank, with messages that are smaller and
+/// larger than a channel.
 #[test]
 fn a_ring_of_any_size_does_not_deadlock() {
     for ranks in [1, 2, 3, 5, 8] {

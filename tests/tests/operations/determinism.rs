@@ -1,4 +1,5 @@
-//! The same bits for every algorithm, number of lanes and blocks, replay, instruction set, batch.
+//! Checks that results are bitwise identical for every algorithm, number of lanes and blocks,
+//! replay, instruction set and batch.
 
 use core::time::Duration;
 
@@ -10,7 +11,7 @@ use fusewire_tests::runner::Setup;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Small enough for packets with any number of lanes, and prime.
+/// A prime number that is small enough for packets with any number of lanes.
 const COUNT: usize = 331;
 
 /// Returns the inputs of a rank: ordinary numbers, and all pairs of special numbers.
@@ -43,7 +44,7 @@ fn inputs(dtype: DType, rank: u32) -> Vec<u8> {
         _ => return bytes,
     };
     for i in 0..64 {
-        // All pairs on two ranks.
+        // Two ranks have all pairs of special numbers.
         let which = if rank.is_multiple_of(2) { i % 8 } else { i / 8 };
         let at = (100 + i) * size;
         bytes[at..at + size].copy_from_slice(&special[which].to_le_bytes()[..size]);
@@ -75,8 +76,8 @@ const OPS: [ReduceOp; 6] = [
     ReduceOp::PreMulSum(0.3),
 ];
 
-/// Returns the concatenated results of everything that reduces, for all floats and reductions, per
-/// rank.
+/// Returns, per rank, the concatenated results of all reducing operations for all float types and
+/// reductions.
 fn everything(setup: &Setup) -> Vec<Vec<u8>> {
     let mut options: Options = setup.options();
     options.packet_slot_bytes = 8192;
@@ -339,7 +340,7 @@ fn the_fused_norm_equals_its_steps() {
                 .with_residual(&residual)
                 .with_residual_out(&kept);
             comm.all_reduce_norm(&norm)?;
-            // The steps: the sum by all_reduce, the residual here.
+            // The unfused steps: all_reduce computes the sum, and the test adds the residual.
             comm.all_reduce_into(&summed, &x, ReduceOp::Sum)?;
             let added: Vec<f32> = oracle::widen(dtype, &read(&summed))
                 .iter()

@@ -1,4 +1,4 @@
-//! Operations on lists of tensors, persistent all_gather, quantised reduce_scatter.
+//! Tests operations on lists of tensors, persistent all_gather, and quantised reduce_scatter.
 
 use core::time::Duration;
 
@@ -32,7 +32,8 @@ fn filled(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Allocates tensors of these lengths: separately, or as contiguous slices of one if `joined`.
+/// Allocates tensors of these lengths. If `joined` is true, they are contiguous slices of one
+/// tensor; otherwise each tensor has separate memory.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     if !joined {
         return lengths
@@ -75,7 +76,7 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
     let (rank, size) = (comm.rank(), comm.size());
     let stream = stream();
     let on = comm.on(&stream);
-    // Runs the blocking form in the first mode, else the asynchronous form.
+    // Runs the blocking form in the first mode, and the asynchronous form in the other modes.
     let run = |blocking: &dyn Fn(&Communicator) -> Result<()>,
                later: &dyn Fn(&Communicator) -> Result<fusewire::Work>|
      -> Result<()> {
@@ -180,7 +181,8 @@ fn check(comm: &Communicator, mode: Mode, joined: bool, count: usize) -> Result<
 
 #[test]
 fn every_list_operation() {
-    // Ranks that share a GPU have many blocks each, so there are fewer ranks.
+    // On a GPU the test uses fewer ranks, because every rank has many blocks and all ranks share
+    // the GPU.
     let most = if fusewire_tests::device().is_gpu() {
         3
     } else {
@@ -282,8 +284,8 @@ fn quantised_reduce_scatter() {
                     .sum()
             })
             .collect();
-        // The error of one result is at most bf16's spacing for each of four terms. The error of
-        // the mean of many results is much smaller.
+        // The error of one result is at most four times the spacing of bf16, once per term. The
+        // error of the mean of many results is much smaller.
         let mut mean = vec![0.0f64; COUNT];
         const ROUNDS: u64 = 64;
         for seed in 0..ROUNDS {
@@ -307,7 +309,8 @@ fn quantised_reduce_scatter() {
             .map(|(mean, exact)| (mean - exact) / exact)
             .sum::<f64>()
             / COUNT as f64;
-        // Rounding to nearest would also have no bias on average; truncation would have 1/512.
+        // Rounding to nearest would also have no bias on average. Truncation would have a bias of
+        // 1/512.
         assert!(bias.abs() < 1e-4, "{bias}");
         let nearest: f64 = mean
             .iter()
@@ -315,8 +318,8 @@ fn quantised_reduce_scatter() {
             .map(|(mean, exact)| ((mean - exact) / exact).abs())
             .sum::<f64>()
             / COUNT as f64;
-        // The error of the mean of 64 is an eighth of that of one result. Rounding to nearest would
-        // keep the error of one, about 1/1024.
+        // The mean of 64 results has an eighth of the error of one result. With rounding to
+        // nearest, the mean would have the error of one result, about 1/1024.
         assert!(nearest < 4e-4, "{nearest}");
         // Rounding does not change values that bf16 represents exactly.
         input.copy_from(&vec![1.5f32; COUNT * size])?;
@@ -340,8 +343,8 @@ fn quantised_reduce_scatter() {
     });
 }
 
-/// Sets this thread's flag that flushes subnormal results to zero. Threads of new streams inherit
-/// it.
+/// Sets the flag of this thread that flushes subnormal results to zero. Threads of new streams
+/// inherit the flag.
 #[cfg(target_arch = "x86_64")]
 fn flush_to_zero(on: bool) {
     let mut flags = 0u32;
@@ -363,14 +366,14 @@ fn a_launch_that_fails_is_the_work_of_the_list_operation() {
     if fusewire_tests::device().is_gpu() {
         return fusewire_tests::skip::skip("cpu", "GPUs have no flush-to-zero flag of a thread");
     }
-    // A stream refuses kernels if its thread flushes subnormal results.
+    // A stream refuses kernels if its thread flushes subnormal results to zero.
     all(1, |comm| {
         let input = filled(&[1, 2, 3])?;
         let output = filled(&[7, 7, 7])?;
         flush_to_zero(true);
         let stream = stream();
         let on = comm.on(&stream);
-        // The list is in separate memory, so a copy follows the operation.
+        // The tensors of the list are in separate memory, so a copy follows the operation.
         let other = filled(&[0, 0, 0])?;
         let work =
             on.reduce_scatter_async(&output, core::slice::from_ref(&input), ReduceOp::Sum)?;

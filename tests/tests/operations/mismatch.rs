@@ -1,4 +1,5 @@
-//! Ranks that make different calls: every rank gets an error immediately, not after the time-out.
+//! Tests ranks that make different calls. Every rank must get an error immediately instead of after
+//! the time-out.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -10,9 +11,10 @@ use fusewire::{
 };
 use fusewire_tests::device::run_threads;
 
-/// The time-out. A mismatch must be reported in much less.
+/// Time-out of the communicators. A mismatch must be reported much earlier.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of a report: far below the time-out, and long enough for a busy machine.
+/// Time limit for the report of a mismatch: much shorter than the time-out, and long enough for a
+/// busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 type Call = fn(&Communicator) -> Result<()>;
@@ -34,7 +36,7 @@ fn norm(comm: &Communicator, residual: bool, bias: bool, epsilon: f32) -> Result
     comm.all_reduce_norm(&norm)
 }
 
-/// Name of a case, the call of most ranks, and the different call of one rank.
+/// Cases: the name, the call that most ranks make, and the different call of one rank.
 const CASES: &[(&str, Call, Call)] = &[
     (
         "different operations, packets and signals",
@@ -348,7 +350,8 @@ fn sizes_and_types_of_send_and_receive() {
         let started = Instant::now();
         let results = run_threads(2, &options, |comm| {
             Ok(if comm.rank() == 0 {
-                // A short send may return before it is received; the next call returns the error.
+                // A short send may return before the peer receives it. The next call then returns
+                // the error.
                 send(&comm).and_then(|()| comm.barrier()).err()
             } else {
                 receive(&comm).err()
@@ -422,7 +425,8 @@ fn local_options_may_differ() {
 
 #[test]
 fn a_wrong_packet_header_is_seen_without_a_stall() {
-    // Waits poll for so long that only the packet header can reveal the mismatch.
+    // Waits poll for a long time before they check anything else, so only the packet header can
+    // reveal the mismatch.
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     options.lanes = 32;

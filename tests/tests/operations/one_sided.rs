@@ -1,4 +1,4 @@
-//! Put with signal in a ring: the library's ready kernel, launched like a user's kernel.
+//! Tests put with signal in a ring: the library's kernel, launched like a user's kernel.
 
 use core::time::Duration;
 
@@ -25,7 +25,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     count: count as u64,
                     timeout_ns: 0,
                     source: source.as_ptr().cast(),
-                    // An empty tensor has no window address, and the put is empty.
+                    // An empty tensor has no window address. The kernel then puts nothing.
                     target_at: if count == 0 {
                         0
                     } else {
@@ -50,7 +50,8 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 for round in 0..rounds {
                     source.copy_from(&from(round, comm.rank()))?;
                     if round % 2 == 0 {
-                        // SAFETY: see the captured launch.
+                        // SAFETY: as for the captured launch: the tensors have `count` elements,
+                        // and the target is in the same window on all ranks.
                         unsafe { comm.launch(&RING_PUT, params, tensors)? };
                     } else {
                         graph.run(comm.stream())?;

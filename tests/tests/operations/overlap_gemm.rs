@@ -1,5 +1,5 @@
-//! all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile,
-//! eager: results, flags and counters, wrong arguments, and the error of a missing tile.
+//! Tests eager all_gather with a ready flag per chunk and eager reduce_scatter with an arrival
+//! counter per tile: results, flags and counters, wrong arguments, and the error of a missing tile.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -33,7 +33,7 @@ fn all<R: Send>(
         .collect()
 }
 
-/// Returns the communicator on a new stream, and the compute stream.
+/// Returns the communicator on a new stream, and a second new stream for computation.
 fn with_streams(comm: &Communicator) -> (Communicator, Stream) {
     (comm.on(&stream()), stream())
 }
@@ -43,7 +43,7 @@ fn with_streams(comm: &Communicator) -> (Communicator, Stream) {
 enum Memory {
     Registered,
     Ordinary,
-    /// In windows on odd ranks.
+    /// Buffers are in windows on odd ranks only.
     Mixed,
 }
 
@@ -58,7 +58,7 @@ impl Memory {
     }
 }
 
-/// Flags after those of an operation, which must remain zero.
+/// Number of guard flags after the flags of an operation. Guard flags must remain zero.
 const GUARD: usize = 3;
 
 fn gather(
@@ -95,7 +95,8 @@ fn gather(
     Ok(())
 }
 
-/// Counts and chunk lengths: empty, less than a chunk, multiples and not, larger than staging.
+/// Counts and chunk lengths: empty, less than a chunk, multiples of a chunk, other counts, and
+/// counts larger than staging.
 const SHAPES: [[usize; 2]; 8] = [
     [0, 5],
     [1, 1],
@@ -151,7 +152,7 @@ fn scatter(
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
         let work =
             comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)?;
-        // In a different order from that of the operation.
+        // Tiles are produced in a different order from that in which the operation reads them.
         for index in (0..per_row * rows).rev() {
             tiles.stream_write(compute, index, 3)?;
         }
@@ -239,7 +240,7 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
         );
         let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
         for round in 1..60_u64 {
-            // Ranks start one after another, and the first differs by round.
+            // Ranks start one after another. The rank that starts first differs by round.
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
@@ -253,7 +254,7 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
                 2,
                 ReduceOp::Sum,
             )?;
-            // The flags and counters are cleared when the compute stream has been synchronized.
+            // The flags and counters are cleared once the compute stream has been synchronized.
             compute.synchronize()?;
             let per_row = COUNT.div_ceil(CHUNK);
             for chunk in 0..per_row {
@@ -422,7 +423,7 @@ fn wrong_arguments_are_refused() {
             assert!(flags.add(0, 1).is_err());
             says("stream", gather(&Stream::new(), &y, &flags, 50));
         }
-        // Refused calls have no sequence number.
+        // Refused calls use no sequence number, so the ranks still agree.
         comm.barrier()?;
         // Empty operations are permitted and need no flags.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);

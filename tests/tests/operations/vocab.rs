@@ -1,6 +1,6 @@
-//! Vocabulary-parallel top-k and log-sum-exp against an independent oracle: bit for bit for every
-//! type, number of ranks, lanes and blocks, with ties, infinities and NaN, in graphs with changing
-//! inputs, with any number of rows.
+//! Compares vocabulary-parallel top-k and log-sum-exp with an independent oracle. Results must be
+//! bitwise identical for every type, every number of ranks, lanes, blocks and rows, with ties,
+//! infinities and NaN, and in graphs with changing inputs.
 
 use core::ops::Range;
 
@@ -12,7 +12,7 @@ use fusewire_tests::vocab::{Contents, difference, expected};
 
 const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 const INDICES: [DType; 4] = [DType::I64, DType::I32, DType::U32, DType::U64];
-/// Elements after each output that must not change.
+/// Number of guard elements after each output, which must not change.
 const GUARD: usize = 16;
 
 /// Split of the columns over ranks.
@@ -38,7 +38,7 @@ struct Case {
     sums: bool,
     values: bool,
     split: Split,
-    /// Elements between a row's end and the next one's beginning.
+    /// Number of elements between the end of a row and the start of the next row.
     padding: usize,
     indices: DType,
 }
@@ -96,7 +96,8 @@ impl Buffers {
         })
     }
 
-    /// Writes the logits of `round`. Padding between rows has values that would be the greatest.
+    /// Writes the logits of `round`. The padding between rows holds values that are greater than
+    /// all logits.
     fn fill(&self, round: u64) -> Result<()> {
         let case = self.case;
         let mut logits = Vec::new();
@@ -194,7 +195,7 @@ fn words(tensor: &Tensor, count: usize) -> Result<(Vec<u32>, bool)> {
 
 fn options(setup: &Setup) -> Options {
     let mut options = setup.options();
-    // Holds two rows with k = 64.
+    // A slot of this size holds two rows with k = 64.
     options.packet_slot_bytes = 2304;
     options.staging_bytes = setup.staging;
     options
@@ -215,7 +216,7 @@ fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Returns every kind of contents for each shape, with the other settings in turn.
+/// Returns one case per kind of contents and shape. The other settings alternate.
 fn cases(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (c, contents) in Contents::ALL.into_iter().enumerate() {
@@ -292,7 +293,8 @@ fn lanes_give_the_same_bits() {
             lanes,
             ..Setup::new(ranks)
         };
-        // Fewer and more lanes than k; candidates that fit the buffer and that do not.
+        // The shapes have fewer and more lanes than k, and candidates that fit and do not fit into
+        // the buffer.
         let shapes = [
             (2, 300, 5),
             (1, 5000, 64),
@@ -305,7 +307,7 @@ fn lanes_give_the_same_bits() {
     }
 }
 
-/// Sixteen ranks with k = 64, which is more keys than are sorted at once.
+/// Sixteen ranks with k = 64 have more keys than the kernel sorts at once.
 #[test]
 fn many_ranks() {
     let list = cases(&[(1, 2000, 64), (3, 200, 3)]);
@@ -362,11 +364,11 @@ fn graphs_replay_with_changing_logits() {
     }
 }
 
-/// Returns the indices, values and sums of every rank.
+/// Returns the indices, values and log-sum-exps of every rank.
 fn outcome(setup: &Setup, rows: usize) -> Vec<[Vec<u8>; 3]> {
     const COLUMNS: usize = 2500;
     const K: usize = 5;
-    // Few different rows, to save time.
+    // Only eight rows differ, to save time.
     let some: Vec<Vec<f32>> = (0..8)
         .map(|row| Contents::Ordinary.row(DType::Bf16, 3, row, 2 * COLUMNS))
         .collect();

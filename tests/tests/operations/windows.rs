@@ -1,4 +1,4 @@
-//! Windows: put, get, signal, wait, registered memory, and a kernel with a device window.
+//! Tests windows: put, get, signal, wait, registered memory, and a kernel with a device window.
 
 use core::time::Duration;
 
@@ -81,7 +81,7 @@ fn put_round_a_ring() {
 fn get_map_remote_and_every_comparison() {
     all(3, &options(), |comm| {
         let (rank, size) = (comm.rank(), comm.size());
-        // A slice of a larger tensor, at an offset that differs by rank.
+        // The registered memory is a slice of a larger tensor, at an offset that differs by rank.
         let large = tensor(DType::U64, 100)?;
         let mine = large.slice(10 * rank as usize, 20)?;
         mine.copy_from(&[u64::from(rank) + 100; 20])?;
@@ -152,8 +152,8 @@ fn windows_are_allocated_and_freed_repeatedly() {
             }
             comm.barrier()?;
         }
-        // Concurrent tests open descriptors, too; sixty leaked windows of two ranks would be
-        // hundreds.
+        // Concurrent tests also open descriptors, so the bound is loose. Sixty leaked windows of
+        // two ranks would be hundreds of descriptors.
         assert!(descriptors() < first + 60, "{first} then {}", descriptors());
         Ok(())
     });
@@ -255,8 +255,8 @@ fn captured_and_replayed() {
 /// barrier 0.
 ///
 /// # Safety
-/// `constants` meets the requirements of [`Session::begin`]. `window` is a window of the same
-/// communicator with two u64 per rank. `source` and `sum` are valid memory of this rank.
+/// `constants` must meet the requirements of [`Session::begin`]. `window` must be a window of the
+/// same communicator with two u64 per rank. `source` and `sum` must be valid memory of this rank.
 #[kernel]
 unsafe fn exchange(
     block: Block<impl Machine>,
@@ -268,19 +268,20 @@ unsafe fn exchange(
     sum: *mut u64,
     launch: u64,
 ) {
-    // SAFETY: `constants` meets the requirements of `begin` by this function's own.
+    // SAFETY: the caller guarantees that `constants` meets the requirements of `begin`.
     let Some(session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) }) else {
         return;
     };
     let (comm, ctx) = (*session.comm(), *session.ctx());
-    // SAFETY: `window` is valid by this function's requirements and is not written meanwhile.
+    // SAFETY: the caller guarantees that `window` is valid, and no code writes it during the
+    // launch.
     let window = unsafe { mem::read(window) };
     let at = u64::from(comm.rank()) * 8;
     let mut failed = false;
     let mut peer = 0;
     while peer < comm.size() {
-        // SAFETY: only this rank writes its slot at each peer, which has read it before the last
-        // barrier.
+        // SAFETY: only this rank writes its slot at each peer, and the peer has read the slot
+        // before the previous barrier.
         let put = unsafe { window.put(block, &comm, at, source.cast(), 8, peer, Some(0), Some(0)) };
         failed |= put.is_err();
         peer += 1;
@@ -300,7 +301,7 @@ unsafe fn exchange(
             }
             rank += 1;
         }
-        // SAFETY: `sum` is valid by this function's requirements, and only the leader writes it.
+        // SAFETY: the caller guarantees that `sum` is valid, and only the leader writes it.
         unsafe { mem::write(sum, total) };
     }
     if window.barrier(block, &ctx, &comm, 0) {
@@ -365,7 +366,7 @@ fn freeing_a_captured_window_is_an_error_and_no_crash() {
     .into_iter()
     .for_each(|(comm, graph, stream)| {
         drop(comm);
-        // The windows were not freed, and the graph keeps their memory.
+        // The windows were not freed, and the graph keeps their memory alive.
         graph.run(&stream).expect("the graph keeps the memory");
     });
 }

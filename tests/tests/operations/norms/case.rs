@@ -1,4 +1,5 @@
-//! A case of a fused norm: allocates and fills its buffers, calls it, and compares with the oracle.
+//! Runs a case of a fused norm: allocates and fills the buffers, calls the norm, and compares the
+//! results with the oracle.
 
 use fusewire::{Algorithm, Communicator, DType, Norm, Options, Result, ScaleLayout, Tensor};
 use fusewire_tests::device::{run_threads, tensor};
@@ -40,7 +41,7 @@ pub(super) const ROUTES: [Route; 4] = [
 pub(super) enum Memory {
     Registered,
     Ordinary,
-    /// In windows on odd ranks.
+    /// Buffers are in windows on odd ranks only.
     Mixed,
 }
 
@@ -71,7 +72,7 @@ pub(super) struct Buffers {
     stride: usize,
 }
 
-/// Elements after each output that must not change.
+/// Number of guard elements after each output, which must not change.
 const GUARD: usize = 16;
 
 impl Buffers {
@@ -89,7 +90,7 @@ impl Buffers {
             Memory::Mixed => comm.rank() % 2 == 1,
         };
         let get = |dtype, count: usize| {
-            // All ranks must allocate the window, also those that use ordinary memory.
+            // All ranks must allocate the window, including ranks that use unregistered memory.
             let window = if case.memory == Memory::Ordinary {
                 None
             } else {
@@ -336,7 +337,7 @@ fn inputs(case: Case, ranks: u32, round: u64) -> Vec<Vec<u8>> {
 
 fn residual(case: Case, comm: &Communicator, round: u64) -> Vec<u8> {
     let kept = case.form.residual_type(case.dtype);
-    // Equal on all ranks, unless each has its own rows.
+    // The inputs are equal on all ranks, unless each rank has different rows.
     let rank = if case.route == Route::ReduceScatter {
         comm.rank()
     } else {

@@ -1,6 +1,7 @@
-//! Fused norms against an independent oracle: bit for bit for every form, type, route, number of
-//! ranks and lanes, and close to f64; registered and staged, in place, in graphs with changing
-//! inputs, with rows longer than shared memory.
+//! Compares fused norms with an independent oracle. Results must be bitwise identical to the oracle
+//! for every form, type, route, and number of ranks and lanes, and close to f64. Buffers are
+//! registered, staged or in place. Graphs have changing inputs, and some rows are longer than
+//! shared memory.
 
 mod case;
 
@@ -17,7 +18,7 @@ fn every_form_and_route() {
         for blocks in [1, 3] {
             let setup = Setup {
                 blocks,
-                // Small enough for several rounds.
+                // This size of staging is small enough for several rounds.
                 staging: 64 << 10,
                 ..Setup::new(ranks)
             };
