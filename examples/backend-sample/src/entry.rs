@@ -1,5 +1,5 @@
-//! The exported table and its C functions, which turn failures and panics of the Rust code into
-//! codes.
+//! The exported function table and its C functions. They convert failures and panics of the Rust
+//! code to error codes.
 
 use core::ffi::{c_char, c_void};
 use core::panic::AssertUnwindSafe;
@@ -37,7 +37,7 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     reduce_scatter: Some(reduce_scatter),
     send: Some(send),
     recv: Some(recv),
-    // The host composes these from send, recv and all_reduce.
+    // The host composes the missing operations from send, recv and all_reduce.
     all_to_all: None,
     all_to_all_v: None,
     all_gather_v: None,
@@ -46,7 +46,7 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     barrier: None,
     register_memory: None,
     deregister_memory: None,
-    // The host calls `create` for the ranks of a split.
+    // Without `split`, the host calls `create` for the ranks of a split.
     split: None,
     abort: Some(abort),
     async_error: None,
@@ -58,11 +58,11 @@ pub extern "C" fn fusewire_backend_v1() -> *const FusewireBackendTable {
     &raw const TABLE
 }
 
-/// Runs `body` and returns 0 with its result. Turns a failure or panic into a code and a message in
-/// `error`.
+/// Runs `body` and returns 0 with the result of `body`. Converts a failure or panic to a code and
+/// writes the code and a message to `error`.
 ///
 /// # Safety
-/// `error` as for [`FusewireError::set`].
+/// `error` must meet the requirements of [`FusewireError::set`].
 unsafe fn guard<T>(
     error: *mut FusewireError,
     body: impl FnOnce() -> Result<T>,
@@ -72,7 +72,7 @@ unsafe fn guard<T>(
         Ok(Err(failure)) => failure,
         Err(_) => Failure::new(abi::CODE_INTERNAL, "the sample backend panicked"),
     };
-    // SAFETY: `error` is valid for `FusewireError::set` by this function's requirement.
+    // SAFETY: the caller guarantees that `error` meets the requirements of `FusewireError::set`.
     unsafe { FusewireError::set(error, failure.code, &failure.message) };
     (failure.code, None)
 }
@@ -80,27 +80,27 @@ unsafe fn guard<T>(
 /// Calls `body` with the handle.
 ///
 /// # Safety
-/// `handle` is null or was returned by `create` and not yet destroyed; `error` as for
-/// [`FusewireError::set`].
+/// `handle` must be null, or a pointer that `create` returned and that is not yet destroyed.
+/// `error` must meet the requirements of [`FusewireError::set`].
 unsafe fn with_handle(
     handle: *mut c_void,
     error: *mut FusewireError,
     body: impl FnOnce(&Handle) -> Result<()>,
 ) -> i32 {
-    // SAFETY: null, or a `Handle` that `create` boxed and that is not yet destroyed; other calls
-    // have shared references to it, too.
+    // SAFETY: the caller guarantees that `handle` is null or points to a `Handle` that `create`
+    // boxed and that is not yet destroyed. Concurrent calls also hold only shared references.
     let handle = unsafe { handle.cast::<Handle>().as_ref() };
     let body = || body(handle.ok_or_else(|| Failure::invalid("the handle is null"))?);
-    // SAFETY: `error` is valid by this function's requirement.
+    // SAFETY: the caller guarantees that `error` meets the requirements of `FusewireError::set`.
     unsafe { guard(error, body) }.0
 }
 
 /// Checks and converts the arguments of a call.
 ///
 /// # Safety
-/// `call` is null or points to a [`FusewireCall`] of at least `struct_bytes` bytes.
+/// `call` must be null or point to a [`FusewireCall`] of at least `struct_bytes` bytes.
 unsafe fn read(call: *const FusewireCall) -> Result<Call> {
-    // SAFETY: null or readable, by this function's requirement.
+    // SAFETY: the caller guarantees that `call` is null or readable.
     let call = unsafe { call.as_ref() };
     let call = call.filter(|call| call.struct_bytes as usize >= size_of::<FusewireCall>());
     Call::new(call.ok_or_else(|| Failure::invalid("the call is null or too small"))?)
@@ -115,7 +115,8 @@ unsafe extern "C" fn create(
     error: *mut FusewireError,
 ) -> *mut c_void {
     let body = || {
-        // SAFETY: null, or the host's setup, which lives until this call returns (rule "Lifetime").
+        // SAFETY: `setup` is null or points to the host's setup, which lives until this call
+        // returns (rule "Lifetime").
         let setup = unsafe { setup.as_ref() };
         let setup = setup.ok_or_else(|| Failure::invalid("the setup is null"))?;
         if (setup.struct_bytes as usize) < size_of::<FusewireBackendSetup>() {
@@ -130,7 +131,7 @@ unsafe extern "C" fn create(
         let timeout = Duration::from_nanos(setup.timeout_ns);
         Handle::connect(setup.rank, setup.size, &store, timeout)
     };
-    // SAFETY: `error` is null or the host's error, which lives until this call returns.
+    // SAFETY: `error` is null or points to the host's error, which lives until this call returns.
     match unsafe { guard(error, body) }.1 {
         Some(handle) => Box::into_raw(Box::new(handle)).cast(),
         None => core::ptr::null_mut(),
@@ -139,8 +140,8 @@ unsafe extern "C" fn create(
 
 unsafe extern "C" fn destroy(handle: *mut c_void) {
     if !handle.is_null() {
-        // SAFETY: `create` returned the pointer from a box, and `destroy` is the last call of a
-        // handle (rule "Threads").
+        // SAFETY: `create` made the pointer from a box, and `destroy` is the last call on a handle
+        // (rule "Threads").
         let handle = unsafe { Box::from_raw(handle.cast::<Handle>()) };
         let _ = catch_unwind(AssertUnwindSafe(|| drop(handle)));
     }
@@ -169,8 +170,8 @@ unsafe extern "C" fn is_bitwise(_handle: *mut c_void) -> i32 {
 }
 
 unsafe extern "C" fn abort(handle: *mut c_void) {
-    // SAFETY: null or a handle from `create` that is not yet destroyed; other calls that run at the
-    // same time also have shared references.
+    // SAFETY: the host passes null or a handle from `create` that is not yet destroyed. Concurrent
+    // calls also hold only shared references.
     if let Some(handle) = unsafe { handle.cast::<Handle>().as_ref() } {
         let _ = catch_unwind(AssertUnwindSafe(|| handle.abort()));
     }
@@ -186,7 +187,7 @@ unsafe extern "C" fn group_end(handle: *mut c_void, error: *mut FusewireError) -
     unsafe { with_handle(handle, error, Handle::group_end) }
 }
 
-/// Defines functions that read the call and call a method of the handle.
+/// Defines C functions that convert the arguments and call a method of the handle.
 macro_rules! operations {
     ($($name:ident($($arg:ident: $ty:ty),*) => $method:ident($($given:expr),*);)*) => {$(
         unsafe extern "C" fn $name(
@@ -196,10 +197,12 @@ macro_rules! operations {
             error: *mut FusewireError,
         ) -> i32 {
             let body = |handle: &Handle| {
-                // SAFETY: null or the host's call, which lives until this function returns.
+                // SAFETY: `call` is null or points to the host's call, which lives until this
+                // function returns.
                 let call = unsafe { read(call) }?;
-                // SAFETY: the host's buffers have the sizes of this operation and live until it
-                // returns (rules "Lifetime" and "Groups").
+                // SAFETY: the host's buffers have the sizes that this operation requires. They live
+                // until the operation returns (rule "Lifetime") or until the group ends (rule
+                // "Groups").
                 unsafe { handle.$method($($given,)* &call) }
             };
             // SAFETY: the host passes a live handle from `create` and its own error.

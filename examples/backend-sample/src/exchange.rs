@@ -1,8 +1,8 @@
-//! Concurrent transfer of messages: no message waits for another one of a different pair, so no
-//! order of sends and receives can deadlock.
+//! Concurrent transfer of messages. A message never waits for a message of a different pair of
+//! ranks, so no order of sends and receives can deadlock.
 //!
-//! A message is its length (8 bytes, little endian) followed by its bytes. Messages of a pair keep
-//! their order.
+//! A message is sent as its length (8 bytes, little endian) followed by its data. Messages of a
+//! pair arrive in the order in which they were sent.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -59,8 +59,8 @@ impl Exchange {
     /// Transfers all messages within `timeout`.
     ///
     /// # Safety
-    /// Sources must be readable and targets writable for their bytes until this function returns,
-    /// and no other code may access the targets meanwhile.
+    /// For each message, the source must be readable or the target writable for the message's size
+    /// until this function returns. No other code may access the targets during that time.
     pub(crate) unsafe fn run(self, mesh: &Mesh, timeout: Duration) -> Result<()> {
         let started = Instant::now();
         let mut lanes: Vec<Lane> = (0..mesh.size()).map(|_| Lane::default()).collect();
@@ -75,8 +75,8 @@ impl Exchange {
             let lane = lanes.get_mut(peer as usize).ok_or_else(|| absent(peer))?;
             lane.recvs.push_back(message);
         }
-        // SAFETY: the lane's messages are from `self`, whose memory is valid by this function's
-        // requirement.
+        // SAFETY: the lane's messages come from `self`, and the caller guarantees that their memory
+        // is valid.
         unsafe { lanes[mesh.rank as usize].within()? };
         loop {
             let (mut moved, mut open) = (false, Vec::new());
@@ -87,8 +87,8 @@ impl Exchange {
                 if lane.is_done() {
                     continue;
                 }
-                // SAFETY: the lane's messages are from `self`, whose memory is valid by this
-                // function's requirement.
+                // SAFETY: the lane's messages come from `self`, and the caller guarantees that
+                // their memory is valid.
                 moved |= unsafe { lane.pump(stream) }.map_err(|failure| {
                     if mesh.is_aborted() {
                         return aborted();
@@ -129,7 +129,7 @@ fn aborted() -> Failure {
     Failure::new(abi::CODE_ABORTED, "this rank was aborted")
 }
 
-/// Sleeps until one of the streams is ready, at most `bound`.
+/// Sleeps until one of the streams is ready, but at most for `bound`.
 fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
     let mut waits: Vec<libc::pollfd> = open
         .iter()
@@ -140,8 +140,8 @@ fn sleep(open: &[(usize, &TcpStream, i16)], bound: Duration) {
         })
         .collect();
     let bound = (bound.as_millis() as i32).max(1);
-    // SAFETY: `waits` is a live vector of as many entries as its second argument says. The results are not
-    // used: the next round tries every stream.
+    // SAFETY: `waits` is a live vector, and the second argument is its length. The result is not
+    // used, because the next round tries every stream.
     unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, bound) };
 }
 
@@ -218,8 +218,8 @@ impl Lane {
                 return Err(broken.of(send.peer as usize));
             }
             if send.bytes > 0 {
-                // SAFETY: source and target have `send.bytes == recv.bytes` valid bytes by this
-                // function's requirement; `copy` allows overlap.
+                // SAFETY: the caller guarantees that source and target are valid for their sizes,
+                // and `send.bytes == recv.bytes`. `copy` permits overlap.
                 unsafe { core::ptr::copy(send.at, recv.at, send.bytes) };
             }
         }
@@ -239,7 +239,8 @@ impl Lane {
                     continue;
                 }
                 let from = message.at.wrapping_add(at);
-                // SAFETY: `at < message.bytes`, and the source is readable for that many bytes.
+                // SAFETY: `at < message.bytes`, and the caller guarantees that the source is
+                // readable for `message.bytes` bytes.
                 let rest = unsafe { core::slice::from_raw_parts(from, message.bytes - at) };
                 { stream }.write(rest)
             } else {
@@ -258,8 +259,8 @@ impl Lane {
                     continue;
                 }
                 let to = message.at.wrapping_add(at);
-                // SAFETY: `at < message.bytes`, and the target is writable for that many bytes and
-                // not accessed by other code.
+                // SAFETY: `at < message.bytes`. The caller guarantees that the target is writable
+                // for `message.bytes` bytes and that no other code accesses it.
                 let rest = unsafe { core::slice::from_raw_parts_mut(to, message.bytes - at) };
                 { stream }.read(rest)
             } else {

@@ -1,4 +1,4 @@
-//! Failures, in the form that the table returns them.
+//! Failures, in the form in which the C functions return them.
 
 use core::fmt;
 

@@ -26,11 +26,12 @@ struct State {
     /// Messages of the open group.
     grouped: Exchange,
     timeout: Duration,
-    /// First failure. Afterwards streams may have stopped in the middle of a message.
+    /// First failure. After a failure, a stream may be in the middle of a message, so all further
+    /// calls fail.
     broken: Option<Failure>,
 }
 
-/// Arguments that all operations have.
+/// Arguments that all operations share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     dtype: u32,
@@ -52,7 +53,8 @@ impl Call {
         })
     }
 
-    /// Returns the bytes of a row of `count` elements; checks that `rows` rows fit memory.
+    /// Returns the size of a row of `count` elements in bytes. Fails if the size of `rows` rows
+    /// overflows.
     fn bytes(&self, count: u64, rows: u32) -> Result<usize> {
         let all = u128::from(count) * u128::from(rows) * self.element as u128;
         if all > isize::MAX as u128 {
@@ -114,7 +116,7 @@ impl Handle {
         Err(Failure::invalid(format!("there is no rank {root}")))
     }
 
-    /// Refuses collectives in a group, and all operations after a failure.
+    /// Fails inside a group, where collectives are not allowed, and after an earlier failure.
     fn start(&self) -> Result<()> {
         let state = self.state();
         if let Some(broken) = &state.broken {
@@ -133,7 +135,7 @@ impl Handle {
     /// # Safety
     /// The requirements of [`Exchange::run`].
     unsafe fn run(&self, exchange: Exchange, timeout: Duration) -> Result<()> {
-        // SAFETY: this function has the requirements of `Exchange::run`.
+        // SAFETY: this function has the same safety requirements as `Exchange::run`.
         let ran = unsafe { exchange.run(&self.mesh, timeout) };
         if let Err(failure) = &ran {
             self.state().broken.get_or_insert_with(|| failure.clone());
@@ -199,8 +201,8 @@ impl Handle {
         }
         let mut exchange = Exchange::default();
         add(&mut exchange, bytes);
-        // SAFETY: `add` made the only message from the buffer of `send` or `recv`, which is valid
-        // by their requirement.
+        // SAFETY: `add` made the only message, from the buffer of `send` or `recv`, whose callers
+        // guarantee that the buffer is valid.
         unsafe { self.run(exchange, call.timeout) }
     }
 
@@ -252,8 +254,8 @@ impl Handle {
         } else {
             exchange.recv(root, buffer, bytes);
         }
-        // SAFETY: the messages cover the `count` elements of `buffer`, which is valid by this
-        // function's requirement.
+        // SAFETY: the messages cover the `count` elements of `buffer`, which the caller guarantees
+        // to be valid.
         unsafe { self.run(exchange, call.timeout) }
     }
 
@@ -273,13 +275,13 @@ impl Handle {
             exchange.send(peer, from, row);
             exchange.recv(peer, to.wrapping_add(row * peer as usize), row);
         }
-        // SAFETY: `from` has one row and `to` one row per rank by this function's requirement. In
+        // SAFETY: the caller guarantees that `from` has one row and `to` has one row per rank. In
         // place, this rank's row is copied onto itself.
         unsafe { self.run(exchange, call.timeout) }
     }
 
-    /// Sends `part(p)` of the input to every rank p that receives, and returns the reduction of the
-    /// parts that arrive here.
+    /// Sends `part(p)` of the input to every receiving rank p. Returns the reduction of the parts
+    /// that arrive on this rank.
     ///
     /// # Safety
     /// `from` must be readable in `part(p)` for every receiving rank p.
@@ -306,8 +308,8 @@ impl Handle {
                 exchange.recv(peer as u32, row.as_mut_ptr(), row.len());
             }
         }
-        // SAFETY: sources are parts of `from`, readable by this function's requirement; targets are
-        // `rows`, which live until the end of this function.
+        // SAFETY: the sources are parts of `from`, which the caller guarantees to be readable. The
+        // targets are `rows`, which live until the end of this function.
         unsafe { self.run(exchange, call.timeout)? };
         reduce::reduce(call.dtype, call.reduction, &mut rows);
         Ok(rows.swap_remove(0))
@@ -331,7 +333,8 @@ impl Handle {
             elements as usize * call.element
         };
         let shard = |rank: u32| edge(rank)..edge(rank + 1);
-        // SAFETY: the shards are ranges of the input's `count` elements, which are readable.
+        // SAFETY: the shards are ranges of the input's `count` elements, which the caller
+        // guarantees to be readable.
         let reduced = unsafe { self.reduce_rows(from, shard, |_| true, call)? };
         let mut exchange = Exchange::default();
         for peer in 0..self.size() {
@@ -340,8 +343,8 @@ impl Handle {
             exchange.recv(peer, to.wrapping_add(shard.start), shard.len());
         }
         let left = call.timeout.saturating_sub(started.elapsed());
-        // SAFETY: sources are `reduced`, which lives longer; targets are ranges of the output's
-        // `count` elements.
+        // SAFETY: the source is `reduced`, which outlives the exchange. The targets are ranges of
+        // the output's `count` elements, which the caller guarantees to be writable.
         unsafe { self.run(exchange, left) }
     }
 
@@ -359,11 +362,11 @@ impl Handle {
         self.root(root)?;
         call.reducible()?;
         let bytes = call.bytes(count, self.size())?;
-        // SAFETY: `from` has `bytes` readable bytes by this function's requirement.
+        // SAFETY: the caller guarantees that `from` has `bytes` readable bytes.
         let reduced = unsafe { self.reduce_rows(from, |_| 0..bytes, |rank| rank == root, call)? };
         if root == self.mesh.rank && bytes > 0 {
-            // SAFETY: on the root `to` has `bytes` writable bytes; `reduced` has as many and is
-            // separate memory.
+            // SAFETY: on the root, the caller guarantees that `to` has `bytes` writable bytes.
+            // `reduced` has the same size and is a separate allocation.
             unsafe { core::ptr::copy_nonoverlapping(reduced.as_ptr(), to, bytes) };
         }
         Ok(())
@@ -382,10 +385,12 @@ impl Handle {
         call.reducible()?;
         let row = call.bytes(count, self.size())?;
         let part = |rank: u32| row * rank as usize..row * (rank as usize + 1);
-        // SAFETY: `from` has a row per rank, so every part is readable.
+        // SAFETY: the caller guarantees that `from` has one row per rank, so every part is
+        // readable.
         let reduced = unsafe { self.reduce_rows(from, part, |_| true, call)? };
         if row > 0 {
-            // SAFETY: `to` has `row` writable bytes; `reduced` has as many and is separate memory.
+            // SAFETY: the caller guarantees that `to` has `row` writable bytes. `reduced` has the
+            // same size and is a separate allocation.
             unsafe { core::ptr::copy_nonoverlapping(reduced.as_ptr(), to, row) };
         }
         Ok(())

@@ -64,12 +64,12 @@ impl Mesh {
         self.peers.len() as u32
     }
 
-    /// Ends all waits on this rank and, by closing the streams, on the peers. May be called from
-    /// any thread.
+    /// Shuts the streams down, which ends all waits on this rank and on its peers. May be called
+    /// from any thread.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::Release);
         for stream in self.peers.iter().flatten() {
-            // The peer may have closed it already.
+            // Ignores errors, because the peer may already have closed the stream.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
@@ -79,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// Returns a number that an unrelated process does not send by accident.
+/// Returns a random-looking number, which an unrelated process is unlikely to send by accident.
 fn token(rank: u32) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -101,7 +101,7 @@ fn left(deadline: Instant, what: &str) -> Result<Duration> {
     Ok(left)
 }
 
-/// Connects to `peer` and sends token and rank.
+/// Connects to `peer` and sends the token and this rank's number.
 fn call(rank: u32, peer: u32, store: &Store<'_>, deadline: Instant) -> Result<TcpStream> {
     let what = format!("connect to rank {peer}");
     let address = store.get(&format!("address/{peer}"), left(deadline, &what)?)?;
@@ -126,7 +126,7 @@ fn call(rank: u32, peer: u32, store: &Store<'_>, deadline: Instant) -> Result<Tc
     Ok(stream)
 }
 
-/// Accepts connections from all higher ranks; closes all others.
+/// Accepts connections from all higher ranks. Closes all other incoming connections.
 fn accept(
     listener: &TcpListener,
     token: u64,
@@ -161,7 +161,8 @@ fn accept(
     Ok(())
 }
 
-/// Returns the rank of an incoming connection that sends the token.
+/// Returns the rank at the other end of an incoming connection; `None` if it does not send the
+/// token.
 fn hello(mut stream: TcpStream, token: u64, deadline: Instant) -> Option<(usize, TcpStream)> {
     let bound = left(deadline, "listen").ok()?.min(HELLO);
     stream.set_nonblocking(false).ok()?;

@@ -2,7 +2,7 @@
 
 use fusewire_backend_abi as abi;
 
-/// Returns the bytes of an element of type `dtype`; `None` for an unknown type.
+/// Returns the size in bytes of an element of type `dtype`; `None` for an unknown type.
 pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     Some(match dtype {
         abi::DTYPE_F64 | abi::DTYPE_I64 | abi::DTYPE_U64 => 8,
@@ -13,8 +13,8 @@ pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     })
 }
 
-/// Returns true if `reduction` is implemented for `dtype`: not for floats below 32 bits, and not
-/// for scaled sums.
+/// Returns true if `reduction` is implemented for `dtype`. Floats with fewer than 32 bits and
+/// scaled sums are not implemented.
 pub(crate) fn has(dtype: u32, reduction: u32) -> bool {
     let float = matches!(dtype, abi::DTYPE_F32 | abi::DTYPE_F64);
     let integer = (abi::DTYPE_I8..=abi::DTYPE_U64).contains(&dtype);
@@ -25,8 +25,8 @@ pub(crate) fn has(dtype: u32, reduction: u32) -> bool {
     }
 }
 
-/// Reduces `rows`, one per rank in rank order and all of one length, into the first one. Does
-/// nothing if [`has`] is false.
+/// Reduces `rows` into the first row. There is one row per rank, in rank order, and all rows have
+/// the same length. Does nothing if [`has`] returns false.
 pub(crate) fn reduce(dtype: u32, reduction: u32, rows: &mut [Vec<u8>]) {
     match dtype {
         abi::DTYPE_F64 => fold::<f64, 8>(rows, reduction),

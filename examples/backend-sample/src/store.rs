@@ -12,9 +12,10 @@ pub(crate) struct Store<'a>(&'a FusewireStore);
 
 impl<'a> Store<'a> {
     /// # Safety
-    /// `table` is null or points to the host's store, whose functions can be called during `'a`.
+    /// `table` must be null or point to the host's store, whose functions can be called during
+    /// `'a`.
     pub(crate) unsafe fn new(table: *const FusewireStore) -> Result<Self> {
-        // SAFETY: null, or valid for `'a` by this function's requirement.
+        // SAFETY: the caller guarantees that `table` is null or valid for `'a`.
         let table: Option<&'a FusewireStore> = unsafe { table.as_ref() };
         table
             .map(Self)
@@ -47,8 +48,8 @@ impl<'a> Store<'a> {
             .set
             .ok_or_else(|| Failure::new(CODE_STORE, "the store has no set"))?;
         self.call("set", key, |error| {
-            // SAFETY: the function belongs to this context; key and value are live slices with
-            // their lengths, and `error` is live.
+            // SAFETY: the function and the context come from the same table. Key and value are live
+            // slices that are passed with their lengths, and `error` is a live variable.
             unsafe {
                 set(
                     self.0.context,
@@ -71,8 +72,9 @@ impl<'a> Store<'a> {
         let (at, capacity, mut length) = (value.as_mut_ptr(), value.len(), 0);
         let (timeout, length_at) = (timeout.as_nanos() as u64, &raw mut length);
         self.call("get", key, |error| {
-            // SAFETY: the function belongs to this context; the key is a live slice with its
-            // length, `value` has `capacity` writable bytes, `length` and `error` are live.
+            // SAFETY: the function and the context come from the same table. The key is a live
+            // slice that is passed with its length, `value` has `capacity` writable bytes, and
+            // `length` and `error` are live variables.
             unsafe {
                 get(
                     self.0.context,

@@ -1,5 +1,4 @@
-//! Matrix products on the CPU with the crate `matrixmultiply`, enqueued as host functions of a
-//! stream.
+//! GEMMs on the CPU with the crate `matrixmultiply`, enqueued as host functions on a stream.
 
 use std::sync::Arc;
 
@@ -7,7 +6,7 @@ use fusewire::{Result, Stream, Tensor};
 
 use crate::Gemm;
 
-/// Matrix products on the CPU.
+/// GEMMs on the CPU.
 pub(crate) struct Cpu;
 
 impl Gemm for Cpu {
@@ -22,8 +21,8 @@ impl Gemm for Cpu {
         let product = move || {
             let (row, column) = (|elements: usize| elements as isize, 1);
             // SAFETY: the tensors have at least these sizes, as asserted above, and the closure
-            // owns references to them. The ready flags and the order of the stream exclude
-            // concurrent writes to `a` and `b` and all accesses to `c`.
+            // owns references to them. The ready flags and the stream order exclude concurrent
+            // writes to `a` and `b` and any concurrent access to `c`.
             unsafe {
                 matrixmultiply::sgemm(
                     m,

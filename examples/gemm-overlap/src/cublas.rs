@@ -1,4 +1,4 @@
-//! Matrix products on an NVIDIA GPU with cuBLAS, which is opened at run time, on any stream.
+//! GEMMs on an NVIDIA GPU with cuBLAS, on any stream. cuBLAS is opened at run time.
 
 use core::ptr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use fusewire::{Error, Result, Stream, Tensor};
 
 use crate::Gemm;
 
-/// Returns true if the library can be opened. (Without it, cudarc panics.)
+/// Returns true if cuBLAS can be opened. If it cannot, calls of cudarc panic.
 pub(crate) fn is_there() -> bool {
     // SAFETY: opening cuBLAS runs only its own initialisers, which may run on any thread.
     unsafe { sys::is_culib_present() }
@@ -83,7 +83,7 @@ impl Gemm for Cublas {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let (m, k, n) = (int(m)?, int(k)?, int(n)?);
         let plain = sys::cublasOperation_t::CUBLAS_OP_N;
-        // cuBLAS is column-major: row-major c is b transposed times a transposed.
+        // cuBLAS is column-major, so the row-major c = a b is computed as c^T = b^T a^T.
         // SAFETY: the tensors have at least these sizes, as asserted above, and are on this GPU.
         // `Layer` owns them and waits for the stream. The scalars are read before the call returns
         // (host pointer mode).
@@ -110,7 +110,7 @@ impl Gemm for Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: `new` created the handle, and nothing uses it after drop.
+        // SAFETY: `new` created the handle, and it is not used after drop.
         let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
     }
 }

@@ -35,10 +35,11 @@ impl fmt::Display for Shape {
 /// Results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
-    /// Greatest difference between an overlapped and a sequential call, relative to the greatest
-    /// value.
+    /// Greatest difference between the results of an overlapped and a sequential call, relative to
+    /// the greatest value.
     pub(crate) eager: f32,
-    /// Greatest such difference of replays.
+    /// Greatest difference between the results of a replay and a sequential call, relative to the
+    /// greatest value.
     pub(crate) replayed: f32,
     /// Median time of the sequential calls, in ms.
     pub(crate) sequential_ms: f64,
@@ -58,8 +59,8 @@ impl Outcome {
         }
     }
 
-    /// Returns true if the results are equal within the differences of summation order in a matrix
-    /// product.
+    /// Returns true if the results differ by no more than the summation order of a GEMM can
+    /// explain.
     pub(crate) fn is_right(&self) -> bool {
         self.eager < 1e-4 && self.replayed < 1e-4
     }
@@ -69,17 +70,18 @@ impl Outcome {
 pub(crate) struct Layer<'a> {
     /// Communicator of the overlapped operations, with its own stream.
     comm: Communicator,
-    /// Stream of the matrix products.
+    /// Stream of the GEMMs.
     stream: Stream,
     gemm: &'a dyn Gemm,
     shape: Shape,
-    /// This rank's tokens; `gathered` has all tokens.
+    /// Tokens of this rank. `gathered` holds the tokens of all ranks.
     x: Tensor,
     gathered: Tensor,
-    /// Weights: columns of the first layer; `v` has rows of the second.
+    /// This rank's columns of the first layer's weights. `v` holds its rows of the second layer's
+    /// weights.
     w: Tensor,
     v: Tensor,
-    /// Output of the first layer; `z` is this rank's partial sum of the second.
+    /// Output of the first layer. `z` is this rank's partial sum of the second layer's output.
     y: Tensor,
     z: Tensor,
     /// This rank's tokens of the result.
@@ -110,7 +112,7 @@ impl<'a> Layer<'a> {
         let all = shape.tokens * comm.size() as usize;
         let seed = u64::from(comm.rank()) + 100;
         let Shape { hidden, inner, .. } = shape;
-        // Peers read tensors in windows; the others are local.
+        // Peers access only tensors in windows. The other tensors are local.
         let (window, own) = (
             |count| comm.alloc(DType::F32, count),
             |count| comm.tensor(DType::F32, count),
@@ -136,8 +138,8 @@ impl<'a> Layer<'a> {
         })
     }
 
-    /// Returns first token and number of tokens of chunk `index`. Chunks are numbered rank by rank,
-    /// as ready flags are.
+    /// Returns the first token and the number of tokens of chunk `index`. Chunks are numbered rank
+    /// by rank, like the ready flags.
     fn piece(&self, index: usize) -> (usize, usize) {
         let Shape { tokens, chunk, .. } = self.shape;
         let per_rank = tokens.div_ceil(chunk);
@@ -163,7 +165,7 @@ impl<'a> Layer<'a> {
             .enqueue(&self.stream, [&y, &self.v, &z], [count, inner, hidden])
     }
 
-    /// Enqueues collectives and products in sequence, on one stream.
+    /// Enqueues collectives and GEMMs in sequence, on one stream.
     fn sequential(&self) -> Result<Work> {
         let comm = self.comm.on(&self.stream);
         let all = self.shape.tokens * comm.size() as usize;
@@ -173,7 +175,7 @@ impl<'a> Layer<'a> {
         comm.reduce_scatter_single_async(&self.out, &self.z, ReduceOp::Sum)
     }
 
-    /// Enqueues the products on one stream and the collectives on the other.
+    /// Enqueues the GEMMs on one stream and the collectives on another.
     fn overlapped(&self) -> Result<Work> {
         let (comm, stream) = (&self.comm, &self.stream);
         let (ranks, me) = (comm.size() as usize, comm.rank() as usize);
@@ -186,8 +188,8 @@ impl<'a> Layer<'a> {
         let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
         let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
         let gather = comm.all_gather_with_flags_async(stream, gathered, x, words, span)?;
-        // In the order in which chunks arrive: this rank's, then those of the next ranks of the
-        // ring.
+        // Uses the order in which chunks arrive: first the chunks of this rank, then those of the
+        // next ranks in the ring.
         for row in (0..ranks).map(|step| (me + step) % ranks) {
             for index in row * per_rank..(row + 1) * per_rank {
                 self.chunks.stream_wait(stream, index)?;
@@ -198,7 +200,7 @@ impl<'a> Layer<'a> {
         gather.wait(stream)?;
         let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
         let scatter = comm.reduce_scatter_on_arrival_async(stream, out, z, tiles, span, 1, sum)?;
-        // In the order in which the operation takes tiles: tile t of all rows, then tile t + 1.
+        // Uses the order in which the operation sends tiles: tile t of all rows, then tile t + 1.
         for t in 0..per_rank {
             for index in (0..ranks).map(|row| row * per_rank + t) {
                 let (first, count) = self.piece(index);
@@ -227,8 +229,8 @@ impl<'a> Layer<'a> {
         graph.instantiate()
     }
 
-    /// Returns the greatest difference of `found` from `expected`, relative to the greatest value;
-    /// infinite if one is NaN.
+    /// Returns the greatest difference between `found` and `expected`, relative to the greatest
+    /// value; infinite if any element is NaN.
     fn difference(found: &[f32], expected: &[f32]) -> f32 {
         let greatest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let pairs = found.iter().zip(expected);
@@ -244,10 +246,10 @@ impl<'a> Layer<'a> {
         self.x.copy_from(&numbers(seed, self.x.len()))
     }
 
-    /// Compares and times both ways. All ranks call this.
+    /// Compares and times the sequential and the overlapped layers. All ranks must call this.
     pub(crate) fn benchmark(&self, rounds: u32) -> Result<Outcome> {
-        // Loads the kernels of all libraries: loading may wait for the device, and must not happen
-        // while an operation waits there.
+        // Loads the kernels of all libraries now, because loading may wait for the device. That
+        // would deadlock while an operation on the device waits for a peer.
         self.comm.warm_up()?;
         self.fill(0)?;
         self.sequential()?.wait_blocking()?;

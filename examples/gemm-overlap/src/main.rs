@@ -1,21 +1,19 @@
-//! A pair of linear layers, distributed over ranks as in Megatron's sequence parallelism, with
-//! collectives and matrix products first in sequence, then overlapped:
+//! A pair of linear layers, distributed over ranks as in Megatron's sequence parallelism. The
+//! collectives and GEMMs run first in sequence, then overlapped:
 //!
-//! - column-parallel: all_gather of the tokens' rows, then `y = x * w`. Overlapped, each chunk of
-//!   rows is
-//!   multiplied as soon as its ready flag is raised.
-//! - row-parallel: `z = y * v`, then reduce_scatter of the rows. Overlapped, each tile of rows is
-//!   sent
-//!   as soon as its product is done.
+//! - column-parallel: all_gather of the tokens' rows, then `y = x * w`. When overlapped, the GEMM
+//!   of each chunk of rows starts as soon as the chunk's ready flag is set.
+//! - row-parallel: `z = y * v`, then reduce_scatter of the rows. When overlapped, each tile of rows
+//!   is sent as soon as its GEMM has completed.
 //!
 //! ```text
 //! cargo run --release -p gemm-overlap                      # on the CPU, with matrixmultiply
 //! cargo run --release -p gemm-overlap -- --device cuda     # on a GPU, with cuBLAS
 //! ```
 //!
-//! Prints the greatest difference between the results of both ways, for an eager call and for
-//! replays of a graph with changing input, and the median times. Exits with status 2 without the
-//! device or cuBLAS, and with 1 if the results differ.
+//! Prints the median times and the greatest difference between sequential and overlapped results,
+//! for an eager call and for replays of a graph with changing input. Exits with status 1 if the
+//! results differ, and with status 2 if the device or cuBLAS is missing.
 
 mod cpu;
 mod cublas;
@@ -28,13 +26,13 @@ use fusewire::{Device, Error, Options, Stream, run_threads_on};
 
 use crate::layer::{Layer, Outcome, Shape};
 
-/// A library of matrix products.
+/// A library that computes GEMMs.
 pub(crate) trait Gemm {
-    /// Enqueues `c = a * b` on `stream`: row-major f32, with `a` of m by k, `b` of k by n and `c`
-    /// of m by n elements.
+    /// Enqueues `c = a * b` on `stream`. The matrices are row-major f32: `a` is m by k, `b` is k by
+    /// n and `c` is m by n.
     ///
     /// # Errors
-    /// The failure of the library or the stream.
+    /// Fails if the library or the stream fails.
     fn enqueue(
         &self,
         stream: &Stream,
@@ -49,7 +47,7 @@ struct Arguments {
     /// cpu, cuda or cuda:N
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Number of ranks, which are threads of this process
+    /// Number of ranks (threads of this process)
     #[arg(long, default_value_t = 2)]
     ranks: u32,
     /// Tokens per rank
@@ -64,12 +62,12 @@ struct Arguments {
     /// Tokens per chunk; need not divide the tokens per rank
     #[arg(long, default_value_t = 64)]
     chunk: usize,
-    /// Timed calls, and replays
+    /// Number of timed calls and of replays
     #[arg(long, default_value_t = 20)]
     rounds: u32,
 }
 
-/// Prints a line and returns the status for a missing device or library.
+/// Prints a line that names the missing device or library, and returns status 2.
 fn absent(what: &str) -> ExitCode {
     eprintln!("gemm-overlap: {what}");
     ExitCode::from(2)

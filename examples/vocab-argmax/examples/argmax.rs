@@ -1,4 +1,4 @@
-//! Greedy sampling over a vocabulary that is split over four ranks, which are threads of one
+//! Greedy sampling over a vocabulary that is split over four ranks. The ranks are threads of one
 //! process.
 
 use fusewire::{DType, Operation, Options, run_threads};
@@ -33,9 +33,9 @@ fn main() -> Result<(), fusewire::Error> {
             keys: keys.as_ptr().cast(),
             winners: winners.as_ptr().cast(),
         };
-        // SAFETY: `logits` has ROWS * COLUMNS elements, `keys` and `winners` have ROWS. The launch
-        // keeps the tensors alive, and the slice lives until the blocking call returns. The
-        // communicator has one block.
+        // SAFETY: `logits` has ROWS * COLUMNS elements, and `keys` and `winners` have ROWS
+        // elements. The launch keeps the tensors alive, and `logits` lives until the blocking call
+        // returns. The communicator has one block.
         unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
         winners.to_vec::<u64>()
     });

@@ -1,9 +1,9 @@
 //! Example of a user's kernel crate: vocabulary-parallel argmax in one kernel.
 //!
-//! In tensor-parallel decoding each rank has the logits of a part of the vocabulary. Greedy
-//! sampling needs the index of the greatest logit over all parts. With library calls this is a
-//! local argmax, two all_gathers and another argmax. Here it is one launch: local argmax, exchange
-//! by packets, global argmax.
+//! In tensor-parallel decoding, each rank has the logits of a part of the vocabulary. Greedy
+//! sampling needs the index of the greatest logit over all parts. With library calls, this takes a
+//! local argmax, two all_gathers and another argmax. This kernel does it in one launch: local
+//! argmax, exchange by packets, global argmax.
 //!
 //! ```text
 //! cargo run --release -p vocab-argmax --example argmax                             # on the CPU
@@ -25,16 +25,16 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
 
-/// Finds the column of the greatest logit of every row over the parts of all ranks; the first of
-/// equal ones.
+/// Finds, for every row, the column of the greatest logit over the parts of all ranks. If several
+/// logits are equal, the lowest column wins.
 ///
 /// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is
-/// scratch memory for `rows` words, `winners` receives `rows` column indices, equal on every rank.
-/// NaN is less than any number.
+/// scratch memory for `rows` words. The kernel writes `rows` column indices to `winners`; they are
+/// equal on all ranks. NaN is less than any number.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]. `logits` must be readable for `rows * columns` elements,
-/// `keys` and `winners` writable for `rows`. `rows * 8` must be at most
+/// `constants` must meet the requirements of [`Session::begin`]. `logits` must be readable for
+/// `rows * columns` elements, `keys` and `winners` writable for `rows`. `rows * 8` must be at most
 /// [`fusewire_device::packet::capacity`] of a slot, and all ranks together must have fewer than
 /// 2^32 columns. The launch must have one block.
 #[kernel]
@@ -49,7 +49,7 @@ pub unsafe fn vocab_argmax(
     keys: *mut u64,
     winners: *mut u64,
 ) {
-    // SAFETY: this kernel has the requirements of `Session::begin` on `constants`.
+    // SAFETY: the caller guarantees that `constants` meets the requirements of `Session::begin`.
     let Some(mut session) = (unsafe { Session::begin(block, constants, call, rows, timeout_ns) })
     else {
         return;
@@ -65,22 +65,22 @@ pub unsafe fn vocab_argmax(
             let key = rank_key(logit, (first_column + column) as u32);
             best = if key > best { key } else { best };
         }
-        // SAFETY: `row < rows`, so the word is writable, and `elements_of_block` gives a row to one
-        // lane only.
+        // SAFETY: `row < rows`, so the word is writable. `elements_of_block` assigns each row to a
+        // single lane.
         unsafe { mem::write(keys.add(row), best) };
     }
     block.sync();
 
     let slots = Slots::open(&mut session, rows * 8);
-    // SAFETY: `keys` has `rows` initialised words, ordered by `block.sync`, and `rows * 8` bytes
-    // fit a slot.
+    // SAFETY: `keys` has `rows` initialised words. `block.sync` orders their writes before this
+    // read, and the caller guarantees that `rows * 8` bytes fit in a slot.
     unsafe { slots.send_to_all(&mut session, keys.cast()) };
     let mut failed = false;
     for source in block.elements_of_block(ranks as usize) {
         failed |= source as u32 != me && slots.receive_header(&session, source as u32).is_none();
     }
     for row in block.elements_of_block(rows) {
-        // SAFETY: `row < rows`; this lane wrote the key above.
+        // SAFETY: `row < rows`, and this lane wrote the key above.
         let mut best = unsafe { mem::read(keys.add(row)) };
         for source in (0..ranks).filter(|source| *source != me) {
             match slots.receive_word(&session, source, row) {
@@ -91,7 +91,7 @@ pub unsafe fn vocab_argmax(
                 break;
             }
         }
-        // SAFETY: `row < rows`, so the word is writable, and a row belongs to one lane.
+        // SAFETY: `row < rows`, so the word is writable, and each row belongs to a single lane.
         unsafe { mem::write(winners.add(row), u64::from(!(best as u32))) };
     }
     if !block.any(failed) {
@@ -100,7 +100,8 @@ pub unsafe fn vocab_argmax(
     }
 }
 
-/// Returns a key that orders by logit, then by lower column. Keys of numbers are greater than 0.
+/// Returns a key for comparing logits. A greater logit has a greater key; of equal logits, the
+/// lower column has the greater key. Keys of numbers are greater than 0.
 #[inline(always)]
 fn rank_key(logit: f32, column: u32) -> u64 {
     let bits = logit.to_bits();

@@ -1,4 +1,4 @@
-//! Compares the kernel with a sequential argmax, with one lane and with many.
+//! Compares the kernel with a sequential argmax, for one lane and for many lanes.
 
 use fusewire::{DType, Operation, Options, Tensor, run_threads};
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
@@ -8,7 +8,7 @@ fn logit(seed: u64, row: usize, column: usize) -> f32 {
     x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x ^= x >> 29;
     x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    // Few distinct values, so that ties are frequent; some NaN and infinities.
+    // Uses few distinct values, so that ties are frequent, and some NaNs and infinities.
     match x >> 40 & 63 {
         0 => f32::NAN,
         1 => f32::NEG_INFINITY,
@@ -53,8 +53,8 @@ fn equals_a_sequential_argmax() {
                             let x = logit(seed, row, c);
                             if x.is_nan() { f32::NEG_INFINITY } else { x }
                         };
-                        // A row without a number above minus infinity has no defined winner in this
-                        // test.
+                        // A row without a number above minus infinity has no defined winner, so
+                        // this test ignores it.
                         (0..all)
                             .reduce(|a, b| if rank(b) > rank(a) { b } else { a })
                             .unwrap_or(0) as u64

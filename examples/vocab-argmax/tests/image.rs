@@ -1,6 +1,7 @@
-//! Tests that the images that `fusewire-build build` writes are found and match the program.
+//! Tests that the program finds the images that `fusewire-build build` wrote, and that they match
+//! the program.
 //!
-//! Skipped if they were not built; fails then with `FUSEWIRE_REQUIRE=images`.
+//! Skipped if the images were not built. With `FUSEWIRE_REQUIRE=images`, the test fails instead.
 
 use fusewire::gpu::images::Images;
 
