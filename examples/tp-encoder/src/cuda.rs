@@ -1,9 +1,10 @@
-//! Passes candle's memory and stream on a GPU to Fusewire without copies.
+//! Passes candle's GPU memory and stream to Fusewire without copies.
 //!
-//! All work is enqueued on candle's stream: earlier work on it has written the inputs when
-//! Fusewire's kernel begins, and later work reads its output. Candle also frees memory in the order
-//! of that stream, so the launch need not keep memory alive after the call. Peers do not access
-//! this memory: it is in no window, so they read the copy in staging that the kernel makes.
+//! All work is enqueued on candle's stream. Earlier work on the stream has written the inputs when
+//! Fusewire's kernel begins, and later work reads the kernel's output. Candle also frees memory in
+//! stream order, so the launch need not keep memory alive after the call. Peers do not access
+//! candle's memory, because it is in no window. They read the copy that the kernel makes in
+//! staging.
 
 use core::ffi::c_void;
 
@@ -23,7 +24,7 @@ pub(crate) fn on_stream_of(
 ) -> anyhow::Result<Communicator> {
     let raw = device.cuda_stream().cu_stream().cast::<c_void>();
     // SAFETY: the stream belongs to the GPU's primary context, which candle uses. `device` and its
-    // clones in the encoder's tensors keep the stream alive, and the encoder outlives this
+    // clones in the encoder's tensors keep the stream alive, and the encoder outlives the
     // communicator.
     let stream = unsafe { Stream::adopt(comm.device(), raw)? };
     Ok(comm.on(&stream))
@@ -44,8 +45,8 @@ pub(crate) fn all_reduce(
     Ok(())
 }
 
-/// Sums `partial` over the ranks, adds `residual` and normalises; the ranges are positions in their
-/// storage.
+/// Sums `partial` over the ranks, adds `residual` and normalises. The ranges are element positions
+/// in candle's storage.
 pub(crate) fn all_reduce_norm(
     comm: &Communicator,
     (partial, partial_range): (&CudaStorage, Range),
@@ -80,8 +81,8 @@ pub(crate) fn all_reduce_norm(
     Ok(CudaStorage::wrap_cuda_slice(out, device))
 }
 
-/// Returns candle's elements as a tensor of Fusewire, and a guard that on drop records for candle that
-/// the work enqueued on `stream` so far reads them.
+/// Returns candle's elements as a Fusewire tensor, and a guard. When dropped, the guard tells
+/// candle that the work enqueued on `stream` so far reads the elements.
 fn input<'a>(
     gpu: Device,
     storage: &'a CudaStorage,
@@ -95,7 +96,7 @@ fn input<'a>(
 
 fn adopt(gpu: Device, at: u64, count: usize) -> Result<Tensor> {
     // SAFETY: `at` is the address of `count` f32 of candle on this GPU. Candle frees them in the
-    // order of its stream, so after the work that is enqueued there now.
+    // order of its stream, that is, after all work that is enqueued on the stream now.
     unsafe { Tensor::adopt(gpu, at as *mut u8, DType::F32, count, None) }
         .map_err(candle_core::Error::wrap)
 }

@@ -1,4 +1,4 @@
-//! The encoder: BERT, the mean over a sentence's tokens, normalised to length 1.
+//! The encoder: BERT, followed by the mean over a sentence's tokens, normalised to length 1.
 
 use anyhow::{Result, ensure};
 use candle_core::{D, Device, Tensor};
@@ -15,7 +15,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Pads `sentences`, given as token numbers, with 0. Padding is not read.
+    /// Creates a batch of `sentences`, which are given as token numbers. Pads them with 0; padding
+    /// does not affect the embeddings.
     pub fn new(sentences: &[Vec<u32>]) -> Self {
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
@@ -40,7 +41,8 @@ impl Batch {
         self.lengths.is_empty()
     }
 
-    /// Returns the number of tokens of the longest sentence, to which all are padded.
+    /// Returns the number of tokens of the longest sentence. All sentences are padded to this
+    /// length.
     pub fn longest(&self) -> usize {
         self.longest
     }
@@ -54,7 +56,7 @@ impl Batch {
     }
 }
 
-/// A linear layer, or one rank's part of it.
+/// A linear layer, or one rank's part of a linear layer.
 #[derive(Debug)]
 struct Linear {
     /// Shape `[out, in]`.
@@ -73,7 +75,7 @@ impl Linear {
     }
 }
 
-/// Reads a model's tensors, slices them for a rank and moves them to a device.
+/// Reads the tensors of a model, slices them for a rank and moves the slices to a device.
 struct Loader<'a> {
     weights: &'a Weights,
     shard: Shard,
@@ -93,8 +95,8 @@ impl Loader<'_> {
         })
     }
 
-    /// Returns a column-parallel layer: this rank's outputs of each of `names`, concatenated, with
-    /// their bias.
+    /// Returns a column-parallel layer. It concatenates this rank's outputs of all layers in
+    /// `names` and includes their biases.
     fn columns(&self, names: &[String], out: usize, input: usize) -> Result<Linear> {
         let cut = |part: &str, shape: &[usize]| -> Result<Tensor> {
             let parts = names
@@ -112,9 +114,10 @@ impl Loader<'_> {
         })
     }
 
-    /// Returns a row-parallel layer: this rank's inputs, so that the ranks' outputs sum to the
-    /// layer's output. Only rank 0 has the bias, because the sum must contain it once. Adding it to
-    /// the residual instead would take another pass over the residual on every rank.
+    /// Returns a row-parallel layer. It has this rank's inputs, so that the outputs of all ranks
+    /// sum to the layer's output. Only rank 0 has the bias, because the sum must contain the bias
+    /// once. Adding the bias to the residual instead would take another pass over the residual on
+    /// every rank.
     fn rows(&self, name: &str, out: usize, input: usize) -> Result<Linear> {
         let weight = self
             .weights
@@ -130,7 +133,7 @@ impl Loader<'_> {
 /// One rank's part of a transformer layer.
 #[derive(Debug)]
 struct Layer {
-    /// Projections to queries, keys and values of this rank's heads.
+    /// Projections to the queries, keys and values of this rank's heads.
     attention: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,
@@ -157,7 +160,7 @@ impl Layer {
     }
 
     /// Computes the layer. `x` and the result have shape `[sentences * longest, hidden]` and are
-    /// equal on all ranks; `mask` is added to the attention scores.
+    /// equal on all ranks. `mask` is added to the attention scores.
     fn forward(
         &self,
         x: &Tensor,
@@ -172,8 +175,8 @@ impl Layer {
         join.join(partial, &x, &self.norm)
     }
 
-    /// Computes attention from `[tokens, 3 * width]` to `[tokens, width]`, with the width of this
-    /// rank's heads.
+    /// Computes attention. Maps `[tokens, 3 * width]` to `[tokens, width]`, where `width` is the
+    /// total width of this rank's heads.
     fn attend(&self, all: &Tensor, batch: &Batch, mask: &Tensor) -> candle_core::Result<Tensor> {
         let width = all.dim(1)? / 3;
         let heads = |index: usize| {
@@ -193,11 +196,12 @@ impl Layer {
     }
 }
 
-/// The encoder, or one rank's part of it. Every rank has all embeddings.
+/// The encoder, or one rank's part of the encoder. Every rank has the whole embedding tables.
 #[derive(Debug)]
 pub struct Encoder {
     words: Tensor,
-    /// Embeddings of the positions, plus that of the first token type, which all tokens have.
+    /// Embeddings of the positions, each plus the embedding of the first token type, because all
+    /// tokens have this type.
     positions: Tensor,
     norm: LayerNorm,
     layers: Vec<Layer>,
@@ -208,8 +212,8 @@ impl Encoder {
     /// Slices `weights` for one rank and moves them to `device`.
     ///
     /// # Errors
-    /// A weight is missing or has another shape; the model cannot be divided by the ranks; errors
-    /// of candle.
+    /// Fails if a weight is missing or has a wrong shape, if the model cannot be divided by the
+    /// number of ranks, or if candle fails.
     pub fn new(config: &Config, weights: &Weights, shard: Shard, device: &Device) -> Result<Self> {
         shard.check(config)?;
         let loader = Loader {
@@ -240,8 +244,8 @@ impl Encoder {
     /// Returns the embeddings `[sentences, hidden]` on every rank, each row of length 1.
     ///
     /// # Errors
-    /// There are no tokens, or more than the model has positions; errors of candle and, through
-    /// `join`, of Fusewire.
+    /// Fails if there are no tokens or more tokens than the model has positions, if candle fails,
+    /// or if `join` fails.
     pub fn embed(&self, batch: &Batch, join: &dyn Join) -> Result<Tensor> {
         let (sentences, longest) = (batch.len(), batch.longest);
         let positions = self.positions.dim(0)?;
@@ -264,8 +268,8 @@ impl Encoder {
         for layer in &self.layers {
             x = layer.forward(&x, batch, &mask, join)?;
         }
-        // The sum over a sentence's tokens is enough: the normalisation to length 1 removes their
-        // number.
+        // Sums over a sentence's tokens instead of averaging. The normalisation to length 1 cancels
+        // the number of tokens.
         let marks = batch.marks(1.0, 0.0, &self.device)?.unsqueeze(1)?;
         let sums = marks
             .matmul(&x.reshape((sentences, longest, hidden))?)?

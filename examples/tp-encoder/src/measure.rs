@@ -1,4 +1,4 @@
-//! Measurements of one process: embeds all batches repeatedly and records the times.
+//! Measurements in one process: embeds all batches repeatedly and records the times.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Batch, Encoder, FusedJoin, Join, SingleProcess, UnfusedJoin};
 
-/// Results of one way to embed.
+/// Results of one variant: fused, unfused or single process.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Outcome {
     /// Embedding of each sentence, in order.
     pub embeddings: Vec<Vec<f32>>,
-    /// Number of rounds whose embeddings differ in bits from those of the first round.
+    /// Number of rounds whose embeddings are not bitwise identical to those of the first round.
     pub changed: usize,
-    /// Seconds per batch, one value per round; the slowest rank's for several ranks.
+    /// Seconds per batch, one value per round. With several ranks, the time of the slowest rank.
     pub seconds: Vec<f64>,
-    /// Part of these seconds spent in joins: reduction, residual and norm, including waits for
-    /// other ranks.
+    /// Part of `seconds` that was spent in joins (reduction, residual and norm), including waits
+    /// for other ranks.
     pub joins: Vec<f64>,
 }
 
@@ -32,7 +32,8 @@ pub struct RankResults {
     pub unfused: Outcome,
 }
 
-/// Runs the whole model in this process, without Fusewire: one round to warm up, then `rounds`.
+/// Runs the whole model in this process, without Fusewire: one warm-up round, then `rounds` timed
+/// rounds.
 ///
 /// # Errors
 /// Errors of the encoder.
@@ -48,7 +49,8 @@ pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outc
     Ok(outcome)
 }
 
-/// Runs this rank's part of the model, alternating both ways, so that other load affects both.
+/// Runs this rank's part of the model. Fused and unfused rounds alternate, so that other load
+/// affects both.
 ///
 /// # Errors
 /// Errors of the encoder and of the communicator.
@@ -102,7 +104,7 @@ impl Round {
         joins: &dyn Fn() -> Duration,
     ) -> Result<()> {
         let started = Instant::now();
-        // Returns when the embeddings are in host memory, also on a GPU.
+        // On a GPU, `to_vec2` also waits until the embeddings are in host memory.
         let embeddings = encoder.embed(batch, join)?.to_vec2::<f32>()?;
         self.seconds.push(started.elapsed().as_secs_f64());
         self.joins.push(joins().as_secs_f64());
@@ -112,8 +114,7 @@ impl Round {
 }
 
 impl Outcome {
-    /// Adds a round. The times of the first round, which warms up caches and allocators, are
-    /// dropped.
+    /// Adds a round. Drops the times of the first round, which warms up caches and allocators.
     fn add(&mut self, mut round: Round, comm: Option<&Communicator>) -> Result<()> {
         if self.embeddings.is_empty() {
             self.embeddings = round.embeddings;
@@ -134,11 +135,11 @@ impl Outcome {
     }
 }
 
-/// Returns the greatest difference between elements of two sets of embeddings; NaN if there is a
-/// NaN.
+/// Returns the greatest difference between elements of two sets of embeddings; NaN if any element
+/// is NaN.
 ///
 /// # Errors
-/// The sets differ in size.
+/// Fails if the sets differ in size.
 pub fn difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> Result<f32> {
     ensure!(
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.len() == b.len()),

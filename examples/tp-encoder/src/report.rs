@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use crate::measure::{Outcome, RankResults, difference};
 use crate::statistics::{interval, quartiles};
 
-/// Greatest accepted difference between an element of an embedding and that of the single process.
+/// Greatest accepted difference between an element of an embedding and the same element computed by
+/// the single process.
 pub const TOLERANCE: f32 = 1e-5;
 /// Number of printed sentence pairs.
 const PAIRS: usize = 4;
@@ -21,10 +22,11 @@ pub struct Report {
     pub wrong: Vec<String>,
 }
 
-/// Compares the results of the `ranks` with the single process, which ran before and after them.
+/// Compares the results of `ranks` with those of the single process, which ran before and after the
+/// ranks.
 ///
 /// # Errors
-/// Embeddings are missing.
+/// Fails if embeddings are missing.
 pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) -> Result<Report> {
     let reference = alone
         .first()
@@ -101,7 +103,7 @@ pub fn report(alone: &[Outcome], ranks: &[RankResults], sentences: &[String]) ->
     Ok(Report { text, wrong })
 }
 
-/// Name of a way to embed, and the field with its results.
+/// Name of a variant, and the field with its results.
 type Variant = (&'static str, fn(&RankResults) -> &Outcome);
 const VARIANTS: [Variant; 2] = [
     ("all_reduce, add, norm", |results| &results.unfused),

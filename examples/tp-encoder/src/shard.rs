@@ -21,8 +21,8 @@ impl Shard {
     /// Checks that `config` can be divided by the ranks.
     ///
     /// # Errors
-    /// The number of heads or feed-forward columns is not divisible by the ranks; the message lists
-    /// the possible sizes.
+    /// Fails if the number of heads or of feed-forward columns is not divisible by the number of
+    /// ranks. The message lists the possible numbers of ranks.
     pub fn check(self, config: &Config) -> Result<()> {
         let divides = |size: &usize| {
             config.num_attention_heads.is_multiple_of(*size)
@@ -47,7 +47,7 @@ impl Shard {
     /// dimension 0 selects outputs (column-parallel) and dimension 1 selects inputs (row-parallel).
     pub(crate) fn of(self, tensor: &Tensor, dim: usize) -> candle_core::Result<Tensor> {
         let part = tensor.dim(dim)? / self.size;
-        // Copies even a contiguous part, so that the whole tensor can be dropped.
+        // Copies the part even if it is contiguous, so that the whole tensor can be dropped.
         tensor
             .narrow(dim, self.rank * part, part)?
             .force_contiguous()

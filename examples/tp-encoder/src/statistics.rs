@@ -1,6 +1,6 @@
 //! Medians and their confidence intervals.
 
-/// A middle value with a range around it.
+/// A median with a range around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -8,7 +8,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// Returns median and quartiles; NaN without samples.
+/// Returns the median and the quartiles; NaN if there are no samples.
 pub(crate) fn quartiles(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     Spread {
@@ -19,12 +19,12 @@ pub(crate) fn quartiles(samples: &[f64]) -> Spread {
 }
 
 /// Returns the median and its distribution-free 95 % confidence interval from order statistics. For
-/// fewer than 6 samples no such interval exists; the range of all samples is returned instead.
+/// fewer than 6 samples, no such interval exists, and the range of all samples is returned instead.
 pub(crate) fn interval(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     let count = sorted.len();
-    // The probability that the median is outside of samples k..count - k is twice that of at most k
-    // - 1 heads in `count` tosses.
+    // The probability that the median is outside the samples k..count - k is twice the probability
+    // of fewer than k heads in `count` tosses of a fair coin.
     let mut k = 0;
     let mut each = 0.5_f64.powi(count as i32);
     let mut below = each;
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn the_interval_is_that_of_the_sign_test() {
         let samples = |count: u32| (1..=count).map(f64::from).collect::<Vec<f64>>();
-        // From tables of the sign test: the 6th and 15th of 20 samples, the 2nd and 9th of 10, the
-        // first and last of 6.
+        // Values from tables of the sign test: the 6th and 15th of 20 samples, the 2nd and 9th of
+        // 10, and the first and last of 6.
         for (count, low, high) in [
             (20, 6.0, 15.0),
             (10, 2.0, 9.0),

@@ -16,7 +16,7 @@ pub const LONGEST: usize = 128;
 /// Reads the sentences of `file`, or of [`SENTENCES`]: one per line, without empty lines.
 ///
 /// # Errors
-/// The file cannot be read or contains no sentence.
+/// Fails if the file cannot be read or contains no sentence.
 pub fn sentences(file: Option<&Path>) -> Result<Vec<String>> {
     let text = match file {
         Some(file) => std::fs::read_to_string(file)
@@ -39,11 +39,12 @@ pub fn sentences(file: Option<&Path>) -> Result<Vec<String>> {
 /// Converts `sentences` to batches of at most `size`, in order.
 ///
 /// # Errors
-/// `tokenizer` is not a valid `tokenizer.json`, or cannot encode a sentence.
+/// Fails if `tokenizer` is not a valid `tokenizer.json` or cannot encode a sentence.
 pub fn batches(tokenizer: &[u8], sentences: &[String], size: usize) -> Result<Vec<Batch>> {
     let failed = |error: tokenizers::Error| anyhow!("tokenizer.json: {error}");
     let mut tokenizer = Tokenizer::from_bytes(tokenizer).map_err(failed)?;
-    // `Batch` pads to its longest sentence, instead of the fixed length in the file.
+    // Disables padding to the fixed length in the file. `Batch` pads to its longest sentence
+    // instead.
     tokenizer.with_padding(None);
     let truncation = TruncationParams {
         max_length: LONGEST,

