@@ -1,10 +1,10 @@
 //! Types and constants of `hip_runtime_api.h` in ROCm 6 and 7.
 //!
-//! With the feature `hip-prototypes` the types are those of the crate `cubecl-hip-sys`, which
-//! bindgen generated from AMD's headers. The compiler then compares every prototype and every call
-//! of this module with them, and tests compare constants and layouts. Otherwise that crate is not
-//! used: its wrappers end the process if a symbol is missing, and it does not build with a ROCm
-//! version that it does not list.
+//! With the feature `hip-prototypes` the types come from the crate `cubecl-hip-sys`, which bindgen
+//! generated from AMD's headers. In such a build the compiler checks every prototype and every call
+//! of this module against that crate, and tests compare constants and layouts. Ordinary builds do
+//! not use `cubecl-hip-sys` for two reasons: its wrappers abort the process if a symbol is missing,
+//! and it does not build with ROCm versions that it does not list.
 
 #![allow(non_camel_case_types)]
 
@@ -17,7 +17,8 @@ pub(super) use cubecl_hip_sys::{
     hipUserObject_t,
 };
 
-/// Structure that `hipGetDevicePropertiesR0600` fills. Only its size and one member are used here.
+/// Structure that `hipGetDevicePropertiesR0600` fills. This module uses only its size and
+/// `gcnArchName`.
 #[cfg(feature = "hip-prototypes")]
 pub(super) type Prop = cubecl_hip_sys::hipDeviceProp_tR0600;
 
@@ -77,10 +78,10 @@ pub(super) use self::types::{
     hipUserObject_t,
 };
 
-/// Size of `hipDeviceProp_tR0600`, which is the same since ROCm 6.0: new members replace reserved
-/// words.
+/// Size of `hipDeviceProp_tR0600`. The size has not changed since ROCm 6.0, because new members
+/// replace reserved words.
 pub(super) const PROP_BYTES: usize = 1472;
-/// Offset of its `gcnArchName`.
+/// Offset of `gcnArchName` in `hipDeviceProp_tR0600`.
 pub(super) const PROP_ARCHITECTURE: usize = 1160;
 /// Size of `gcnArchName`.
 pub(super) const PROP_ARCHITECTURE_BYTES: usize = 256;

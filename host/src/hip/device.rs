@@ -1,4 +1,5 @@
-//! One GPU: its state in this process, and the calls that precede all others.
+//! One GPU: its state in this process, and the calls that set the current device and the capture
+//! mode of the calling thread.
 
 use core::ffi::c_uint;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -55,8 +56,8 @@ impl Hip {
         self.functions.check("hipSetDevice", status)
     }
 
-    /// Makes the device current, and permits calls that a capture forbids on this thread until the
-    /// result is dropped.
+    /// Makes the device current. Until the returned guard is dropped, this thread may make calls
+    /// that a capture forbids.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
         self.current()?;
         RelaxedCapture::enter(self.functions)
@@ -72,7 +73,7 @@ impl Hip {
     }
 }
 
-/// Returns the number of GPUs that the process sees, or an error if there are none.
+/// Returns the number of GPUs that are visible to the process, or an error if no GPU is visible.
 pub(super) fn count(functions: &Functions) -> Result<u32> {
     let none = |error: Error| Error::NoDevice {
         device: "hip".to_owned(),
@@ -91,12 +92,12 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
     }
 }
 
-/// Relaxed capture mode of this thread, until it is dropped.
+/// Guard that keeps the calling thread in relaxed capture mode until it is dropped.
 #[derive(Debug)]
 pub(super) struct RelaxedCapture {
     functions: &'static Functions,
     before: c_uint,
-    // Not `Send`: the mode belongs to the thread.
+    // Makes the guard `!Send`, because the mode belongs to the thread.
     _thread: core::marker::PhantomData<*const ()>,
 }
 

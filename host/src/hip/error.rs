@@ -1,4 +1,4 @@
-//! Errors of the runtime: name, text and remedy.
+//! Conversion of HIP status codes to errors with name, text and remedy.
 
 use core::ffi::{CStr, c_char};
 
@@ -10,11 +10,11 @@ use crate::{Error, Result};
 pub(super) const LIBRARY: &str = "HIP";
 
 impl Functions {
-    /// Returns `Ok` for success, or else the error of `call`.
+    /// Converts the status of `call` to a result.
     ///
-    /// The runtime keeps the thread's latest error for `hipGetLastError`. It is cleared here,
-    /// because other code of the process (PyTorch after each launch) would attribute it to its own
-    /// calls.
+    /// The runtime stores the latest error of each thread for `hipGetLastError`. This function
+    /// clears the stored error. Otherwise other code in the process, such as PyTorch after each
+    /// launch, would attribute the error to its own calls.
     pub(super) fn check(&self, call: &'static str, status: hipError_t) -> Result<()> {
         if status == hip::SUCCESS {
             return Ok(());
@@ -22,7 +22,7 @@ impl Functions {
         Err(self.error(call, status))
     }
 
-    /// Converts a status; false if it is "not ready".
+    /// Converts a status to a boolean, which is false for `hipErrorNotReady`.
     pub(super) fn ready(&self, call: &'static str, status: hipError_t) -> Result<bool> {
         if status == hip::ERROR_NOT_READY {
             self.forget();
@@ -52,7 +52,8 @@ fn text(pointer: *const c_char) -> Option<&'static str> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: the runtime's strings are constants that end with a zero byte, and it stays loaded.
+    // SAFETY: the strings of the runtime are zero-terminated constants, and the runtime stays
+    // loaded.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().ok()
 }
@@ -66,7 +67,7 @@ pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
     }
 }
 
-/// Formats name, number, text and remedy, as far as they are known.
+/// Formats the number of a status and, if known, its name, text and remedy.
 fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> String {
     let mut out = format!("{} ({status})", name.unwrap_or("error"));
     if let Some(words) = words.filter(|words| Some(*words) != name) {
@@ -80,7 +81,7 @@ fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> Stri
     out
 }
 
-/// Returns a remedy.
+/// Returns a remedy for common failures.
 fn hint(status: hipError_t) -> Option<&'static str> {
     Some(match status {
         hip::ERROR_OUT_OF_MEMORY => {

@@ -1,7 +1,7 @@
-//! Fake of the runtime for tests without a GPU. Its memory is host memory, and its streams run work
-//! at once. It refuses calls that the documentation forbids, even where the real runtime might
-//! accept them: calls without a current device or during a capture, ranges outside allocations, the
-//! null stream, unknown flags.
+//! Fake of the HIP runtime for tests without a GPU. The fake uses host memory and executes the work
+//! of a stream immediately. It returns errors for calls that the documentation forbids, even if the
+//! real runtime might accept them: calls without a current device, forbidden calls during a
+//! capture, ranges outside allocations, the null stream and unknown flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -15,7 +15,8 @@ use super::bindings::{
 };
 use super::library::Functions;
 
-/// State of a test thread's fake. Each test has its own thread, and therefore its own fake.
+/// State of the fake for one thread. Each test runs on a separate thread and therefore has separate
+/// state.
 #[derive(Default)]
 pub(super) struct State {
     /// Allocations: base address and memory.
@@ -26,11 +27,12 @@ pub(super) struct State {
     pub(super) mode: Cell<c_uint>,
     /// Latest error of the thread.
     pub(super) last: Cell<hipError_t>,
-    /// Error with which the next call of that name fails.
+    /// Name of a function and the error that its next call returns.
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
-    /// Number of nodes of the graph of the current capture, if there is one.
+    /// Number of nodes that the current capture has recorded, or `None` without a capture.
     pub(super) capture: Cell<Option<usize>>,
-    /// True if cooperative launches run at once even on a captured stream, as in old runtimes.
+    /// If true, cooperative launches run immediately even on a capturing stream, as in old
+    /// runtimes.
     pub(super) old: Cell<bool>,
     /// Latest launch.
     pub(super) launched: Cell<Option<LaunchRecord>>,
@@ -72,13 +74,13 @@ fn done(call: &'static str, status: hipError_t) -> hipError_t {
     })
 }
 
-/// Returns true if the next call of that name fails.
+/// Returns true if a test has set an error for the next call of `call`.
 fn fails(call: &'static str) -> bool {
     with(|state| state.fail.get().is_some_and(|(name, _)| name == call))
 }
 
-/// Checks the thread's state, as the runtime does: calls that a capture forbids need the relaxed
-/// mode, and other calls need a current device.
+/// Checks the state of the thread like the runtime: a call that a capture forbids requires relaxed
+/// mode, and every call requires a current device.
 fn unsafe_call(call: &'static str) -> Option<hipError_t> {
     let state = with(|state| (state.mode.get(), state.capture.get(), state.device.get()));
     match state {
@@ -376,7 +378,7 @@ fake! {
         _stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
     ) -> hipError_t {
         if let Some(function) = function {
-            // SAFETY: the test passes a function that accepts `data`.
+            // SAFETY: the test passes a callback for which `data` is valid.
             unsafe { function(data) };
         }
         done("hipLaunchHostFunc", 0)
@@ -460,7 +462,7 @@ fake! {
         done("hipGraphLaunch", 0)
     }
     hipGraphDestroy(_graph: hipGraph_t) -> hipError_t {
-        // SAFETY: the graph owns the object's only reference.
+        // SAFETY: the graph owns the only reference to the user object.
         let _ = unsafe { (FUNCTIONS.hipUserObjectRelease)(ptr::null_mut(), 1) };
         done("hipGraphDestroy", 0)
     }

@@ -1,4 +1,4 @@
-//! Captures, graphs, and objects that graphs own.
+//! Captures, graphs, and user objects that graphs own.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -10,9 +10,9 @@ use crate::Result;
 use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
 
 impl Hip {
-    /// Begins a thread-local capture. Other threads are not restricted. Until the capture ends,
-    /// this thread must not call HIP directly to allocate, free or wait (calls of this driver are
-    /// permitted), and it must end the capture.
+    /// Begins a capture in thread-local mode, which does not restrict other threads. The same
+    /// thread must end the capture. Until then, this thread may allocate, free and wait only
+    /// through this driver, not by direct calls of HIP.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         self.current()?;
         // SAFETY: the runtime checks handle and mode.
@@ -28,7 +28,8 @@ impl Hip {
     pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         self.current()?;
         let mut graph: hipGraph_t = ptr::null_mut();
-        // SAFETY: `graph` is writable. After an error it is undefined, and is not read.
+        // SAFETY: `graph` is writable. The runtime leaves it undefined after an error, and it is
+        // not read in that case.
         let status =
             unsafe { (self.functions.hipStreamEndCapture)(stream.0 as hipStream_t, &mut graph) };
         self.functions.check("hipStreamEndCapture", status)?;
@@ -69,7 +70,8 @@ impl Hip {
         let _relaxed = self.relaxed()?;
         let retained = UserObjectData::leak(callback, data);
         let mut object: hipUserObject_t = ptr::null_mut();
-        // SAFETY: `object` is writable; `last_released` may be called with `retained`, once.
+        // SAFETY: `object` is writable. `last_released` accepts `retained`, a leaked
+        // `UserObjectData`, and the runtime calls it once.
         let status = unsafe {
             (self.functions.hipUserObjectCreate)(
                 &mut object,
@@ -80,11 +82,13 @@ impl Hip {
             )
         };
         if let Err(error) = self.functions.check("hipUserObjectCreate", status) {
-            // SAFETY: the call failed, so the runtime did not take the object.
+            // SAFETY: the call failed, so the runtime will not call `last_released`, and this
+            // function still owns `retained`.
             unsafe { UserObjectData::discard(retained) };
             return Err(error);
         }
-        // SAFETY: the object was created above; the graph gets its only reference.
+        // SAFETY: the user object was created above. The flag moves its only reference to the
+        // graph.
         let status = unsafe {
             (self.functions.hipGraphRetainUserObject)(
                 graph.0 as hipGraph_t,
@@ -96,9 +100,11 @@ impl Hip {
         let Err(error) = self.functions.check("hipGraphRetainUserObject", status) else {
             return Ok(());
         };
-        // SAFETY: the graph did not take the object, whose only reference keeps it alive.
+        // SAFETY: the graph did not take the reference to the user object. This function still
+        // holds it, so `retained` has not been freed.
         unsafe { UserObjectData::disarm(retained) };
-        // SAFETY: this function owns the only reference.
+        // SAFETY: this function holds the only reference to the user object and does not use the
+        // object afterwards.
         let status = unsafe { (self.functions.hipUserObjectRelease)(object, 1) };
         if let Err(second) = self.functions.check("hipUserObjectRelease", status) {
             tracing::warn!(%second, "an object of a few bytes leaks");
@@ -109,7 +115,8 @@ impl Hip {
     pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         self.current()?;
         let mut nodes = 0;
-        // SAFETY: `nodes` is writable; with a null array only the number is written.
+        // SAFETY: `nodes` is writable. With a null array the runtime writes only the number of
+        // nodes.
         let status = unsafe {
             (self.functions.hipGraphGetNodes)(graph.0 as hipGraph_t, ptr::null_mut(), &mut nodes)
         };
@@ -133,7 +140,7 @@ impl Hip {
     /// The preconditions of `Driver::launch_graph`.
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: this function requires that the graph's memory and functions are valid.
+        // SAFETY: the caller guarantees that the memory and the kernels of the graph are valid.
         let status = unsafe {
             (self.functions.hipGraphLaunch)(exec.0 as hipGraphExec_t, stream.0 as hipStream_t)
         };
@@ -144,7 +151,7 @@ impl Hip {
     /// The preconditions of `Driver::destroy_graph`.
     pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: this function requires that nothing uses the graph.
+        // SAFETY: the caller guarantees that the graph is not in use.
         let status = unsafe { (self.functions.hipGraphDestroy)(graph.0 as hipGraph_t) };
         self.functions.check("hipGraphDestroy", status)
     }
@@ -153,13 +160,13 @@ impl Hip {
     /// The preconditions of `Driver::destroy_exec`.
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: this function requires that nothing uses the graph.
+        // SAFETY: the caller guarantees that the graph is not in use.
         let status = unsafe { (self.functions.hipGraphExecDestroy)(exec.0 as hipGraphExec_t) };
         self.functions.check("hipGraphExecDestroy", status)
     }
 }
 
-/// Data of a user object: the callback for its destruction, unless it was disarmed.
+/// Data of a user object: the callback that its destructor calls, unless `disarm` was called.
 #[derive(Debug)]
 struct UserObjectData {
     callback: Callback,
@@ -179,17 +186,17 @@ impl UserObjectData {
     /// Disables the callback.
     ///
     /// # Safety
-    /// `this` is alive.
+    /// `this` must point to a live [`UserObjectData`].
     unsafe fn disarm(this: *mut Self) {
-        // SAFETY: this function requires that `this` is alive.
+        // SAFETY: this function requires that `this` must point to a live [`UserObjectData`].
         let this = unsafe { &*this };
         this.armed.store(false, Ordering::Release);
     }
 
     /// # Safety
-    /// `this` came from `leak`, and nothing else uses it.
+    /// `this` must come from `leak` and must not be used by other code.
     unsafe fn discard(this: *mut Self) {
-        // SAFETY: `this` came from `leak`, and nothing else uses it.
+        // SAFETY: `this` must come from `leak` and must not be used by other code.
         drop(unsafe { Box::from_raw(this) });
     }
 }
@@ -197,12 +204,12 @@ impl UserObjectData {
 /// Destructor of a user object, which the runtime calls when the last reference is released.
 ///
 /// # Safety
-/// `data` came from [`UserObjectData::leak`], and nothing uses it afterwards.
+/// `data` must come from [`UserObjectData::leak`] and must not be used after the call.
 unsafe extern "C" fn last_released(data: *mut c_void) {
-    // SAFETY: `data` came from `leak`, and is converted back only here.
+    // SAFETY: `data` came from `leak`, and it is converted back to a box only here.
     let retained = unsafe { Box::from_raw(data.cast::<UserObjectData>()) };
     if retained.armed.load(Ordering::Acquire) {
-        // SAFETY: `retain` requires that the callback may be called once.
+        // SAFETY: the contract of `retain` permits one call of `callback` with `data`.
         unsafe { (retained.callback)(retained.data) };
     }
 }

@@ -1,4 +1,5 @@
-//! The runtime library, opened when it is first needed, and the functions that this crate calls.
+//! The HIP runtime library, which is opened on first use, and the table of the functions that this
+//! crate calls.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::fmt;
@@ -17,7 +18,7 @@ use crate::{Error, Result};
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
-        /// Addresses of the library's functions, by name.
+        /// The function pointers of the library, by name.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
@@ -28,8 +29,9 @@ macro_rules! functions {
             fn resolve(library: &Library) -> Result<Self> {
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the function's prototype in `hip_runtime_api.h`
-                        // (compared with bindgen's by the feature `hip-prototypes`).
+                        // SAFETY: the function type is the prototype in `hip_runtime_api.h`. Builds
+                        // with the feature `hip-prototypes` compare it with the prototype that
+                        // bindgen generated.
                         unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map(|symbol| *symbol)
                             .map_err(|_| missing(stringify!($name)))?
@@ -133,14 +135,15 @@ fn missing(call: &'static str) -> Error {
     }
 }
 
-/// Sonames of the library. Runtime packages have only the versioned ones.
+/// Sonames of the library. Runtime packages contain only the names with a version.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"];
 
-/// Returns the functions of the process's HIP runtime. It is never unloaded, because it has
+/// Returns the functions of the HIP runtime. The runtime is never unloaded, because it starts
 /// threads.
 ///
 /// # Errors
-/// `Error::NoDevice` if there is no runtime, `Error::Driver` if it lacks a function.
+/// `Error::NoDevice` if the runtime is not installed, `Error::Driver` if a function is missing in
+/// it.
 pub(super) fn functions() -> Result<&'static Functions> {
     static FUNCTIONS: OnceLock<Result<Functions>> = OnceLock::new();
     FUNCTIONS
@@ -149,7 +152,7 @@ pub(super) fn functions() -> Result<&'static Functions> {
         .map_err(Clone::clone)
 }
 
-/// Returns the folders that ROCm's variables name, and the usual ones.
+/// Returns the folders from the environment variables of ROCm, followed by the default folders.
 fn folders() -> Vec<PathBuf> {
     ["ROCM_PATH", "HIP_PATH"]
         .into_iter()
@@ -160,9 +163,9 @@ fn folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Opens the runtime. A copy that the process has already loaded (PyTorch contains one) has
-/// priority, because two runtimes in one process do not know each other's memory. The folders come
-/// next, then the loader's search path.
+/// Opens the runtime. A runtime that the process has already loaded, such as the copy in PyTorch,
+/// has priority, because two runtimes in one process do not share memory and streams. Otherwise the
+/// runtime is searched for in `folders` and then in the search path of the loader.
 fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
     let mut tried = Vec::new();
     let loaded = names
@@ -190,7 +193,8 @@ fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
 }
 
 fn load(path: &Path, flag: c_int) -> core::result::Result<Library, String> {
-    // SAFETY: loading runs the initialisers of AMD's runtime, which may run in any program.
+    // SAFETY: loading a library runs its initialisers. The initialisers of the HIP runtime have no
+    // preconditions.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL | flag) }.map_err(|error| {
         let reason = core::error::Error::source(&error)
             .map_or_else(String::new, |source| format!(": {source}"));
@@ -235,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_absent_symbol_is_named() {
-        // A library that every process has loaded, and that is not HIP's.
+        // libc is loaded in every process and does not have the functions of HIP.
         let error = open(&["libc.so.6"], &[]).unwrap_err();
         let Error::Driver {
             library,

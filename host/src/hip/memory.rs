@@ -1,16 +1,16 @@
 //! GPU memory and page-locked memory, sharing by IPC, and copies that do not wait for other
 //! streams.
 //!
-//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not merely fine-grained,
-//! because a kernel polls words that another GPU writes while the kernel runs. HIP guarantees
-//! coherence of ordinary (coarse-grained) device memory only at synchronisations, not within a
-//! kernel: the owner's L2 may keep an old value that long. Two kinds of memory are coherent within
-//! kernels, and libraries with the same need use the stricter one: RCCL allocates memory that its
-//! kernels poll as uncached (its builds define `HIP_UNCACHED_MEMORY`, without which kernels on
-//! MI300 hang), vLLM's all-reduce does so for its signals because of MI200, and rocSHMEM has an
-//! option for its symmetric heap. Uncached memory is correct with every fence that is correct for
-//! fine-grained memory, at the price of slower local reads. Data that only this GPU uses is
-//! [`MemoryKind::Private`].
+//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not only fine-grained,
+//! because kernels poll words that another GPU writes while the kernel runs. HIP guarantees
+//! coherence of ordinary (coarse-grained) device memory only at synchronisation points: until then,
+//! the L2 cache of the owner may return an old value. Fine-grained and uncached memory are coherent
+//! within kernels. Uncached memory is the stricter kind, and other communication libraries also use
+//! it. RCCL allocates memory that its kernels poll as uncached: its builds define
+//! `HIP_UNCACHED_MEMORY`, without which kernels on MI300 hang. The all-reduce of vLLM uses uncached
+//! memory for its signals because of MI200. rocSHMEM has an option for an uncached symmetric heap.
+//! Every fence that is sufficient for fine-grained memory is sufficient for uncached memory, but
+//! local reads are slower. Memory that only this GPU uses is [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
@@ -24,14 +24,14 @@ use crate::gpu::driver::{
     Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, Origin, RawMemory, RawStream,
 };
 
-/// Granularity of private memory in bytes: a page.
+/// Allocation granularity of private memory in bytes: one page.
 const PRIVATE_GRANULARITY: u64 = 4096;
-/// Granularity of shared memory in bytes, which the runtime maps as one piece. It takes smaller
-/// allocations from larger blocks, and IPC would expose the whole block to the peer.
+/// Allocation granularity of shared memory in bytes. The runtime places smaller allocations in
+/// larger blocks, and IPC would expose the whole block to the peer.
 const SHARED_GRANULARITY: u64 = 2 << 20;
 /// Size of the page-locked copy buffer in bytes.
 const STAGING_BYTES: usize = 1 << 20;
-/// Offsets in the buffer and on the device are equal modulo this number of bytes.
+/// The offset of a byte in the buffer and its device address are equal modulo this number.
 const STAGING_ALIGNMENT: usize = 256;
 
 /// Page-locked buffer and stream for [`Hip::write`] and [`Hip::read`].
@@ -84,7 +84,7 @@ impl Hip {
             origin: Origin::Whole,
         };
         if let Err(error) = self.zero(pointer, size) {
-            // SAFETY: the memory was allocated above, and nothing else uses it.
+            // SAFETY: the memory was allocated above, and no other code has its address.
             unsafe { self.release(memory) }?;
             return Err(error);
         }
@@ -95,7 +95,8 @@ impl Hip {
     fn zero(&self, pointer: *mut c_void, bytes: usize) -> Result<()> {
         let staging = self.staging();
         let stream = staging.stream();
-        // SAFETY: the caller's memory has `bytes` bytes, and nothing else uses it.
+        // SAFETY: the memory at `pointer` has just been allocated with `bytes` bytes, and no other
+        // code uses it.
         let status = unsafe { (self.functions.hipMemsetAsync)(pointer, 0, bytes, stream) };
         self.functions.check("hipMemsetAsync", status)?;
         self.wait(stream)
@@ -103,7 +104,7 @@ impl Hip {
 
     /// Waits for the staging stream.
     fn wait(&self, stream: hipStream_t) -> Result<()> {
-        // SAFETY: the stream belongs to this driver, and lives as long as it.
+        // SAFETY: the staging stream is never destroyed.
         let status = unsafe { (self.functions.hipStreamSynchronize)(stream) };
         self.functions.check("hipStreamSynchronize", status)
     }
@@ -115,14 +116,14 @@ impl Hip {
         let pointer = memory.address as *mut c_void;
         match memory.origin {
             Origin::Whole => {
-                // SAFETY: the address came from hipMalloc or hipExtMallocWithFlags; this function
-                // requires that nothing uses it.
+                // SAFETY: `hipMalloc` or `hipExtMallocWithFlags` returned the address, and the
+                // caller guarantees that the memory is not in use.
                 let status = unsafe { (self.functions.hipFree)(pointer) };
                 self.functions.check("hipFree", status)
             }
             Origin::ImportedIpc => {
-                // SAFETY: the address came from hipIpcOpenMemHandle; this function requires that
-                // nothing uses it.
+                // SAFETY: `hipIpcOpenMemHandle` returned the address, and the caller guarantees
+                // that the memory is not in use.
                 let status = unsafe { (self.functions.hipIpcCloseMemHandle)(pointer) };
                 self.functions.check("hipIpcCloseMemHandle", status)
             }
@@ -133,14 +134,14 @@ impl Hip {
         }
     }
 
-    /// Exports memory for a peer, in the same way as memory of another library.
+    /// Exports memory for a peer by the method that [`Hip::export_foreign`] uses.
     pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
         self.export_foreign(memory.address)
             .map(|(export, _, _)| export)
     }
 
-    /// Exports the handle of the whole allocation, which opens at its base. A HIP handle of an
-    /// address within an allocation would open at that address.
+    /// Exports an IPC handle of the base address of the allocation that contains `address`. A
+    /// handle of `address` itself would map the memory starting at `address`, not at the base.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let _relaxed = self.relaxed()?;
         let (base, bytes) = self.range(address)?;
@@ -155,7 +156,7 @@ impl Hip {
         Ok((Export::Ipc(handle, address - base), base, bytes))
     }
 
-    /// Returns base and size of the allocation that contains an address.
+    /// Returns the base address and the size of the allocation that contains `address`.
     fn range(&self, address: u64) -> Result<(u64, u64)> {
         let (mut base, mut bytes) = (ptr::null_mut(), 0);
         // SAFETY: both results are writable; the runtime refuses unknown addresses.
@@ -204,7 +205,7 @@ impl Hip {
         {
             return Ok(memory);
         }
-        // SAFETY: the memory was opened above, and nothing else uses it.
+        // SAFETY: the memory was opened above, and no other code has its address.
         unsafe { self.release(memory) }?;
         let (base, found) = found?;
         Err(driver_error(
@@ -235,7 +236,7 @@ impl Hip {
             bytes,
         };
         if let Err(error) = self.functions.check("hipHostGetDevicePointer", status) {
-            // SAFETY: the memory was allocated above, and nothing else uses it.
+            // SAFETY: the memory was allocated above, and no other code has its address.
             unsafe { self.release_host(memory) }?;
             return Err(error);
         }
@@ -248,7 +249,8 @@ impl Hip {
     /// The preconditions of `Driver::release_host`.
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the memory came from hipHostMalloc; this function requires that nothing uses it.
+        // SAFETY: the caller guarantees that `allocate_host`, which calls `hipHostMalloc`, returned
+        // the memory and that it is not in use.
         let status = unsafe { (self.functions.hipHostFree)(memory.host.cast()) };
         self.functions.check("hipHostFree", status)
     }
@@ -261,11 +263,11 @@ impl Hip {
         for piece in Pieces::new(to, from.len()) {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let bytes = &from[piece.range.clone()];
-            // SAFETY: a piece fits into the buffer, to which the lock gives exclusive access; no
-            // copy is in progress.
+            // SAFETY: a piece fits into the buffer. The lock gives exclusive access to the buffer,
+            // and no copy is in progress.
             unsafe { buffer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             let target = (to + piece.range.start as u64) as *mut c_void;
-            // SAFETY: the buffer lives as long as the driver; this function requires that the
+            // SAFETY: the buffer lives as long as the driver, and the caller guarantees that the
             // device memory is mapped.
             let status = unsafe {
                 (self.functions.hipMemcpyAsync)(
@@ -291,8 +293,8 @@ impl Hip {
             let buffer = (staging.host + piece.staging) as *mut u8;
             let source = (from + piece.range.start as u64) as *const c_void;
             let bytes = &mut to[piece.range];
-            // SAFETY: a piece fits into the buffer, to which the lock gives exclusive access; this
-            // function requires that the device memory is mapped.
+            // SAFETY: a piece fits into the buffer, and the lock gives exclusive access to the
+            // buffer. The caller guarantees that the device memory is mapped.
             let status = unsafe {
                 (self.functions.hipMemcpyAsync)(
                     buffer.cast(),
@@ -325,7 +327,7 @@ impl Hip {
         if size == 0 {
             return Ok(());
         }
-        // SAFETY: this function requires that both ranges are valid until the copy has completed.
+        // SAFETY: the caller guarantees that both ranges stay mapped until the copy is complete.
         let status = unsafe {
             (self.functions.hipMemcpyAsync)(
                 to as *mut c_void,
@@ -339,7 +341,8 @@ impl Hip {
     }
 }
 
-/// Rounds `bytes` up, to at least one granule, and returns the size as both integer types.
+/// Rounds `bytes` up to a multiple of `granularity`, at least one. Returns the size as `u64` and as
+/// `usize`.
 fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
     let bytes = bytes.max(1).checked_next_multiple_of(granularity)?;
     // Larger sizes cannot be addressed by host pointers.
@@ -347,9 +350,10 @@ fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
     Some((bytes, usize::try_from(bytes).ok()?))
 }
 
-/// Divides a copy between device memory and the buffer. A byte has the same offset modulo
-/// [`STAGING_ALIGNMENT`] in both, and pieces are cut only at multiples of it, so that aligned words
-/// are not torn and copy engines move aligned bursts.
+/// Splits a copy between device memory and the buffer into pieces. The buffer offset and the device
+/// address of a byte are equal modulo [`STAGING_ALIGNMENT`], and pieces are split only at multiples
+/// of [`STAGING_ALIGNMENT`]. As a result, aligned words are not torn, and copy engines move aligned
+/// bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,
@@ -357,7 +361,7 @@ struct Pieces {
     bytes: usize,
 }
 
-/// One copy.
+/// One piece of a copy.
 #[derive(Debug, PartialEq, Eq)]
 struct Piece {
     /// Range of the caller's bytes.
@@ -405,8 +409,8 @@ mod tests {
         assert_eq!(rounded(i64::MAX as u64, 4096), None);
     }
 
-    /// Checks that no aligned eight bytes are cut, that all bytes are copied once, and that offsets
-    /// agree.
+    /// Checks that no aligned group of eight bytes is split, that every byte is copied exactly
+    /// once, and that buffer offsets and device addresses are equal modulo [`STAGING_ALIGNMENT`].
     fn check(pieces: &[Piece], address: u64, bytes: usize) -> Result<(), String> {
         let mut done = 0;
         for piece in pieces {

@@ -1,9 +1,11 @@
-//! Metadata of a code object about its kernels: an ELF file with a note in MessagePack (LLVM's
-//! AMDGPU user guide, "Code Object Metadata"). HIP does not report the offsets of arguments to the
-//! host, so they are read here.
+//! Metadata of the kernels in a code object. A code object is an ELF file, and the metadata is a
+//! MessagePack map in a note (LLVM's AMDGPU user guide, "Code Object Metadata"). HIP has no
+//! function that returns the offsets of kernel arguments, so this module reads them from the
+//! metadata.
 //!
-//! The library determines the end of an image from the image's headers. They are checked before the
-//! library reads them: all parts must lie within the given bytes.
+//! The HIP runtime determines the length of an image from the ELF headers. This module therefore
+//! checks the headers before the runtime reads the image: all parts must lie within the given
+//! bytes.
 
 use core::ops::Range;
 use std::collections::HashMap;
@@ -13,10 +15,11 @@ use serde::Deserialize;
 /// Contents of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CodeObject {
-    /// Target, such as `amdgcn-amd-amdhsa--gfx942`, with features if it was built for specific
-    /// ones.
+    /// Target, such as `amdgcn-amd-amdhsa--gfx942`, followed by target features if the image was
+    /// built for specific features.
     pub(super) target: Option<String>,
-    /// Offset and size of each explicit argument, by the kernel's name; `None` without metadata.
+    /// Offset and size of each explicit argument, by kernel name. `None` if the image has no
+    /// metadata.
     pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
 }
 
@@ -27,7 +30,7 @@ const PT_NOTE: u32 = 4;
 const SHT_NOBITS: u32 = 8;
 const PROGRAM_HEADER: usize = 56;
 const SECTION_HEADER: usize = 64;
-/// Maximum size of an argument block in bytes, which the hardware's packets allow.
+/// Maximum size in bytes of a kernel's argument block.
 const MAX_ARGUMENTS: u64 = 1 << 16;
 
 #[derive(Deserialize)]
@@ -59,7 +62,7 @@ struct Argument {
 /// Parses an image.
 ///
 /// # Errors
-/// A message with the defect, and the required format.
+/// A message that describes the defect and the required format.
 pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
     if image.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || image.starts_with(b"CCOB") {
         return Err(
@@ -150,7 +153,7 @@ fn metadata(bytes: &[u8], out: &mut CodeObject) -> Result<(), String> {
     for kernel in root.kernels {
         let mut arguments = Vec::new();
         for argument in kernel.arguments {
-            // Hidden arguments belong to the runtime, which fills them at the launch.
+            // Skips hidden arguments, which the runtime sets at the launch.
             if argument.kind.starts_with("hidden_") {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Tests of the reader of code objects, with one that `fusewire-build` created from
+//! Tests of the metadata parser with a code object that `fusewire-build` created from
 //! `examples/vocab-argmax`.
 
 use super::*;
@@ -22,7 +22,8 @@ fn a_real_image_reports_its_arguments() {
 
 #[test]
 fn hidden_arguments_are_left_out() {
-    // A renamed hidden argument counts as explicit, so the name is what excludes it.
+    // If a hidden argument is renamed, it counts as explicit. This shows that the parser excludes
+    // hidden arguments by name.
     let mut image = IMAGE.to_vec();
     let hidden = find(&image, b"hidden_block_count_x");
     image[hidden..hidden + 6].copy_from_slice(b"shown_");
@@ -41,8 +42,8 @@ fn every_truncation_is_refused() {
     parse(IMAGE).unwrap();
 }
 
-/// Changes every byte of headers and note. The reader must not panic, and may return an error or a
-/// result.
+/// Changes every byte of the headers and of the note, one at a time. The parser may return a result
+/// or an error, and must not panic.
 #[test]
 fn damage_does_no_harm() {
     let note_end = find(IMAGE, b"amdhsa.version") + 64;

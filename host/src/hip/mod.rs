@@ -2,8 +2,8 @@
 //! needed.
 //!
 //! This module has not been executed on a GPU yet. The feature `hip-prototypes` compares
-//! prototypes, constants and layouts with AMD's headers; a fake of the library tests the order of
-//! calls; the rest was reviewed against HIP's documentation and source:
+//! prototypes, constants and layouts with AMD's headers. Tests with a fake of the library check the
+//! order of the calls. The following rules come from the documentation and the source of HIP:
 //!
 //! | function | rule | implementation |
 //! |---|---|---|
@@ -14,24 +14,24 @@
 //! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | used for all shared memory |
 //! | `hipIpcGetMemHandle` | a handle of an address within an allocation opens at that address | exports the base and the offset |
 //! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; not in the process that created the handle | uses these flags; the error says to use the address |
-//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the trait allows it; no other method waits |
+//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the `Driver` trait permits these waits; no other method waits |
 //! | `hipHostMalloc` | coherent without fences only with `hipHostMallocCoherent` | portable, mapped and coherent |
 //! | `hipMemcpyAsync` | asynchronous only for page-locked memory | copies use a page-locked buffer |
 //! | `hipModuleLoadData` | has no length: reads as many bytes as the image's headers say, and keeps the pointer | headers are checked; the image is kept |
-//! | `hipModuleGetFunction` | `hipErrorNotFound` | returns `None` |
-//! | `hipModuleLaunchKernel` | grid in blocks; less than 2^32 threads; block at most as compiled | checked, the last by HIP |
+//! | `hipModuleGetFunction` | returns `hipErrorNotFound` for an unknown kernel | returns `None` |
+//! | `hipModuleLaunchKernel` | grid in blocks; less than 2^32 threads; block at most as compiled | grid and number of threads are checked here; HIP checks the block |
 //! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` if the blocks cannot be resident together | an error with a hint |
-//! | the same, on a captured stream | run at once by some runtimes | an error unless the graph has grown |
-//! | `hipStreamQuery`, `hipEventQuery` | `hipErrorNotReady` | returns `false` |
-//! | `hipStreamWaitValue32` | by the command processor for memory of `hipMallocSignalMemory`, otherwise by a small kernel; the runtime decides about captures | called with a full mask; errors are returned |
+//! | `hipModuleLaunchCooperativeKernel` on a capturing stream | some runtimes run the kernel immediately | returns an error unless the graph has grown |
+//! | `hipStreamQuery`, `hipEventQuery` | return `hipErrorNotReady` while work is pending | returns `false` |
+//! | `hipStreamWaitValue32` | the command processor waits if the memory was allocated with `hipMallocSignalMemory`, otherwise a small kernel waits; some runtimes cannot capture the wait | called with a full mask; errors are returned |
 //! | `hipStreamBeginCapture` | thread-local: must end on its thread | documented in the trait; the error has a hint |
 //! | `hipStreamEndCapture` | leaves the graph undefined after an error | the graph is not read |
 //! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | uses this flag; the only reference moves to the graph |
 //! | `hipGraphInstantiateWithFlags` | clones the graph with its user objects | no other reference is kept |
 //!
-//! AMD GPUs have no clusters, no multicast, and no dependent launches. Clusters and multicast are
-//! refused, and a dependent launch is an ordinary one. Memory is shared with other processes by IPC
-//! handles.
+//! AMD GPUs have no clusters, no multicast objects and no dependent launches. A launch with
+//! clusters and the creation of a multicast object return errors. A dependent launch is executed as
+//! an ordinary launch. Memory is shared with other processes by IPC handles.
 
 mod bindings;
 mod device;
@@ -57,7 +57,7 @@ use self::device::Hip;
 use crate::Result;
 use crate::gpu::driver::{Driver, Properties};
 
-/// Opens the GPU with that number. All calls in a process return the same value.
+/// Opens the GPU with index `ordinal`. All calls with the same `ordinal` return the same driver.
 ///
 /// # Errors
 /// `Error::NoDevice` if there is no HIP runtime or no such GPU, `Error::Driver` if the runtime is
@@ -73,7 +73,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     Ok(hip)
 }
 
-/// Returns the properties of every GPU that the process sees: at least one.
+/// Returns the properties of all GPUs that are visible to the process. The result is not empty.
 ///
 /// # Errors
 /// The errors of [`open`].

@@ -26,7 +26,7 @@ type Arguments = Option<Vec<(usize, usize)>>;
 
 #[derive(Debug)]
 struct Module {
-    /// The image, which the runtime also reads after loading.
+    /// The image, kept alive because the runtime reads it even after loading.
     _image: Vec<u64>,
     object: CodeObject,
 }
@@ -39,8 +39,8 @@ impl Hip {
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
         let _relaxed = self.relaxed()?;
         let mut module: hipModule_t = ptr::null_mut();
-        // SAFETY: `module` is writable; all parts that the image's headers name lie within it, and
-        // it is never freed.
+        // SAFETY: `module` is writable. All parts that the headers of the image refer to lie within
+        // the image, and the image is never freed.
         let status = unsafe {
             (self.functions.hipModuleLoadData)(&mut module, words.as_ptr().cast::<c_void>())
         };
@@ -158,8 +158,8 @@ impl Hip {
         Ok(u32::try_from(blocks).unwrap_or_default())
     }
 
-    /// Ignores `dependent`: HIP has no dependent launches, and a kernel that waits for the memory
-    /// of the previous kernel finds it complete.
+    /// Ignores [`LaunchShape::dependent`], because HIP has no dependent launches. The kernel starts
+    /// after the previous kernel is complete.
     ///
     /// # Safety
     /// The preconditions of `Driver::launch`.
@@ -182,8 +182,8 @@ impl Hip {
         };
         if shape.cooperative {
             let capture = self.growing_graph(raw)?;
-            // SAFETY: this function requires valid handles and the kernel's arguments, which the
-            // runtime copies.
+            // SAFETY: the caller guarantees live handles and the arguments that the kernel expects.
+            // The runtime copies the arguments.
             let status = unsafe {
                 (self.functions.hipModuleLaunchCooperativeKernel)(
                     function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
@@ -191,7 +191,7 @@ impl Hip {
             };
             let call = "hipModuleLaunchCooperativeKernel";
             self.functions.check(call, status)?;
-            // Runtimes before some ROCm 6 launch the kernel at once, even on a captured stream.
+            // Some older runtimes launch the kernel immediately, even on a capturing stream.
             if let Some((graph, nodes)) = capture
                 && self.graph_nodes(graph)? == nodes
             {
@@ -203,8 +203,8 @@ impl Hip {
             }
             return Ok(());
         }
-        // SAFETY: this function requires valid handles and the kernel's arguments, which the
-        // runtime copies.
+        // SAFETY: the caller guarantees live handles and the arguments that the kernel expects. The
+        // runtime copies the arguments.
         let status = unsafe {
             (self.functions.hipModuleLaunchKernel)(
                 function,
@@ -251,8 +251,8 @@ fn launchable(shape: &LaunchShape) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the arguments of a kernel from its metadata. Fails for a kernel that the metadata does
-/// not name, whose arguments could not be checked at launch.
+/// Returns the arguments of a kernel from the metadata. Fails if the metadata does not contain the
+/// kernel, because its arguments could not be checked.
 fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
     let Some(kernels) = &object.kernels else {
         return Ok(None);

@@ -84,7 +84,8 @@ fn version(functions: &Functions) -> Result<u32> {
 
 /// Returns `gfx942` for `gfx942:sramecc+:xnack-`.
 fn architecture(functions: &Functions, ordinal: Int) -> Result<String> {
-    // Twice the necessary size: a later runtime may have a longer structure under the same name.
+    // Twice the necessary size, because a later runtime may fill a longer structure under the same
+    // name.
     let mut properties = [0_u64; PROP_BYTES / 4];
     let pointer = properties.as_mut_ptr().cast::<Prop>();
     // SAFETY: the buffer is writable, aligned for the structure (8) and larger than it.
@@ -117,9 +118,9 @@ fn string(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
-/// Returns the runtime's identifier if the GPU has one (16 hexadecimal digits, not all 0). Other
-/// GPUs (most graphics cards) have none, or all the same; their PCI address identifies them within
-/// a host.
+/// Returns the identifier that the runtime reports (16 hexadecimal digits, not all 0). Most
+/// graphics cards have no identifier or all have the same one. For these GPUs, returns the PCI
+/// address, which is unique within a host.
 fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
     let digits = uuid.iter().all(u8::is_ascii_hexdigit);
     if digits && uuid.iter().any(|byte| *byte != b'0') {

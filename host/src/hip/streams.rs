@@ -24,7 +24,7 @@ impl Hip {
     /// The preconditions of `Driver::destroy_stream`.
     pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: this function requires a stream that nothing uses.
+        // SAFETY: the caller guarantees that the stream is not in use.
         let status = unsafe { (self.functions.hipStreamDestroy)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamDestroy", status)
     }
@@ -52,23 +52,23 @@ impl Hip {
         data: *mut c_void,
     ) -> Result<()> {
         self.current()?;
-        // SAFETY: this function requires that `callback` may be called with `data`.
+        // SAFETY: the caller guarantees that `data` is valid for `callback` at every call.
         let status = unsafe {
             (self.functions.hipLaunchHostFunc)(stream.0 as hipStream_t, Some(callback), data)
         };
         self.functions.check("hipLaunchHostFunc", status)
     }
 
-    /// Makes a stream wait for a word. The runtime decides whether the wait can be captured, and
-    /// for which memory it uses the command processor instead of a small kernel. It returns an
-    /// error if it cannot.
+    /// Makes a stream wait for a word of device memory. The runtime implements the wait in the
+    /// command processor or by a small kernel, depending on the kind of memory. Returns an error if
+    /// the runtime cannot wait or cannot capture the wait.
     ///
     /// # Safety
     /// The preconditions of `Driver::wait_value`.
     pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: this function requires that the word is mapped; the mask has all bits.
+        // SAFETY: the caller guarantees that the word at `at` is mapped.
         let status = unsafe {
             (self.functions.hipStreamWaitValue32)(
                 stream,
@@ -86,7 +86,8 @@ impl Hip {
     pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: this function requires that the word is mapped; the flags are reserved and 0.
+        // SAFETY: the caller guarantees that the word at `at` is mapped. The flags are reserved and
+        // must be 0.
         let status = unsafe { (self.functions.hipStreamWriteValue32)(stream, at, value, 0) };
         self.functions.check("hipStreamWriteValue32", status)
     }
@@ -109,7 +110,7 @@ impl Hip {
     /// The preconditions of `Driver::destroy_event`.
     pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: this function requires an event that nothing uses.
+        // SAFETY: the caller guarantees that the event is not in use.
         let status = unsafe { (self.functions.hipEventDestroy)(event.0 as hipEvent_t) };
         self.functions.check("hipEventDestroy", status)
     }

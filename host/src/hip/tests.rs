@@ -1,4 +1,4 @@
-//! Tests of the driver with a fake of its library and, on request, with a GPU.
+//! Tests of the HIP driver with a fake of the runtime and, on request, with a GPU.
 
 use core::ffi::c_void;
 use core::ptr;
@@ -16,18 +16,18 @@ const IMAGE: &[u8] = include_bytes!("fixtures/vocab-argmax-gfx942.co");
 
 fn driver() -> Box<dyn Driver> {
     let hip = Hip::open(&fake::FUNCTIONS, 0).unwrap();
-    // Simulates another library that has changed the thread's device.
+    // Simulates another library that has changed the current device of the thread.
     fake::with(|state| state.device.set(-1));
     Box::new(hip)
 }
 
-/// Makes the next call of that name fail with that error.
+/// Makes the next call of function `call` fail with `status`.
 fn fail(call: &'static str, status: hip::hipError_t) {
     fake::with(|state| state.fail.set(Some((call, status))));
 }
 
-/// Checks the conditions that hold after every method: the thread's capture mode is unchanged, and
-/// no error of this driver remains for other code.
+/// Checks the conditions that must hold after every method: the capture mode of the thread is
+/// unchanged, and `hipGetLastError` returns no error of this driver.
 fn check_thread() {
     fake::with(|state| {
         assert_eq!(state.mode.get(), 0);
@@ -99,7 +99,7 @@ fn memory_is_zeroed_rounded_and_copied() {
         hip::MALLOC_UNCACHED
     );
 
-    // More bytes than the buffer has, at an odd address.
+    // A copy that is larger than the buffer, at an odd address.
     let bytes: Vec<u8> = (0..(5 << 19) + 3).map(|at: u32| (at % 251) as u8).collect();
     let memory = driver.allocate(3 << 20, MemoryKind::Private).unwrap();
     let mut back = vec![0; bytes.len()];
@@ -387,7 +387,7 @@ fn graphs_call_back_when_they_took_the_data() {
 }
 
 /// Tests memory, a stream, a captured copy and a code object on a machine with ROCm. The code
-/// object must be loaded or refused.
+/// object must load, or the load must return an error.
 #[test]
 #[ignore = "needs an AMD GPU"]
 fn on_a_gpu() {
