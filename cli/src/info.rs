@@ -173,7 +173,7 @@ fn gpus(
         );
         match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
-                // Only opening a device tests fabric handles, and the NVLink domain is known only if
+                // Only opening a device tests fabric handles. The NVLink domain is known only if
                 // they work.
                 add(
                     true,

@@ -17,9 +17,10 @@
 //! ```
 //!
 //! # Errors
-//! Invalid arguments are refused before any data moves. Every wait is bounded: when a rank dies,
-//! stops, or calls another operation, every other rank gets an error that names operation, sequence
-//! number and rank ([`Failure`]). All later calls of the communicator return that error.
+//! A call with invalid arguments returns an error before any data moves. Every wait has a timeout:
+//! if a rank dies, stops, or calls a different operation, every other rank gets an error that names
+//! the operation, its sequence number and the rank ([`Failure`]). All later calls of the
+//! communicator return the same error.
 //!
 //! # Thread safety
 //! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in

@@ -103,7 +103,7 @@ pub enum Algorithm {
     Packet = 1,
     /// One hop with signals: every rank reads the input of every rank.
     Signal = 2,
-    /// Two hops: each rank reduces one shard, then gathers the others.
+    /// Two hops: each rank reduces one shard, then gathers the shards of the other ranks.
     TwoShot = 3,
     /// Each rank reads the data from its peers. Operations without a reduction.
     Pull = 4,

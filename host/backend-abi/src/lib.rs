@@ -6,8 +6,8 @@
 //! const FusewireBackendTable *fusewire_backend_v1(void);
 //! ```
 //!
-//! This crate declares that table as plain data. `include/fusewire_backend.h` declares it for C and
-//! C++, and a test compares the two. `examples/backend-sample` is a complete backend.
+//! This crate declares the table as plain data. `include/fusewire_backend.h` declares it for C and
+//! C++, and a test compares both declarations. `examples/backend-sample` is a complete backend.
 //!
 //! # Rules
 //!
@@ -18,22 +18,22 @@
 //! operation has completed on the stream.
 //!
 //! **Threads.** Calls of one handle do not overlap, but may come from any thread. Calls of
-//! different handles may run concurrently. `supports`, `is_bitwise` and `abort` may be called at
-//! any time, also while another call of the handle runs. `destroy` is the last call of a handle; no
-//! other call of the handle is running then. The store's functions may be called from any thread,
-//! several at once.
+//! different handles may run concurrently. The host may call `supports`, `is_bitwise` and `abort`
+//! at any time, also while another call of the handle runs. `destroy` is the last call of a handle,
+//! and no other call of the handle runs at that time. The backend may call the store's functions
+//! from any thread, and from several threads at the same time.
 //!
 //! **Collective calls.** All ranks call `create` and the collectives, in the same order. The ranks
 //! in the list of `split` call `split`.
 //!
-//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is complete. Every call
-//! returns: at the latest [`FusewireCall::timeout_ns`] after its start, with [`CODE_TIMEOUT`], and
-//! soon after `abort`, with [`CODE_ABORTED`]. After the first failure the host calls `abort`, and
-//! after that only `destroy`.
+//! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is complete. No call may
+//! block forever: it returns [`CODE_TIMEOUT`] at the latest [`FusewireCall::timeout_ns`] after its
+//! start, and [`CODE_ABORTED`] soon after `abort`. After the first failure the host calls `abort`,
+//! and then only `destroy`.
 //!
-//! **Groups.** Only `send` and `recv` are called between `group_start` and `group_end`. They all
-//! run when the group ends, so no order of them can deadlock. A rank may send to itself only in a
-//! group. Groups may be nested.
+//! **Groups.** Between `group_start` and `group_end` the host calls only `send` and `recv`. All
+//! calls of a group run when the group ends, so no order of the calls can deadlock. A rank may send
+//! to itself only in a group. Groups may be nested.
 //!
 //! **Null.** In the table, `all_to_all`, `all_to_all_v`, `all_gather_v`, `scatter`, `gather`,
 //! `barrier`, `register_memory`, `deregister_memory`, `split` and `async_error` may be null. The
@@ -47,9 +47,9 @@
 //!
 //! **Growth.** New fields are appended to the end of a struct, and the minor version is
 //! incremented. A reader checks `struct_bytes` before it reads a field that the first version did
-//! not have. The host fills the missing tail of an older backend's table with nulls, and ignores
-//! the extra tail of a newer one. Any other change requires a new major version, whose entry
-//! function has another name.
+//! not have. If a backend is older than the host, the host sets the missing fields of its table to
+//! null. If a backend is newer, the host ignores the additional fields. Any other change requires a
+//! new major version, whose entry function has another name.
 #![no_std]
 
 mod codes;

@@ -74,7 +74,7 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_from_env";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
             ));
         }
         let made = new_comm(&parsed.backend, device, "world", parsed.options)?;
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, None)) }
     })
 }
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_create";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "comm", comm, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a C string that lives as long as the call.
         let device = unsafe { device_of(NAME, device)? };
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn fusewire_comm_create(
         parsed.options.store = Some(client);
         parsed.options.rank_size = Some((rank, size));
         let made = new_comm(&parsed.backend, device, name, parsed.options)?;
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "comm", comm, FusewireComm::boxed(made, server)) }
     })
 }
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_stream";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
             comm: on,
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_new_stream";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
@@ -237,7 +237,7 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
             comm: home.on(&Stream::on_device(home.device())?),
             shared: Arc::clone(&handle.shared),
         });
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
     })
 }
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn fusewire_comm_split(
 ) -> c_int {
     const NAME: &str = "fusewire_comm_split";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "part", part, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn fusewire_comm_split(
             return Ok(());
         };
         let made = FusewireComm::boxed(made, handle.shared.server.clone());
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "part", part, made) }
     })
 }
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn fusewire_comm_rank(comm: *const FusewireComm, rank: *mu
     guard(|| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "rank", rank, handle.comm.rank()) }
     })
 }
@@ -385,7 +385,7 @@ pub unsafe extern "C" fn fusewire_comm_size(comm: *const FusewireComm, size: *mu
     guard(|| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "size", size, handle.comm.size()) }
     })
 }
@@ -403,7 +403,7 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
     guard(|| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "bytes", bytes, handle.comm.workspace_bytes()) }
     })
 }
@@ -432,7 +432,7 @@ pub unsafe extern "C" fn fusewire_workspace_bytes(
             ));
         }
         let needed = parsed.options.workspace_bytes(device, size)?;
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "bytes", bytes, needed) }
     })
 }

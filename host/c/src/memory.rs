@@ -155,7 +155,7 @@ pub unsafe extern "C" fn fusewire_alloc(
 ) -> c_int {
     const NAME: &str = "fusewire_alloc";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "memory", memory, ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn fusewire_alloc(
             owned: true,
         };
         handle.shared.regions().insert(at as usize, region);
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "memory", memory, at.cast()) }
     })
 }

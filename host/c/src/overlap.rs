@@ -61,7 +61,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
 ) -> c_int {
     const NAME: &str = "fusewire_ready_flags_create";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "flags", flags, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
             .filter(|count| *count <= u32::MAX as usize)
             .ok_or_else(|| argument(NAME, format!("{count} words; 2^32 - 1 are possible")))?;
         let made = Box::new(FusewireReadyFlags(handle.comm.ready_flags(count)?));
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "flags", flags, Box::into_raw(made)) }
     })
 }
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
     guard(|| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let held = unsafe { flags_of(NAME, flags)? };
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "words", words, held.as_ptr()) }
     })
 }

@@ -107,13 +107,13 @@ pub unsafe extern "C" fn fusewire_capture_end(
 ) -> c_int {
     const NAME: &str = "fusewire_capture_end";
     guard(|| {
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "graph", graph, core::ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let captured = handle.comm.stream().end_capture()?.instantiate()?;
         let made = Box::into_raw(Box::new(FusewireGraph(captured)));
-        // SAFETY: `give` refuses null; the caller passes null or a writable pointer.
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "graph", graph, made) }
     })
 }

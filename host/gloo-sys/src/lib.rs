@@ -68,14 +68,16 @@
 //!
 //! # Guarantees and limits
 //!
-//! - Every operation ends within its timeout, which covers the whole operation. The error names the
+//! - Every operation returns within its timeout, which covers the whole operation. The error names the
 //!   operation and, if known, the late rank.
-//! - The first error of a rank closes its connections, so that the others fail soon. The context is
-//!   unusable then. `Context::abort` does the same from another thread.
+//! - The first error of a rank closes all connections of the rank, so that the other ranks fail
+//!   soon. The context cannot be used afterwards. `Context::abort` does the same from another
+//!   thread.
 //! - Sizes must agree between ranks. If they do not, the operation times out, because the length of
-//!   each message is part of its matching key. (Plain Gloo ends the process.) The length enters as
-//!   a 16-bit hash, so one wrong length in 65,536 still ends the process.
-//! - Reductions have the same bits on all ranks, but no fixed order of summation.
+//!   each message is part of its matching key. (Plain Gloo ends the process.) The key contains a
+//!   16-bit hash of the length, so one wrong length in 65,536 still ends the process.
+//! - Results of reductions are bitwise identical on all ranks, but the order of summation is not
+//!   fixed.
 //! - There is no reduce-scatter and no average: compose them from other operations.
 //! - Gloo sets no signal handlers. A peer's death can kill a process that does not ignore
 //!   `SIGPIPE`; the runtimes of Rust and Python ignore it.

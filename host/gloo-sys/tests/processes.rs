@@ -109,12 +109,12 @@ fn half_way(context: &Context, folder: &Path, victim: usize) {
     let (pointer, bytes) = (data.as_mut_ptr(), data.len());
     let result = if context.rank() == 0 {
         std::fs::write(folder.join("receiving"), "").expect("a file");
-        // SAFETY: the buffer has that length.
+        // SAFETY: the buffer has `bytes` bytes.
         unsafe { context.recv(pointer, bytes, 1, Call::new()) }
     } else {
         until(|| folder.join("stopped").exists());
         std::fs::write(folder.join("sending"), "").expect("a file");
-        // SAFETY: the buffer has that length.
+        // SAFETY: the buffer has `bytes` bytes.
         unsafe { context.send(pointer, bytes, 0, Call::new()) }
     };
     let error = result.expect_err("the other rank is killed");

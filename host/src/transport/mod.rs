@@ -1,5 +1,5 @@
-//! Transport between two processes: register memory, exchange keys, write and read each other's
-//! memory, with notifications. The interface follows torchcomms' `RdmaTransport`.
+//! Transport between two processes, which register memory, exchange keys, write and read each
+//! other's memory, and notify each other. The interface follows torchcomms' `RdmaTransport`.
 //!
 //! ```
 //! use core::time::Duration;
@@ -29,24 +29,26 @@
 //! transport's earlier writes.
 //!
 //! # Failures
-//! A refused key or range fails only that operation. Every other failure breaks the connection: all
-//! pending operations and all later calls return [`TransportFailure::Broken`] at once, except that
-//! notifications that have arrived are still delivered. Call `bind` and `connect` again to create a
-//! new connection.
+//! If the peer refuses a key or range, only that operation fails. Every other failure breaks the
+//! connection: all pending operations and all later calls return [`TransportFailure::Broken`] at
+//! once, except that notifications that have already arrived are still delivered. Call `bind` and
+//! `connect` again to create a new connection.
 //!
-//! An operation that times out breaks the connection. Its bytes are not written after its error. To
-//! ensure this, this side resets the connection, and delays the error until the peer has closed its
-//! own connection, which the peer does after its serving thread has stopped. A peer that does not
-//! answer within 0.2 s is suspended or unreachable. A suspended peer detects the reset before it
-//! takes the next bytes, because it checks the connection after each wait and before each copy, and
-//! discards received data; nothing is sent again to an unreachable peer. One case remains: if the
-//! peer was suspended between that check and the following copy, these bytes (at most 256 KiB) are
-//! written when it resumes.
+//! An operation that times out breaks the connection. After the operation has returned its error,
+//! none of its bytes are written. To ensure this, this side resets the connection and delays the
+//! error until the peer has closed its own connection. The peer closes it after its serving thread
+//! has stopped. If the peer does not do so within 0.2 s, it is suspended or unreachable:
+//!
+//! - A suspended peer detects the reset when it resumes, because it checks the connection after
+//!   each wait and before each copy. It then discards received data. One case remains: if the peer
+//!   was suspended between such a check and the following copy, the bytes of this copy (at most
+//!   256 KiB) are written when the peer resumes.
+//! - Nothing is sent again to an unreachable peer.
 //!
 //! # Security
-//! A peer authenticates with the secret of the URL, and addresses memory by a random key. All other
-//! input is checked, and no allocation depends on a length that the peer sends. The connection is
-//! not encrypted.
+//! A peer authenticates with the secret in the URL, and addresses memory by a random key. The
+//! transport checks all other input, and no length that the peer sends determines the size of an
+//! allocation. The connection is not encrypted.
 
 mod direct;
 mod failure;
