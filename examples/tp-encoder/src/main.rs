@@ -84,7 +84,8 @@ struct UsageError(String);
 
 fn main() -> ExitCode {
     // If the reader closes the pipe, as in `tp-encoder | head -5`, this process exits without a
-    // message. SAFETY: the default action is always valid, and no other thread runs yet.
+    // message.
+    // SAFETY: the default action is always valid, and no other thread runs yet.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
     let result = match (arguments.role, &arguments.results) {
