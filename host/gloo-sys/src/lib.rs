@@ -68,8 +68,8 @@
 //!
 //! # Guarantees and limits
 //!
-//! - Every operation returns within its timeout, which covers the whole operation. The error names the
-//!   operation and, if known, the late rank.
+//! - Every operation returns within its timeout, which covers the whole operation. The error names
+//!   the operation and, if known, the late rank.
 //! - The first error of a rank closes all connections of the rank, so that the other ranks fail
 //!   soon. The context cannot be used afterwards. `Context::abort` does the same from another
 //!   thread.
