@@ -85,6 +85,7 @@ fn run(command: &mut Command) -> Output {
 }
 
 #[test]
+#[ignore = "compiles the library a second time; run by `.ci/run template`"]
 fn its_tests_pass_and_fail_for_a_wrong_kernel() {
     let new = NewCrate::make();
     let output = new.test(&[]);
@@ -99,6 +100,7 @@ fn its_tests_pass_and_fail_for_a_wrong_kernel() {
 }
 
 #[test]
+#[ignore = "compiles the library a second time; run by `.ci/run template`"]
 fn check_finds_nothing_and_names_the_lines_of_errors() {
     if let Err(error) = Toolchain::find() {
         let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
