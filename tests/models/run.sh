@@ -3,7 +3,8 @@
 #
 #   tests/models/run.sh [loom|shuttle|tsan|quick|all] [FILTER]
 #
-# quick: loom and shuttle, each model for at most a second (FUSEWIRE_MODEL_SECONDS); all: all three.
+# quick runs loom and shuttle, each model for at most a second (FUSEWIRE_MODEL_SECONDS). all runs
+# all three.
 # loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard library:
 # Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with rust-src.
 set -euo pipefail
@@ -13,7 +14,7 @@ checker() {
   RUSTFLAGS="--cfg $1" cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
 }
 
-# Prints the path of the C runtime's archive, which Debian's Rust packages do not contain.
+# Prints the path of the archive of TSan's C runtime, which Debian's Rust packages do not contain.
 runtime() {
   local archive
   for archive in /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-x86_64.a; do

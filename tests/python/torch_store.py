@@ -23,17 +23,17 @@ def serve(options):
         "127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False, **options
     )
     print(store.port, flush=True)
-    sys.stdin.readline()  # the other side has made its keys
+    sys.stdin.readline()  # wait until the client has written its keys
     assert store.get("from_fusewire") == b"\0\xff binary", store.get("from_fusewire")
     assert store.get("large") == LARGE
     assert store.add("counter", 1) == 43
     store.set("from_torch", LARGE)
     print("ok", flush=True)
-    sys.stdin.readline()  # until it is done
+    sys.stdin.readline()  # wait until the client is done
 
 
 def master(port):
-    # Returns once two clients have joined: this one, and one that is not PyTorch's.
+    # Returns once two clients have joined: this client and a client of Fusewire.
     store = dist.TCPStore("127.0.0.1", port, 2, True, timedelta(seconds=20))
     print("ok", flush=True)
     sys.stdin.readline()
@@ -67,15 +67,15 @@ def client(port):
     assert store.delete_key("cas") and not store.delete_key("cas")
     assert store.num_keys() == before - 1
     store.wait(["k", "large"])
-    # A wait that times out; afterwards the same client still works.
+    # The wait times out. The same client must still work afterwards.
     assert refused(lambda: store.wait(["never"], timedelta(milliseconds=200)))
     assert store.get("counter") == b"-7"
-    # A client that waits does not hold up another.
+    # A waiting client must not block another client.
     waiter = threading.Thread(target=lambda: connect(port).wait(["late"]))
     waiter.start()
     store.set("late", "x")
     waiter.join()
-    # Several clients at once.
+    # Several clients use the store concurrently.
     def count():
         own = connect(port)
         for _ in range(50):
@@ -104,13 +104,13 @@ def client(port):
             [other.start() for other in others]
             store.barrier("b", 3)
             [other.join() for other in others]
-    assert store.get("from_rust") == LARGE  # waits for the other side
+    assert store.get("from_rust") == LARGE  # waits until Fusewire has written the key
     store.set("done", b"\0done")
     print("ok", torch.__version__, flush=True)
 
 
 if sys.argv[1] == "serve":
-    # Without the argument, the version's own default.
+    # Without the argument, PyTorch selects the default of its version.
     serve({"use_libuv": sys.argv[2] == "libuv"} if len(sys.argv) > 2 else {})
 elif sys.argv[1] == "master":
     master(int(sys.argv[2]))

@@ -124,8 +124,8 @@ fn works(size: u32, options: &Options) {
 const PART: usize = 331;
 const HIDDEN: usize = 96;
 
-/// Calls every collective twice, blocking and enqueued. Returns the results of this rank and the
-/// number of calls.
+/// Calls every collective, some of them blocking and some enqueued. Returns the results of this
+/// rank and the number of calls.
 fn everything(comm: &Communicator) -> Result<(Vec<Vec<u8>>, u64)> {
     let ranks = comm.size() as usize;
     let filled = |dtype, count: usize, seed| -> Result<Tensor> {

@@ -1,4 +1,4 @@
-/* Libraries that Fusewire must refuse, or that fail. The compiler's -D options select one. */
+/* Libraries that Fusewire must refuse, and libraries whose calls fail. A -D option selects one. */
 #include <fusewire_backend.h>
 #include <stdio.h>
 

@@ -200,7 +200,8 @@ fn the_environment_names_the_file() {
         ]),
         ["torch_0", "torch_1"]
     );
-    // The variable with torchcomms' dynamic name contains the whole file name.
+    // With `TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME=1`, the file variable contains the whole file name,
+    // without a rank at its end.
     assert_eq!(
         run(&[
             ("TORCH_FR_DUMP_TEMP_FILE", file("torch_")),

@@ -206,8 +206,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
     }
 }
 
-/// If this process is a child, kills it if it is rank 1, otherwise reports the failure of the
-/// communicator. Returns true in a child that is still alive.
+/// If this process is a child, rank 1 waits until the parent kills it, and rank 0 reports the time
+/// after which its call fails and returns true. Returns false if this process is not a child.
 fn outlives() -> bool {
     if role().as_deref() != Some("outlives") {
         return false;

@@ -337,7 +337,7 @@ fn inputs(case: Case, ranks: u32, round: u64) -> Vec<Vec<u8>> {
 
 fn residual(case: Case, comm: &Communicator, round: u64) -> Vec<u8> {
     let kept = case.form.residual_type(case.dtype);
-    // The inputs are equal on all ranks, unless each rank has different rows.
+    // The residual is equal on all ranks, unless each rank has different rows.
     let rank = if case.route == Route::ReduceScatter {
         comm.rank()
     } else {
