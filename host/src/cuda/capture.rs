@@ -240,8 +240,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
     pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the graph came from `end_capture`, and this function requires that nothing uses
-        // it.
+        // SAFETY: the caller guarantees that the graph came from `end_capture` and is not used any
+        // more.
         library.check("cuGraphDestroy", unsafe {
             (library.cuGraphDestroy)(raw(graph))
         })
@@ -253,7 +253,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: `exec` came from `instantiate`, and this function requires that nothing uses it.
+        // SAFETY: the caller guarantees that `exec` came from `instantiate` and is not used any
+        // more.
         library.check("cuGraphExecDestroy", unsafe {
             (library.cuGraphExecDestroy)(raw_exec(exec))
         })

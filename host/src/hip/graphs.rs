@@ -188,7 +188,7 @@ impl UserObjectData {
     /// # Safety
     /// `this` must point to a live [`UserObjectData`].
     unsafe fn disarm(this: *mut Self) {
-        // SAFETY: this function requires that `this` must point to a live [`UserObjectData`].
+        // SAFETY: the caller guarantees that `this` points to a live `UserObjectData`.
         let this = unsafe { &*this };
         this.armed.store(false, Ordering::Release);
     }
@@ -196,7 +196,7 @@ impl UserObjectData {
     /// # Safety
     /// `this` must come from `leak` and must not be used by other code.
     unsafe fn discard(this: *mut Self) {
-        // SAFETY: `this` must come from `leak` and must not be used by other code.
+        // SAFETY: the caller guarantees that `this` came from `leak` and is not used by other code.
         drop(unsafe { Box::from_raw(this) });
     }
 }

@@ -91,7 +91,7 @@ fn memory_is_zeroed_rounded_and_copied() {
         // SAFETY: the range is the allocation.
         unsafe { driver.read(&mut bytes, memory.address) }.unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
-        // SAFETY: nothing else uses the memory.
+        // SAFETY: the memory is not in use and is released once.
         unsafe { driver.release(memory) }.unwrap();
     }
     assert_eq!(
@@ -160,7 +160,7 @@ fn memory_is_shared_by_its_base() {
     assert_eq!((base, bytes), (memory.address, memory.bytes));
     let imported = driver.import(Import::Ipc(&handle), memory.bytes).unwrap();
     assert_eq!(imported.origin, Origin::ImportedIpc);
-    // SAFETY: nothing else uses the memory.
+    // SAFETY: the memory is not in use and is released once.
     unsafe { driver.release(imported) }.unwrap();
 
     // A size that exceeds the allocation is refused, and the mapping is closed.
@@ -314,7 +314,7 @@ fn calls_during_a_capture_are_allowed() {
     let memory = driver.allocate(1, MemoryKind::Shared).unwrap();
     // SAFETY: the range lies within the allocation.
     unsafe { driver.write(memory.address, &[1]) }.unwrap();
-    // SAFETY: nothing else uses the memory.
+    // SAFETY: the memory is not in use and is released once.
     unsafe { driver.release(memory) }.unwrap();
     // Negative control: without the relaxed mode the fake refuses an allocation.
     let mut pointer = ptr::null_mut();
@@ -327,7 +327,7 @@ fn calls_during_a_capture_are_allowed() {
     let exec = driver.instantiate(graph).unwrap();
     // SAFETY: the fake does nothing.
     unsafe { driver.launch_graph(exec, stream) }.unwrap();
-    // SAFETY: nothing else uses the graph.
+    // SAFETY: the graph is not in use and is destroyed once.
     unsafe { driver.destroy_exec(exec) }.unwrap();
     check_thread();
 }
@@ -379,7 +379,7 @@ fn graphs_call_back_when_they_took_the_data() {
     unsafe { driver.retain(graph, count, data) }.unwrap();
     // SAFETY: the counter is alive.
     assert_eq!(unsafe { *data.cast::<u32>() }, 0);
-    // SAFETY: nothing else uses the graph.
+    // SAFETY: the graph is not in use and is destroyed once.
     unsafe { driver.destroy_graph(graph) }.unwrap();
     // SAFETY: the counter is alive.
     assert_eq!(unsafe { *data.cast::<u32>() }, 1);
@@ -424,10 +424,10 @@ fn on_a_gpu() {
     }
     // SAFETY: the graph has completed its work.
     unsafe { driver.destroy_exec(exec) }.unwrap();
-    // SAFETY: nothing else uses the graph.
+    // SAFETY: the graph is not in use and is destroyed once.
     unsafe { driver.destroy_graph(graph) }.unwrap();
-    // SAFETY: nothing else uses the memory.
+    // SAFETY: the memory is not in use and is released once.
     unsafe { driver.release(memory) }.unwrap();
-    // SAFETY: nothing else uses the stream.
+    // SAFETY: the stream is idle and is destroyed once.
     unsafe { driver.destroy_stream(stream) }.unwrap();
 }

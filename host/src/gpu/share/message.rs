@@ -102,7 +102,7 @@ pub(super) fn send(
 /// Sends like [`send`], with several descriptors.
 ///
 /// # Panics
-/// Panics if `descriptors` has more than eight elements.
+/// If `descriptors` has more elements than `control` can hold.
 pub(super) fn send_several(
     socket: &impl AsRawFd,
     bytes: &[u8],
