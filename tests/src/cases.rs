@@ -35,7 +35,7 @@ pub enum Splits {
 /// One case: the arguments that are equal on all ranks, and the settings that may differ by rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// The operation; [`Operation::Send`] is a ring of sends and receives.
+    /// The operation. [`Operation::Send`] stands for a ring of sends and receives.
     pub operation: Operation,
     /// Element type.
     pub dtype: DType,

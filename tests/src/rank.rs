@@ -180,7 +180,7 @@ impl Rank {
     /// Runs `case` on this rank's memory and records wrong results.
     ///
     /// # Errors
-    /// Returns the operation's error; every call must succeed.
+    /// Returns the operation's error. In these tests, every call must succeed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
         if case.operation == Operation::Send && self.comm.size() == 1 {
             return Ok(());

@@ -269,7 +269,7 @@ impl Scenario {
         let image = &*self.image;
         // A successful launch releases the busy word. A refused launch never acquires it.
         // SAFETY: `state` and `block_state` point to live memory of this rank. No launch of this
-        // rank is running, and the abort word is accessed atomically if others may write it.
+        // rank is running, and the abort word is accessed atomically if other threads may write it.
         let (busy, abort) = unsafe {
             let state = image.state(rank);
             let busy = (*image.block_state(rank)).busy & 1 == 1;

@@ -1,6 +1,6 @@
 //! The conformance grid of torchcomms: every operation in every mode, on any communicator.
 //!
-//! Each file has one subject; [`run`] runs all of them on one rank. Cases that a backend does not
+//! Each file has one subject. [`run`] runs all subjects on one rank. Cases that a backend does not
 //! support are counted in the [`Tally`].
 
 mod collectives;
@@ -73,7 +73,7 @@ pub struct Grid {
 /// A subject.
 type Subject = fn(&mut Grid) -> Result<()>;
 
-/// All subjects in their order; the last one finalizes the communicator.
+/// All subjects in the order in which they run. The last subject finalizes the communicator.
 const SUBJECTS: [(&str, Subject); 11] = [
     ("collectives", collectives::run),
     ("all_to_all_v", collectives::all_to_all_v),

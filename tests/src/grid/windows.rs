@@ -37,7 +37,8 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Puts to the next rank and signals; checks the data of the previous rank after its signal.
+/// Puts data to the next rank with a signal, waits for the signal of the previous rank, and checks
+/// the data that the previous rank has put.
 fn put(
     grid: &mut Grid,
     window: &Window,

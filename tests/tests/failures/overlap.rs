@@ -42,7 +42,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
         (40, 2000)
     };
     for trial in 0..trials {
-        // Sizes differ, so that replays of different graphs are detected.
+        // The sizes of the graphs differ, so ranks that replay different graphs are detected.
         let sizes = if trial % 2 == 0 {
             [16, 24]
         } else {

@@ -291,8 +291,8 @@ fn without_gloo_the_error_says_what_to_build() {
     ranks.succeed(TEST_TIMEOUT).expect("both ranks");
 }
 
-/// Checks that inputs differ from sums by more than the tolerance, so that an operation without
-/// effect is detected.
+/// Checks that inputs differ from sums by more than the tolerance, so the comparison detects an
+/// operation that does nothing.
 #[test]
 fn the_oracle_distinguishes_sums_from_inputs() {
     let inputs: Vec<_> = (0..4)

@@ -61,7 +61,7 @@ fn read(tensor: &Tensor) -> Vec<bf16> {
         .collect()
 }
 
-/// Returns true for each of `length` elements that multicast reduces, which are those in whole
+/// Returns true for each of `length` elements that multicast reduces. Multicast reduces only whole
 /// vectors. The first element is at element `offset` of a window.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);

@@ -352,7 +352,8 @@ fn a_gather_that_fails_releases_its_consumer() {
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
         }
-        // On the CPU the waits fail; on a GPU a wait has no result and returns.
+        // On the CPU, the waits of the compute stream fail. On a GPU, a wait of a stream has no
+        // result and returns.
         assert_eq!(compute.synchronize().is_err(), !device().is_gpu());
         let error = work.wait_blocking().expect_err("rank 1 does not call it");
         assert!(matches!(error, Error::Timeout(_)), "{error}");

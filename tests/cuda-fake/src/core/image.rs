@@ -388,8 +388,8 @@ fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
 /// Returns a stand-in image for the fake: PTX that declares the kernels of `lists`, with empty
 /// bodies.
 ///
-/// `capability` is the target: 90 for `sm_90`. Each parameter has the size of its field in the
-/// kernel's parameter struct, so its offset is also that of the field.
+/// `capability` is the target: 90 for `sm_90`. Parameters have the same sizes, and therefore the
+/// same offsets, as the fields of the kernel's parameter struct.
 pub fn stand_in(lists: &[&[KernelInfo]], capability: u32) -> String {
     let all = lists.iter().copied().flatten();
     declare(
