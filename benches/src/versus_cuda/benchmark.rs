@@ -351,12 +351,7 @@ impl Benchmark<'_> {
 /// floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
-    for side in [
-        Side::Ours,
-        Side::OursApart,
-        Side::Theirs,
-        Side::TheirsApart,
-    ] {
+    for side in [Side::Ours, Side::OursApart, Side::Theirs, Side::TheirsApart] {
         let of_side = |figure: &&mut Figure| figure.side == side && figure.left_out.is_none();
         let times = figures.iter().filter(|figure| of_side(figure));
         let best = times
