@@ -28,7 +28,7 @@ use std::sync::Arc;
 use crate::store::{PrefixStore, Store, StoreSecret, TcpStore, TcpStoreServer};
 use crate::{Error, Result, notice};
 
-/// Which rank of how many this process is.
+/// Rank of this process and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankSize {
@@ -155,7 +155,7 @@ impl RankSize {
         Self::from_variables(&variable)
     }
 
-    /// As [`RankSize::from_env`]; `None` where no launcher has set anything.
+    /// Like [`RankSize::from_env`], but returns `None` if no launcher has set a variable.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] when a launcher's variables are there but not whole or not right.
@@ -494,8 +494,8 @@ pub fn host_id() -> Result<String> {
     Ok(id.trim().to_owned())
 }
 
-/// What `FUSEWIRE_NVLINK_DOMAIN` says: a name, or nothing for no domain. `None` where it is not
-/// set.
+/// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`: a name, or an empty string for no domain.
+/// Returns `None` if the variable is not set.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.

@@ -4,9 +4,11 @@
 #   tests/models/run.sh [loom|shuttle|tsan|quick|all] [FILTER]
 #
 # quick runs loom and shuttle, each model for at most a second (FUSEWIRE_MODEL_SECONDS). all runs
-# all three.
-# loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard library:
-# Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with rust-src.
+# all three without that bound.
+#
+# loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard
+# library: Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with
+# rust-src.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -31,7 +33,8 @@ tsan() {
     # GNU ld rejects the symbol versions of this archive.
     flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld"
     flags+=" -Clink-arg=-B${archive%/lib/clang/*}/bin"
-    run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 /usr/bin/cargo
+    run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \
+      /usr/bin/cargo
   elif command -v rustup >/dev/null && rustup run nightly rustc --version >/dev/null 2>&1; then
     run_tsan "$flags" rustup run nightly cargo
   else

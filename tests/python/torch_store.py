@@ -1,5 +1,5 @@
-"""PyTorch's TCPStore, as a server for and as a client of Fusewire's: `serve [libuv]`, `master PORT`,
-`client PORT`, `probe`."""
+"""PyTorch's TCPStore, as a server for and as a client of Fusewire's: `serve [libuv]`,
+`master PORT`, `client PORT`, `probe`."""
 
 import sys
 import threading
@@ -100,7 +100,8 @@ def client(port):
             keys = store.list_keys()
             assert {"k", "m1", "m2"} <= set(keys) and "cas" not in keys, keys
         if hasattr(store, "barrier"):
-            others = [threading.Thread(target=lambda: connect(port).barrier("b", 3)) for _ in range(2)]
+            join = lambda: connect(port).barrier("b", 3)
+            others = [threading.Thread(target=join) for _ in range(2)]
             [other.start() for other in others]
             store.barrier("b", 3)
             [other.join() for other in others]

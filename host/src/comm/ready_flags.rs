@@ -222,13 +222,16 @@ impl ReadyFlags {
         })
     }
 
-    fn on_stream(
+    fn on_stream<G>(
         &self,
         stream: &Stream,
         index: usize,
         on_cpu: crate::cpu::HostFn,
-        on_gpu: impl Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()> + Send + Sync + 'static,
-    ) -> Result<Ticket> {
+        on_gpu: G,
+    ) -> Result<Ticket>
+    where
+        G: Fn(&dyn gpu::driver::Driver, RawStream, u64) -> Result<()> + Send + Sync + 'static,
+    {
         self.check(index)?;
         if stream.device() != self.device() {
             return Err(invalid(

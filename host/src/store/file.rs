@@ -1,6 +1,6 @@
 //! A store in a file, for processes of one machine or over one shared file system.
 //!
-//! The file is a log: a header, then one record for each change. Whoever calls locks the file with
+//! The file is a log: a header, then one record for each change. A caller locks the file with
 //! `flock`, reads what others have written since, and, for a change, appends one record. The kernel
 //! gives the lock back when a process dies; what it had not finished writing is cut off by the next
 //! writer, for a record counts only with its length and its checksum.

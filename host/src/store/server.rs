@@ -80,8 +80,8 @@ impl TcpStoreServer {
         Self::bind_with(address, StoreSecret::from_env())
     }
 
-    /// As [`TcpStoreServer::bind`], with this secret, or none. With one, clients of PyTorch are
-    /// refused.
+    /// Binds like [`TcpStoreServer::bind`], with this secret or none. A server with a secret
+    /// refuses clients of PyTorch.
     ///
     /// # Errors
     /// As [`TcpStoreServer::bind`].
@@ -90,7 +90,7 @@ impl TcpStoreServer {
         Self::start(address, secret, limit).map_err(|error| Error::store_io("bind", "", error))
     }
 
-    /// As [`TcpStoreServer::bind_with`]; keeps at most `limit` bytes.
+    /// Binds like [`TcpStoreServer::bind_with`]. The server keeps at most `limit` bytes.
     pub(super) fn start(
         address: impl ToSocketAddrs,
         secret: Option<StoreSecret>,

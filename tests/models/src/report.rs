@@ -208,7 +208,7 @@ fn message(panic: &(dyn Any + Send)) -> String {
 
 /// Runs all entries whose name contains the program's first argument and prints the table.
 ///
-/// Runs each entry in an OS thread, and as many entries at once as there are cores. Returns failure
+/// Runs each entry in an OS thread, and at most one entry per core at a time. Returns failure
 /// if a result is not as required, or if no entry matches.
 pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
     let filter = std::env::args().nth(1).unwrap_or_default();

@@ -50,7 +50,7 @@ impl TcpStore {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }
 
-    /// As [`TcpStore::connect`], with options of the caller's.
+    /// Connects like [`TcpStore::connect`], with the given options.
     ///
     /// # Errors
     /// As [`TcpStore::connect`].

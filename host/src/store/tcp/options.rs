@@ -5,7 +5,7 @@ use core::str::FromStr;
 use crate::store::StoreSecret;
 use crate::{Error, Result};
 
-/// Which protocol a TCP store server speaks.
+/// Protocol of a TCP store server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreProtocol {
@@ -38,9 +38,9 @@ impl FromStr for StoreProtocol {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// Which protocol the server speaks.
+    /// Protocol of the server.
     pub protocol: StoreProtocol,
-    /// The secret that the server wants, and has to have.
+    /// Secret that the client and the server must share.
     pub secret: Option<StoreSecret>,
 }
 
