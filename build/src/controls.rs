@@ -140,7 +140,8 @@ pub fn device(
     Ok(out)
 }
 
-/// Returns a host list with three errors: a wrong offset, an extra entry and a missing entry.
+/// Returns the host's list of kernels with three deliberate errors: a wrong offset, an extra entry
+/// and a missing entry.
 fn wrong_host(image: &Image) -> Vec<HostKernel> {
     let mut host: Vec<HostKernel> = image
         .entries()

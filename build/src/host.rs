@@ -87,7 +87,7 @@ impl Host {
     }
 }
 
-/// Suffix that a kernel's name has in its grid form
+/// Suffix of the name of a kernel's multi-rank-grid variant
 /// (`fusewire_device::multi_rank_grid::SUFFIX`).
 pub const GRID_SUFFIX: &str = "__grid";
 

@@ -270,8 +270,8 @@ pub struct Options {
     /// 1; more blocks run on threads of their own (tests). Default on a GPU: 16, which leaves the
     /// remaining SMs to computation. Agreed.
     pub blocks: u32,
-    /// Lanes of a block on the CPU. 1 in production. With 32 or 64 every lane runs as a thread
-    /// (tests). Agreed.
+    /// Lanes of a block on the CPU. 1 in production. With 32 or 64, which are for
+    /// tests, every lane is a thread. Agreed.
     pub lanes: u32,
     /// Threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,

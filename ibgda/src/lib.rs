@@ -1,5 +1,5 @@
-//! mlx5 work queue entries, doorbells and completions, as plain data over three memory primitives.
+//! Reserved for IBGDA: the mlx5 work queue entries, doorbells and completions with which a GPU
+//! drives an RDMA NIC without the CPU.
 //!
-//! An empty crate for now: it stands at the end of the arrows (`device-api -> ibgda`), depends on
-//! nothing, and will hold what a GPU needs to drive an RDMA NIC by itself (IBGDA).
+//! The crate is empty for now. `fusewire-device` depends on it; it has no dependencies.
 #![no_std]

@@ -47,7 +47,7 @@ pub(crate) enum Kernel {
     TwoStagePush,
     PacketsOneShot,
     PacketsTwoShot,
-    /// The value is the number of a row's vectors per thread.
+    /// For both `Norm` variants, the value is how many vectors of a row each thread processes.
     NormByBarrier(u32),
     NormByPackets(u32),
     NormAlone(u32),

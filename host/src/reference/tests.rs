@@ -82,7 +82,8 @@ fn nan_wins_and_zeros_are_ordered() {
 
 #[test]
 fn scaled_sums_round_the_product() {
-    // 1.1 in f32 times 3 is not what a fused multiply-add leaves before the rest is added.
+    // The product 1.1 * 3 must be rounded to f32 before the sum. A fused multiply-add would not
+    // round it, and the result would differ.
     let inputs = [f32s(&[1.1]), f32s(&[-3.3])];
     let expected = f32s(&[1.1f32 * 3.0 + -3.3f32]);
     assert_eq!(

@@ -69,8 +69,8 @@ fn carried(offset: usize, length: usize) -> Vec<bool> {
     (0..length).map(|i| i >= head && i < end).collect()
 }
 
-/// Averages `count` elements from `input` to `output`, and checks that multicast reduced exactly
-/// the expected elements. `input` and `output` are indices of first elements in one window.
+/// Averages over all ranks the `count` elements that start at index `input` of the window, writes
+/// the result at index `output`, and checks that multicast reduced exactly the expected elements.
 fn all_reduce(
     comm: &Communicator,
     memory: &Tensor,

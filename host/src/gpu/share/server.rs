@@ -57,8 +57,8 @@ struct Table {
 }
 
 impl Process {
-    /// Returns the [`Process`] of the running process, and creates it on the first call after a
-    /// fork.
+    /// Returns the [`Process`] of this process. The first call in each process creates it, also
+    /// in a forked child.
     fn current() -> &'static Self {
         static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
         let pid = process::id();
