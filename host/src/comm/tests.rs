@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::thread;
 
 use super::Communicator;
-use super::rendezvous::set_duplicate_grace;
+use super::rendezvous::{Rendezvous, set_duplicate_grace};
+use super::topology::Locality;
+use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
+use crate::memory::MemoryDescriptor;
 use crate::options::Options;
 use crate::store::{MemoryStore, Store, TcpStore, TcpStoreServer};
 use crate::{Error, Result};
@@ -223,13 +226,39 @@ fn sizes_that_differ_are_named() {
         }
         assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
     }
-    // Ranks 0 and 1 agree; rank 2 is one that they do not count.
-    let store = Arc::new(MemoryStore::new());
+    // Ranks 0 and 1 agree; rank 2 is one that they do not count. The rendezvous does not end, which
+    // would delete what rank 2 reads.
+    let store = MemoryStore::new();
     thread::scope(|scope| {
-        let two = scope.spawn(|| join_named(2, 3, &store, 60_000).map(drop));
-        await_key(&store, "fusewire/again/0/workspace/2");
-        all_meet(2, &store);
-        let error = two.join().unwrap().unwrap_err().to_string();
+        let gather = |rank, size| {
+            let store = &store;
+            scope.spawn(move || {
+                let rendezvous = Rendezvous {
+                    store,
+                    prefix: "sizes",
+                    name: "again",
+                    rank,
+                    size,
+                    timeout: Duration::from_secs(60),
+                };
+                let nothing = MemoryDescriptor::Host(SegmentDescriptor {
+                    pid: std::process::id(),
+                    fd: rank,
+                    bytes: 1,
+                    inode: 0,
+                    start_time: 0,
+                });
+                let here = Locality::on_host("here");
+                rendezvous
+                    .gather("workspace-sizes", &nothing, &here)
+                    .map(drop)
+            })
+        };
+        let ranks = [gather(0, 2), gather(1, 2), gather(2, 3)];
+        let [zero, one, two] = ranks.map(|rank| rank.join().unwrap());
+        zero.unwrap();
+        one.unwrap();
+        let error = two.unwrap_err().to_string();
         assert!(error.contains("rank 0 counts fewer"), "{error}");
     });
 }
