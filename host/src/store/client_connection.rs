@@ -1,4 +1,4 @@
-//! The client's side of one connection: greeting, secret, waits, and the reading of answers.
+//! The client's side of one connection: greeting, authentication, waits and reading of answers.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::io::{self, ErrorKind, Read, Write};
@@ -7,14 +7,14 @@ use std::net::TcpStream;
 use super::secret::{self, Role, StoreSecret};
 use super::wire::{self, Dialect, Query, Writer};
 
-/// The first request of a connection, which identifies the server's protocol.
+/// The first requests of a connection, which reveal the protocol of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Greeting {
-    /// Validation and a ping: PyTorch 2.4 and later.
+    /// [`Query::Validate`], then a ping: PyTorch 2.4 and later.
     Ping,
-    /// The number of keys, in the old numbering.
+    /// [`Query::KeyCount`] in the legacy numbering: PyTorch before 2.1.
     Legacy,
-    /// Validation and the number of keys: PyTorch 2.1 to 2.3.
+    /// [`Query::Validate`], then [`Query::KeyCount`]: PyTorch 2.1 to 2.3.
     Count,
 }
 
@@ -30,9 +30,10 @@ impl Greeting {
 /// Identifies this end as a store client, and checks that the other end is a store server.
 pub(super) fn greet(connection: &mut TcpStream, greeting: Greeting) -> io::Result<()> {
     static NONCE: AtomicU32 = AtomicU32::new(0);
-    // An old server takes these bytes for a key and its length. The three at the front are the
-    // upper ones of that length: it has to be absurd, so that the server hangs up and does not
-    // allocate.
+    // A legacy server parses `Validate` as `SET`, and the magic number, the ping and three bytes of
+    // the nonce as the length of a key. These three bytes are the upper bytes of the length. They
+    // are 0xFF, so that the length is absurdly large and the server closes the connection instead
+    // of allocating memory.
     let nonce = (NONCE.fetch_add(1, Ordering::Relaxed) << 24) | 0x00FF_FFFF;
     let request = Writer::to(greeting.dialect());
     let hello = |request: Writer| request.then(Query::Validate).u32(wire::VALIDATION_MAGIC);
@@ -62,7 +63,8 @@ pub(super) fn greet(connection: &mut TcpStream, greeting: Greeting) -> io::Resul
     Ok(())
 }
 
-/// Waits for the end of a wait; `false` when the read timeout of the socket came first.
+/// Waits for the answer to a wait request. Returns `false` if the read timeout of the socket
+/// expires first.
 pub(super) fn stop_waiting(connection: &mut TcpStream) -> io::Result<bool> {
     match read_array(connection) {
         Ok([wire::STOP_WAITING]) => Ok(true),
@@ -74,7 +76,8 @@ pub(super) fn stop_waiting(connection: &mut TcpStream) -> io::Result<bool> {
     }
 }
 
-/// Calls a wait off. The end of the wait may have crossed the cancellation; it is read and dropped.
+/// Cancels a wait. The server may have answered the wait before the cancellation arrived; that
+/// answer is read and dropped.
 pub(super) fn cancel_wait(connection: &mut TcpStream) -> io::Result<()> {
     connection.write_all(
         &Writer::to(Dialect::Current)
@@ -106,7 +109,7 @@ pub(super) fn read_vector(connection: &mut impl Read) -> io::Result<Vec<u8>> {
         return Err(unexpected(&format!("a value of {len} bytes")));
     }
     let mut value = Vec::new();
-    // Memory grows with what arrives, not with what the length claims.
+    // The buffer grows with the bytes that arrive, so a false length reserves no memory.
     connection.take(len).read_to_end(&mut value)?;
     if value.len() as u64 != len {
         return Err(ErrorKind::UnexpectedEof.into());
@@ -126,7 +129,7 @@ pub(crate) fn is_hang_up(error: &io::Error) -> bool {
     )
 }
 
-/// Makes the two commonest failures say what they mean here.
+/// Replaces the messages of the two most common failures by their meaning for a store client.
 pub(super) fn describe(error: io::Error) -> io::Error {
     let meaning = match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "the server did not answer in time",
@@ -147,14 +150,15 @@ fn wants_no_secret(answer: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Shows the server that this client has the secret, and makes sure that the server has it.
+/// Proves to the server that this client has the secret, and verifies that the server has the same
+/// secret.
 pub(super) fn authenticate(connection: &mut TcpStream, secret: &StoreSecret) -> io::Result<()> {
     const OTHER: &str = "the server has another secret than this client; FUSEWIRE_STORE_SECRET \
         must \
                          be equal on all ranks";
     let own = secret::nonce()?;
     connection.write_all(&[&[secret::HELLO][..], &own].concat())?;
-    // A server of PyTorch hangs up.
+    // A PyTorch server does not know the first byte and closes the connection.
     let no_secret = |error: io::Error| {
         if is_hang_up(&error) {
             denied("the server knows no secrets, but FUSEWIRE_STORE_SECRET is set here")

@@ -1,9 +1,10 @@
-//! A store in a file, for processes of one machine or over one shared file system.
+//! A store in a file, for processes on one machine or on machines with a shared file system.
 //!
-//! The file is a log: a header, then one record for each change. A caller locks the file with
-//! `flock`, reads what others have written since, and, for a change, appends one record. The kernel
-//! gives the lock back when a process dies; what it had not finished writing is cut off by the next
-//! writer, for a record counts only with its length and its checksum.
+//! The file is a log: a header, then one record for each change. Each call locks the file with
+//! `flock`, reads the records that other processes have appended, and, for a change, appends one
+//! record. When a process dies, the kernel releases its lock. A record that the process had not
+//! finished is invalid, because its length or its checksum does not match, and the next writer
+//! truncates it.
 
 use core::time::Duration;
 use std::fs::{File, OpenOptions};
@@ -22,18 +23,18 @@ use crate::{Error, Result};
 
 const HEADER: &[u8; 16] = b"fusewire-store1\n";
 
-/// Kind, length of key, length of value, checksum.
+/// Size of the fields before the key: kind, length of the key, length of the value, checksum.
 const RECORD_HEAD: usize = 1 + 4 + 4 + 8;
 
 const SET: u8 = 1;
 const DELETE: u8 = 2;
 const APPEND: u8 = 3;
 
-/// A store in a file that processes share. It lives as long as the file; the values in it survive a
-/// process that is killed.
+/// A store in a file that several processes share. The store exists as long as the file, and its
+/// values survive a process that is killed.
 ///
-/// Use a new path for each job: keys of an earlier one would be taken for this one's. Over a
-/// network file system it needs locks that work (NFS version 4).
+/// Use a new path for each job. In a file of an earlier job, ranks would find the keys of that job.
+/// A network file system must support `flock` between machines, as NFS version 4 does.
 #[derive(Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -44,18 +45,18 @@ pub struct FileStore {
 struct Log {
     file: File,
     table: Table,
-    /// Offset of the end of the records that are in `table`.
+    /// File offset after the last record that is in `table`.
     end: u64,
 }
 
-/// An exclusive lock of the file, given back when dropped.
+/// An exclusive lock of the file, released on drop.
 struct FileLock<'a>(&'a File);
 
 impl FileStore {
-    /// Opens the store at `path`, or makes it, readable for this user alone.
+    /// Opens the store at `path`, or creates it with read and write permission for this user only.
     ///
     /// # Errors
-    /// [`Error::Store`] when the file cannot be opened, or is something else.
+    /// [`Error::Store`] when the file cannot be opened, or is not a store.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = OpenOptions::new()
@@ -84,14 +85,15 @@ impl FileStore {
         &self.path
     }
 
-    /// Runs `call` with the file locked and everything read that others have written.
+    /// Runs `call` with the file locked, after all records of other processes have been read.
     fn with<R>(
         &self,
         operation: &'static str,
         key: &str,
         call: impl FnOnce(&mut Log) -> Result<R, Failure>,
     ) -> Result<R> {
-        // The table is taken in record by record, so a panic of another thread does not spoil it.
+        // Each record is applied to the table as a whole, so the table is valid even if another
+        // thread panicked with the lock held.
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let file = log.file.try_clone();
         file.map_err(Failure::Io)
@@ -106,7 +108,7 @@ impl FileStore {
             })
     }
 
-    /// Looks at the file again and again until all keys are there, then runs `call`.
+    /// Polls the file until all keys exist, then runs `call`.
     fn wait_then<R>(
         &self,
         operation: &'static str,
@@ -157,7 +159,7 @@ impl From<String> for Failure {
 }
 
 impl Log {
-    /// Takes in the records that are new.
+    /// Reads the records after `end` and applies them to the table.
     fn catch_up(&mut self) -> Result<(), Failure> {
         let length = self.file.metadata()?.len();
         if self.end == 0 {
@@ -168,7 +170,8 @@ impl Log {
                 return Err("the file is no store".to_owned().into());
             }
             if there < HEADER.len() {
-                // New, or of a process that was killed while it made it.
+                // The file is new, or its creator was killed before it had written the whole
+                // header.
                 self.file.write_all_at(HEADER, 0)?;
             }
             self.end = HEADER.len() as u64;
@@ -179,7 +182,7 @@ impl Log {
             }
             return Ok(());
         }
-        // `length` is the size of the file, so this allocates no more than the file holds.
+        // `length` is the current size of the file, so the buffer is no larger than the file.
         let mut bytes = vec![0; (length - self.end) as usize];
         self.file.read_exact_at(&mut bytes, self.end)?;
         let mut at = 0;
@@ -195,7 +198,7 @@ impl Log {
         Ok(())
     }
 
-    /// Appends one record and takes it in.
+    /// Appends one record and applies it to the table.
     fn write(&mut self, kind: u8, key: &[u8], value: &[u8]) -> Result<(), Failure> {
         if key.len() as u64 > MAX_KEY_BYTES || value.len() as u64 > MAX_VALUE_BYTES {
             return Err(format!(
@@ -213,14 +216,15 @@ impl Log {
         bytes.extend(checksum(kind, key, value).to_le_bytes());
         bytes.extend(key);
         bytes.extend(value);
-        // After `end` there can only be the unfinished record of a process that was killed.
+        // Only an unfinished record of a process that was killed can follow `end`. Remove it.
         self.file.set_len(self.end)?;
         self.file.write_all_at(&bytes, self.end)?;
         self.catch_up()
     }
 }
 
-/// The record at the start of `bytes`, if it is whole: kind, key, value, and its size.
+/// Returns the kind, the key, the value and the size of the record at the start of `bytes`, or
+/// `None` if the record is incomplete or its checksum is wrong.
 fn record(bytes: &[u8]) -> Option<(u8, &[u8], &[u8], usize)> {
     let (head, rest) = bytes.split_at_checked(RECORD_HEAD)?;
     let number = |at: usize| Some(u32::from_le_bytes(head[at..at + 4].try_into().ok()?) as usize);
@@ -231,7 +235,8 @@ fn record(bytes: &[u8]) -> Option<(u8, &[u8], &[u8], usize)> {
     whole.then_some((head[0], key, value, RECORD_HEAD + key.len() + value.len()))
 }
 
-/// FNV-1a over all parts. It has to be equal in all processes, and need not resist an enemy.
+/// Returns the FNV-1a hash of all parts of a record. The hash must be the same in all processes,
+/// but need not resist deliberate collisions.
 fn checksum(kind: u8, key: &[u8], value: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
     let lengths = (key.len() as u64) << 32 | value.len() as u64;
@@ -243,7 +248,8 @@ fn checksum(kind: u8, key: &[u8], value: &[u8]) -> u64 {
 impl<'a> FileLock<'a> {
     fn new(file: &'a File) -> io::Result<Self> {
         loop {
-            // SAFETY: `file` keeps the descriptor open during the call, which touches no memory.
+            // SAFETY: `file` keeps the descriptor open during the call, and `flock` accesses no
+            // memory of this process.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } == 0 {
                 return Ok(Self(file));
             }
@@ -257,8 +263,8 @@ impl<'a> FileLock<'a> {
 
 impl Drop for FileLock<'_> {
     fn drop(&mut self) {
-        // SAFETY: the descriptor is that of a live file. Unlocking a lock that is held does not
-        // fail.
+        // SAFETY: the borrowed file keeps the descriptor open, and `flock` accesses no memory of
+        // this process. Releasing a lock that is held does not fail.
         unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }

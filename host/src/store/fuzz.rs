@@ -1,5 +1,5 @@
-//! Bytes that no client of ours would send: random ones, and valid requests with a few bytes
-//! changed.
+//! Tests of the server with bytes that no correct client sends: random bytes, and valid requests
+//! with a few bytes changed.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use super::session::{ServerState, Session};
 use super::wire::{self, Dialect, Query, Writer};
 use super::{Store, TcpStoreServer};
 
-/// Seeded random numbers (splitmix64).
+/// Random numbers from a seed (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// A few requests of either dialect, or nothing that means anything.
+/// Returns a few requests in one of the dialects, or random bytes.
 fn conversation(random: &mut Random) -> Vec<u8> {
     let dialect = match random.below(5) {
         0 => {
@@ -123,7 +123,8 @@ fn sessions_bear_any_bytes_in_any_pieces() {
                 assert_eq!(token, round);
                 session.recheck(&mut hub);
             }
-            // Memory follows what has arrived, whatever the lengths in it claim.
+            // The buffers grow with the bytes that have arrived, not with the lengths that they
+            // claim.
             assert!(session.memory() <= 2 * fed + 4096, "{round}");
         }
         session.forget_wait(&mut hub);
@@ -131,7 +132,7 @@ fn sessions_bear_any_bytes_in_any_pieces() {
         assert!(!guarded || hub.requests == 0);
         handled += hub.requests;
     }
-    // Both happen a lot, so this tests something.
+    // Fails if too few sessions were closed or too few requests were handled for a useful test.
     assert!(closed > 3_000 && handled > 30_000, "{closed} {handled}");
 }
 
@@ -145,7 +146,7 @@ fn a_server_bears_any_bytes_and_claims_no_memory_for_them() {
     let server = TcpStoreServer::bind_with("127.0.0.1:0", None).unwrap();
     let connect = || TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     let before = resident_bytes();
-    // Each of these says that the longest possible value follows: 12 GiB together.
+    // Each of these 200 clients announces a value of the maximum length, 12.5 GiB in total.
     let claims: Vec<_> = (0..200)
         .map(|_| {
             let mut peer = connect();
@@ -162,7 +163,7 @@ fn a_server_bears_any_bytes_and_claims_no_memory_for_them() {
         .collect();
     let mut random = Random(0x50C7);
     for _ in 0..400 {
-        // The server may hang up in the middle.
+        // The server may close the connection before all bytes are written.
         let _ = connect().write_all(&mutated(&mut random));
     }
     let store = super::TcpStore::connect_with(
@@ -175,7 +176,7 @@ fn a_server_bears_any_bytes_and_claims_no_memory_for_them() {
     store.set("alive", b"yes").unwrap();
     assert!(store.check(&["alive"]).unwrap());
     assert!(server.traffic().connections >= 600);
-    // Other tests of this process use memory too, but not gigabytes.
+    // Other tests of this process also allocate memory, but much less than 1 GiB.
     let grown = resident_bytes().saturating_sub(before);
     assert!(grown < 1 << 30, "{grown}");
     drop(claims);

@@ -1,4 +1,4 @@
-//! A store within one process.
+//! A store in the memory of one process.
 
 use core::time::Duration;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,20 +21,21 @@ struct Shared {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Returns an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // A table is valid after every statement, so a panic of another thread does not spoil it.
+        // A table is valid after every statement, so it stays usable if a thread panics with the
+        // lock held.
         self.shared
             .table
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all of `keys` exist; returns with the table still locked.
+    /// Waits until all of `keys` exist. Returns the table, still locked.
     fn wait_locked(&self, keys: &[&str], timeout: Duration) -> Result<MutexGuard<'_, Table>> {
         let start = Instant::now();
         let mut table = self.table();
@@ -70,7 +71,7 @@ impl Store for MemoryStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         let table = self.wait_locked(&[key], timeout)?;
-        // The wait has just seen the key, and the table has stayed locked since.
+        // `wait_locked` found the key, and the table has been locked ever since.
         Ok(table.get(key.as_bytes()).unwrap_or_default().to_vec())
     }
 

@@ -1,9 +1,9 @@
-//! Key-value stores: how ranks find each other.
+//! Key-value stores, through which ranks find each other.
 //!
-//! A [`Store`] holds small values under keys and lets a rank wait for a key of another rank. Its
-//! semantics are those of PyTorch's `c10d::Store`, so that a store of ours and a `TCPStore` of
-//! `torch.distributed` can stand in for each other: counters are kept as decimal text, and
-//! [`Store::compare_set`] on an absent key answers as PyTorch does.
+//! A [`Store`] holds small values under keys and lets a rank wait for a key that another rank sets.
+//! It has the semantics of PyTorch's `c10d::Store`, so a store of this crate can replace a
+//! `TCPStore` of `torch.distributed` and vice versa: counters are kept as decimal text, and
+//! [`Store::compare_set`] on an absent key returns the same value as in PyTorch.
 
 mod client_connection;
 mod file;
@@ -36,14 +36,15 @@ use crate::Result;
 
 /// A key-value store that several ranks share.
 ///
-/// Every call may be made from several threads at once; a call that waits holds up no other call,
-/// so ranks that are threads of one process may share one value.
+/// Several threads may call a store at the same time. A call that waits does not block calls of
+/// other threads, so ranks that are threads of one process may share one store.
 pub trait Store: Send + Sync + fmt::Debug {
-    /// Stores `value` under `key`, in place of what was there. Once this returns, every other call
-    /// of every rank sees the value.
+    /// Stores `value` under `key` and replaces any previous value. Once this call has returned,
+    /// every later call of every rank sees the new value.
     ///
-    /// # Errors [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value
-    /// is too large.
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value is too
+    /// large.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists, then returns its value.
@@ -56,20 +57,20 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Waits until every one of `keys` exists.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// Same as [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
-    /// Adds `amount` to the counter at `key` and returns the sum. An absent counter is 0. The
-    /// value is kept as decimal text.
+    /// Adds `amount` to the counter at `key` and returns the sum. An absent counter counts as 0.
+    /// The store keeps the sum as decimal text.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the value at `key` is no number, when the sum
-    /// overflows, or when the store cannot be reached.
+    /// [`Error::Store`](crate::Error::Store) when the value at `key` is not a decimal number, when
+    /// the sum overflows, or when the store cannot be reached.
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
-    /// Stores `desired` if the value at `key` is `expected`, or if the key is absent and
-    /// `expected` is empty. Returns the value that is there afterwards; for an absent key and an
-    /// `expected` that is not empty, returns `expected` and stores nothing (as PyTorch does).
+    /// Stores `desired` if the value at `key` is `expected`, or if the key is absent and `expected`
+    /// is empty. Returns the value at `key` after the call. If the key is absent and `expected` is
+    /// not empty, stores nothing and returns `expected` (as PyTorch does).
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
@@ -81,16 +82,17 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
-    /// Removes `key`; returns whether it was there.
+    /// Removes `key`. Returns true if the key existed.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
     fn delete(&self, key: &str) -> Result<bool>;
 
-    /// Adds `value` to the end of the value at `key`; an absent key is empty.
+    /// Appends `value` to the value at `key`. An absent key counts as an empty value.
     ///
-    /// # Errors [`Error::Store`](crate::Error::Store) when the store has no append (a server of
-    /// PyTorch before 2.1 has none), when the value becomes too large, or when the store cannot be
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when the store does not support appending (a server of
+    /// PyTorch before 2.1 does not), when the value becomes too large, or when the store cannot be
     /// reached.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         let _ = value;
@@ -104,7 +106,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Waits until all of `keys` exist, then returns their values, in the order of `keys`.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// Same as [`Store::get`].
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         self.wait(keys, timeout)?;
         keys.iter().map(|key| self.get(key, timeout)).collect()
@@ -113,15 +115,16 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Stores every value under its key.
     ///
     /// # Errors
-    /// As [`Store::set`]; some of the values may then have been stored.
+    /// Same as [`Store::set`]. After an error, some of the values may have been stored.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
         pairs
             .iter()
             .try_for_each(|(key, value)| self.set(key, value))
     }
 
-    /// Returns the number of keys, also of those outside of a prefix. A server of PyTorch counts
-    /// one key of its own for each `TCPStore` that was given a world size.
+    /// Returns the number of keys of the whole store, including those outside the prefix of a
+    /// [`PrefixStore`]. With a PyTorch server, the number includes the key `init/`, in which
+    /// `TCPStore` clients that were given a world size count themselves.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot count, or cannot be reached.
@@ -133,11 +136,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Returns all keys that are valid UTF-8, sorted; those outside of a prefix are left out.
+    /// Returns all keys that are valid UTF-8, sorted. A [`PrefixStore`] returns only the keys under
+    /// its prefix.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot list its keys (a server of
-    /// PyTorch before 2.15 closes the connection), or cannot be reached.
+    /// [`Error::Store`](crate::Error::Store) when the store cannot list its keys (a PyTorch server
+    /// before 2.15 then closes the connection), or cannot be reached.
     fn list_keys(&self) -> Result<Vec<String>> {
         Err(crate::Error::store(
             "list_keys",
@@ -146,13 +150,14 @@ pub trait Store: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Blocks until `size` callers have entered the barrier at `key`. A key serves one barrier: it
-    /// counts the callers, and is not reset.
+    /// Blocks until `size` callers have entered the barrier at `key`. The value at `key` counts the
+    /// callers and is never reset, so each barrier needs a new key.
     ///
     /// # Errors
-    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when the others do not enter within
-    /// `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached, or its
-    /// server has no barrier (PyTorch before 2.15 closes the connection).
+    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when fewer than `size` callers enter
+    /// within `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached, or
+    /// when its server does not support barriers (a PyTorch server before 2.15 then closes the
+    /// connection).
     fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
         let all = format!("{key}/all");
         if self.add(key, 1)? >= i64::from(size) {

@@ -1,4 +1,4 @@
-//! A part of a store: every key gets a prefix.
+//! A view of a store that adds a prefix to every key.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Store;
 use crate::Result;
 
-/// A view of another store in which every key is preceded by `prefix/`, as PyTorch's
-/// `PrefixStore` does. Communicators that share one store each use their own prefix.
+/// A view of another store that puts `prefix/` before every key, like PyTorch's `PrefixStore`.
+/// Communicators that share one store each use their own prefix.
 #[derive(Clone, Debug)]
 pub struct PrefixStore {
     prefix: String,
@@ -15,7 +15,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The keys of `inner` that begin with `prefix/`.
+    /// Returns a view of the keys of `inner` that begin with `prefix/`.
     pub fn new(prefix: impl Into<String>, inner: Arc<dyn Store>) -> Self {
         Self {
             prefix: prefix.into(),

@@ -1,9 +1,10 @@
-//! A secret that clients and server share, and how each shows the other that it has it.
+//! A secret that clients and server share, and the handshake in which each proves to the other that
+//! it has the secret.
 //!
-//! The client sends [`HELLO`] and a nonce; the server answers [`ACCEPTED`], a nonce of its own and
-//! a proof; the client sends its proof, and the server answers [`ACCEPTED`]. A proof is HMAC-SHA256
-//! over the role and both nonces, so neither can be used again or sent back. What follows is
-//! neither encrypted nor signed.
+//! The client sends [`HELLO`] and a nonce. The server answers with [`ACCEPTED`], a nonce and a
+//! proof. The client sends its proof, and the server answers with [`ACCEPTED`]. A proof is the
+//! HMAC-SHA256 of the role and both nonces, so it is useless in another connection and cannot be
+//! reflected to its sender. The requests after the handshake are neither encrypted nor signed.
 
 use core::fmt;
 use std::io;
@@ -14,22 +15,22 @@ use sha2::Sha256;
 
 use crate::{Error, Result};
 
-/// First byte of a client that has a secret; no request of PyTorch.
+/// First byte of a client that has a secret. No request of PyTorch begins with this byte.
 pub(super) const HELLO: u8 = 0xF5;
 
-/// The other side has the secret.
+/// Answer of the server: the handshake continues, or the proof of the client is correct.
 pub(super) const ACCEPTED: u8 = 1;
 
-/// The other side has another secret, or none.
+/// Answer of the server: the proof of the client is wrong, or the server has no secret.
 pub(super) const REFUSED: u8 = 2;
 
-/// Reply of a server with a secret to a client without one, before it closes the connection.
+/// Answer of a server with a secret to a client without one. The server then closes the connection.
 pub(super) const SECRET_WANTED: [u8; 8] = *b"FWSECRET";
 
-/// Bytes of a nonce, and of a proof.
+/// Length in bytes of a nonce and of a proof.
 pub(super) const BYTES: usize = 32;
 
-/// A number that is used once, or a proof.
+/// A nonce or a proof.
 pub(super) type Token = [u8; BYTES];
 
 const VARIABLE: &str = "FUSEWIRE_STORE_SECRET";
@@ -38,7 +39,7 @@ const VARIABLE: &str = "FUSEWIRE_STORE_SECRET";
 #[derive(Clone)]
 pub struct StoreSecret(Arc<[u8]>);
 
-/// Who proves.
+/// The side that proves that it has the secret.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Role {
     Client,
@@ -46,10 +47,10 @@ pub(super) enum Role {
 }
 
 impl StoreSecret {
-    /// A secret of any bytes; use as many random ones as a key has, 16 or more.
+    /// Returns a secret of the given bytes. Use at least 16 random bytes.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when there are none.
+    /// [`Error::Bootstrap`] when `bytes` is empty.
     pub fn new(bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
             return Err(Error::bootstrap("the secret of a store is empty"));
@@ -57,7 +58,8 @@ impl StoreSecret {
         Ok(Self(bytes.into()))
     }
 
-    /// The secret in `FUSEWIRE_STORE_SECRET`, if that is set and not empty.
+    /// Returns the secret in `FUSEWIRE_STORE_SECRET`, or `None` if the variable is not set or is
+    /// empty.
     pub fn from_env() -> Option<Self> {
         use std::os::unix::ffi::OsStrExt;
         let value = std::env::var_os(VARIABLE)?;
@@ -76,7 +78,7 @@ impl StoreSecret {
         mac
     }
 
-    /// Shows that `role` has the secret, for the nonces of client and server.
+    /// Returns the proof that `role` has the secret, for the nonces of the client and the server.
     pub(super) fn prove(&self, role: Role, client: &Token, server: &Token) -> Token {
         self.mac(role, client, server)
             .finalize()
@@ -84,7 +86,7 @@ impl StoreSecret {
             .into()
     }
 
-    /// Returns true if `proof` is that of `role`, in constant time.
+    /// Returns true if `proof` is the proof of `role`. Compares in constant time.
     pub(super) fn verify(&self, role: Role, client: &Token, server: &Token, proof: &Token) -> bool {
         self.mac(role, client, server).verify_slice(proof).is_ok()
     }
@@ -96,7 +98,7 @@ impl fmt::Debug for StoreSecret {
     }
 }
 
-/// Random bytes from the kernel.
+/// Returns random bytes from the kernel.
 pub(super) fn nonce() -> io::Result<Token> {
     let mut nonce = Token::default();
     getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
@@ -122,7 +124,7 @@ mod tests {
         assert_ne!(nonce().unwrap(), nonce().unwrap());
     }
 
-    /// The second test case of RFC 4231, so that this is HMAC-SHA256 as others know it.
+    /// Compares with test case 2 of RFC 4231, which shows that the MAC is standard HMAC-SHA256.
     #[test]
     fn the_mac_is_hmac_sha256() {
         let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();

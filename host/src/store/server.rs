@@ -1,4 +1,4 @@
-//! The server of a TCP store: one thread, one table, PyTorch's wire protocol.
+//! The server of a TCP store: one thread that serves one table over the wire protocol of PyTorch.
 
 use core::cmp::Ordering;
 use core::net::SocketAddr;
@@ -15,17 +15,19 @@ use super::secret::StoreSecret;
 use super::session::{self, ServerState, Session, Token};
 use crate::{Error, Result, notice};
 
-/// Connections that may wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+/// Number of connections that may wait to be accepted. The kernel limits it to
+/// `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
-/// Most bytes that a server without a secret keeps: stored, received and not yet handled, answered
-/// and not yet read.
+/// Maximum number of bytes that a server without a secret keeps: stored values, requests that were
+/// received but not handled, and answers that were not sent.
 const MAX_OPEN_BYTES: usize = 256 << 20;
 
-/// Descriptors that a server leaves to the rest of its process, or a quarter if it has few.
+/// Number of descriptors that a server leaves to the rest of its process. If a quarter of the
+/// descriptor limit is less than this, the server leaves only that quarter.
 const SPARE_DESCRIPTORS: usize = 64;
 
-/// Closed connections whose reason is reported.
+/// Number of closed connections whose reason is reported to the user.
 const MAX_NOTICES: u32 = 8;
 
 /// Counts of what a server has handled.
@@ -36,9 +38,9 @@ pub struct StoreTraffic {
     pub connections: u64,
     /// Requests that were handled.
     pub requests: u64,
-    /// Bytes that came from clients.
+    /// Bytes received from clients.
     pub received: u64,
-    /// Bytes that went to clients.
+    /// Bytes sent to clients.
     pub sent: u64,
 }
 
@@ -51,16 +53,21 @@ struct Counters {
 }
 
 /// Serves a table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore` clients of
-/// the same byte order: those of PyTorch 2.1 and later, and those before, which number their
-/// requests otherwise. The first bytes of a connection show which. `watch_key` of old clients is
-/// not served.
+/// the same byte order. PyTorch clients before 2.1 number their requests differently; the first
+/// bytes of a connection show which numbering the client uses. The request `watch_key` of those old
+/// clients is not supported.
 ///
-/// The server runs on a thread of its own and stops when this value is dropped; clients that are
-/// connected then get errors. Without a secret there is no authentication: every process that
-/// reaches the port can read and write, so the port belongs on a cluster's inner network, as
-/// PyTorch's does; the server then keeps at most 256 MiB. It leaves its process at least 64
-/// descriptors (a quarter of fewer than 256), and closes connections without a request first. With
-/// a [`StoreSecret`] only clients that have it are served; nothing is encrypted in either case.
+/// The server runs on its own thread and stops when this value is dropped. Calls of clients that
+/// are still connected then fail.
+///
+/// Without a secret there is no authentication: every process that reaches the port can read and
+/// write. The port must therefore be on the inner network of a cluster, as with PyTorch. A server
+/// without a secret keeps at most 256 MiB. A server with a [`StoreSecret`] serves only clients that
+/// have the same secret. Neither kind of server encrypts anything.
+///
+/// The server leaves at least 64 descriptors to its process (a quarter of them if the limit is
+/// below 256). If no descriptor is left for a new client, the server closes the oldest connection
+/// that has not sent a request.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     addresses: Vec<SocketAddr>,
@@ -71,8 +78,8 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Listens at `address`; port 0 takes any free port, which [`TcpStoreServer::port`] returns.
-    /// Clients must have the secret that is in `FUSEWIRE_STORE_SECRET`, if that is set.
+    /// Listens at `address`. Port 0 selects any free port, which [`TcpStoreServer::port`] returns.
+    /// If `FUSEWIRE_STORE_SECRET` is set, clients must have the secret in this variable.
     ///
     /// # Errors
     /// [`Error::Store`] when the address cannot be bound or the thread cannot be started.
@@ -80,11 +87,11 @@ impl TcpStoreServer {
         Self::bind_with(address, StoreSecret::from_env())
     }
 
-    /// Binds like [`TcpStoreServer::bind`], with this secret or none. A server with a secret
-    /// refuses clients of PyTorch.
+    /// Binds like [`TcpStoreServer::bind`], but with the given secret, or without one. A server
+    /// with a secret refuses PyTorch clients.
     ///
     /// # Errors
-    /// As [`TcpStoreServer::bind`].
+    /// Same as [`TcpStoreServer::bind`].
     pub fn bind_with(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> Result<Self> {
         let limit = secret.is_none().then_some(MAX_OPEN_BYTES);
         Self::start(address, secret, limit).map_err(|error| Error::store_io("bind", "", error))
@@ -136,12 +143,12 @@ impl TcpStoreServer {
         self.addresses[0].port()
     }
 
-    /// Returns true if clients must show that they have a secret.
+    /// Returns true if clients must prove that they have a secret.
     pub fn wants_secret(&self) -> bool {
         self.wants_secret
     }
 
-    /// Returns the addresses that the server listens at, at least one.
+    /// Returns the addresses that the server listens at. The slice has at least one element.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -160,7 +167,8 @@ impl TcpStoreServer {
 
 impl Drop for TcpStoreServer {
     fn drop(&mut self) {
-        // The thread wakes by this hang-up; a failure would mean that it is gone already.
+        // Closing the socket pair wakes the thread. An error means that the thread has already
+        // stopped.
         let _ = self.stop.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -174,12 +182,13 @@ const STOP: Token = 0;
 const LISTENERS: Token = 1;
 const FIRST_CLIENT: Token = LISTENERS + MAX_LISTENERS as Token;
 
-/// Addresses of one name that are listened at.
+/// Maximum number of addresses that one server listens at.
 const MAX_LISTENERS: usize = 16;
 
-/// Listens at every address that `address` means, for clients may see the IPv6 one or the IPv4 one.
-/// An address that this host has not is left out, unless it is the only one. Of port 0, one
-/// address.
+/// Listens at every address that `address` resolves to, because some clients may resolve the same
+/// name to its IPv6 address and others to its IPv4 address. Skips addresses that cannot be bound,
+/// such as those of other hosts, and fails if none is left. An address in use is always an error.
+/// With port 0, listens at only one address.
 fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
     let mut bound = Vec::<TcpListener>::new();
     let mut taken = Vec::new();
@@ -191,8 +200,8 @@ fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
         match TcpListener::bind(address) {
             Ok(listener) => {
                 listener.set_nonblocking(true)?;
-                // SAFETY: the descriptor is that of a live listener; a second `listen` only sets
-                // the backlog.
+                // SAFETY: `listener` keeps the descriptor open during the call, which takes no
+                // pointers. A second `listen` on a socket only changes the backlog.
                 if unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) } != 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -202,7 +211,7 @@ fn listen(address: impl ToSocketAddrs) -> io::Result<Vec<TcpListener>> {
                     break;
                 }
             }
-            // Somebody else's server is there, which clients could take for this one.
+            // Another server listens at this address. Clients could mistake it for this server.
             Err(error) if error.kind() == ErrorKind::AddrInUse => return Err(error),
             Err(error) => failure = error,
         }
@@ -220,11 +229,11 @@ struct Server {
     hub: ServerState,
     secret: Option<StoreSecret>,
     clients: HashMap<Token, Client>,
-    /// Most clients at a time.
+    /// Maximum number of clients at a time.
     max_clients: usize,
     /// Sum of [`Client::held`].
     held: usize,
-    /// Closed connections that were reported.
+    /// Number of closed connections that were reported.
     notices: u32,
     next: Token,
     counters: Arc<Counters>,
@@ -234,9 +243,9 @@ struct Client {
     stream: TcpStream,
     peer: SocketAddr,
     session: Session,
-    /// [`Session::held`] when it was last looked at.
+    /// Value of [`Session::held`] when it was last read.
     held: usize,
-    /// The events that the poll set waits for.
+    /// The events of this client that the poll set waits for.
     interest: u32,
 }
 
@@ -300,7 +309,8 @@ impl Server {
                         ErrorKind::Interrupted | ErrorKind::ConnectionAborted
                     ) => {}
                 Err(error) => {
-                    // Out of descriptors, most likely: the listener stays readable, so go slowly.
+                    // The process has probably run out of descriptors. The listener stays readable,
+                    // so pause to avoid a busy loop.
                     tracing::warn!(%error, "the TCP store server could not accept a client");
                     thread::sleep(core::time::Duration::from_millis(10));
                     return;
@@ -309,8 +319,8 @@ impl Server {
         }
     }
 
-    /// Closes the oldest connection that has not sent one whole request; returns whether there was
-    /// one.
+    /// Closes the oldest connection that has not sent a complete request. Returns true if a
+    /// connection of this kind existed.
     fn evict(&mut self) -> bool {
         let silent = self
             .clients
@@ -327,11 +337,11 @@ impl Server {
         if let Some(mut client) = self.clients.remove(&token) {
             client.session.forget_wait(&mut self.hub);
             self.held -= client.held;
-            // Closing the descriptor takes it out of the poll set.
+            // Dropping `client` closes the descriptor, which also removes it from the poll set.
         }
     }
 
-    /// Reports why a connection is closed.
+    /// Reports why the connection of `peer` is closed.
     fn report(&mut self, peer: SocketAddr, detail: &str) {
         self.notices += 1;
         match self.notices.cmp(&MAX_NOTICES) {
@@ -348,8 +358,8 @@ impl Server {
         }
     }
 
-    /// Reads once, handles all whole requests, writes what the peer takes. Closes the connection on
-    /// any failure.
+    /// Reads once from the client, handles all complete requests and writes as much of the answers
+    /// as the socket accepts. Closes the connection on any failure.
     fn serve(&mut self, token: Token, scratch: &mut [u8]) {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
@@ -360,7 +370,8 @@ impl Server {
             .and_then(|()| client.receive(scratch, &self.counters));
         while served.is_ok() {
             served = client.session.handle_all(&mut self.hub);
-            // Requests may be left over if the answers became too many: go on once they are gone.
+            // If the pending answers became too large, `handle_all` may have left requests in the
+            // buffer. Continue with them once the answers are written.
             let full = client.session.is_full();
             if !full || client.flush(&self.counters).is_err() || client.session.is_full() {
                 break;
@@ -369,7 +380,7 @@ impl Server {
         self.finish(token, served);
     }
 
-    /// Looks again at the waits whose keys have come.
+    /// Checks the pending waits of the clients whose keys have been set.
     fn wake(&mut self) {
         while let Some(token) = self.hub.woken.pop() {
             if let Some(client) = self.clients.get_mut(&token) {
@@ -379,7 +390,8 @@ impl Server {
         }
     }
 
-    /// Sends what there is to send, and then keeps listening or closes.
+    /// Sends the pending answers. Then closes the connection if something failed; otherwise keeps
+    /// listening.
     fn finish(&mut self, token: Token, served: Result<(), String>) {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
@@ -399,7 +411,7 @@ impl Server {
             }
             return;
         };
-        // `detail` is empty for a peer that has left, which is not reported.
+        // `detail` is empty if the client has disconnected, which is not reported.
         if refused && !detail.is_empty() {
             let peer = client.peer;
             self.report(peer, &detail);
@@ -407,7 +419,7 @@ impl Server {
         self.close(token);
     }
 
-    /// Closes the clients that hold the most bytes until the limit is kept.
+    /// Closes the clients that hold the most bytes, until the total is within the limit.
     fn shed(&mut self) {
         let Some(limit) = self.hub.limit else {
             return;
@@ -444,7 +456,7 @@ impl Client {
         }
     }
 
-    /// Writes as much of the pending answers as the peer takes now.
+    /// Writes as much of the pending answers as the socket accepts without blocking.
     fn flush(&mut self, counters: &Counters) -> io::Result<()> {
         let outgoing = &mut self.session.outgoing;
         let mut written = 0;
@@ -481,13 +493,14 @@ impl Client {
     }
 }
 
-/// Returns how many clients leave this process descriptors for itself.
+/// Returns the maximum number of clients that leaves enough descriptors to the rest of this
+/// process.
 fn max_clients() -> usize {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is a live, exclusively borrowed rlimit, which the call fills in.
+    // SAFETY: `limit` is a live rlimit that nothing else borrows, so the call may write to it.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return usize::MAX;
     }
@@ -495,19 +508,19 @@ fn max_clients() -> usize {
     (all - (all / 4).min(SPARE_DESCRIPTORS)).max(1)
 }
 
-/// The kernel's set of descriptors to listen to.
+/// An epoll instance: the set of descriptors that the server waits for.
 struct Poll {
     fd: OwnedFd,
 }
 
 impl Poll {
     fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
+        // SAFETY: `epoll_create1` takes no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: `epoll_create1` has just returned this open descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd })
     }
@@ -522,7 +535,8 @@ impl Poll {
 
     fn control(&self, operation: i32, fd: RawFd, token: Token, events: u32) -> io::Result<()> {
         let mut event = libc::epoll_event { events, u64: token };
-        // SAFETY: the event outlives the call; a wrong descriptor would be an error code.
+        // SAFETY: `event` outlives the call. For an invalid descriptor, `epoll_ctl` returns an
+        // error code.
         let result = unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd, &raw mut event) };
         if result == 0 {
             Ok(())
@@ -531,10 +545,11 @@ impl Poll {
         }
     }
 
-    /// Waits; returns how many of `events` were filled in.
+    /// Waits for events and returns the number of elements of `events` that were filled in.
     fn wait(&self, events: &mut [libc::epoll_event]) -> io::Result<usize> {
         loop {
-            // SAFETY: the pointer and the length are those of a live, exclusively borrowed slice.
+            // SAFETY: the pointer and the length are those of `events`, which is borrowed
+            // exclusively.
             let count = unsafe {
                 libc::epoll_wait(
                     self.fd.as_raw_fd(),

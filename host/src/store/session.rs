@@ -1,4 +1,5 @@
-//! One client of the server, without I/O: bytes in, bytes out, and the state that clients share.
+//! Protocol logic of the store server, without I/O: [`Session`] turns the bytes of one client into
+//! answers, and [`ServerState`] is the state that all clients share.
 
 use core::mem;
 use std::collections::{HashMap, VecDeque};
@@ -7,13 +8,13 @@ use super::secret::{self, Role, StoreSecret};
 use super::table::{ENTRY_BYTES, Table};
 use super::wire::{self, Dialect, Request, RequestError, Writer};
 
-/// Bytes of unread answers at which no further request of a client is handled.
+/// Size in bytes of the unread answers at which the server stops handling requests of a client.
 pub(super) const MAX_PENDING_ANSWER: usize = 1 << 20;
 
-/// Longest counter: a sign and 19 digits.
+/// Maximum length of a counter in decimal: a sign and 19 digits.
 const MAX_DECIMAL: usize = 20;
 
-/// Number of a client in a server.
+/// Identifies a client of a server.
 pub(super) type Token = u64;
 
 /// The state that all clients of a server share.
@@ -21,20 +22,20 @@ pub(super) type Token = u64;
 pub(super) struct ServerState {
     pub(super) table: Table,
     queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// Clients that wait, each under the first of its keys that is missing.
+    /// Waiting clients. Each client is listed under the first of its keys that is missing.
     waiting: HashMap<Vec<u8>, Vec<Token>>,
-    /// Clients whose wait may be over; see [`Session::recheck`].
+    /// Clients that may stop waiting; see [`Session::recheck`].
     pub(super) woken: Vec<Token>,
-    /// Requests that were handled.
+    /// Number of requests that were handled.
     pub(super) requests: u64,
     /// Bytes in `queues`.
     queued: usize,
-    /// Most bytes that may be stored; `None` is no limit.
+    /// Maximum number of bytes that may be stored, or `None` for no limit.
     pub(super) limit: Option<usize>,
 }
 
 impl ServerState {
-    /// An empty table; at most `limit` bytes may be stored in it.
+    /// Returns an empty state in which at most `limit` bytes may be stored.
     pub(super) fn with_limit(limit: Option<usize>) -> Self {
         Self {
             limit,
@@ -42,19 +43,19 @@ impl ServerState {
         }
     }
 
-    /// Returns true if no client is in a list of waiting clients.
+    /// Returns true if no client is listed in `waiting`.
     #[cfg(test)]
     pub(super) fn nobody_waits(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Returns the memory of tables and queues, in bytes.
+    /// Returns the memory of the table and the queues, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.table.bytes() + self.queued
     }
 
-    /// Fails if storing `bytes` more under a key would exceed the limit. What they replace is not
-    /// subtracted.
+    /// Fails if storing `bytes` more bytes under `key` would exceed the limit. The size of a value
+    /// that the new one replaces is not subtracted.
     fn admit(&self, key: &[u8], bytes: usize) -> Result<(), String> {
         let sum = self.bytes() + key.len() + bytes + ENTRY_BYTES;
         match self.limit {
@@ -71,7 +72,7 @@ impl ServerState {
         keys.iter().all(|key| self.contains(key))
     }
 
-    /// `key` has come: wakes who waits for it.
+    /// Wakes the clients that wait for `key`, which now exists.
     fn arrived(&mut self, key: &[u8]) {
         if let Some(tokens) = self.waiting.remove(key) {
             self.woken.extend(tokens);
@@ -89,7 +90,7 @@ impl ServerState {
             .entry(key.to_vec())
             .or_default()
             .push_back(value.to_vec());
-        // One value, one client: the others would find the queue empty.
+        // Wakes only one client for each value. A second client would find the queue empty.
         if let Some(tokens) = self.waiting.get_mut(key) {
             if !tokens.is_empty() {
                 self.woken.push(tokens.remove(0));
@@ -112,8 +113,9 @@ impl ServerState {
         value
     }
 
-    /// The value of a key that a client has waited for. As in PyTorch 1.x there is no answer for an
-    /// absent key (another rank has deleted it in between): the connection is closed.
+    /// Returns the value of a key that a client has already waited for. The key may be absent
+    /// because another rank has deleted it since. PyTorch 1.x has no answer for an absent key, so
+    /// this function fails and the server closes the connection.
     fn present(&self, key: &[u8]) -> Result<&[u8], String> {
         self.table.get(key).ok_or_else(|| {
             format!(
@@ -124,10 +126,11 @@ impl ServerState {
     }
 }
 
-/// Returns at most 100 characters of a peer's bytes, with control characters escaped.
+/// Returns at most 100 characters of bytes from a client, with control characters escaped.
 fn printable(bytes: &[u8]) -> String {
     const MAX_SHOWN: usize = 100;
-    // A character has at most 4 bytes, so the cut adds no replacement character that is shown.
+    // A character has at most 4 bytes, so the cut is after the last character that is shown. A
+    // replacement character at the cut is therefore never shown.
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_SHOWN + 4)]);
     let mut shown = text.escape_debug().take(MAX_SHOWN).collect::<String>();
     if text.escape_debug().nth(MAX_SHOWN).is_some() {
@@ -136,7 +139,8 @@ fn printable(bytes: &[u8]) -> String {
     shown
 }
 
-/// Why a request is refused that would store or buffer more than `limit` bytes.
+/// Returns the error for a request that would make the server store or buffer more than `limit`
+/// bytes.
 pub(super) fn full(limit: usize) -> String {
     format!(
         "a server without a secret stores and buffers at most {} MiB; set FUSEWIRE_STORE_SECRET on \
@@ -148,39 +152,41 @@ pub(super) fn full(limit: usize) -> String {
 /// The stages of a client's authentication.
 #[derive(Debug)]
 enum Stage {
-    /// Nothing has arrived yet.
+    /// The authentication has not begun. Holds the secret of the server, if it has one.
     New(Option<StoreSecret>),
-    /// A challenge was sent: the secret, and both nonces.
+    /// The server has sent its nonce and proof. Holds the secret, the nonce of the client and the
+    /// nonce of the server.
     Challenged(StoreSecret, secret::Token, secret::Token),
-    /// Its requests are handled.
+    /// The client is authenticated, or no secret is needed. Its requests are handled.
     Trusted,
 }
 
-/// One client.
+/// The connection of one client.
 #[derive(Debug)]
 pub(super) struct Session {
     token: Token,
     stage: Stage,
     dialect: Option<Dialect>,
-    /// Bytes that have arrived and are not a whole request yet.
+    /// Bytes that have arrived but have not been handled yet.
     incoming: Vec<u8>,
-    /// Answers that the peer has not taken yet.
+    /// Answers that have not been sent to the client yet.
     pub(super) outgoing: Vec<u8>,
     awaited: Option<PendingWait>,
 }
 
-/// The wait of a client.
+/// A wait request that has not been answered yet.
 #[derive(Debug)]
 struct PendingWait {
     keys: Vec<Vec<u8>>,
-    /// Index of the key in whose list of waiting clients the client is.
+    /// Index into `keys` of the key under which [`ServerState::waiting`] lists the client.
     listed: usize,
-    /// A barrier ends with the first wake of its key, whether or not that key exists.
+    /// True for a barrier. A barrier ends at the first wake for its key, even if the key does not
+    /// exist.
     barrier: bool,
 }
 
 impl Session {
-    /// A client that must show that it has `secret`, if there is one.
+    /// Returns a new session. If `secret` is given, the client must prove that it has the secret.
     pub(super) fn new(token: Token, secret: Option<StoreSecret>) -> Self {
         Self {
             token,
@@ -192,14 +198,15 @@ impl Session {
         }
     }
 
-    /// Returns true if so many answers are pending that nothing more should be read.
+    /// Returns true if at least [`MAX_PENDING_ANSWER`] bytes of answers are unsent. The server then
+    /// stops reading from the client.
     pub(super) fn is_full(&self) -> bool {
         self.outgoing.len() >= MAX_PENDING_ANSWER
     }
 
-    /// Takes bytes of the peer; [`Session::handle_all`] handles them.
+    /// Buffers bytes from the client, which [`Session::handle_all`] then handles.
     ///
-    /// The error is why the connection has to be closed.
+    /// An error holds the reason for which the connection must be closed.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> Result<(), String> {
         if self.incoming.len() + bytes.len() > wire::MAX_REQUEST_BYTES {
             return Err("a request is too long".to_owned());
@@ -208,9 +215,9 @@ impl Session {
         Ok(())
     }
 
-    /// Handles every whole request, as long as the answers are not too many.
+    /// Handles the complete requests in the buffer, until [`Session::is_full`] returns true.
     ///
-    /// The error is why the connection has to be closed.
+    /// An error holds the reason for which the connection must be closed.
     pub(super) fn handle_all(&mut self, hub: &mut ServerState) -> Result<(), String> {
         let incoming = mem::take(&mut self.incoming);
         let mut at = 0;
@@ -224,7 +231,7 @@ impl Session {
         self.incoming = incoming;
         self.incoming.drain(..at);
         if self.incoming.is_empty() {
-            // One large value must not hold its memory for the life of the connection.
+            // Release the memory of a large value now instead of at the end of the connection.
             self.incoming.shrink_to(4 << 10);
         }
         Ok(())
@@ -245,7 +252,7 @@ impl Session {
         Ok(length)
     }
 
-    /// The bytes before the first request; see [`secret`].
+    /// Handles the authentication bytes before the first request; see [`secret`].
     fn authenticate(&mut self, bytes: &[u8]) -> Result<usize, RequestError> {
         let refuse = |detail: &str| Err(RequestError::Invalid(detail.to_owned()));
         match &self.stage {
@@ -298,7 +305,7 @@ impl Session {
         dialect: Dialect,
     ) -> Result<(), String> {
         if dialect == Dialect::Legacy {
-            // An old client cannot call a wait off; it gives up, and asks for something else.
+            // A legacy client cannot cancel a wait. It stops waiting and sends another request.
             self.forget_wait(hub);
         }
         let answer = Writer::default();
@@ -408,7 +415,7 @@ impl Session {
             Request::Barrier(key, size) => {
                 hub.admit(key, MAX_DECIMAL)?;
                 self.forget_wait(hub);
-                // As in PyTorch, the counter stays: a key serves one barrier.
+                // As in PyTorch, the counter is never reset, so a key serves only one barrier.
                 if hub.table.add(key, 1)? >= size {
                     hub.arrived(key);
                     answer.u8(wire::STOP_WAITING)
@@ -430,12 +437,14 @@ impl Session {
         Ok(())
     }
 
-    /// Answers the wait if all its keys exist now; else waits for the first that is missing.
+    /// Answers the pending wait if all its keys exist now. Otherwise lists the client under the
+    /// first key that is missing. A barrier is answered at once.
     pub(super) fn recheck(&mut self, hub: &mut ServerState) {
         let Some(mut awaited) = self.awaited.take() else {
             return;
         };
-        // Keys come and go between a wake and this call: the client may still be in another list.
+        // Keys may be created and deleted between the wake and this call, so the client may still
+        // be listed under another key.
         self.unlist(hub, awaited.keys.get(awaited.listed));
         let missing = awaited.keys.iter().position(|key| !hub.contains(key));
         match missing.filter(|_| !awaited.barrier) {
@@ -451,8 +460,8 @@ impl Session {
         }
     }
 
-    /// Returns the bytes that wait for this client's next request, for its reading of answers, and
-    /// that its wait keeps.
+    /// Returns the number of bytes that the server holds for this client: requests not handled yet,
+    /// answers not sent yet, and the keys of a pending wait.
     pub(super) fn held(&self) -> usize {
         let keys = |awaited: &PendingWait| {
             let bytes = |key: &Vec<u8>| key.len() + ENTRY_BYTES;
@@ -461,25 +470,25 @@ impl Session {
         self.incoming.len() + self.outgoing.len() + self.awaited.as_ref().map_or(0, keys)
     }
 
-    /// Returns true if the client has not sent one whole request yet.
+    /// Returns true if the client has not sent a complete request yet.
     pub(super) fn is_silent(&self) -> bool {
         self.dialect.is_none()
     }
 
-    /// Bytes that the buffers of this client hold.
+    /// Returns the capacity of the buffers of this client, in bytes.
     #[cfg(test)]
     pub(super) fn memory(&self) -> usize {
         self.incoming.capacity() + self.outgoing.capacity()
     }
 
-    /// Ends the wait without an answer.
+    /// Drops the pending wait without an answer.
     pub(super) fn forget_wait(&mut self, hub: &mut ServerState) {
         if let Some(awaited) = self.awaited.take() {
             self.unlist(hub, awaited.keys.get(awaited.listed));
         }
     }
 
-    /// Takes the client out of the list of those who wait for `key`.
+    /// Removes the client from the list of clients that wait for `key`.
     fn unlist(&self, hub: &mut ServerState, key: Option<&Vec<u8>>) {
         if let Some(key) = key
             && let Some(tokens) = hub.waiting.get_mut(key)

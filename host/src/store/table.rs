@@ -1,15 +1,15 @@
-//! The table of a store: keys, values, and the operations on them, without waiting or I/O.
+//! The table of a store: keys, values and the operations on them, without waits or I/O.
 
 use std::collections::HashMap;
 
-/// Bytes that an entry costs besides its key and value.
+/// Estimated overhead of an entry in bytes, in addition to its key and its value.
 pub(super) const ENTRY_BYTES: usize = 64;
 
-/// Keys and values. Keys are bytes, because C++ peers are not bound to UTF-8.
+/// A map from keys to values. Keys are bytes, because C++ peers may use keys that are not UTF-8.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<Vec<u8>, Vec<u8>>,
-    /// Sum over all entries of key, value and [`ENTRY_BYTES`].
+    /// Sum over all entries of the length of the key, the length of the value and [`ENTRY_BYTES`].
     bytes: usize,
 }
 
@@ -26,7 +26,7 @@ impl Table {
         self.values.len()
     }
 
-    /// Returns the memory that the entries cost, in bytes.
+    /// Returns the estimated memory of all entries, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -35,7 +35,7 @@ impl Table {
         self.values.keys().map(Vec::as_slice)
     }
 
-    /// The keys that are valid UTF-8, sorted.
+    /// Returns the keys that are valid UTF-8, sorted.
     pub(super) fn text_keys(&self) -> Vec<String> {
         let text = |key: &[u8]| core::str::from_utf8(key).ok().map(str::to_owned);
         let mut keys: Vec<_> = self.keys().filter_map(text).collect();
@@ -68,7 +68,8 @@ impl Table {
         removed.is_some()
     }
 
-    /// The new sum, or what is wrong with the value that is there.
+    /// Adds `amount` to the counter at `key` and returns the sum. Fails if the present value is not
+    /// a number or the sum overflows.
     pub(super) fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, String> {
         let sum = self.sum(key, amount)?;
         self.set(key, sum.to_string().as_bytes());
@@ -89,7 +90,8 @@ impl Table {
             .ok_or_else(|| format!("{present} + {amount} is more than 64 bits hold"))
     }
 
-    /// The answer, and whether `desired` was stored.
+    /// Stores `desired` if [`Table::compare`] succeeds. Returns the answer to the caller, and true
+    /// if `desired` was stored.
     pub(super) fn compare_set(
         &mut self,
         key: &[u8],
@@ -105,7 +107,8 @@ impl Table {
         }
     }
 
-    /// Succeeds if [`Table::compare_set`] would store; else returns its answer.
+    /// Succeeds if [`Table::compare_set`] would store its value. Otherwise returns the answer to
+    /// the caller.
     pub(super) fn compare(&self, key: &[u8], expected: &[u8]) -> Result<(), Vec<u8>> {
         match self.get(key) {
             None if expected.is_empty() => Ok(()),

@@ -1,4 +1,4 @@
-//! One list of tests for every store.
+//! Tests that run with every kind of store, and tests of each kind.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -26,7 +26,7 @@ fn local_server() -> (TcpStoreServer, TcpStore) {
     (server, store)
 }
 
-/// A path that nothing is at, removed at the end.
+/// A temporary path at which no file exists. The file is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -93,7 +93,7 @@ fn counters_are_decimal_text() {
                 ..
             })
         ));
-        // The failure did not spoil the store.
+        // The failed `add` did not change the value.
         assert_eq!(store.get("n", LONG).unwrap(), b"forty");
     });
 }
@@ -237,7 +237,7 @@ fn clients_out_of_the_protocol_are_cut_off() {
         let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         peer.set_read_timeout(Some(LONG)).unwrap();
         peer.write_all(&bytes).unwrap();
-        // End of file or a reset, depending on what the server had read.
+        // The read returns end of file or a reset, depending on how much the server had read.
         assert!(!matches!(peer.read(&mut [0]), Ok(1..)), "{bytes:?}");
     }
     assert!(!store.check(&["k"]).unwrap());
@@ -253,7 +253,7 @@ fn the_wire_is_pytorchs() {
     let (server, store) = local_server();
     let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     peer.set_read_timeout(Some(LONG)).unwrap();
-    // VALIDATE, then in one message: MULTI_SET, APPEND, GETNUMKEYS, MULTI_GET, byte by byte.
+    // Sends VALIDATE, MULTI_SET, APPEND, GETNUMKEYS and MULTI_GET, one byte at a time.
     let bytes = Writer::default()
         .then(Query::Validate)
         .u32(wire::VALIDATION_MAGIC)
@@ -386,8 +386,9 @@ fn values_of_a_queue_go_to_one_client_each() {
     answer(&mut b, Writer::default().i64(0));
 }
 
-/// The bytes that PyTorch 2.15's client sends for `list_keys` and `barrier`, and the answers that
-/// it reads (little-endian): the same for its libuv server and its plain one.
+/// Checks the bytes that the client of PyTorch 2.15 sends for `list_keys` and `barrier`, and the
+/// answers that it expects (little-endian). They are the same for the libuv server and for the
+/// plain server of PyTorch.
 #[test]
 #[cfg(target_endian = "little")]
 fn list_keys_and_barrier_have_pytorchs_bytes() {
@@ -415,13 +416,14 @@ fn list_keys_and_barrier_have_pytorchs_bytes() {
     a.write_all(&LIST_KEYS).unwrap();
     let one_key = [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k'];
     answer(&mut a, &one_key);
-    // As in PyTorch, the first to enter wakes nobody who waits for the key.
+    // Waits until the first client has entered the barrier. Polls, because as in PyTorch the first
+    // entry does not wake clients that wait for the key.
     let entered = || {
         while !store.check(&["b"]).unwrap() {
             thread::sleep(Duration::from_millis(1));
         }
     };
-    // A call that is cancelled has been counted, as in PyTorch.
+    // As in PyTorch, a barrier call that is cancelled remains counted.
     a.write_all(&BARRIER).unwrap();
     entered();
     a.write_all(&CANCEL_WAIT).unwrap();
@@ -498,7 +500,7 @@ fn an_unfinished_record_of_a_file_does_not_count() {
         fs::write(&path.0, &longer[..cut]).unwrap();
         let store = FileStore::open(&path.0).unwrap();
         assert_eq!(store.get("k", SHORT).unwrap(), b"1", "{cut}");
-        // The next writer writes over it.
+        // The next writer overwrites the unfinished record.
         assert_eq!(store.add("n", 1).unwrap(), 1);
         drop(store);
         let store = FileStore::open(&path.0).unwrap();
@@ -532,9 +534,9 @@ fn a_secret_is_wanted_from_both_sides() {
         let error = connect(options, server).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
-    // They get the error at once, and do not retry until the time-out.
+    // The clients fail at once instead of retrying until the timeout.
     assert!(start.elapsed() < LONG / 2);
-    // Requests behind a wrong proof, or without any, are not handled.
+    // The server does not handle requests after a wrong proof or without a proof.
     let set = Writer::default()
         .then(Query::Validate)
         .u32(wire::VALIDATION_MAGIC)
@@ -548,7 +550,7 @@ fn a_secret_is_wanted_from_both_sides() {
         peer.set_read_timeout(Some(LONG)).unwrap();
         peer.write_all(&bytes).unwrap();
         let mut answer = Vec::new();
-        // A reset instead of an end of file is as good.
+        // A reset is as good as an end of file here.
         let _ = peer.read_to_end(&mut answer);
         assert!(answer.is_empty() || !answer.ends_with(&[super::secret::ACCEPTED]));
     }
@@ -563,8 +565,8 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Bytes that a client has been sent are not counted as kept, and the client that keeps the most is
-/// the one that is closed.
+/// Bytes that a client has already received do not count as kept, and the server closes the client
+/// that holds the most bytes.
 #[test]
 fn idle_readers_are_not_charged_and_the_largest_client_is_closed() {
     let limit = 4 << 20;
@@ -581,7 +583,7 @@ fn idle_readers_are_not_charged_and_the_largest_client_is_closed() {
         reader.set(&number.to_string(), &[0; 1 << 10]).unwrap();
     }
 
-    // Two strangers do not finish their requests; the first sends more.
+    // Two clients send unfinished requests; the request of the first is larger.
     let unfinished = |bytes: usize| {
         let mut stranger = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         stranger.set_read_timeout(Some(SHORT)).unwrap();
@@ -617,8 +619,8 @@ fn idle_readers_are_not_charged_and_the_largest_client_is_closed() {
     writer.set("value", b"still here").unwrap();
 }
 
-/// A stranger cannot fill the memory of rank 0: neither by values that stay, nor by requests that
-/// it never finishes, nor by keys that it waits for.
+/// A server without a secret limits the memory that clients can fill with stored values or
+/// unfinished requests. A server with a secret does not.
 #[test]
 fn a_server_without_a_secret_bounds_what_it_keeps() {
     let hello = || {
@@ -642,7 +644,7 @@ fn a_server_without_a_secret_bounds_what_it_keeps() {
         let mut strangers = Vec::new();
         for key in 0..6 {
             if secret.is_some() {
-                // A client that has the secret is no stranger.
+                // Clients that have the secret are not limited.
                 store.set(&key.to_string(), &value).unwrap();
                 continue;
             }
@@ -653,11 +655,11 @@ fn a_server_without_a_secret_bounds_what_it_keeps() {
             } else {
                 unfinished(key)
             };
-            // Fails if the server closes the connection.
+            // The write fails if the server closes the connection.
             let _ = stranger.write_all(&bytes);
             strangers.push(stranger);
         }
-        // 4 values of 60 MiB fit into 256 MiB.
+        // The limit of 256 MiB holds 4 of the 6 values of 60 MiB, so 2 clients are closed.
         let expected = if secret.is_some() { 0 } else { 2 };
         let started = Instant::now();
         let mut refused = 0;
@@ -689,7 +691,7 @@ fn every_address_of_a_name_is_listened_at() {
     connect("127.0.0.1").unwrap();
     connect("127.0.0.2").unwrap();
     assert!(connect("127.0.0.3").is_err());
-    // One that is taken is not passed over.
+    // An address that is in use is an error; the server does not skip it.
     let error = TcpStoreServer::bind_with(&addresses[1..2], None).unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
     assert!(TcpStoreServer::bind_with(&addresses[3..], None).is_err());

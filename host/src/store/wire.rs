@@ -1,39 +1,40 @@
 //! The wire format of PyTorch's `TCPStore` (torch/csrc/distributed/c10d, `TCPStoreBackend.hpp`).
 //!
-//! A request is one byte of [`Query`] and its arguments; integers are in the byte order of the
-//! machine, a string or vector is a 64-bit length and its bytes. Everything a peer claims about a
-//! length is checked against a limit before any memory is reserved for it.
+//! A request is one byte (the number of a [`Query`]) followed by its arguments. Integers are in the
+//! byte order of the machine. A string or vector is a 64-bit length followed by its bytes. Every
+//! length from a peer is checked against a limit before any memory is reserved for it.
 //!
-//! There are two numberings ([`Dialect`]). Since PyTorch 2.1 the first request of a connection is
-//! [`Query::Validate`] with [`VALIDATION_MAGIC`]; before, there was no such request, and the
-//! numbers before that of `DELETE_KEY` are one less. [`dialect`] distinguishes them: read as a
-//! length of an old `SET`, the magic number is beyond every limit.
+//! Requests have two numberings ([`Dialect`]). Since PyTorch 2.1 the first request of a connection
+//! is [`Query::Validate`] with [`VALIDATION_MAGIC`]. Earlier versions have no `Validate`, and their
+//! numbers of the requests below `DELETE_KEY` are smaller by one. [`dialect`] distinguishes the
+//! numberings: in the old one, a first byte of 0 is `SET`, and its key length would contain the
+//! magic number and exceed every limit.
 
-/// The argument of the first request of a connection.
+/// Argument of [`Query::Validate`], the first request of a connection.
 pub(super) const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 
-/// Longest value that is accepted from a peer, in bytes.
+/// Maximum length in bytes of a value that is accepted from a peer.
 pub(super) const MAX_VALUE_BYTES: u64 = 64 << 20;
 
-/// Longest key that is accepted from a peer, in bytes.
+/// Maximum length in bytes of a key that is accepted from a peer.
 pub(super) const MAX_KEY_BYTES: u64 = 8 << 10;
 
-/// Most keys in one request.
+/// Maximum number of keys in one request.
 pub(super) const MAX_KEYS: u64 = 128 << 10;
 
-/// Longest request: a few values and their keys.
+/// Maximum length of a request in bytes: three values and 1 MiB for keys and lengths.
 pub(super) const MAX_REQUEST_BYTES: usize = 3 * (MAX_VALUE_BYTES as usize) + (1 << 20);
 
 /// Answer to [`Query::Check`]: all keys exist.
 pub(super) const CHECK_READY: u8 = 0;
-/// Answer to [`Query::Check`]: a key is missing.
+/// Answer to [`Query::Check`]: at least one key is missing.
 pub(super) const CHECK_NOT_READY: u8 = 1;
 /// Answer to [`Query::Wait`]: all keys exist.
 pub(super) const STOP_WAITING: u8 = 0;
 /// Answer to [`Query::CancelWait`].
 pub(super) const WAIT_CANCELED: u8 = 1;
 
-/// Kinds of requests, by their number on the wire.
+/// Kinds of requests. The value of a variant is its number in the current dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Query {
@@ -58,7 +59,7 @@ pub(super) enum Query {
     Barrier = 18,
 }
 
-/// The numbering of requests.
+/// The numbering of requests on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// PyTorch before 2.1: no validation, no ping.
@@ -73,7 +74,7 @@ impl Query {
         let byte = match (dialect, byte) {
             (Dialect::Current, byte) => byte,
             (Dialect::Legacy, 0..=6) => byte + 1,
-            // 7 is WATCH_KEY, which PyTorch has given up.
+            // 7 is WATCH_KEY, which PyTorch has removed.
             (Dialect::Legacy, 8..=12) => byte,
             (Dialect::Legacy, _) => return None,
         };
@@ -110,7 +111,7 @@ impl Query {
     }
 }
 
-/// A request as the server sees it, borrowed from the receive buffer.
+/// A parsed request, borrowed from the receive buffer of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Request<'a> {
     Validate(u32),
@@ -134,16 +135,16 @@ pub(super) enum Request<'a> {
     Barrier(&'a [u8], i64),
 }
 
-/// Why a request could not be read.
+/// The reason why a request could not be parsed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RequestError {
-    /// More bytes have to arrive.
+    /// The request is not complete; more bytes must arrive.
     Incomplete,
-    /// The peer does not speak the protocol, or goes beyond a limit.
+    /// The peer does not follow the protocol, or a length exceeds a limit.
     Invalid(String),
 }
 
-/// The dialect of a client, by the first bytes that it sends.
+/// Returns the dialect of a client, which the first bytes from the client identify.
 pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, RequestError> {
     match bytes.split_first() {
         None => Err(RequestError::Incomplete),
@@ -156,7 +157,7 @@ pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, RequestError> {
     }
 }
 
-/// Reads the request at the start of `bytes`; returns it and its length.
+/// Parses the request at the start of `bytes`. Returns the request and its length in bytes.
 pub(super) fn parse(bytes: &[u8], dialect: Dialect) -> Result<(Request<'_>, usize), RequestError> {
     let mut reader = Reader { bytes, at: 0 };
     let [byte] = reader.array()?;
@@ -236,12 +237,12 @@ impl<'a> Reader<'a> {
         mut item: impl FnMut(&mut Self) -> Result<T, RequestError>,
     ) -> Result<Vec<T>, RequestError> {
         let count = self.counted(MAX_KEYS, "number of keys")?;
-        // Nothing is reserved ahead: the list grows only as its bytes are there.
+        // The list grows only as its items are parsed, so a false count reserves no memory.
         (0..count).map(|_| item(self)).collect()
     }
 }
 
-/// A request or an answer under construction.
+/// Builds requests or an answer.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     bytes: Vec<u8>,
@@ -249,7 +250,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Requests in the numbering of `dialect`.
+    /// Returns an empty writer of requests in the numbering of `dialect`.
     pub(super) fn to(dialect: Dialect) -> Self {
         Self {
             bytes: Vec::new(),
@@ -257,7 +258,7 @@ impl Writer {
         }
     }
 
-    /// Begins a request after those that the writer holds.
+    /// Begins a request, after the requests already written.
     pub(super) fn then(mut self, query: Query) -> Self {
         self.bytes.push(query.number(self.dialect));
         self
@@ -283,7 +284,7 @@ impl Writer {
         self
     }
 
-    /// A length and the bytes themselves.
+    /// Writes the length of `bytes`, then `bytes`.
     pub(super) fn vector(self, bytes: &[u8]) -> Self {
         let mut writer = self.u64(bytes.len() as u64);
         writer.bytes.extend_from_slice(bytes);
@@ -344,21 +345,24 @@ mod tests {
         let set = Writer::to(Dialect::Legacy).then(Query::Set).vector(b"k");
         assert_eq!(dialect(&set.vector(b"v").finish()), Ok(Dialect::Legacy));
         assert_eq!(dialect(&[6]), Ok(Dialect::Legacy));
-        // An old server that is sent the new hello sees a key that is too long, and hangs up.
+        // A legacy server parses the new greeting as a key that is too long, and closes the
+        // connection.
         assert!(matches!(
             parse(&[&current[..], &[13, 0, 0, 0]].concat(), Dialect::Legacy),
             Err(RequestError::Invalid(_))
         ));
     }
 
-    /// Bytes of one request of each kind, as PyTorch 1.13 and 2.x send them (little-endian).
+    /// Compares one request of each kind with the bytes that PyTorch 1.13 and 2.x send
+    /// (little-endian).
     #[test]
     #[cfg(target_endian = "little")]
     fn requests_have_pytorchs_bytes() {
         let k = [2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k'];
         let v = [1, 0, 0, 0, 0, 0, 0, 0, b'v'];
         let one = [1, 0, 0, 0, 0, 0, 0, 0];
-        // Number in 1.13, number in 2.x, arguments.
+        // Query, its number in PyTorch 1.13, its number in 2.x, writer of its arguments, bytes of
+        // its arguments.
         type Case = (Query, Option<u8>, u8, fn(Writer) -> Writer, Vec<Vec<u8>>);
         let key: fn(Writer) -> Writer = |w| w.vector(b"/k");
         let pair: fn(Writer) -> Writer = |w| w.vector(b"/k").vector(b"v");

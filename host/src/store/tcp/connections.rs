@@ -1,4 +1,4 @@
-//! Connections to a server: opened, kept while idle, and used by one request at a time.
+//! Connections to a server. One call at a time uses a connection; idle connections are kept.
 
 use core::time::Duration;
 use std::io::{self, ErrorKind};
@@ -11,10 +11,10 @@ use super::{StoreProtocol, TcpStore};
 use crate::store::client_connection::{Greeting, authenticate, describe, greet, is_hang_up};
 use crate::{Error, Result, notice};
 
-/// From then on the user is shown that no server answers.
+/// Time after which the user is warned that no server answers.
 const FIRST_REPORT: Duration = Duration::from_secs(8);
 
-/// Idle connections that are kept.
+/// Maximum number of idle connections that are kept.
 const MAX_IDLE: usize = 8;
 
 impl TcpStore {
@@ -69,12 +69,12 @@ impl TcpStore {
         }
     }
 
-    /// One attempt: connects, and makes sure that a store server is at the other end.
+    /// Makes one attempt to connect, and verifies that the other end is a store server.
     fn open(&self, timeout: Duration) -> io::Result<TcpStream> {
         let mut failure = io::Error::new(ErrorKind::NotFound, "the host name has no address");
         let greetings: &[Greeting] = match (self.greeting.get(), self.options.protocol) {
             (Some(known), _) => core::slice::from_ref(known),
-            // Only a server of this crate knows secrets.
+            // Only servers of this crate have secrets, and they answer `Ping`.
             _ if self.options.secret.is_some() => &[Greeting::Ping],
             (None, StoreProtocol::Auto) => &[Greeting::Ping, Greeting::Legacy, Greeting::Count],
             (None, StoreProtocol::Current) => &[Greeting::Ping, Greeting::Count],
@@ -98,11 +98,12 @@ impl TcpStore {
                 match greet(&mut connection, *greeting) {
                     Ok(()) => {
                         connection.set_write_timeout(Some(self.io_timeout()))?;
-                        // Another thread may have been first, with the same answer.
+                        // Another thread may have set the greeting first. Its value is the same.
                         let _ = self.greeting.set(*greeting);
                         return Ok(connection);
                     }
-                    // A server that does not know the greeting hangs up.
+                    // A server that does not know the greeting closes the connection. Try the next
+                    // greeting.
                     Err(error) if is_hang_up(&error) => failure = describe(error),
                     Err(error) => return Err(error),
                 }
@@ -112,7 +113,7 @@ impl TcpStore {
     }
 
     pub(super) fn io_timeout(&self) -> Duration {
-        // Zero is refused by the socket option.
+        // The socket option rejects a timeout of zero.
         self.timeout.max(Duration::from_millis(1))
     }
 
@@ -135,8 +136,8 @@ impl TcpStore {
         }
     }
 
-    /// Runs `talk` on a connection. A connection on which something failed is closed, because its
-    /// next byte could belong to the failed request.
+    /// Runs `talk` on a connection. If `talk` fails, the connection is closed, because the next
+    /// byte on it could belong to the answer of the failed request.
     pub(super) fn exchange<R>(
         &self,
         operation: &'static str,

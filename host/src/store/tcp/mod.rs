@@ -15,37 +15,38 @@ use super::client_connection::{Greeting, read_array};
 use super::wire::{Dialect, Query, Writer};
 use crate::Result;
 
-/// The counter of workers of PyTorch's `TCPStore`, which has not the prefix of other keys.
+/// Key under which PyTorch's `TCPStore` counts workers. Unlike other keys, it has no prefix.
 const WORKERS: &[u8] = b"init/";
 
-/// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer), or of the server of PyTorch's
-/// `TCPStore` (also the one before 2.1, which numbers its requests otherwise).
+/// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of the server of a PyTorch
+/// `TCPStore`, including versions before 2.1, which number their requests differently.
 ///
-/// Each call uses a connection of its own while it runs, so that a thread which waits for a key
-/// does not hold up the thread that sets it; idle connections are kept and used again.
+/// Each call has exclusive use of one connection while it runs, so a thread that waits for a key
+/// does not block the thread that sets the key. Idle connections are kept and reused.
 ///
-/// A server of PyTorch before 2.1 has no [`Store::append`](crate::store::Store::append). It, and a
-/// server of any version with `use_libuv=False`, does
-/// not wake clients that wait for a key that
-/// [`Store::compare_set`](crate::store::Store::compare_set) has made.
+/// A PyTorch server before 2.1 does not support [`Store::append`](crate::store::Store::append). A
+/// PyTorch server before 2.1, or one of any version with `use_libuv=False`, does not wake clients
+/// that wait for a key that [`Store::compare_set`](crate::store::Store::compare_set) has created.
 #[derive(Debug)]
 pub struct TcpStore {
     host: String,
     port: u16,
     timeout: Duration,
     options: StoreOptions,
-    /// The first greeting that succeeded.
+    /// The greeting that the server answered on the first connection. Later connections use it too.
     greeting: OnceLock<Greeting>,
     idle: Mutex<Vec<TcpStream>>,
 }
 
 impl TcpStore {
-    /// Connects to the server with [`StoreOptions::from_env`], trying again until `timeout` has
-    /// passed. The same time bounds the answer to each later request that does not wait for a key.
+    /// Connects to the server with the options of [`StoreOptions::from_env`], and retries until
+    /// `timeout` has passed. `timeout` is also the time limit for the answer to each later request
+    /// that does not wait for a key.
     ///
-    /// # Errors [`Error::Store`](crate::Error::Store) when no server answered in time or server and
-    /// client have not the same secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when a
-    /// variable has a value that means nothing.
+    /// # Errors
+    /// [`Error::Store`](crate::Error::Store) when no server answers in time or the server and the
+    /// client do not have the same secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when an
+    /// environment variable has an invalid value.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }
@@ -53,7 +54,7 @@ impl TcpStore {
     /// Connects like [`TcpStore::connect`], with the given options.
     ///
     /// # Errors
-    /// As [`TcpStore::connect`].
+    /// Same as [`TcpStore::connect`].
     pub fn connect_with(
         options: StoreOptions,
         host: impl Into<String>,
@@ -73,10 +74,10 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// Counts this client among the workers of a PyTorch master: `TCPStore(host, port, world_size,
-    /// is_master=True)` returns when `world_size` clients, itself included, have been counted.
-    /// Every `TCPStore` that has a world size counts itself. The server of this crate does not
-    /// wait.
+    /// Counts this client as a worker of a PyTorch master: `TCPStore(host, port, world_size,
+    /// is_master=True)` returns when `world_size` clients, including the master, have been counted.
+    /// Every `TCPStore` that has a world size counts itself.
+    /// [`TcpStoreServer`](crate::store::TcpStoreServer) does not wait for workers.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
@@ -89,7 +90,7 @@ impl TcpStore {
         })
     }
 
-    /// The protocol that the server speaks.
+    /// Returns the protocol that the server uses.
     pub fn protocol(&self) -> StoreProtocol {
         match self.dialect() {
             Dialect::Legacy => StoreProtocol::Legacy,

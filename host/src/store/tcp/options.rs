@@ -1,4 +1,4 @@
-//! Options of a TCP store's client: protocol and secret.
+//! Options of a TCP store client: protocol and secret.
 
 use core::str::FromStr;
 
@@ -9,19 +9,20 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreProtocol {
-    /// Found out at the first connection.
+    /// Detected at the first connection.
     #[default]
     Auto,
-    /// That of PyTorch 2.1 and later, and of [`TcpStoreServer`](crate::store::TcpStoreServer).
+    /// The protocol of PyTorch 2.1 and later, and of
+    /// [`TcpStoreServer`](crate::store::TcpStoreServer).
     Current,
-    /// That of PyTorch before 2.1.
+    /// The protocol of PyTorch before 2.1.
     Legacy,
 }
 
 impl FromStr for StoreProtocol {
     type Err = Error;
 
-    /// Reads `auto`, `current` or `legacy`.
+    /// Parses `auto`, `current` or `legacy`.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "auto" => Ok(Self::Auto),
@@ -45,11 +46,11 @@ pub struct StoreOptions {
 }
 
 impl StoreOptions {
-    /// The protocol in `FUSEWIRE_STORE_PROTOCOL` (`auto`, `current` or `legacy`) and the secret in
-    /// `FUSEWIRE_STORE_SECRET`.
+    /// Returns the protocol in `FUSEWIRE_STORE_PROTOCOL` (`auto`, `current` or `legacy`; by default
+    /// `auto`) and the secret in `FUSEWIRE_STORE_SECRET`.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when the protocol is none of these.
+    /// [`Error::Bootstrap`] when the protocol has another value.
     pub fn from_env() -> Result<Self> {
         let protocol = match std::env::var("FUSEWIRE_STORE_PROTOCOL") {
             Ok(text) if !text.is_empty() => text.parse()?,
@@ -59,14 +60,14 @@ impl StoreOptions {
         Ok(Self { protocol, secret })
     }
 
-    /// These options with another protocol.
+    /// Returns these options with `protocol`.
     #[must_use]
     pub fn with_protocol(mut self, protocol: StoreProtocol) -> Self {
         self.protocol = protocol;
         self
     }
 
-    /// These options with a secret.
+    /// Returns these options with `secret`.
     #[must_use]
     pub fn with_secret(mut self, secret: StoreSecret) -> Self {
         self.secret = Some(secret);

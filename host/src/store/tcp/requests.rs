@@ -1,4 +1,4 @@
-//! A store's calls as requests over a connection.
+//! Sends each call of [`Store`] as requests over a connection.
 
 use core::time::Duration;
 use std::io::{self, Write};
@@ -12,12 +12,12 @@ use crate::store::client_connection::{
 use crate::store::wire::{self, Dialect, Query, Writer};
 use crate::{Error, Result};
 
-/// PyTorch's `TCPStore` puts this in front of every key; the same here, so that both see the same
-/// keys.
+/// Prefix of every key on the wire. PyTorch's `TCPStore` uses the same prefix, so PyTorch clients
+/// and clients of this crate see the same keys.
 const KEY_PREFIX: &str = "/";
 
 impl TcpStore {
-    /// Waits for keys on one connection, then runs `talk` on it.
+    /// Waits for `keys` on a connection, then runs `talk` on the same connection.
     fn wait_then<R>(
         &self,
         operation: &'static str,
@@ -43,8 +43,8 @@ impl TcpStore {
             Ok(None)
         })()
         .map_err(|error| Error::store_io(operation, first, describe(error)))?;
-        // An old server cannot call a wait off, so its late answer must not be taken for that of
-        // another request.
+        // A legacy server cannot cancel a wait. Its late answer could be mistaken for the answer to
+        // the next request, so this connection is not reused.
         if !legacy || answer.is_some() {
             self.put_back(connection);
         }
@@ -64,7 +64,8 @@ impl TcpStore {
         })
     }
 
-    /// Begins a request that the protocol before PyTorch 2.1 does not have.
+    /// Begins a request that does not exist in the protocol before PyTorch 2.1, or fails if the
+    /// server uses that protocol.
     fn current_only(&self, operation: &'static str, key: &str, query: Query) -> Result<Writer> {
         if self.dialect() == Dialect::Legacy {
             return Err(Error::store(
@@ -89,7 +90,7 @@ impl TcpStore {
 impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let wire_key = checked("set", key, value)?;
-        // SET has no answer. The CHECK after it has one, and so confirms that the value has
+        // SET has no answer, so a CHECK follows. The answer to CHECK confirms that the value has
         // arrived.
         let request = self
             .query(Query::Set)
@@ -215,7 +216,8 @@ impl Store for TcpStore {
         };
         self.wait_then("multi_get", keys, timeout, |connection| {
             connection.write_all(&request)?;
-            // Through a buffer: thousands of small values are not as many system calls.
+            // Buffer the reads, because otherwise each of possibly thousands of small values needs
+            // its own system calls.
             let mut answers = io::BufReader::with_capacity(64 << 10, connection);
             keys.iter().map(|_| read_vector(&mut answers)).collect()
         })
@@ -262,7 +264,7 @@ impl Store for TcpStore {
                 .map(|_| read_vector(&mut answers))
                 .collect::<io::Result<Vec<_>>>()
         })?;
-        // The server also lists keys of its own ("init/"), which do not begin with the prefix.
+        // The list also contains keys of the server ("init/"), which do not begin with the prefix.
         let text = |key| {
             String::from_utf8(key)
                 .ok()?
@@ -311,7 +313,7 @@ impl Store for TcpStore {
     }
 }
 
-/// The key as it goes over the wire, once key and value are known to be within the limits.
+/// Returns the key with its wire prefix. Fails if the key or the value exceeds its limit.
 fn checked(operation: &'static str, key: &str, value: &[u8]) -> Result<Vec<u8>> {
     let wire_key = format!("{KEY_PREFIX}{key}").into_bytes();
     if wire_key.len() as u64 > wire::MAX_KEY_BYTES || value.len() as u64 > wire::MAX_VALUE_BYTES {
