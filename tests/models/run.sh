@@ -3,8 +3,8 @@
 #
 #   tests/models/run.sh [loom|shuttle|tsan|quick|all] [FILTER]
 #
-# quick runs loom and shuttle, each model for at most a second (FUSEWIRE_MODEL_SECONDS). all runs
-# all three without that bound.
+# `quick` runs loom and shuttle, each model for at most one second (FUSEWIRE_MODEL_SECONDS). `all`
+# runs loom, shuttle and ThreadSanitizer without that limit.
 #
 # loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard
 # library: Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with
@@ -16,7 +16,7 @@ checker() {
   RUSTFLAGS="--cfg $1" cargo test --quiet --release -p fusewire-models --test "$1" -- ${2:+"$2"}
 }
 
-# Prints the path of the archive of TSan's C runtime, which Debian's Rust packages do not contain.
+# Prints the path of the archive with TSan's C runtime, which Debian's Rust packages do not contain.
 runtime() {
   local archive
   for archive in /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-x86_64.a; do
@@ -30,7 +30,7 @@ tsan() {
   sources=(/usr/src/rustc-*/library/Cargo.lock)
   if [ -n "$archive" ] && [ -e "${sources[0]}" ]; then
     flags+=" -Zexternal-clangrt -Clink-arg=-Wl,--whole-archive,$archive,--no-whole-archive"
-    # GNU ld rejects the symbol versions of this archive.
+    # GNU ld rejects the symbol versions of this archive, so link with lld.
     flags+=" -Clink-arg=-lm -Clink-arg=-lc -Clink-arg=-fuse-ld=lld"
     flags+=" -Clink-arg=-B${archive%/lib/clang/*}/bin"
     run_tsan "$flags" env PATH="/usr/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 \

@@ -1,5 +1,5 @@
-"""PyTorch's TCPStore, as a server for and as a client of Fusewire's: `serve [libuv]`,
-`master PORT`, `client PORT`, `probe`."""
+"""Runs PyTorch's TCPStore as a server for Fusewire's client, or as a client of Fusewire's server.
+Commands: `serve [libuv]`, `master PORT`, `client PORT`, `probe`."""
 
 import sys
 import threading
@@ -33,7 +33,7 @@ def serve(options):
 
 
 def master(port):
-    # Returns once two clients have joined: this client and a client of Fusewire.
+    # The constructor returns once two clients have joined: this client and a client of Fusewire.
     store = dist.TCPStore("127.0.0.1", port, 2, True, timedelta(seconds=20))
     print("ok", flush=True)
     sys.stdin.readline()

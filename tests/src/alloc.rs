@@ -19,7 +19,8 @@ pub fn calls() -> u64 {
 }
 
 fn count() {
-    // The counter is gone while thread locals are destroyed. Calls made then are not counted.
+    // `try_with` fails while the thread-locals of this thread are destroyed. Calls made in that
+    // phase are not counted.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 

@@ -21,8 +21,8 @@ pub struct Buffers {
     pub residual_out: Tensor,
 }
 
-/// Calls the blocking form of `case` on `buffers`. If `by_address` is true, passes plain addresses
-/// instead of tensors, as calls with slices do.
+/// Calls the blocking form of `case` on `buffers`. If `by_address` is true, passes raw addresses
+/// instead of tensors, as calls on slices do.
 ///
 /// # Errors
 /// Returns the operation's error.

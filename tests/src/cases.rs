@@ -15,7 +15,7 @@ pub enum Memory {
     Mixed,
 }
 
-/// Lengths that pairs of ranks exchange in an [`Operation::AllToAllV`].
+/// Distribution of the lengths that pairs of ranks exchange in an [`Operation::AllToAllV`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Splits {
     /// Different lengths for most pairs, many of them zero.
@@ -41,7 +41,8 @@ pub struct Case {
     pub dtype: DType,
     /// Reduction, if the operation reduces. The factor of a scaled sum differs by rank.
     pub reduction: Option<ReduceOp>,
-    /// Number of elements of a row. For an [`Operation::AllReduceNorm`], the number of rows.
+    /// Number of elements of a row. For an [`Operation::AllReduceNorm`], `count` is the number of
+    /// rows.
     pub count: usize,
     /// Number of elements of a row of an [`Operation::AllReduceNorm`].
     pub hidden: usize,
@@ -52,9 +53,9 @@ pub struct Case {
     /// Kind of memory of the buffers.
     pub memory: Memory,
     /// Number of elements by which the buffers are displaced from their alignment. Each rank
-    /// derives a different distance from it.
+    /// derives a different displacement from this number.
     pub offset: usize,
-    /// True if the inputs are such that every order of reduction gives the same bits.
+    /// True if the inputs are chosen so that every reduction order gives bitwise identical results.
     pub exact: bool,
     /// Lengths of an [`Operation::AllToAllV`].
     pub splits: Splits,
@@ -147,8 +148,8 @@ pub const REDUCTIONS: [ReduceOp; 9] = [
 /// All kinds of memory.
 pub const MEMORIES: [Memory; 3] = [Memory::Registered, Memory::Ordinary, Memory::Mixed];
 
-/// Counts: 0, 1, less and more than a packet line, odd numbers, and counts that need many rounds of
-/// staging.
+/// Element counts: 0, 1, counts below and above one packet line, odd counts, and counts that need
+/// many rounds of staging.
 pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_001];
 
 fn base(operation: Operation) -> Case {
@@ -164,8 +165,8 @@ fn base(operation: Operation) -> Case {
     case
 }
 
-/// Returns every operation with every count and kind of memory, in place and out of place, with
-/// offsets.
+/// Returns a case for each operation, count and kind of memory, in place and out of place, with
+/// varying offsets.
 pub fn sizes(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
@@ -179,8 +180,8 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
                     if in_place && !Case::has_in_place(operation) {
                         continue;
                     }
-                    // The short list has one case of the largest count per operation and kind of
-                    // memory.
+                    // The short list has only one case of the largest count for each operation and
+                    // kind of memory.
                     if !full() && count > 9001 && in_place == j.is_multiple_of(2) {
                         continue;
                     }
@@ -199,7 +200,7 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Returns every operation with a few counts, for tests of many settings.
+/// Returns cases of every operation with a few counts, for tests that run many settings.
 pub fn core(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for operation in OPERATIONS {
@@ -230,8 +231,8 @@ pub fn core(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Returns every type with every reduction that it supports, and every type with every operation
-/// that moves data.
+/// Returns cases of every type with every reduction that it supports, and of every type with every
+/// operation that moves data.
 pub fn types(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, dtype) in DType::ALL.into_iter().enumerate() {

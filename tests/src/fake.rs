@@ -22,7 +22,7 @@ fn ok(what: &str, code: u32) {
 }
 
 impl Fake {
-    /// Returns the fake, or skips the test if it does not run on the fake.
+    /// Returns the fake. If the tests do not run on the fake, calls [`skip`] and returns `None`.
     ///
     /// # Panics
     /// Panics if `FUSEWIRE_REQUIRE` names `cuda-fake` and the test does not run on the fake.
@@ -45,7 +45,7 @@ impl Fake {
         None
     }
 
-    /// Returns a function of the library. `F` must be the function's type.
+    /// Looks up a function of the library. `F` must be the function's type.
     fn find<T: Copy>(&self, name: &str) -> T {
         // SAFETY: all callers in this file pass the function's type as `cuda.h` or the fake
         // declares it.
@@ -60,8 +60,8 @@ impl Fake {
         unsafe { query(name.as_ptr()) }
     }
 
-    /// Returns the number of launches of the entry `name`. With a leading `*`, counts all entries
-    /// whose names end with the rest of `name`.
+    /// Returns the number of launches of the entry `name`. A name with a leading `*` counts all
+    /// entries whose names end with the rest of `name`.
     pub fn launch_count(&self, name: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 =
             self.find("fusewireCudaFakeLaunchCount");
@@ -80,8 +80,8 @@ impl Fake {
     fn text(write: impl Fn(*mut c_char, usize) -> usize) -> String {
         let mut bytes = vec![0u8; write(core::ptr::null_mut(), 0) + 1024];
         let length = write(bytes.as_mut_ptr().cast(), bytes.len());
-        // The text may have grown since the first call. The second call then truncates it to the
-        // buffer.
+        // The text may have grown since the first call. In that case the second call has truncated
+        // the text to the buffer.
         bytes.truncate(length.min(bytes.len() - 1));
         String::from_utf8(bytes).expect("text")
     }
@@ -112,7 +112,7 @@ impl Fake {
         unsafe { fail(name.as_ptr(), nth, code) }
     }
 
-    /// Creates a stream that does not wait for the legacy default stream.
+    /// Creates a non-blocking stream, which does not synchronize with the legacy default stream.
     pub fn stream(&self) -> usize {
         let create: unsafe extern "C" fn(*mut usize, u32) -> u32 = self.find("cuStreamCreate");
         let mut stream = 0usize;
@@ -129,7 +129,7 @@ impl Fake {
     }
 
     /// Ends a capture and instantiates its graph. Returns the handles of the graph and of the
-    /// instance.
+    /// executable graph.
     pub fn end_capture(&self, stream: usize) -> (usize, usize) {
         let end: unsafe extern "C" fn(usize, *mut usize) -> u32 = self.find("cuStreamEndCapture");
         let make: unsafe extern "C" fn(*mut usize, usize, u64) -> u32 =
@@ -144,7 +144,8 @@ impl Fake {
         (graph, exec)
     }
 
-    /// Calls a driver function that takes one handle, such as a synchronisation or a destruction.
+    /// Calls a driver function that takes one handle, such as a function that synchronizes or
+    /// destroys an object.
     pub fn call(&self, name: &str, handle: usize) {
         let call: unsafe extern "C" fn(usize) -> u32 = self.find(name);
         // SAFETY: the fake checks the handle, so any number is permitted.

@@ -1,4 +1,4 @@
-//! A mix of all operations and of users' kernels, issued in a fixed order. The inputs change each
+//! A mix of all operations and of user kernels, issued in a fixed order. The inputs change each
 //! round, and every output element is checked.
 
 use fusewire::{
@@ -49,7 +49,7 @@ pub struct Mix {
     floats: Tensor,
     words: Tensor,
     window: Window,
-    /// True if an image with the kernel of the other crate was found.
+    /// True if an image with the kernel of the crate `vocab-argmax` was found.
     argmax: bool,
 }
 
@@ -192,8 +192,8 @@ impl Mix {
         let argmax = comm.warm_up_kernel(&VOCAB_ARGMAX);
         let argmax = match argmax {
             Ok(()) => true,
-            // Without the image, the mix has only one user's kernel: the one that the library
-            // ships.
+            // Without that image, the mix launches only one user kernel: `RING_PUT`, which the
+            // library ships.
             Err(Error::Image { .. }) => false,
             Err(error) => return Err(error),
         };
@@ -208,8 +208,8 @@ impl Mix {
         })
     }
 
-    /// Returns true if the mix launches the kernel of the other crate. On a GPU, the kernel needs
-    /// its image.
+    /// Returns true if the mix launches the kernel of the crate `vocab-argmax`. On a GPU, this
+    /// kernel needs an image.
     pub fn has_argmax(&self) -> bool {
         self.argmax
     }
@@ -226,8 +226,8 @@ impl Mix {
         self.words.slice(at, count)
     }
 
-    /// Enqueues every operation once on `comm`, which must be the communicator of [`Mix::new`], on
-    /// any stream.
+    /// Enqueues every operation once on the stream of `comm`. `comm` must be the communicator that
+    /// [`Mix::new`] received, but may use another stream.
     ///
     /// # Errors
     /// Returns the first error of an operation.
@@ -269,8 +269,8 @@ impl Mix {
         batch.recv(&self.integers(at.ring)?, before)?;
         batch.issue_async()?;
 
-        // One-sided operations. They reset their signals to zero at the end, so every replay starts
-        // from the same state.
+        // One-sided operations. The last two reset the signal to zero, so every replay starts from
+        // the same state.
         let window = self.window.on(comm.stream());
         window.put_async(&x, next, 0)?;
         window.signal_async(next, 0, SignalUpdate::Set(1))?;
@@ -283,7 +283,7 @@ impl Mix {
         self.issue_kernels(comm)
     }
 
-    /// Enqueues the fused norm, sampling, and users' kernels.
+    /// Enqueues the fused norm, sampling, and user kernels.
     fn issue_kernels(&self, comm: &Communicator) -> Result<()> {
         let n = comm.size() as usize;
         let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
@@ -334,7 +334,7 @@ impl Mix {
         unsafe { comm.launch_async(&VOCAB_ARGMAX, params, tensors).map(drop) }
     }
 
-    /// Writes the inputs of `round`. All operations issued before must have completed.
+    /// Writes the inputs of `round`. All operations that were issued earlier must have completed.
     ///
     /// # Errors
     /// Returns the errors of [`Tensor::copy_from`].
@@ -387,7 +387,8 @@ impl Mix {
         is("all_reduce by packets", at.packets, &sum);
         is("all_reduce in two hops", at.two_hops, &reduced(i64::max));
         is("all_gather", at.gathered, &whole);
-        // All ranks have the same rows.
+        // All ranks contribute the same rows, so the XOR of each row is the row itself for an odd
+        // number of ranks, and zero for an even number.
         let odd = i64::from(n % 2 == 1);
         let xor: Vec<i64> = all.x[me].iter().map(|x| x * odd).collect();
         is("reduce_scatter", at.scattered, &xor);
@@ -458,7 +459,8 @@ impl Mix {
                 .iter()
                 .map(|column| u32::try_from(*column).expect("a column"))
                 .collect();
-            // This call does not request the values of the logits.
+            // The sampling call does not request the values of the logits, so the expected values
+            // are passed in their place.
             let sum = Some(sums[row].to_bits());
             let difference = vocab::difference(&want, &found, &want.values, sum);
             assert_eq!(difference, None, "row {row} of rank {me}, round {round}");

@@ -1,4 +1,4 @@
-//! Emulates two hosts by network namespaces of this machine, connected by a virtual cable.
+//! Emulates two hosts with two network namespaces of this machine, connected by a virtual cable.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ pub struct Cable {
     links: [String; 2],
 }
 
-/// The addresses of the two ends.
+/// The addresses of the two ends of the cable.
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
 fn ip(arguments: &[&str]) -> Result<(), String> {
@@ -36,7 +36,7 @@ impl Cable {
     /// names the missing requirement.
     pub fn new(tag: &str) -> Result<Self, String> {
         let process = std::process::id();
-        // Names of links have 15 characters at most.
+        // Linux limits the names of links to 15 characters.
         let cable = Self {
             names: ["a", "b"].map(|end| format!("fw-{tag}-{process}-{end}")),
             links: ["a", "b"].map(|end| format!("fw{tag}{process}{end}")),
@@ -57,7 +57,7 @@ impl Cable {
         Ok(cable)
     }
 
-    /// Returns the name of an end's namespace.
+    /// Returns the name of the namespace at `end` (0 or 1) of the cable.
     pub fn name(&self, end: usize) -> &str {
         &self.names[end]
     }

@@ -1,5 +1,5 @@
 //! Computes the expected results of fused norms, bit for bit and in f64. The code follows the
-//! documentation and shares nothing with the library.
+//! documentation and shares no code with the library's operations.
 
 use core::cmp::Ordering;
 use std::sync::LazyLock;
@@ -179,7 +179,7 @@ pub struct NormOutputs {
     pub output: Vec<u8>,
     /// The sum of input and residual, in the residual's type.
     pub kept: Vec<u8>,
-    /// Scales by which values were divided, row-major.
+    /// Scales by which the output values were divided, row-major.
     pub scales: Vec<f32>,
     /// The norm of the rounded sums in f64, neither rounded nor quantized.
     pub exact: Vec<f64>,
@@ -242,7 +242,7 @@ fn e4m3_value(code: u8) -> f64 {
     }
 }
 
-/// Returns the scale for magnitudes up to `greatest`.
+/// Returns the scale of values whose greatest magnitude is `greatest`.
 fn scale_of(form: &NormForm, greatest: f32) -> f32 {
     let scale = greatest.max(1e-10) / 448.0;
     if !form.ue8m0 {
@@ -368,7 +368,8 @@ mod tests {
         assert_eq!(e4m3(1.0), 0x38);
         assert_eq!(e4m3(-448.0), 0xfe);
         assert_eq!(e4m3(1e9), 0x7e);
-        // The values are halfway between 1 and 1.125, and between 1.125 and 1.25.
+        // Ties: 1.0625 is halfway between 1 and 1.125, and 1.1875 is halfway between 1.125 and
+        // 1.25.
         assert_eq!(e4m3(1.0625), 0x38);
         assert_eq!(e4m3(1.1875), 0x3a);
         assert_eq!(e4m3(2f32.powi(-9)), 1);

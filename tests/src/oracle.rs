@@ -135,9 +135,9 @@ pub fn factor_of(case: &Case, rank: u32) -> f64 {
     }
 }
 
-/// Returns `count` small integers. Their sums are exact in every type and order, and so are
-/// averages if the number of ranks is a power of two. For products, the numbers are plus or minus
-/// one or two.
+/// Returns `count` small integers. Their sums are exact in every type and order. Their averages are
+/// also exact if the number of ranks is a power of two. For products, each number is 1, -1, 2 or
+/// -2.
 pub fn fill_exact(case: &Case, rank: u32, call: u64, count: usize) -> Vec<u8> {
     let mut rng = crate::rng::Rng::new(call << 8 ^ u64::from(rank) ^ 0x5eed);
     let product = case.reduction == Some(ReduceOp::Product);

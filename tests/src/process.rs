@@ -22,7 +22,7 @@ pub fn role() -> Option<String> {
 }
 
 /// Sends a line to the parent. Uses a single write, because a launcher merges the output of several
-/// ranks.
+/// ranks and could otherwise interleave their lines.
 pub fn report(line: impl core::fmt::Display) {
     let line = format!("{REPORT}{line}\n");
     std::io::stderr()
@@ -35,11 +35,12 @@ pub fn report(line: impl core::fmt::Display) {
 pub enum Host {
     /// The parent, like a launcher's agent.
     Parent,
-    /// Rank 0, as for ranks that a user starts without a launcher.
+    /// Rank 0, as in a run that a user starts without a launcher.
     RankZero,
 }
 
-/// Starts `role` of test `test` of this binary, with `environment`.
+/// Starts this binary as a child that runs `test` in the role `role`. Adds `environment` to the
+/// child's environment variables.
 ///
 /// # Panics
 /// Panics if the process cannot be started.
@@ -70,7 +71,7 @@ pub fn start(test: &str, role: &str, environment: &[(String, String)]) -> Proces
     }
 }
 
-/// A child process, killed if it still runs when the value is dropped.
+/// A child process. Dropping the value kills the process if it still runs.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -79,19 +80,19 @@ pub struct Process {
 }
 
 impl Process {
-    /// Process id.
+    /// Returns the process id of the child.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the child.
     pub fn signal(&self, signal: i32) {
         // SAFETY: `kill` accesses no memory. This process has not waited for the child, so the
         // child's id is not reused.
         unsafe { libc::kill(self.child.id() as i32, signal) };
     }
 
-    /// Returns the next report, or an error with the child's last lines.
+    /// Returns the next report, or an error with the last lines of the child's output.
     pub fn next_report(&mut self, timeout: Duration) -> Result<String, String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -117,7 +118,7 @@ impl Process {
         }
     }
 
-    /// Waits at most `timeout` for the process to exit.
+    /// Waits at most `timeout` for the process to exit and returns its exit status.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus, String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -158,7 +159,7 @@ impl Drop for Process {
     }
 }
 
-/// Ranks as processes.
+/// The ranks of a communicator, each in a separate process.
 #[derive(Debug)]
 pub struct Ranks {
     /// Each rank's process.
@@ -167,7 +168,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts `size` ranks of `role`. The ranks connect by `Communicator::from_env`.
+    /// Starts `size` processes that run `role`. The ranks connect by `Communicator::from_env`.
     ///
     /// # Panics
     /// Panics if a process or the store cannot be started.
@@ -181,7 +182,7 @@ impl Ranks {
         Self::start_each(test, role, size, host, |_| environment.to_vec())
     }
 
-    /// Starts `size` ranks of `role`, each with a separate environment.
+    /// Starts `size` processes that run `role`. `environment` returns the variables of each rank.
     ///
     /// # Panics
     /// Panics if a process or the store cannot be started.

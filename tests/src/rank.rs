@@ -25,7 +25,7 @@ pub enum CallMode {
 
 /// Number of guard elements between buffers. No operation may write them.
 const GUARD: usize = 96;
-/// Number of wrong cases that are described in full. Later wrong cases are only counted.
+/// Number of wrong cases that are described. Later wrong cases are not recorded.
 const DESCRIBED: usize = 5;
 
 /// A rank that runs cases.
@@ -141,7 +141,8 @@ pub fn compare(
 }
 
 impl Rank {
-    /// Creates a rank of `comm` with memory for `cases`. All ranks must call it with equal cases.
+    /// Creates a rank of `comm` with memory for `cases`. All ranks must call this function with
+    /// equal cases.
     ///
     /// # Errors
     /// Returns the errors of allocation.
@@ -206,7 +207,7 @@ impl Rank {
     }
 
     /// Runs `case` in its blocking form and calls `tamper` on the memory before the comparison.
-    /// Serves as a negative control of the comparison.
+    /// This is a negative control: the comparison must detect the change.
     ///
     /// # Errors
     /// Returns the operation's error.
@@ -224,7 +225,7 @@ impl Rank {
         })
     }
 
-    /// Returns the number of calls and the wrong results.
+    /// Returns the number of calls and the descriptions of wrong results.
     pub fn finish(self) -> (u64, Vec<String>) {
         (self.calls, self.wrong)
     }
@@ -311,7 +312,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Calls the blocking form. Passes unregistered memory by address, as calls with slices do.
+    /// Calls the blocking form. Passes unregistered memory as raw addresses, as calls on slices do.
     fn blocking(&self, case: &Case, ranges: &BufferRanges, memory: &Tensor) -> Result<()> {
         let by_address = !core::ptr::eq(memory.as_ptr(), self.registered[&case.dtype].as_ptr());
         call::blocking(

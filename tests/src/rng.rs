@@ -5,7 +5,7 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// Creates the generator of the sequence of `seed`.
+    /// Creates a generator with the seed `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

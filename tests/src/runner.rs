@@ -1,4 +1,4 @@
-//! Ways to start ranks, and settings of their communicators. A new way to start ranks is a new
+//! Ways to start ranks, and settings of their communicators. To add a way to start ranks, implement
 //! [`Runner`]. The cases and checks do not change.
 
 use core::time::Duration;
@@ -75,8 +75,8 @@ impl Setup {
         options
     }
 
-    /// Creates a communicator with these settings. If ranks are threads, `thread` has the rank of
-    /// this thread and the shared store. If `thread` is `None`, rank and store come from the
+    /// Creates a communicator with these settings. If the ranks are threads, `thread` holds this
+    /// thread's rank and the shared store. If `thread` is `None`, rank and store come from the
     /// environment.
     ///
     /// # Errors
@@ -149,7 +149,8 @@ impl Setup {
 
 /// A way to start ranks.
 pub trait Runner {
-    /// Runs the list `list` with `setup` on every rank. Returns the number of calls of a rank.
+    /// Runs the list `list` with `setup` on every rank. Returns the number of calls that one rank
+    /// made.
     ///
     /// # Errors
     /// Returns a description of the wrong results with their rank.
@@ -167,7 +168,7 @@ impl Runner for Threads {
 }
 
 impl Threads {
-    /// Runs `cases` with `setup` on every rank. Returns the number of calls of a rank.
+    /// Runs `cases` with `setup` on every rank. Returns the number of calls that one rank made.
     ///
     /// # Errors
     /// Returns a description of the wrong results with their rank.
@@ -229,8 +230,8 @@ const LIST: &str = "FUSEWIRE_TEST_LIST";
 const SETUP: &str = "FUSEWIRE_TEST_SETUP";
 
 impl Processes {
-    /// Runs the requested list and returns true if this process is a child. Returns false
-    /// otherwise.
+    /// If this process is a child, runs the list that the parent requested and returns true.
+    /// Otherwise, returns false.
     ///
     /// # Panics
     /// Panics if a result is wrong. The parent reports the panic.
@@ -267,7 +268,7 @@ impl Processes {
     }
 
     /// If this process is a child of [`Processes::each`], runs `body` with a communicator and the
-    /// argument, reports the result, and returns true. Returns false otherwise.
+    /// argument, reports the result, and returns true. Otherwise, returns false.
     ///
     /// # Panics
     /// Panics if `body` returns an error. The parent reports the panic.
@@ -320,7 +321,8 @@ impl Runner for Processes {
 /// Runs cases on one rank. Returns the number of calls.
 fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, String> {
     let failed = |error: fusewire::Error| format!("{setup:?}: {error}");
-    // Backends that do not reduce in rank order need inputs that give the same bits in every order.
+    // Backends that do not reduce in rank order need inputs for which every reduction order gives
+    // bitwise identical results.
     let all_exact = comm
         .backend_impl()
         .is_some_and(|backend| !backend.is_bitwise());
@@ -330,7 +332,8 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
     for case in cases {
         let exact = all_exact || case.exact;
         let case = &Case { exact, ..*case };
-        // Only two ranks launch a send, and a multi-rank grid needs a launch of every rank.
+        // A send launches a kernel on only two ranks, but a multi-rank grid starts only when every
+        // rank has launched.
         let apart = case.operation == Operation::Send
             && rank.comm().options().grid_mode == GridMode::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {

@@ -12,7 +12,7 @@ pub const LANES: u32 = 64;
 /// A kernel and the argument that enables or disables its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeededBug {
-    /// Writes and reads of shared memory.
+    /// Lanes write shared memory and read words that other lanes have written.
     Race {
         /// If true, a barrier separates writes and reads.
         ordered: bool,
@@ -73,8 +73,9 @@ impl SeededBug {
 
     /// Launches the kernel on the GPU of the tests. Skips the test if it runs without a GPU.
     ///
-    /// Checks the output if the error is disabled. If it is enabled, every outcome of the launch is
-    /// accepted, because a sanitizer may stop the kernel. The check is then the sanitizer's report.
+    /// If the error is disabled, checks the output. If the error is enabled, accepts every outcome
+    /// of the launch, because a sanitizer may stop the kernel. In that case, the caller checks the
+    /// sanitizer's report.
     ///
     /// # Panics
     /// Panics if the launch is rejected, or if the kernel fails with its error disabled.

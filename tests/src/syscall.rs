@@ -33,13 +33,13 @@ pub fn allow_only(allowed: &[i64]) -> io::Result<()> {
         len: program.len() as u16,
         filter: program.as_mut_ptr(),
     };
-    // The program is leaked, because freeing it might be a system call.
+    // Leak the program: freeing it could make a system call that the filter does not allow.
     core::mem::forget(program);
     // SAFETY: PR_SET_NO_NEW_PRIVS takes integers and accesses no memory of the process.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the filter and its program are live; the kernel copies them.
+    // SAFETY: `filter` and the leaked program are live during the call, and the kernel copies both.
     let set = unsafe {
         libc::prctl(
             libc::PR_SET_SECCOMP,

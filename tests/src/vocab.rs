@@ -1,6 +1,6 @@
 //! Computes the expected results of vocabulary-parallel reductions, bit for bit and in f64. The
 //! code follows the documentation. It shares only the exponential and the logarithm with the
-//! kernels, and both have separate tests.
+//! kernels. These two functions have separate tests.
 
 use core::cmp::Ordering;
 use core::ops::Range;
@@ -11,12 +11,12 @@ use fusewire_device::math;
 use crate::oracle::{narrow, widen};
 use crate::rng::Rng;
 
-/// Kind of contents of rows of logits.
+/// Distribution of the logits in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// Logits like those of a model: from -20 to 20, most of them small.
     Ordinary,
-    /// Five different values, both zeros among them.
+    /// Five different values, including +0 and -0.
     Ties,
     /// -inf except in a few columns.
     Masked,
@@ -79,9 +79,9 @@ impl Contents {
 /// Expected results of a row.
 #[derive(Clone, Debug, Default)]
 pub struct RowResult {
-    /// Columns in the order of their logits, filled up with `u32::MAX`.
+    /// Columns of the greatest logits in descending order of the logits, padded with `u32::MAX`.
     pub indices: Vec<u32>,
-    /// Bits of the logits.
+    /// Bits of the logits of these columns, padded with NaN.
     pub values: Vec<u32>,
     /// Bits of the log-sum-exp.
     pub log_sum_exp: u32,
@@ -110,7 +110,7 @@ fn order(row: &[f32], a: usize, b: usize) -> Ordering {
     by_value.then(a.cmp(&b))
 }
 
-/// Returns the expected results of `row` for ranks with the columns `shards`.
+/// Returns the expected results of `row` if rank i holds the columns `shards[i]`.
 pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     let mut columns: Vec<usize> = shards.iter().cloned().flatten().collect();
     let exact = exact(row, &columns);
@@ -153,7 +153,7 @@ pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     out
 }
 
-/// Returns the log-sum-exp in f64.
+/// Returns the log-sum-exp of `columns` in f64.
 fn exact(row: &[f32], columns: &[usize]) -> f64 {
     let logits = || columns.iter().map(|column| f64::from(row[*column]));
     if logits().any(f64::is_nan) {
@@ -239,7 +239,8 @@ mod tests {
         other[4] ^= 1;
         assert!(!same(i, &other, sum));
         assert!(!same(i, v, sum ^ 1));
-        // A sum in another order.
+        // Other shard boundaries change the order of summation, but not the selected columns and
+        // values.
         let moved = expected(&row, &[0..201, 201..500], 5);
         let mut wrong = want.clone();
         wrong.exact += 1e-3;

@@ -1,5 +1,5 @@
-//! Deliberately broken kernels, for faults that a memory image cannot inject. Each kernel omits one
-//! step that the protocol between ranks requires.
+//! Deliberately broken kernels, for faults that [`crate::memory_image`] cannot inject. Each kernel
+//! omits or reorders one step that the protocol between ranks requires.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::CommConst;
@@ -7,13 +7,15 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine};
 
-/// Selects the omitted step. Every kernel sums bytes over the ranks, and one lane reads the inputs
-/// of all ranks.
+/// Kind of protocol violation. Every kernel sums bytes over the ranks, and one lane reads the
+/// inputs of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Omits nothing. The other kernels are derived from this correct kernel, which must pass.
+    /// Follows the protocol. The other kernels are derived from this correct kernel, which must
+    /// pass.
     Correct,
-    /// Reads the peers' memory after it has sent its done signals.
+    /// Reads the peers' memory after sending done signals, although a peer may then overwrite its
+    /// memory.
     ReadsAfterDone,
     /// Neither sends nor awaits done signals.
     NoDone,
@@ -26,10 +28,9 @@ pub enum Kernel {
 impl Kernel {
     /// Runs the kernel.
     ///
-    /// # Safety
-    /// `constants` must belong to a live communicator, and every rank must launch the same kernel
-    /// with the same `call` and `count`. `source` must have `count` readable bytes at `addr` on
-    /// every rank, and `target` must have `count` writable bytes.
+    /// Callers must ensure that `constants` belongs to a live communicator, and that every rank
+    /// launches the same kernel with the same `call` and `count`. `source` must have `count`
+    /// readable bytes at `addr` on every rank, and `target` must have `count` writable bytes.
     #[allow(clippy::too_many_arguments)] // the arguments of a kernel
     pub unsafe fn run<M: Machine>(
         self,
@@ -42,7 +43,7 @@ impl Kernel {
         source: *const u8,
         target: *mut u8,
     ) {
-        // SAFETY: the caller guarantees that `constants` belong to a live communicator.
+        // SAFETY: the caller guarantees that `constants` belongs to a live communicator.
         let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
         let Some(mut session) = session else {
             return;
@@ -68,8 +69,9 @@ impl Kernel {
                             None => return,
                         }
                     };
-                    // SAFETY: `i < count`, and `resolve` checked `count` bytes against the window.
-                    // The model checker detects races of the read with writes.
+                    // SAFETY: `i < count`. The caller guarantees `count` bytes at `source`, and
+                    // `resolve` checked `count` bytes of a peer against the window. The model
+                    // checker reports writes that race with this read.
                     sum = sum.wrapping_add(unsafe { mem::read(from.add(i)) });
                 }
                 // SAFETY: `i < count`, and the caller guarantees `count` writable bytes at

@@ -1,5 +1,5 @@
 //! Runs the protocols between ranks under model checkers. The kernels are compiled from the same
-//! source as for GPUs. Their shared words are atomics of the model checker.
+//! source as for GPUs, but their shared words are atomics of the model checker.
 //!
 //! | module | subject |
 //! |---|---|

@@ -7,8 +7,8 @@ use fusewire_device::Machine;
 use fusewire_device::arch;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 
-/// A block of one lane that takes the code paths of a GPU: units of two packets and loops over
-/// lanes.
+/// A block of one lane that takes the code paths of a GPU: it processes two packets as a unit and
+/// loops over lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct SingleLaneGpu {
     /// Shared memory.
@@ -70,7 +70,8 @@ impl Barrier {
         }
     }
 
-    /// Waits until all lanes have entered. `passed` counts the barriers that this lane has entered.
+    /// Waits until all lanes have entered. `passed` holds the number of times that this lane has
+    /// entered before.
     pub fn wait(&self, passed: &Cell<u64>, arrive: Ordering, leave: Ordering) {
         passed.set(passed.get() + 1);
         let all = passed.get() * self.lanes;
@@ -85,8 +86,8 @@ impl Barrier {
 ///
 /// `sync` publishes only writes that the arriving lane has released by a fence, because a release
 /// by one wave does not drain the stores of other waves. After `any`, a lane must execute an
-/// acquire fence before it sees the writes of the other lanes, because its caches may be stale. In
-/// these models, `any` always returns false. With `CLAIMS`, the machine wrongly declares its
+/// acquire fence before it reads what other lanes wrote, because its caches may be stale. In these
+/// models, `any` always returns false. If `CLAIMS` is true, the machine wrongly declares its
 /// barrier cumulative.
 #[derive(Clone, Copy, Debug)]
 pub struct WeakLane<'a, const CLAIMS: bool> {
@@ -94,7 +95,7 @@ pub struct WeakLane<'a, const CLAIMS: bool> {
     pub lane: u32,
     /// The block's barrier.
     pub barrier: &'a Barrier,
-    /// This lane's count of barriers.
+    /// Number of block barriers that this lane has entered.
     pub passed: &'a Cell<u64>,
     /// Shared memory.
     pub shared: *mut u8,

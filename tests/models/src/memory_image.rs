@@ -1,4 +1,4 @@
-//! Memory of all ranks in one execution. The model checker controls parts of this memory.
+//! Memory of all ranks in one execution. The model checker controls selected parts of this memory.
 
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
@@ -11,7 +11,7 @@ use fusewire_device::layout::{
 };
 use fusewire_device::mem::model::{Kind, Model};
 
-/// Sizes of a model's memory, all as small as the protocol allows.
+/// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Number of ranks.
@@ -73,8 +73,8 @@ impl Config {
     }
 }
 
-/// Allocates zeroed, page-aligned memory. The memory is never freed, because models keep its
-/// address.
+/// Allocates zeroed, page-aligned memory. The memory is never freed, so addresses that a model
+/// holds stay valid.
 fn pages(bytes: usize) -> *mut u8 {
     let layout = Layout::from_size_align(bytes.next_multiple_of(4096), 4096).expect("a layout");
     // SAFETY: all callers pass a size above 0.
@@ -114,8 +114,8 @@ unsafe impl Send for MemoryImage {}
 unsafe impl Sync for MemoryImage {}
 
 const PRIVATE_BYTES: usize = 4096;
-/// Offsets in private memory of the ready flags or arrival counters, and of the counts of arrived
-/// bytes.
+/// Offsets in private memory: `WORDS_AT` for the ready flags or arrival counters, `ARRIVALS_AT` for
+/// the numbers of arrived bytes.
 const WORDS_AT: usize = 3072;
 const ARRIVALS_AT: usize = 3584;
 
@@ -211,8 +211,8 @@ impl MemoryImage {
         WindowAddr::new(1, self.config.user as u64)
     }
 
-    /// Returns `rank`'s memory outside windows. The model checker controls only the words that
-    /// [`MemoryImage::words`] returns.
+    /// Returns the start of `rank`'s memory outside windows. In this memory, the model checker
+    /// controls only the words that [`MemoryImage::words`] returns.
     pub fn private(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].private
     }
@@ -249,8 +249,8 @@ impl MemoryImage {
         self.workspace(rank, self.layout.blocks).cast()
     }
 
-    /// Returns the packet slot in `rank`'s workspace that `source` writes in epochs of the given
-    /// parity.
+    /// Returns the packet slot in `rank`'s workspace that `source` writes in even epochs (`parity`
+    /// 0) or odd epochs (`parity` 1).
     fn packet_slot(&self, rank: u32, source: u32, parity: u64) -> *mut u8 {
         let index = parity * u64::from(self.config.ranks) + u64::from(source);
         self.workspace(rank, self.layout.packets + index * self.config.packet_slot)
@@ -271,8 +271,8 @@ impl MemoryImage {
         self.workspace(rank, at)
     }
 
-    /// Starts an execution: resets plain memory and registers the other parts with the model
-    /// checker. Call this method inside the model, before the model starts its threads.
+    /// Starts an execution: resets the memory outside windows and registers the selected parts with
+    /// the model checker. Call this method inside the model, before the model starts its threads.
     pub fn open(&self) -> Model {
         let model = Model::new();
         let parts = self.config.parts;
@@ -361,7 +361,8 @@ impl MemoryImage {
         }
     }
 
-    /// Maps the packet slots of odd epochs to the packet slots of even epochs.
+    /// Maps the packet slots of odd epochs to the packet slots of even epochs, as a negative
+    /// control.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for source in self.peers(rank) {
@@ -371,7 +372,7 @@ impl MemoryImage {
         }
     }
 
-    /// Makes every credit available from the start.
+    /// Makes every credit available from the start, as a negative control.
     pub fn forge_credits(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for peer in self.peers(rank) {

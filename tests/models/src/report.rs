@@ -1,5 +1,5 @@
-//! Explores models and prints one line per model. The line states the number of executions and if
-//! the exploration was complete or bounded, or the failure that was found.
+//! Explores models and prints one line per model. The line states the number of executions and
+//! whether the exploration was complete or bounded, or it describes the failure that was found.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -47,7 +47,7 @@ pub struct Entry {
     pub bound: Bound,
     /// Required result.
     pub expected: Expected,
-    /// Memory ordering guarantee that the simulated memory does not give, if any.
+    /// Ordering guarantee that the simulated memory omits, if any.
     pub fault: Option<Fault>,
     /// Nanoseconds that the clock advances at each read.
     pub tick_ns: u64,
@@ -92,7 +92,8 @@ impl Entry {
         Self { seconds, ..self }
     }
 
-    /// Explores the model. Returns its line of the table, and true if the result is as required.
+    /// Explores the model. Returns the model's line of the table, and true if the result is as
+    /// required.
     fn run(self) -> (String, bool) {
         model::inject(self.fault);
         model::set_tick(self.tick_ns);
@@ -146,7 +147,7 @@ impl Entry {
     }
 }
 
-/// Returns the limit in seconds that `FUSEWIRE_MODEL_SECONDS` sets for every exploration.
+/// Returns the time limit of every exploration in seconds, which `FUSEWIRE_MODEL_SECONDS` sets.
 fn most_seconds() -> u64 {
     let text = std::env::var("FUSEWIRE_MODEL_SECONDS").ok();
     text.map_or(u64::MAX, |text| {
@@ -208,8 +209,8 @@ fn message(panic: &(dyn Any + Send)) -> String {
 
 /// Runs all entries whose name contains the program's first argument and prints the table.
 ///
-/// Runs each entry in an OS thread, and at most one entry per core at a time. Returns failure
-/// if a result is not as required, or if no entry matches.
+/// Runs each entry in a new OS thread, with at most one running entry per core. Returns failure if
+/// a result is not as required, or if no entry matches.
 pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
     let filter = std::env::args().nth(1).unwrap_or_default();
     let previous = panic::take_hook();
@@ -237,8 +238,8 @@ pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
                     let Some(entry) = next else {
                         return;
                     };
-                    // Each entry runs in a new thread, because the thread-locals of the tool are
-                    // not usable after a failure.
+                    // Each entry runs in a new thread, because the thread-locals of the model
+                    // checker are not usable after a failure.
                     let name = entry.name.clone();
                     let (line, good) = thread::spawn(move || entry.run())
                         .join()

@@ -36,8 +36,8 @@ pub enum Blocks {
 pub enum ExpectedOutcome {
     /// Every launch succeeds.
     Success,
-    /// Launches may fail. If one launch fails, launches must fail on every rank, and the failure
-    /// record of the rank that the abort word names must be valid.
+    /// Launches may fail. On each rank whose launch fails, the abort word must be set. The abort
+    /// word must name the host, or a rank whose failure record is a valid time-out.
     Failure,
 }
 
@@ -109,8 +109,8 @@ impl Scenario {
         self
     }
 
-    /// Returns this scenario with newly allocated memory, so explorations on several threads do not
-    /// share memory.
+    /// Returns this scenario with newly allocated memory, so that explorations on several OS
+    /// threads do not share memory.
     #[must_use]
     pub fn with_own_memory(self) -> Self {
         let image = Arc::new(MemoryImage::new(*self.image.config()));
@@ -148,7 +148,7 @@ impl Scenario {
             let this = self.clone();
             threads.push(tool::spawn(move || this.abort_all()));
         }
-        // Lane 0 of rank 0 runs on this thread, so the checker has one thread fewer to interleave.
+        // Lane 0 of rank 0 runs on this thread, so the checker has one fewer thread to interleave.
         self.lane(0, 0, &blocks[0]);
         for thread in threads {
             thread.join().expect("a lane panicked");
@@ -267,7 +267,9 @@ impl Scenario {
     /// not valid.
     fn failed(&self, rank: u32, epoch: u64) -> bool {
         let image = &*self.image;
-        // A successful launch releases the busy word. A refused launch never acquires it.
+        // A successful launch releases the busy word, so a set busy bit means that the launch
+        // failed. A refused launch never sets the bit. `refused` covers that case.
+        //
         // SAFETY: `state` and `block_state` point to live memory of this rank. No launch of this
         // rank is running, and the abort word is accessed atomically if other threads may write it.
         let (busy, abort) = unsafe {
@@ -333,8 +335,9 @@ impl Scenario {
     }
 }
 
-/// Orders a launch after all writes that the previous launch has observed, as a GPU stream does. On
-/// the CPU, only program order relates launches of a rank.
+/// Orders a launch after all writes that the previous launch has observed, as a GPU stream does.
+/// Blocks of the CPU do not need this fence: on the CPU, only program order relates launches of a
+/// rank.
 fn stream_order() {
     #[cfg(loom)]
     loom::sync::atomic::fence(Ordering::AcqRel);

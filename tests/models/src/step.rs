@@ -46,15 +46,15 @@ pub enum Op {
     AllGatherV,
     /// all_to_all_v: rank a sends `(a + b) % (count + 1)` units to rank b.
     AllToAllV,
-    /// Reduction + residual + RMSNorm of rows of eight f32. There is one row per rank if the ranks
-    /// share the rows, and one row otherwise.
+    /// Reduction + residual + RMSNorm of rows of eight f32: one row with [`Route::OneShot`], and
+    /// one row per rank with the other routes.
     Norm(Route),
     /// Reduction + residual + RMSNorm of one row, with packets.
     NormPacket,
     /// A put with a signal to the next rank of a ring.
     RingPut,
-    /// all_gather with a ready flag per row. Rank 0 has a consumer that reads each row when its
-    /// flag is set.
+    /// all_gather with a ready flag per row. Rank 0 has a consumer that reads each row whose flag
+    /// is set.
     GatherWithFlags,
     /// reduce_scatter with an arrival counter per row. Rank 0 has a producer that writes the rows.
     ScatterOnArrival,
@@ -62,8 +62,8 @@ pub enum Op {
     Barrier,
     /// send from the first rank to the second rank. Other ranks launch nothing.
     Transfer(u32, u32),
-    /// A batch in a ring: every rank sends more than a channel holds to the next rank, and receives
-    /// the same amount from the previous rank.
+    /// A batch in a ring: every rank sends more bytes than a channel holds to the next rank, and
+    /// receives as many from the previous rank.
     Ring,
     /// A deliberately broken kernel.
     Broken(broken::Kernel),
@@ -82,7 +82,7 @@ fn weight(column: usize) -> f32 {
     column as f32 + 3.0
 }
 
-/// Location of a rank's buffers, which the rank reports to its peers.
+/// Location of a rank's buffers. The rank publishes it to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Buffers are in a window on every rank.
@@ -98,7 +98,8 @@ pub enum Memory {
 pub struct Step {
     /// Operation.
     pub op: Op,
-    /// Number of elements of a row. Elements are bytes, or f32 for packets.
+    /// Number of elements of a row. Elements are bytes, except f32 in [`Op::Packet`] and
+    /// [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`]. Norms ignore the number.
     pub count: usize,
     /// Location of the buffers.
     pub memory: Memory,
@@ -280,8 +281,8 @@ impl Step {
         }
     }
 
-    /// Writes the input of launch `epoch` and fills the output with poison, as a user would before
-    /// the call.
+    /// Writes the input of launch `epoch` and fills the output with poison, as a program would
+    /// before the call.
     pub fn prepare(&self, image: &MemoryImage, rank: u32, epoch: u64) {
         let ranks = image.config().ranks;
         let input = self.input(ranks, rank, epoch);
@@ -291,10 +292,10 @@ impl Step {
             self.op
         );
         let poison = vec![0xee; self.output(ranks, rank, epoch).len()];
-        // SAFETY: the input and the output buffer have `user` bytes each. The size of the input is
-        // checked above, and the models choose `user` large enough for the output. Private memory
-        // has room for the tables at their offsets. If a peer still accesses the buffers, the model
-        // checker reports a race.
+        // SAFETY: the input buffer and the output buffer have `user` bytes each. The size of the
+        // input is checked above, and the models choose `user` large enough for the output. Private
+        // memory has room for the tables at their offsets. If a peer still accesses the buffers,
+        // the model checker reports a race.
         unsafe {
             if !self.has_compute(rank) || self.op != Op::ScatterOnArrival {
                 mem::copy(image.source(rank), input.as_ptr(), input.len());
@@ -395,9 +396,9 @@ impl Step {
                 }
                 continue;
             }
-            // The flag is read only once, because the model checker explores all positions of this
-            // read. The checker could schedule a waiting loop forever, and never run the other
-            // ranks.
+            // Read the flag only once: the model checker explores all positions of this read. If a
+            // loop waited for the flag, the checker could schedule only that loop and never run the
+            // other ranks.
             // SAFETY: `words` has one u32 per rank, and all accesses to it are atomic.
             if unsafe { mem::load_u32(word, Order::Acquire, Scope::Device) } < overlap::THERE {
                 continue;
@@ -490,7 +491,8 @@ impl Step {
         };
         let mut call = Call::new(operation, dtype, reduction, 0, root, self.count as u64);
         if let Op::Transfer(..) = self.op {
-            // Sender and receiver must use the same fingerprint.
+            // The call words of sender and receiver differ, but both must use the same fingerprint,
+            // which is in the low 16 bits.
             call.0 = call.0 & !0xffff | 0x7a7a;
         }
         call
@@ -537,7 +539,7 @@ impl Step {
         let counts = image.private(rank).cast::<u64>();
         let user = image.config().user as u64;
         let floats = image.private(rank);
-        // SAFETY: `constants` belong to a live communicator. The buffers, tables, flags and
+        // SAFETY: `constants` belongs to a live communicator. The buffers, tables, flags and
         // counters of the image are large enough for the operation: `prepare` checks the size of
         // the input.
         unsafe {

@@ -1,5 +1,5 @@
 //! Runs many ranks under shuttle with random schedules and probabilistic concurrency testing.
-//! Memory is sequentially consistent. These sizes are too large for loom's exhaustive exploration.
+//! Memory is sequentially consistent. These models are too large for loom's exhaustive exploration.
 
 #[cfg(shuttle)]
 mod models {
@@ -33,8 +33,7 @@ mod models {
         Scenario::new(MemoryImage::new(config), blocks, steps)
     }
 
-    /// Returns a sequence of launches that uses every protocol, so each protocol runs after other
-    /// protocols.
+    /// Returns a sequence of launches that uses every protocol and switches between protocols.
     fn program(ranks: u32) -> Vec<Step> {
         let packet = Step::new(Op::Packet, 6);
         let last = ranks - 1;

@@ -48,7 +48,7 @@ mod parts {
         ("reads user memory before ready", Kernel::NoReady),
     ];
 
-    /// Launches entry `which` of [`KERNELS`] several times and writes the input between launches.
+    /// Launches entry `which` of [`KERNELS`] 200 times and writes the input between launches.
     pub(crate) fn run_kernel(which: usize) -> Result<(), String> {
         let ranks = run_threads(2, &Options::default(), |comm| {
             let bytes = 64;

@@ -25,8 +25,8 @@ const OPERATIONS: [Operation; 11] = [
     Operation::Barrier,
 ];
 
-/// Returns the reductions for `grid`. Averages are exact only if the number of ranks is a power of
-/// two.
+/// Returns the reductions for `grid`. If results must be exact, includes the average only if the
+/// number of ranks is a power of two.
 fn reductions(grid: &Grid) -> Vec<ReduceOp> {
     let mut all = vec![ReduceOp::Sum, ReduceOp::Max];
     if !grid.exact || grid.comm.size().is_power_of_two() {
@@ -111,8 +111,8 @@ fn every_mode(grid: &mut Grid, operation: Operation) -> Result<()> {
     Ok(())
 }
 
-/// Runs `operation` on a million elements. A full run covers all modes; other runs cover one type
-/// on few ranks.
+/// Runs `operation` on a million elements. A full run covers all modes. A regular run covers only
+/// f32 sums on few ranks, and a short run skips the operation.
 fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     let group = "a million elements";
     if operation == Operation::Barrier || grid.is_short() {

@@ -11,7 +11,7 @@ use super::{Grid, groups, warnings};
 
 const GROUP: &str = "several communicators";
 
-/// Store of the communicators' rendezvous.
+/// Stores over which the communicators rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stores {
     One,
@@ -60,7 +60,7 @@ fn several(grid: &mut Grid, count: usize, stores: Stores) -> Result<()> {
         groups::work_in(grid, comm.clone())?;
         comm.finalize()?;
     }
-    base.barrier() // All communicators use the servers until their end.
+    base.barrier() // The servers must outlive the communicators of all ranks.
 }
 
 /// Creates a store that rank 0 serves.

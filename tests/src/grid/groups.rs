@@ -94,7 +94,7 @@ fn few(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Splits communicators that `split` created, and uses all of them while all exist.
+/// Splits a communicator that `split` has created, and uses the parent again after the child.
 fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     let Some(half) = part_each(grid, "outer", halves)? else {
         return Ok(());
@@ -122,7 +122,7 @@ fn refused(grid: &mut Grid) -> Result<()> {
         (vec![(rank + 1) % size], "a list without its own rank"),
     ] {
         if list == [rank] {
-            continue; // A single rank is its own next rank.
+            continue; // With a single rank, the next rank is the rank itself, so the list is valid.
         }
         let answer = grid.comm.split(&list, "refused");
         grid.check(GROUP, answer.is_err(), &format!("{name} was accepted"));

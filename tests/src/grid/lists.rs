@@ -18,7 +18,8 @@ enum CallMode {
 
 const CALL_MODES: [CallMode; 3] = [CallMode::Sync, CallMode::Async, CallMode::Graph];
 
-/// Returns the values that rank `from` has for rank `to`. They are small, so every sum is exact.
+/// Returns the values that rank `from` sends to rank `to`. The values are small, so every sum is
+/// exact.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     let value = |i: usize| i as i32 % 50 + from as i32 * 100 + to as i32 * 10_000;
     (0..count).map(value).collect()
@@ -37,7 +38,7 @@ fn empty(lengths: &[usize]) -> Result<Vec<Tensor>> {
         .collect()
 }
 
-/// Calls the blocking form, or enqueues and waits, or captures and replays four times.
+/// Calls the blocking form, enqueues and waits, or captures a graph and replays it four times.
 fn call(
     comm: &Communicator,
     mode: CallMode,
@@ -215,7 +216,7 @@ fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
             .flat_map(|rank| grid.contents(dtype, rank, call_number, count));
         let right = read(&output) == rows.collect::<Vec<_>>();
         grid.check("persistent all_gather", right, "rows are wrong");
-        comm.barrier()?; // All ranks have read before any rank frees.
+        comm.barrier()?; // No rank frees the operation before all ranks have read their outputs.
         all_gather.free();
     }
     Ok(())

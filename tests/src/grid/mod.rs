@@ -50,7 +50,7 @@ pub enum Fault {
 
 /// Number of wrong results that are described in full. Later wrong results are only counted.
 const DESCRIBED: usize = 5;
-/// Elements of registered memory of each type.
+/// Number of elements of registered memory for each type.
 const REGISTERED: usize = 40_000;
 
 /// One rank's run of the grid.
@@ -73,7 +73,8 @@ pub struct Grid {
 /// A subject.
 type Subject = fn(&mut Grid) -> Result<()>;
 
-/// All subjects in the order in which they run. The last subject finalizes the communicator.
+/// All subjects in the order in which they run. `lifecycle` is last, because it finalizes the
+/// communicator.
 const SUBJECTS: [(&str, Subject); 11] = [
     ("collectives", collectives::run),
     ("all_to_all_v", collectives::all_to_all_v),
@@ -88,7 +89,7 @@ const SUBJECTS: [(&str, Subject); 11] = [
     ("lifecycle", lifecycle::run),
 ];
 
-/// Runs the grid on this rank of `comm`. All ranks must call it.
+/// Runs the grid on this rank of `comm`. All ranks must call this function.
 ///
 /// # Errors
 /// Returns a description of the wrong results of this rank.
@@ -135,8 +136,8 @@ impl Grid {
         }
     }
 
-    /// Returns a grid on `comm` with the same settings. [`Grid::take`] merges its results into this
-    /// grid.
+    /// Returns a new grid on `comm` with the settings of this grid. [`Grid::take`] merges the
+    /// results of the new grid into this grid.
     fn over(&self, comm: Communicator) -> Self {
         Self {
             fault: self.fault,

@@ -97,7 +97,7 @@ pub(super) fn read(tensor: &Tensor) -> Vec<u8> {
 }
 
 /// Returns the bytes of `count` elements and their guard zones. The elements are `data`, or poison
-/// if it is `None`; the guard zones are poison.
+/// if `data` is `None`. The guard zones are poison.
 fn image(size: usize, count: usize, data: Option<&[u8]>, call: u64) -> Vec<u8> {
     let bytes = (count + 2 * GUARD) * size;
     let poison = |i: usize| 0xa5 ^ (i * 29) as u8 ^ (call * 7) as u8;
@@ -230,8 +230,8 @@ impl Grid {
         Ok(())
     }
 
-    /// Returns memory of `count` elements and guard zones. The memory is in a window if
-    /// `registered` is true and a window has space left.
+    /// Returns memory for `count` elements and guard zones. The memory is in a window if
+    /// `registered` is true and the window has space left.
     fn memory(&mut self, case: &Case, count: usize, registered: bool) -> Result<Tensor> {
         let (dtype, total) = (case.dtype, count + 2 * GUARD);
         let start = self.used.get(&dtype).copied().unwrap_or(0);
@@ -269,7 +269,7 @@ impl Grid {
         case.operation == Operation::Broadcast || case.in_place
     }
 
-    /// Fills the memory for the next call. Returns the call's number.
+    /// Fills the memory for the next call. Returns the number of that call.
     fn put(&mut self, case: &Case, memory: &CaseMemory) -> u64 {
         self.calls += 1;
         let call = self.calls;

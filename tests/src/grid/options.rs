@@ -36,7 +36,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         grid.comm = comm?;
         for operation in OPERATIONS {
             if operation == Operation::AllReduceNorm {
-                continue; // Has no safe asynchronous form, and its tensors have another shape.
+                continue; // The fused norm has no safe async form and needs other tensor shapes.
             }
             let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
             let case = Case {

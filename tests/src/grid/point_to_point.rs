@@ -87,7 +87,8 @@ fn both_ways(grid: &mut Grid) -> Result<()> {
     grid.calls += 1;
     let ((next, before), call) = (grid.adjacent_ranks(), grid.calls);
     let (dtype, count) = (DType::I32, 1024);
-    // With two ranks, both adjacent ranks are the same peer, so the messages must match in order.
+    // With two ranks, both adjacent ranks are the same peer, so sends and receives must match in
+    // order.
     let a = grid.tensor(dtype, &grid.contents(dtype, grid.comm.rank(), call, count))?;
     let b = grid.tensor(
         dtype,

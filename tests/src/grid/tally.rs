@@ -76,7 +76,8 @@ impl Tally {
     }
 }
 
-/// A table of the tallies of several runs: a line per group and backend, a column per kind of run.
+/// A table of the tallies of several runs, with a row per group and backend and a column per kind
+/// of run.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     runs: Vec<(String, String, Tally)>,

@@ -18,7 +18,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         .collect()
 }
 
-/// Controls whose memory gives weaker ordering guarantees than the kernels request.
+/// Controls in which the memory gives weaker ordering guarantees than the kernels request.
 fn orders() -> Vec<Entry> {
     let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
     let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
@@ -46,8 +46,8 @@ fn orders() -> Vec<Entry> {
     .collect()
 }
 
-/// Controls of two lanes with a weak barrier. The fences before and after the barrier are
-/// necessary, and a machine must not declare a noncumulative barrier cumulative.
+/// Controls with two lanes and a weak barrier. They show that the fences before and after the
+/// barrier are necessary, and that a machine must not declare a noncumulative barrier cumulative.
 fn fences() -> Vec<Entry> {
     let mut entries = Vec::new();
     for (what, fault, blocks) in [
@@ -84,7 +84,7 @@ fn fences() -> Vec<Entry> {
     entries
 }
 
-/// Controls with missing slots, missing credits or a missing rank.
+/// Controls with only one set of packet slots, with forged credits, or with an absent rank.
 fn slots() -> Vec<Entry> {
     let packets = |blocks| scenario(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
@@ -134,7 +134,8 @@ fn kernels() -> Vec<Entry> {
     entries
 }
 
-/// Controls whose flags and counters are set too early or not cleared.
+/// Controls of ready flags and arrival counters without release or acquire, set too early, or not
+/// cleared.
 fn overlapped() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);

@@ -1,4 +1,4 @@
-//! Models under loom, which must pass.
+//! Models for loom. Every model must pass.
 
 use fusewire_kernels::fused::Route;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
@@ -313,8 +313,7 @@ fn mixtures() -> Vec<Entry> {
     ]
 }
 
-/// Operations that run concurrently with a consumer or producer on rank 0. The consumer or producer
-/// is a separate thread.
+/// Operations with a concurrent consumer or producer on rank 0, which is a separate thread.
 fn overlapped() -> Vec<Entry> {
     let gather = Step::new(Op::GatherWithFlags, 8);
     let scatter = Step::new(Op::ScatterOnArrival, 8);
@@ -379,7 +378,7 @@ fn many_ranks() -> Vec<Entry> {
     entries
 }
 
-/// Returns the configuration of two ranks of two lanes. 32 bytes are one vector per lane.
+/// Returns the configuration of two ranks with two lanes each. 32 bytes are one vector per lane.
 pub(crate) fn lanes_config(parts: Parts) -> Config {
     Config {
         lanes: 2,
