@@ -9,7 +9,7 @@ use thiserror::Error as ThisError;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Returns the subject of a store operation (the key, or the address or path) for a message.
+/// Formats the subject of a store operation for a message: the key, address or path.
 fn subject(operation: &str, key: &str) -> String {
     match operation {
         _ if key.is_empty() => String::new(),
@@ -22,8 +22,8 @@ fn subject(operation: &str, key: &str) -> String {
 /// Error of this crate. Each variant names the operation that failed. If a next step is known, the
 /// message states it.
 ///
-/// Cheap to clone, because two calls can report the same failure: the wait on the `Work` handle,
-/// and the next synchronisation of its stream.
+/// An error is cheap to clone. Clones are needed because two calls can report the same failure: the
+/// wait on the `Work` handle, and the next synchronization of the handle's stream.
 ///
 /// `{:?}` prints the message, because a program whose `main` returns a [`Result`] prints errors
 /// with `{:?}`. `{:#?}` prints the variant with its fields.
@@ -59,7 +59,7 @@ pub enum Error {
     /// The environment does not give a valid rank, size or store.
     #[error("bootstrap failed: {detail}")]
     Bootstrap {
-        /// The missing or wrong setting, and what to set.
+        /// The missing or wrong setting, and the correct setting.
         detail: String,
     },
 
@@ -80,7 +80,7 @@ pub enum Error {
     PeerSegment {
         /// The peer that offered the memory.
         rank: u32,
-        /// Reason why it cannot be mapped.
+        /// Reason why the memory cannot be mapped.
         detail: String,
     },
 

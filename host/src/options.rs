@@ -96,25 +96,25 @@ impl FromStr for ReduceOp {
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Algorithm {
-    /// Chosen by the plan from operation, size and type.
+    /// The plan chooses the algorithm by operation, size and type.
     #[default]
     Auto = 0,
-    /// One hop through packets. Small all_reduce only.
+    /// One hop through packets. Only for small all_reduce calls.
     Packet = 1,
     /// One hop with signals: every rank reads the input of every rank.
     Signal = 2,
     /// Two hops: each rank reduces one shard, then gathers the shards of the other ranks.
     TwoShot = 3,
-    /// Each rank reads the data from its peers. Operations without a reduction.
+    /// Each rank reads the data from its peers. Only for operations without a reduction.
     Pull = 4,
-    /// A channel with flow control (send and receive).
+    /// A channel with flow control. Only for send and receive.
     Channel = 5,
     /// The library that is the communicator's backend carries out the operation.
     HandOff = 6,
     /// Multicast (NVLink SHARP): the switch adds and copies. Applies to all_reduce, reduce_scatter
     /// and all_gather, and needs [`Determinism::Any`]. If a rank's memory is in no window, or the
     /// offset in the window differs between ranks, the same launch falls back to another algorithm.
-    /// The CPU emulates multicast by a loop over the ranks.
+    /// The CPU emulates multicast with a loop over the ranks.
     Nvls = 7,
 }
 
@@ -168,15 +168,15 @@ pub enum Determinism {
     /// are reduced in rank order. Algorithms that cannot guarantee this are refused.
     #[default]
     Bitwise,
-    /// Any order of the ranks. Permits the fastest algorithm.
+    /// Reductions may combine the ranks in any order. Permits the fastest algorithm.
     Any,
 }
 
 impl Determinism {
     /// Returns the reason why `algorithm` is refused, or `None` if it is allowed.
     /// [`Determinism::Bitwise`] refuses NVLS, which adds in the switch, for three reasons: the
-    /// order of the sum may change from call to call; sums of f16 and bf16 are returned rounded, so
-    /// an average is rounded twice; a minimum or maximum is not guaranteed to propagate NaN.
+    /// order of the sum may change from call to call; the switch rounds sums of f16 and bf16, so an
+    /// average is rounded twice; a minimum or maximum is not guaranteed to propagate NaN.
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
@@ -193,20 +193,20 @@ impl Determinism {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GridMode {
-    /// Each rank launches its own grids, as on a separate GPU. Creating the communicator checks
-    /// that the blocks of all ranks fit on the GPU at the same time. The GPU may still run the
-    /// grids in sequence.
+    /// Each rank launches its own grids, as if it had a GPU to itself. Creating the communicator
+    /// checks that the blocks of all ranks fit on the GPU at the same time. The GPU may still run
+    /// the grids in sequence.
     #[default]
     Separate,
     /// The blocks of all ranks run in one grid, in which all blocks are resident at the same time.
-    /// For tests and sanitizers. The ranks must be threads of one process and share one GPU, and an
-    /// image of the kernels' grid forms must exist (`fusewire-build build --multi-rank-grid`).
+    /// For tests and sanitizers. The ranks must be threads of one process and share one GPU. The
+    /// image `fusewire-kernels-multi-rank-grid` must exist (`fusewire-build build
+    /// --multi-rank-grid`).
     ///
-    /// A collective is launched when all ranks have called it. Until then every caller blocks,
-    /// including callers of `_async` forms. All ranks must call the collectives of all their
-    /// communicators in the same order. Operations that only some ranks launch (send, recv,
-    /// batches, windows, user kernels) run as with [`GridMode::Separate`]. Collectives cannot be
-    /// captured.
+    /// A collective is launched when all ranks have called it. Every call blocks until then,
+    /// including the `_async` forms. All ranks must call the collectives of all their communicators
+    /// in the same order. Operations that only some ranks launch (send, recv, batches, windows,
+    /// user kernels) run as with [`GridMode::Separate`]. Collectives cannot be captured.
     MultiRankGrid,
 }
 
@@ -216,7 +216,7 @@ pub enum GridMode {
 pub struct CallOptions {
     /// Timeout of the call's waits. `None` or zero selects the communicator's timeout.
     pub timeout: Option<Duration>,
-    /// Hints by name; [`CallOptions::HINTS`] lists the known ones. An unknown hint is logged as a
+    /// Hints by name. [`CallOptions::HINTS`] lists the known hints. An unknown hint is logged as a
     /// warning.
     pub hints: BTreeMap<String, String>,
 }
@@ -246,16 +246,17 @@ impl CallOptions {
     }
 }
 
-/// Options of a communicator. Those marked *agreed* must be equal on all ranks; creating the
+/// Options of a communicator. Options marked *Agreed* must be equal on all ranks. Creating the
 /// communicator compares them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Timeout of every wait, including those of the bootstrap. Default:
+    /// Timeout of every wait, including waits of the bootstrap. Default:
     /// `FUSEWIRE_TIMEOUT_SECONDS`, then `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
     pub timeout: Duration,
-    /// Algorithm of all_reduce calls that it supports. [`Algorithm::Nvls`] also applies to
-    /// reduce_scatter and all_gather. Default: [`Algorithm::Auto`]. Agreed.
+    /// Algorithm of all_reduce and the fused norm. Calls that the algorithm does not support use
+    /// [`Algorithm::Auto`]. [`Algorithm::Nvls`] also applies to reduce_scatter and all_gather.
+    /// Default: [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
     /// Size in bytes of the staging area for input. The area for output has the same size. A round
     /// moves at most this many bytes. Agreed.
@@ -267,20 +268,20 @@ pub struct Options {
     /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
     /// Number of blocks of a launch, at most 64. 0 selects the device's default. Default on a CPU:
-    /// 1; more blocks run on threads of their own (tests). Default on a GPU: 16, which leaves the
-    /// remaining SMs to computation. Agreed.
+    /// 1. With more blocks, which are for tests, every block runs on a separate thread. Default on
+    /// a GPU: 16, which leaves the remaining SMs to computation. Agreed.
     pub blocks: u32,
-    /// Lanes of a block on the CPU. 1 in production. With 32 or 64, which are for
-    /// tests, every lane is a thread. Agreed.
+    /// Lanes of a block on the CPU. Use 1 in production. With 32 or 64, which are for tests, every
+    /// lane is a thread. Agreed.
     pub lanes: u32,
     /// Threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
-    /// Number of polls of a wait before the wait yields the core. The default depends on the number
-    /// of cores and ranks.
+    /// Number of polls before a wait yields the core. The default depends on the number of cores
+    /// and ranks.
     pub spins: Option<u32>,
     /// First epoch number, for tests of wrap-around. Default: 0. Agreed.
     pub first_epoch: u64,
-    /// Guarantee about the bits of reductions. Agreed.
+    /// Guarantee about the bits of the results of reductions. Agreed.
     pub determinism: Determinism,
     /// Grid mode of launches by ranks that share a GPU. Default: [`GridMode::Separate`]. Agreed.
     pub grid_mode: GridMode,
@@ -292,19 +293,19 @@ pub struct Options {
     /// If true, [`crate::Communicator::reconfigure`] can create the communicator again after a
     /// failure, and the watchdog never ends the process.
     pub enable_reconfigure: bool,
-    /// Store for the rendezvous. `None` selects the store that the environment names. Only
-    /// [`crate::new_comm`] reads this field.
+    /// Store for the rendezvous. `None` selects the store that the environment variables specify.
+    /// Only [`crate::new_comm`] reads this field.
     pub store: Option<Arc<dyn Store>>,
-    /// Rank and size. `None` selects the values of the environment. Only [`crate::new_comm`] reads
-    /// this field.
+    /// Rank and size. `None` selects the values in the environment variables. Only
+    /// [`crate::new_comm`] reads this field.
     pub rank_size: Option<(u32, u32)>,
     /// Number of operations that the flight recorder keeps; 0 disables the recorder. Default:
     /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
     /// Maximum size in bytes of an object in the object collectives. Default: 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known ones. An
-    /// unknown hint is logged as a warning.
+    /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known hints.
+    /// An unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
 }
 

@@ -3,7 +3,7 @@
 //! A plan is a pure function of values that are equal on all ranks (operation, count, type,
 //! reduction, number of ranks, agreed options), so all ranks choose the same plan without
 //! communication. The window that holds a buffer, and the buffer's offset and alignment, may differ
-//! between ranks, so they are no input of the plan: the kernels exchange them.
+//! between ranks. The plan therefore does not depend on them; the kernels exchange them.
 
 use core::fmt;
 
@@ -94,9 +94,9 @@ impl fmt::Display for Plan {
 /// memory a slightly higher limit would be faster.
 const PACKET_BYTES: u64 = 1 << 10;
 
-/// Limit that replaces [`PACKET_BYTES`] if ranks share cores. Measured with four ranks on two
-/// cores: the second signal of the other algorithms costs a second context switch, which takes
-/// microseconds.
+/// Limit that replaces [`PACKET_BYTES`] if there are more ranks than cores. Measured with four
+/// ranks on two cores: the second signal of the other algorithms costs a second context switch,
+/// which takes microseconds.
 const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce with signals, for types and reductions without
@@ -115,8 +115,8 @@ const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 /// data of a round in a core's cache.
 const ROUND_BYTES: u64 = 512 << 10;
 
-/// Returns true if the instances for frequent types and reductions (including packets) exist for
-/// `dtype` and `reduction`.
+/// Returns true if kernels specialized for `dtype` and `reduction` exist. Packet kernels exist only
+/// for these combinations.
 pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::Bf16)
         && matches!(
@@ -160,7 +160,8 @@ impl Machine {
     }
 }
 
-/// Plans an operation over `rows` staged rows of `count` elements of `size` bytes.
+/// Plans an operation. If the operation copies through staging, it stages `rows` rows of `count`
+/// elements of `size` bytes.
 #[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 pub(crate) fn plan(
     options: &Options,
@@ -198,7 +199,7 @@ pub(crate) fn plan(
     }
 }
 
-/// Returns true if the operation uses multicast. [`Determinism::Bitwise`] excludes multicast (see
+/// Returns true if the plan uses multicast. [`Determinism::Bitwise`] excludes multicast (see
 /// [`Determinism::refuses`]). With [`Algorithm::Auto`], only all_reduce by sum or average uses
 /// multicast, and only if the alternative is two-shot. reduce_scatter and all_gather would move as
 /// many bytes into or out of each rank as without multicast, and minimum and maximum would no

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `PF_EXITING` of the kernel's process flags (proc(5), include/linux/sched.h).
+/// The bit `PF_EXITING` of the kernel's process flags (proc(5), include/linux/sched.h).
 const EXITING: u64 = 4;
 
 /// Returns the start time of a process, in clock ticks since boot: field 22 of `/proc/<pid>/stat`.
@@ -22,7 +22,7 @@ pub(crate) fn parent(pid: u32) -> io::Result<u32> {
 pub(crate) fn has_ended(pid: u32, start_time: u64) -> bool {
     match status(pid) {
         Ok(found) => found.has_ended() || found.start_time != start_time,
-        // Other errors, such as a lack of descriptors, carry no information about the process.
+        // Other errors, such as a lack of file descriptors, do not show that the process has ended.
         Err(error) => says_gone(&error),
     }
 }
@@ -41,7 +41,7 @@ pub(crate) fn is_ending(pid: u32, start_time: u64) -> bool {
     has_ended(pid, start_time) || status(pid).is_ok_and(|found| found.flags & EXITING != 0)
 }
 
-/// Returns true if an error of [`start_time`] means that there is no such process.
+/// Returns true if an error from [`start_time`] means that the process does not exist.
 pub(crate) fn says_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
@@ -49,7 +49,7 @@ pub(crate) fn says_gone(error: &io::Error) -> bool {
 /// Returns a descriptor that becomes readable when the process ends, or `None` if there is no such
 /// process or the system does not support `pidfd_open`.
 pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
-    // SAFETY: the call takes two integers.
+    // SAFETY: `pidfd_open` takes two integers and accesses no memory of this process.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let descriptor = i32::try_from(descriptor).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: the system call returned a new descriptor, which nothing else owns.
@@ -65,14 +65,15 @@ struct Status {
 }
 
 impl Status {
-    /// Returns true for a dead process, including a zombie, which its parent has not waited for.
+    /// Returns true if the process is dead or a zombie. A zombie is a process that has exited but
+    /// whose parent has not waited for it.
     fn has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 }
 
-/// Parses fields 3, 4, 9 and 22. They are counted after the command name, which may contain blanks
-/// and parentheses.
+/// Parses fields 3, 4, 9 and 22 of `/proc/<pid>/stat`. Starts after the last `)`, because field 2,
+/// the command name, may contain blanks and parentheses.
 fn status(pid: u32) -> io::Result<Status> {
     let stat = fs::read(format!("/proc/{pid}/stat"))?;
     let name_end = stat.iter().rposition(|byte| *byte == b')');

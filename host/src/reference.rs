@@ -1,10 +1,10 @@
-//! Sequential implementations of the operations for tests and `fusewire perf`. Operations must be
-//! bitwise identical to their results.
+//! Sequential reference implementations of the operations, for tests and `fusewire perf`. Results
+//! of operations must be bitwise identical to results of this module.
 //!
-//! The implementation follows the documentation and shares no code with the kernels, so a defect of
-//! a kernel cannot hide in both. Inputs depend on rank, index and call. The values of adjacent
-//! ranks nearly cancel, so a missing, repeated, stale or re-ordered contribution changes bits of
-//! the result.
+//! This module follows the documentation and shares no code with the kernels, so a kernel and its
+//! reference cannot have the same defect in common code. Inputs depend on rank, index and call. The
+//! values of adjacent ranks nearly cancel, so a missing, repeated, stale or re-ordered contribution
+//! changes bits of the result.
 
 use core::fmt;
 
@@ -189,7 +189,7 @@ fn fold<T: Copy>(
 /// Returns the result of reduce_scatter on `rank`: row `rank` of the reduced input.
 ///
 /// # Panics
-/// In the cases of [`reduce`].
+/// In the same cases as [`reduce`].
 pub fn reduce_scatter(
     dtype: DType,
     op: ReduceOp,
@@ -224,7 +224,8 @@ pub fn all_to_all(inputs: &[Vec<u8>], rank: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Returns the result of all_to_all_v on a rank, if rank f sends `split(f, t)` elements to rank t.
+/// Returns the result of all_to_all_v on `rank`, if each rank f sends `split(f, t)` elements to
+/// each rank t.
 pub fn all_to_all_v(
     dtype: DType,
     inputs: &[Vec<u8>],
@@ -338,7 +339,8 @@ pub fn first_difference(expected: &[u8], got: &[u8], dtype: DType) -> Option<Dif
     })
 }
 
-/// Formats an element for a message. Appends the bits if the value is ambiguous.
+/// Formats an element for a message. Appends the bits of floats, because a printed float may not
+/// identify its bits.
 fn show(dtype: DType, element: &[u8]) -> String {
     macro_rules! first {
         ($t:ty) => {

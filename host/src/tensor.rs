@@ -1,4 +1,4 @@
-//! Memory that operations read and write: typed at run time, counted in elements.
+//! Memory that operations read and write, with an element type that is known at run time.
 
 use core::any::Any;
 use core::fmt;
@@ -13,11 +13,12 @@ use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// Memory of tensors. Freed when the last tensor, `Work` handle and graph that use the memory have
+/// Memory of tensors. Freed when all tensors, `Work` handles and graphs that use the memory have
 /// been dropped.
 pub(crate) struct Allocation {
     memory: Memory,
-    /// Registration of the window. Must live as long as the memory.
+    /// Registration of the memory in a window, or the owner of adopted memory. Must live as long as
+    /// `memory`.
     _registration: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -79,14 +80,14 @@ impl Tensor {
         ))
     }
 
-    /// Creates a tensor over `count` elements at address `at`, which other code allocated (PyTorch,
-    /// candle, C, C++). The crate drops `keep`, which may free the memory, when the last user of
-    /// the memory in this crate is gone. GPU memory can be registered in a window. Peers cannot map
-    /// CPU memory that is in no window, so operations copy it through staging.
+    /// Creates a tensor over memory that other code (PyTorch, candle, C, C++) allocated: `count`
+    /// elements at address `at`. Fusewire drops `keep`, which may free the memory, when no tensor,
+    /// `Work` handle or graph uses the memory any more. GPU memory can be registered in a window.
+    /// Peers cannot map CPU memory that is in no window, so operations copy it through staging.
     ///
     /// # Safety
     /// Until `keep` is dropped, `at` must be valid memory of `device` for `count` elements, and
-    /// other code that reads or writes the memory must synchronise with the operations that use the
+    /// other code that reads or writes the memory must synchronize with the operations that use the
     /// tensor.
     ///
     /// # Errors
@@ -140,7 +141,8 @@ impl Tensor {
         }
     }
 
-    /// Creates a tensor of `count` elements at byte `offset` of `allocation`, which contains them.
+    /// Creates a tensor of `count` elements at byte `offset` of `allocation`. The elements must lie
+    /// within the allocation.
     pub(crate) fn at(allocation: Arc<Allocation>, offset: u64, dtype: DType, count: usize) -> Self {
         Self {
             allocation,
@@ -166,7 +168,7 @@ impl Tensor {
         })
     }
 
-    /// Returns the shared memory of the tensor, and the tensor's byte offset in it.
+    /// Returns the memory that contains the tensor, and the tensor's byte offset in this memory.
     pub(crate) fn memory(&self) -> (Memory, u64) {
         (self.allocation.memory.clone(), self.offset)
     }
@@ -198,7 +200,8 @@ impl Tensor {
             .wrapping_add(self.offset as usize)
     }
 
-    /// Returns a tensor of the elements `start..start + count`. Both tensors share the memory.
+    /// Returns a tensor of the elements `start..start + count`, which shares the memory of this
+    /// tensor.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the tensor.
@@ -235,7 +238,7 @@ impl Tensor {
         let bytes = unsafe {
             core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
         };
-        // SAFETY: `check` compared type and length with the tensor; the method's documentation
+        // SAFETY: `check` compared type and length with the tensor. The method's documentation
         // requires that no running operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
@@ -249,7 +252,7 @@ impl Tensor {
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check::<T>("to_vec", self.count)?;
         let mut values = Vec::<T>::with_capacity(self.count);
-        // SAFETY: the vector's capacity is `count` elements. `write_bytes` initialises them all
+        // SAFETY: the vector's capacity is `count` elements. `write_bytes` initializes all of them
         // before the slice is created, and any bit pattern is a valid `T: Element`.
         unsafe {
             values.as_mut_ptr().write_bytes(0, self.count);
@@ -277,8 +280,8 @@ impl Tensor {
                 detail: format!("{} bytes for a tensor of {needed} bytes", bytes.len()),
             });
         }
-        // SAFETY: the size was compared with the tensor's; the method's documentation requires that
-        // no running operation uses the tensor.
+        // SAFETY: `bytes` has the tensor's size (checked above). The method's documentation
+        // requires that no running operation uses the tensor.
         unsafe { self.allocation.memory.write(self.offset, bytes) }
     }
 
@@ -290,8 +293,8 @@ impl Tensor {
     /// [`Error::Driver`].
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.count * self.dtype.size()];
-        // SAFETY: `bytes` has the tensor's size; the method's documentation requires that no
-        // running operation writes the tensor.
+        // SAFETY: `bytes` was allocated with the tensor's size. The method's documentation requires
+        // that no running operation writes the tensor.
         unsafe { self.allocation.memory.read(self.offset, &mut bytes)? };
         Ok(bytes)
     }
@@ -312,7 +315,7 @@ impl Tensor {
     }
 }
 
-/// Returns the size of `count` elements in bytes, or an error if it overflows.
+/// Returns the size of `count` elements in bytes, or an error if the size exceeds 2^47 bytes.
 pub(crate) fn bytes_of(operation: &'static str, dtype: DType, count: usize) -> Result<u64> {
     count
         .checked_mul(dtype.size())
@@ -334,7 +337,7 @@ pub struct Input<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice. A slice is host memory, also if the communicator's device is a GPU.
+    /// True for a slice. A slice is host memory, even if the communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 
@@ -345,7 +348,7 @@ pub struct Output<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice. A slice is host memory, also if the communicator's device is a GPU.
+    /// True for a slice. A slice is host memory, even if the communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 
@@ -353,7 +356,7 @@ impl Input<'_> {
     /// Creates an input of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// The memory is readable while operations use it.
+    /// The memory must be readable as long as operations use the input.
     pub const unsafe fn from_raw(ptr: *const u8, count: usize, dtype: DType) -> Self {
         Self {
             ptr,
@@ -369,7 +372,8 @@ impl<'a> Output<'a> {
     /// Creates an output of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// The memory is readable and writable, and no other code accesses it, while operations use it.
+    /// As long as operations use the output, the memory must be readable and writable, and no other
+    /// code may access it.
     pub const unsafe fn from_raw(ptr: *mut u8, count: usize, dtype: DType) -> Self {
         Self {
             ptr,
@@ -461,7 +465,8 @@ mod tests {
         let keep = Arc::new(());
         let at = owned.as_mut_ptr().cast::<u8>();
         let kept: Arc<dyn Any + Send + Sync> = Arc::clone(&keep) as _;
-        // SAFETY: `kept` owns the vector's memory and lives until the tensor drops it.
+        // SAFETY: the vector `owned` outlives the tensor, and no other code accesses the vector
+        // until the tensor is dropped.
         let x = unsafe { Tensor::adopt(Device::Cpu, at, DType::F32, 3, Some(kept)) }.unwrap();
         assert_eq!((x.as_ptr(), x.device()), (at, Device::Cpu));
         x.slice(1, 2).unwrap().copy_from(&[4.0_f32, 5.0]).unwrap();

@@ -28,7 +28,7 @@ fn sums_follow_the_ranks() {
 
 #[test]
 fn small_floats_are_rounded_once() {
-    // 1 + 2^-8 + 2^-8 in bf16 (8 bits): rounded at every step it stays 1.
+    // In bf16 (8 significant bits), 1 + 2^-8 + 2^-8 would be 1 if every step were rounded.
     let one = 0x3f80;
     let little = 0x3b80;
     let inputs = [halves(&[one]), halves(&[little]), halves(&[little])];
@@ -36,7 +36,7 @@ fn small_floats_are_rounded_once() {
         reduce(DType::Bf16, ReduceOp::Sum, &[], &inputs),
         halves(&[0x3f81])
     );
-    // 65504 + 65504 - 65504 in f16 does not overflow on the way.
+    // In f16, the intermediate sum of 65504 + 65504 - 65504 would overflow.
     let inputs = [halves(&[0x7bff]), halves(&[0x7bff]), halves(&[0xfbff])];
     assert_eq!(
         reduce(DType::F16, ReduceOp::Sum, &[], &inputs),
@@ -82,8 +82,8 @@ fn nan_wins_and_zeros_are_ordered() {
 
 #[test]
 fn scaled_sums_round_the_product() {
-    // The product 1.1 * 3 must be rounded to f32 before the sum. A fused multiply-add would not
-    // round it, and the result would differ.
+    // The product 1.1 * 3 must be rounded to f32 before the sum. A fused multiply-add does not
+    // round the product, so its result would differ.
     let inputs = [f32s(&[1.1]), f32s(&[-3.3])];
     let expected = f32s(&[1.1f32 * 3.0 + -3.3f32]);
     assert_eq!(
