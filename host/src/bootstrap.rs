@@ -1,18 +1,23 @@
-//! Rank, size, store and host, found out from the environment.
+//! Determines rank, size, store and host from environment variables.
 //!
-//! The variables and their order are torchcomms' (`comms/torchcomms/utils/Utils.cpp`), so that a
-//! program starts under `torchrun` or `fusewire run` without options, and under `mpirun`, `srun` or
-//! PALS with the store's address in `MASTER_ADDR` and `MASTER_PORT`, or without where all ranks are
-//! on one host.
+//! The variables and their precedence are those of torchcomms (`comms/torchcomms/utils/Utils.cpp`).
+//! A program therefore runs under `torchrun` and `fusewire run` without further settings. Under
+//! `mpirun`, `srun` and PALS, set the store's address in `MASTER_ADDR` and `MASTER_PORT`, unless
+//! all ranks are on one host.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `MASTER_ADDR`, `MASTER_PORT` | where rank 0, or a launcher's agent, serves the store |
-//! | `FUSEWIRE_STORE_SECRET` | secret of clients and server; refuses clients of PyTorch |
-//! | `FUSEWIRE_STORE_BIND` | rank 0's address; else `MASTER_ADDR`'s, or all with a secret |
-//! | `FUSEWIRE_STORE_PROTOCOL` | `current` or `legacy` (PyTorch before 2.1), else found out |
-//! | `FUSEWIRE_HOST_ID` | name of this host, else the kernel's boot id |
-//! | `FUSEWIRE_NVLINK_DOMAIN` | NVLink domain of this host's GPUs, or empty; else NVML's answer |
+//! | `MASTER_ADDR`, `MASTER_PORT` | address and port at which rank 0 or the agent serves the store |
+//! | `FUSEWIRE_STORE_SECRET` | secret shared by server and clients; excludes PyTorch clients |
+//! | `FUSEWIRE_STORE_BIND` | address on which rank 0 listens; default: see below |
+//! | `FUSEWIRE_STORE_PROTOCOL` | `auto` (default), `current` or `legacy` (PyTorch before 2.1) |
+//! | `FUSEWIRE_HOST_ID` | name of this host; default: the kernel's boot id |
+//! | `FUSEWIRE_NVLINK_DOMAIN` | NVLink domain of this host's GPUs; default: reported by NVML |
+//!
+//! An agent is the process of a launcher such as `torchrun` that starts the ranks of a host. An
+//! empty `FUSEWIRE_NVLINK_DOMAIN` means that the GPUs are in no NVLink domain. Without
+//! `FUSEWIRE_STORE_BIND`, rank 0 listens on all addresses if a secret is set, and otherwise only on
+//! the addresses to which `MASTER_ADDR` resolves.
 
 mod local;
 #[cfg(test)]
@@ -47,7 +52,7 @@ struct Launcher {
     method: Method,
     rank: &'static str,
     size: &'static str,
-    /// Names of which the first that is set counts.
+    /// Names of the variable. The first name that is set is used.
     local_rank: &'static [&'static str],
     local_size: &'static [&'static str],
 }
@@ -55,7 +60,7 @@ struct Launcher {
 /// Values of `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` that restrict the search.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Method {
-    /// Explicit variables, which every value of the setting reads.
+    /// `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, which are read for every value of the setting.
     Always,
     Mpi,
     Pals,
@@ -63,8 +68,9 @@ enum Method {
     Slurm,
 }
 
-/// In torchcomms' order, and Slurm: the first launcher whose variables are there wins. Slurm is
-/// last, for its variables are also there in what `torchrun` or `fusewire run` start within a step.
+/// Launchers in torchcomms' order, followed by Slurm. The first launcher whose variables are set
+/// takes precedence. Slurm is last, because processes that `torchrun` or `fusewire run` starts
+/// within a Slurm step also inherit Slurm's variables.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         method: Method::Always,
@@ -106,23 +112,24 @@ const LAUNCHERS: [Launcher; 6] = [
         rank: "SLURM_PROCID",
         size: "SLURM_NTASKS",
         local_rank: &["SLURM_LOCALID"],
-        // Slurm gives it only as a list of all hosts; see `Launcher::read`.
+        // Slurm reports the number of ranks on a host only in a list for all hosts, so
+        // `Launcher::read` computes the local size.
         local_size: &[],
     },
 ];
 
-/// Address that rank 0's store listens at, in place of that of `MASTER_ADDR`.
+/// Variable with the address on which rank 0's store listens, if this is not `MASTER_ADDR`.
 const BIND: &str = "FUSEWIRE_STORE_BIND";
 
-/// Restricts the search for rank and size to one launcher.
+/// Variable that restricts the search for rank and size to one launcher.
 pub(crate) const QUERY_METHOD: &str = "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD";
 
-/// Set by torchrun (and by `fusewire run`) for every process that it starts, and inherited by the
-/// processes that those start.
+/// Variable that torchrun and `fusewire run` set for every process that they start. Child processes
+/// of these processes inherit the variable.
 const TORCHRUN_JOB: &str = "TORCHELASTIC_RUN_ID";
 
 impl Method {
-    /// The value of [`QUERY_METHOD`] that selects it.
+    /// Returns the value of [`QUERY_METHOD`] that selects this method.
     fn value(self) -> &'static str {
         match self {
             Self::Always => "env",
@@ -135,22 +142,25 @@ impl Method {
 }
 
 impl RankSize {
-    /// Reads rank and size from the environment: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, else those
-    /// of Open MPI, PMI, PALS, `torchrun`, Slurm, in this order. A pair of which only one half is
-    /// set is ignored when a later pair is complete. Slurm's pair is read only in processes that
-    /// `srun` has started, not in the script of a batch job.
+    /// Reads rank and size from the environment: from `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, or
+    /// else from the variables of Open MPI, PMI, PALS, `torchrun` and Slurm, in this order. If only
+    /// one variable of a pair is set, the pair is ignored, provided that another pair is complete.
+    /// Slurm's pair is read only in processes that `srun` has started, not in the script of a batch
+    /// job.
     ///
-    /// Where torchrun has started the process or one of its parents (`TORCHELASTIC_RUN_ID` is set),
-    /// its pair comes before those of MPI and PALS, as `mpirun -n 1 torchrun ..` requires. For
-    /// `mpirun` in a worker of torchrun, where MPI is the inner launcher, set
-    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD=mpi`.
+    /// If `TORCHELASTIC_RUN_ID` is set, torchrun has started the process or one of its ancestors.
+    /// The pair of torchrun then takes precedence over those of MPI and PALS, as `mpirun -n 1
+    /// torchrun ..` requires. If a worker of torchrun starts `mpirun`, MPI is the inner launcher:
+    /// set `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD=mpi`.
     ///
-    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`auto`, `mpi`, `pals`, `torchrun`, `slurm`)
-    /// restricts the search; every other value restricts it to the first pair.
+    /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`mpi`, `pals`, `torchrun` or `slurm`) restricts
+    /// the search to `TORCHCOMM_RANK` and `TORCHCOMM_SIZE` and to the pairs of this launcher.
+    /// `auto` does not restrict the search. Any other value restricts it to `TORCHCOMM_RANK` and
+    /// `TORCHCOMM_SIZE`.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when no pair is complete, a value is no number, the rank is not less
-    /// than the size, or two pairs disagree and none of these rules chooses between them.
+    /// [`Error::Bootstrap`] if no pair is complete, if a value is not a number, if the rank is not
+    /// less than the size, or if two pairs disagree and none of these rules chooses between them.
     pub fn from_env() -> Result<Self> {
         Self::from_variables(&variable)
     }
@@ -158,7 +168,7 @@ impl RankSize {
     /// Like [`RankSize::from_env`], but returns `None` if no launcher has set a variable.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when a launcher's variables are there but not whole or not right.
+    /// [`Error::Bootstrap`] if a launcher's variables are set, but incomplete or invalid.
     pub fn from_env_if_set() -> Result<Option<Self>> {
         Self::find(&variable)
     }
@@ -212,9 +222,9 @@ impl RankSize {
         if only.is_some() || first.method == Method::Always {
             return first.read(variable, rank, size).map(Some);
         }
-        // TORCHELASTIC_RUN_ID is inherited and does not prove that torchrun is the inner launcher:
-        // `mpirun` in a worker of torchrun keeps it. torchrun within `mpirun` is the usual case;
-        // the other one needs QUERY_METHOD.
+        // TORCHELASTIC_RUN_ID does not prove that torchrun is the inner launcher: if a worker of
+        // torchrun starts `mpirun`, the MPI ranks inherit the variable. torchrun within `mpirun` is
+        // the usual case. `mpirun` within torchrun requires QUERY_METHOD.
         let torchrun = whole
             .iter()
             .find(|(launcher, ..)| launcher.method == Method::Torchrun)
@@ -237,7 +247,7 @@ impl RankSize {
 }
 
 impl Launcher {
-    /// The error for two launchers whose complete pairs disagree.
+    /// Returns the error for two launchers whose complete pairs disagree.
     fn contradiction(&self, own: RankSize, other: &Self, theirs: RankSize) -> Error {
         let choices = if self.method == other.method {
             format!("{}, which takes {}", self.method.value(), self.rank)
@@ -259,7 +269,8 @@ impl Launcher {
         ))
     }
 
-    /// Reads this launcher's variables, given the values of rank and size.
+    /// Parses `rank` and `size`, the values of this launcher's variables, and reads the local rank
+    /// and local size.
     fn read(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -293,8 +304,8 @@ impl Launcher {
     }
 }
 
-/// A store found through the environment. On the rank that hosts the server, the server lives as
-/// long as this value.
+/// Store that the environment variables specify. If this rank hosts the server, dropping this value
+/// stops the server.
 #[derive(Debug)]
 pub struct BootstrapStore {
     store: Arc<dyn Store>,
@@ -302,7 +313,7 @@ pub struct BootstrapStore {
 }
 
 impl BootstrapStore {
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.store)
     }
@@ -315,24 +326,26 @@ impl BootstrapStore {
 }
 
 /// Connects to the TCP store at `MASTER_ADDR` and `MASTER_PORT`. Rank 0 also hosts the server,
-/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`: then the launcher's agent hosts it, and each
-/// attempt of a job (`TORCHELASTIC_RESTART_COUNT`) has keys of its own. `timeout` bounds the
-/// connection and each later answer.
+/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`. In this case the launcher's agent hosts the
+/// server, and each attempt of a job (`TORCHELASTIC_RESTART_COUNT`) uses separate keys. `timeout`
+/// limits the time for the connection and for each later answer.
 ///
-/// A store that rank 0 hosts ends with rank 0's value, also for ranks that have connected to it for
-/// a next rendezvous already: call this once if rank 0 hosts, and use the store for every
-/// rendezvous.
+/// If rank 0 hosts the server, the server stops when rank 0 drops the returned value, even if other
+/// ranks have already connected for another rendezvous. In this case, call this function once and
+/// use the store for every rendezvous.
 ///
-/// On other ranks than the first, the client also joins as a worker, for which a master of PyTorch
-/// on rank 0 may wait ([`TcpStore::join_as_worker`]).
+/// If rank 0 hosts the server, the clients of all other ranks join as workers, because a PyTorch
+/// master on rank 0 may wait for its workers ([`TcpStore::join_as_worker`]).
 ///
-/// Where neither variable is set, and Open MPI, Hydra (MPICH, Intel MPI), PMIx or Slurm say that
-/// all ranks are on this host, the ranks use a file in a directory of the job in `XDG_RUNTIME_DIR`
-/// or `/tmp`. The last rank that opens the file removes its name. All ranks make equally many
-/// calls.
+/// The store is a file if neither variable is set, all ranks are on this host according to the
+/// launcher, and the job can be identified (under Open MPI, PMIx, PALS, Slurm, and Hydra, the
+/// launcher of MPICH and Intel MPI). The file is in a directory of the job in `XDG_RUNTIME_DIR` or
+/// `/tmp`. The last rank that opens the file removes the file's name. All ranks must make the same
+/// number of calls.
 ///
-/// # Errors [`Error::Bootstrap`] when a variable is missing or wrong, the port cannot be bound or
-/// the directory cannot be made, [`Error::Store`] when no server answers in time.
+/// # Errors
+/// [`Error::Bootstrap`] if a variable is missing or invalid, if the port cannot be bound, or if the
+/// directory cannot be created. [`Error::Store`] if no server answers in time.
 pub fn store_from_env(rank: u32, size: u32, timeout: Duration) -> Result<BootstrapStore> {
     store_from_variables(&variable, rank, size, timeout)
 }
@@ -392,27 +405,29 @@ fn store_from_variables(
     };
     let client = TcpStore::connect(host, port, timeout)?;
     if rank != 0 && !agent {
-        // Rank 0 may be a process of PyTorch that waits for its workers.
+        // Rank 0 may be a PyTorch process, whose store waits for its workers.
         client.join_as_worker()?;
     }
     let mut store: Arc<dyn Store> = Arc::new(client);
     if agent {
-        // The agent's store outlives an attempt that failed.
+        // The agent's store keeps the keys of failed attempts, so each attempt uses a separate
+        // prefix.
         let attempt = variable("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         store = Arc::new(PrefixStore::new(format!("attempt-{attempt}"), store));
     }
     Ok(BootstrapStore { store, server })
 }
 
-/// Returns true if the launcher says that all ranks are on this host.
+/// Returns true if all ranks are on this host according to the launcher's variables.
 fn is_on_one_host(variable: &dyn Fn(&str) -> Option<String>, rank: u32, size: u32) -> bool {
     let found = RankSize::find(variable).ok().flatten();
     found
         .is_some_and(|found| (found.rank, found.size, found.local_size) == (rank, size, Some(size)))
 }
 
-/// Serves the store of rank 0: at `FUSEWIRE_STORE_BIND` if that is set, at all addresses if clients
-/// need a secret, else only at the addresses that `MASTER_ADDR` has on this host.
+/// Starts the store's server on rank 0. The server listens on `FUSEWIRE_STORE_BIND` if set,
+/// otherwise on all addresses if clients need a secret, and otherwise only on the addresses to
+/// which `MASTER_ADDR` resolves on this host.
 fn host_server(
     variable: &dyn Fn(&str) -> Option<String>,
     host: &str,
@@ -442,8 +457,9 @@ fn host_server(
     })
 }
 
-/// Returns a warning for the user of a server without a secret that listens at `addresses`.
-/// `one_host` says that all ranks are known to be on this host.
+/// Returns a warning for the user if a server without a secret, which listens on `addresses`, is
+/// reachable from other hosts, or if ranks on other hosts may not be able to connect. `one_host` is
+/// true if all ranks are known to be on this host.
 fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<String> {
     let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = reachable {
@@ -454,7 +470,8 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
              ranks"
         ));
     }
-    // A literal loopback address, or "localhost", says that no other host is meant.
+    // A literal loopback address or "localhost" shows that the user expects no ranks on other
+    // hosts.
     let is_name = host.parse::<IpAddr>().is_err() && !host.starts_with("localhost");
     (is_name && !one_host).then(|| {
         format!(
@@ -467,7 +484,7 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
     })
 }
 
-/// Returns an address without the brackets that IPv6 addresses have in front of a port.
+/// Returns `address` without the brackets that enclose an IPv6 address in front of a port.
 fn without_brackets(address: &str) -> &str {
     let address = address.trim();
     let inner = address
@@ -476,11 +493,11 @@ fn without_brackets(address: &str) -> &str {
     inner.unwrap_or(address)
 }
 
-/// Names the host that this process runs on: two ranks with equal names can pass descriptors of
-/// memory to each other. `FUSEWIRE_HOST_ID` overrides; else it is the kernel's boot id.
+/// Returns the name of this host: `FUSEWIRE_HOST_ID` if set, otherwise the kernel's boot id. Ranks
+/// whose hosts have equal names can pass descriptors of memory to each other.
 ///
 /// # Errors
-/// [`Error::Bootstrap`] when the boot id cannot be read and `FUSEWIRE_HOST_ID` is not set.
+/// [`Error::Bootstrap`] if `FUSEWIRE_HOST_ID` is not set and the boot id cannot be read.
 pub fn host_id() -> Result<String> {
     const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
     if let Some(id) = variable("FUSEWIRE_HOST_ID") {
@@ -494,11 +511,11 @@ pub fn host_id() -> Result<String> {
     Ok(id.trim().to_owned())
 }
 
-/// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`: a name, or an empty string for no domain.
-/// Returns `None` if the variable is not set.
+/// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`, or `None` if the variable is not set. The value
+/// is a name, or an empty string if the GPUs are in no domain.
 ///
 /// # Errors
-/// [`Error::Bootstrap`] for a name that is no Unicode or longer than 256 bytes.
+/// [`Error::Bootstrap`] if the name is not valid Unicode or is longer than 256 bytes.
 #[cfg_attr(
     not(feature = "cuda"),
     expect(dead_code, reason = "asked by NVIDIA GPUs alone")
@@ -514,7 +531,7 @@ pub(crate) fn nvlink_domain() -> Result<Option<String>> {
     }
 }
 
-/// A variable that is set and not empty.
+/// Returns the value of an environment variable, or `None` if the variable is unset or empty.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -1,4 +1,4 @@
-//! A store for ranks that are all on one host and have no address of a server: a file in a
+//! Store for ranks that are all on one host and have no server address. The store is a file in a
 //! directory of the job.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -11,17 +11,18 @@ use crate::process;
 use crate::store::{FileStore, Store};
 use crate::{Error, Result};
 
-/// Number of times that a directory is made again after other ranks have removed it.
+/// Maximum number of times that the directory is created again after another rank has removed it.
 const TRIES: u32 = 1000;
 
-/// Counts the ranks that have opened a store.
+/// Key of the counter of ranks that have opened the store.
 const OPENED: &str = "fusewire/opened";
 
-/// Name of the process of Hydra that starts all ranks of a host.
+/// Name of Hydra's proxy process, which starts all ranks of a host.
 const HYDRA_PROXY: &str = "hydra_pmi_proxy";
 
-/// Variables that together name a job, or a step of one: equal on all its ranks, and other than in
-/// any job before. The first group of which the first is set counts.
+/// Groups of variables. The values of a group identify a job or a job step: they are equal on all
+/// ranks of the job, and different from those of earlier jobs. The first group whose first variable
+/// is set is used.
 const JOBS: [&[&str]; 4] = [
     &["SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"],
     &[
@@ -36,15 +37,16 @@ const JOBS: [&[&str]; 4] = [
     &["PALS_APID"],
 ];
 
-/// Opens the store of this job for `size` ranks; `None` if nothing names the job.
+/// Opens the store of this job for `size` ranks. Returns `None` if the job cannot be identified.
 ///
-/// The last rank that opens the file removes its name and the directory, so nothing is left when a
-/// rank is killed later. The content lives as long as a rank has the file open.
+/// The last rank that opens the file removes the file's name and the directory, so nothing is left
+/// on disk even if a rank is killed later. The content exists as long as a rank has the file open.
 pub(super) fn open(
     variable: &dyn Fn(&str) -> Option<String>,
     size: u32,
 ) -> Result<Option<FileStore>> {
-    /// Number of stores of this process: all ranks make equally many, each in a file of its own.
+    /// Number of stores that this process has opened. All ranks open the same number of stores,
+    /// each in a separate file.
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let Some(job) = job(variable).or_else(|| hydra_job(variable)) else {
         return Ok(None);
@@ -53,7 +55,7 @@ pub(super) fn open(
         .map(PathBuf::from)
         .filter(|path| path.is_dir())
         .unwrap_or_else(|| PathBuf::from("/tmp"));
-    // SAFETY: geteuid has no preconditions.
+    // SAFETY: `geteuid` has no preconditions.
     let user = unsafe { libc::geteuid() };
     let directory = parent.join(format!("fusewire-{user}-{job}"));
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -66,7 +68,8 @@ fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileSto
     let store = loop {
         make_private(directory, user)?;
         match FileStore::open(&path) {
-            // The last rank of another store has removed the directory meanwhile.
+            // The last rank of another store has removed the directory since `make_private`
+            // returned.
             Err(Error::Store {
                 source: Some(source),
                 ..
@@ -76,13 +79,15 @@ fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileSto
     };
     if store.add(OPENED, 1)? == i64::from(size) {
         let _ = fs::remove_file(&path);
-        // Fails while there is another store of the job, whose last rank removes the directory.
+        // Fails if the directory contains another store of the job. The last rank of that store
+        // then removes the directory.
         let _ = fs::remove_dir(directory);
     }
     Ok(store)
 }
 
-/// Returns a name for the job, fit for a file.
+/// Returns a name for the job that is valid as part of a file name, or `None` if no variable
+/// identifies the job.
 fn job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let names = JOBS.iter().find(|names| variable(names[0]).is_some())?;
     let values: Vec<_> = names.iter().map(|name| variable(name)).collect();
@@ -92,9 +97,10 @@ fn job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     Some(format!("{name}-{:016x}", hash(&format!("{values:?}"))))
 }
 
-/// Returns a name for a job of Hydra, the launcher of MPICH and Intel MPI, which has no variable
-/// that names it. All ranks of a host descend from one proxy of the launcher: its process id and
-/// start time name the job, with the boot and the namespace that these numbers belong to.
+/// Returns a name for a job of Hydra, the launcher of MPICH and Intel MPI. Hydra sets no variable
+/// that identifies the job, but all ranks of a host descend from one proxy process. The proxy's
+/// process id and start time identify the job within one boot and one PID namespace, so the name
+/// also depends on the boot id and the namespace.
 fn hydra_job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     variable("PMI_RANK")?;
     let mut pid = std::process::id();
@@ -112,14 +118,15 @@ fn hydra_job(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     Some(format!("hydra{pid}-{hash:016x}"))
 }
 
-/// FNV-1a, because the hash has to be equal in all processes.
+/// Returns the FNV-1a hash of `text`, which is equal in all processes.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     })
 }
 
-/// Makes a directory that only this user can enter, or makes sure that it is one.
+/// Creates a directory that only this user can access. If the directory exists, checks that it
+/// belongs to this user and that other users have no access.
 fn make_private(directory: &Path, user: u32) -> Result<()> {
     let refuse = |what: String| {
         Err(Error::bootstrap(format!(
@@ -132,14 +139,15 @@ fn make_private(directory: &Path, user: u32) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => return refuse(format!("cannot be made ({error})")),
     }
-    // Not through a link, which somebody else may have put there.
+    // `symlink_metadata` does not follow a symbolic link, which another user may have created.
     match fs::symlink_metadata(directory) {
         Ok(found) if !found.is_dir() => refuse("is no directory".to_owned()),
         Ok(found) if found.uid() != user || found.mode() & 0o077 != 0 => {
             refuse("is open to other users".to_owned())
         }
         Ok(_) => Ok(()),
-        // Removed meanwhile: who opens a file in it finds out.
+        // Another rank has just removed the directory. Opening a file in it then fails, and
+        // `open_at` tries again.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => refuse(format!("cannot be looked at ({error})")),
     }
@@ -199,7 +207,8 @@ mod tests {
         let metadata = fs::metadata(&directory).unwrap();
         assert_eq!(metadata.mode() & 0o777, 0o700);
         assert!(path.exists());
-        // Another process would have the same number.
+        // A second process would compute the same file name, because its counter has the same
+        // value.
         let name = path.file_name().unwrap().to_str().unwrap();
         let b = open_at(&directory, name, metadata.uid(), 2).unwrap();
         assert!(!directory.exists());

@@ -1,4 +1,4 @@
-//! Environments as launchers make them.
+//! Tests with the environment variables that launchers set.
 
 use super::*;
 
@@ -17,7 +17,8 @@ fn rank_size(pairs: &'static [(&str, &str)]) -> Result<(u32, u32)> {
 
 #[test]
 fn the_order_is_torchcomms() {
-    // All agree on rank and size; the local rank shows which launcher was read.
+    // All launchers set the same rank and size. The local rank shows which launcher's variables
+    // were read.
     let all = &[
         ("RANK", "4"),
         ("WORLD_SIZE", "9"),
@@ -241,8 +242,8 @@ fn the_store_listens_only_where_it_was_asked_to() {
     assert!(error.to_string().contains("another job"), "{error}");
 }
 
-/// Debian gives a host name the address 127.0.1.1 on the host itself. The store of such a name was
-/// served at all addresses.
+/// On Debian, a host resolves its own name to 127.0.1.1. An earlier version served the store of
+/// such a name on all addresses.
 #[test]
 fn a_name_of_the_loopback_is_served_on_the_loopback_alone() {
     use std::net::ToSocketAddrs;
@@ -295,7 +296,7 @@ fn an_ipv6_address_may_have_brackets() {
     store.store().set("k", b"v").unwrap();
 }
 
-/// A master of PyTorch on rank 0 counts its clients under a key without the usual prefix.
+/// A PyTorch master on rank 0 counts its clients under a key without the usual prefix.
 #[test]
 fn a_rank_joins_as_a_worker_of_pytorch() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
