@@ -2,9 +2,10 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Programs refer to the library by this name, also if they were linked by its path.
+    // Programs find the library by this name at run time, even if they were linked by its path.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfusewire_c.so");
-    // Rust exports the `no_mangle` functions of all crates, such as the native entries of kernels;
-    // this hides those that come from other crates, which are archives to the linker.
+    // Rust exports the `no_mangle` functions of all crates, such as the native entry functions of
+    // kernels. `--exclude-libs` hides the functions of other crates, which are archives to the
+    // linker.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
 }

@@ -1,6 +1,6 @@
 /*
- * The steps after a layer's matrix product in tensor-parallel decoding, in one launch: all_reduce
- * of the partial products, addition of the residual, RMSNorm. The result is compared with plain C.
+ * Runs the steps after a layer's GEMM in tensor-parallel decoding in one launch: all_reduce of the
+ * partial products, addition of the residual, RMSNorm. Compares the result with plain C.
  *
  *   cc -std=c99 -I host/c/include host/c/examples/all_reduce_norm.c -L target/release \
  *      -lfusewire_c -lm -o all_reduce_norm
@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
   check(fusewire_comm_size(comm, &size), "size");
   check(fusewire_comm_workspace_bytes(comm, &workspace), "workspace");
 
-  /* One window for all buffers. */
+  /* All buffers are parts of one window. */
   const size_t bytes = COUNT * sizeof(float);
   void *window;
   check(fusewire_alloc(comm, 3 * bytes + HIDDEN * sizeof(float), &window), "window");

@@ -25,8 +25,8 @@
  * in the memory of the process), a number of elements, and a type. The address must be aligned to
  * the type; norms on a GPU need 16 bytes. Calls do not copy their buffers in advance. Peers read
  * and write memory in a window (fusewire_alloc, fusewire_register) directly. Operations copy other
- * memory through the communicator's staging. One rank may pass memory in a window and another rank
- * other memory.
+ * memory through the communicator's staging. In one operation, some ranks may pass memory in a
+ * window while others pass other memory.
  *   - A blocking call uses its buffers until it returns.
  *   - An _async call uses its buffers until its work is done. A captured call uses them until every
  *     graph that contains the call is destroyed. Until then the caller must keep the buffers
@@ -124,7 +124,7 @@ uint32_t fusewire_version(void);
 
 /* Returns the message of the calling thread's last failed call, or "" if no call has failed. The
    text is UTF-8 and stays valid until the next failed call of the thread, or until the thread ends.
-   Never null. */
+   The result is never null. */
 const char *fusewire_last_error(void);
 
 /* ---- Communicators ---- */
@@ -133,13 +133,16 @@ const char *fusewire_last_error(void);
    defaults. */
 typedef struct fusewire_options {
   size_t struct_size;         /* sizeof(fusewire_options) */
-  double timeout_seconds;     /* bound of every wait, and of bootstrap; default 600, or
+  double timeout_seconds;     /* limit of every wait and of the bootstrap; default 600, or
                                  FUSEWIRE_TIMEOUT_SECONDS in the environment */
-  uint64_t staging_bytes;     /* * staging for input and output each; default 1 MiB */
-  uint64_t packet_slot_bytes; /* * default 32 KiB */
-  uint32_t blocks;            /* * of a launch, at most 64; default 16 on a GPU, 1 on a CPU */
-  uint32_t threads;           /* * of a block on a GPU: a multiple of 64, at most 512 (default) */
-  uint32_t algorithm;         /* * of all_reduce */
+  uint64_t staging_bytes;     /* * size of the staging for input, and of that for output; default
+                                 1 MiB */
+  uint64_t packet_slot_bytes; /* * size of a packet slot; default 32 KiB */
+  uint32_t blocks;            /* * blocks of a launch, at most 64; default 16 on a GPU, 1 on a
+                                 CPU */
+  uint32_t threads;           /* * threads of a block on a GPU: a multiple of 64, at most 512 (the
+                                 default) */
+  uint32_t algorithm;         /* * algorithm of all_reduce */
   uint32_t any_order;         /* * not 0: reduce in any order of ranks; NVLS needs it */
   uint32_t store_is_served;   /* fusewire_comm_create: not 0 if a process other than rank 0 serves
                                  the store */
@@ -149,11 +152,11 @@ typedef struct fusewire_options {
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or
-   srun set it. `device` is "cpu" (the default if null), "cuda:N" or "hip:N", with N among the
-   devices that the process sees. All ranks call this function together; the time-out bounds the
-   call. `comm` is null after a failure. If no agent of a launcher serves the store, rank 0 serves
-   it, and only one communicator from the environment can exist at a time; create further ones by
-   fusewire_comm_split. */
+   srun sets the variables. `device` is "cpu" (the default if null), "cuda:N" or "hip:N", with N
+   among the devices that the process sees. All ranks call this function together; the timeout
+   limits the call. `comm` is null after a failure. If no agent of a launcher serves the store, rank
+   0 serves it. Only one communicator from the environment can then exist at a time; create more
+   communicators with fusewire_comm_split. */
 int fusewire_comm_from_env(const char *device, const fusewire_options *options,
                            fusewire_comm **comm);
 
@@ -186,8 +189,8 @@ int fusewire_comm_on_new_stream(const fusewire_comm *comm, fusewire_comm **on_st
 /* Destroys a handle, even if the call returns a failure. Destroying the last handle of a
    communicator waits for all work, ends the communicator on this rank, and returns the failure of
    the communicator, or of work that no call waited for. Null is allowed. Peers may still use memory
-   that they have mapped. If rank 0 serves the store, its communicator must live until all ranks
-   have ended theirs: call fusewire_barrier first. */
+   that they have mapped. If rank 0 serves the store, rank 0 must not destroy its communicator
+   before all other ranks have ended theirs: call fusewire_barrier first. */
 int fusewire_comm_destroy(fusewire_comm *comm);
 
 /* Stops the communicator. May be called from any thread. Waiting calls return
@@ -225,7 +228,7 @@ int fusewire_workspace_bytes(const char *device, uint32_t size, const fusewire_o
    create 1024 windows in its lifetime, so allocate a few large buffers and use parts of them. */
 int fusewire_alloc(const fusewire_comm *comm, uint64_t bytes, void **memory);
 
-/* Frees memory from fusewire_alloc. All ranks call the function together. It waits until no
+/* Frees memory from fusewire_alloc. All ranks call the function together. The call waits until no
    operation uses the memory. Graphs that use the memory must not be replayed any more. Memory that
    is not freed, and memory of a failed communicator, stays allocated until the communicator is
    destroyed. */
@@ -234,8 +237,8 @@ int fusewire_free(const fusewire_comm *comm, void *memory);
 /* Places GPU memory that the caller allocated into a window. All ranks call the function together,
    with the same size. The caller must keep the memory allocated until it is deregistered (after a
    failure: until the communicator is destroyed). On a CPU the call returns FUSEWIRE_ERROR_ARGUMENT,
-   because peers cannot map ordinary memory of a process; use such memory through staging, or use
-   memory from fusewire_alloc. */
+   because peers cannot map ordinary memory of a process. Pass this memory to operations without
+   registering it, or use memory from fusewire_alloc. */
 int fusewire_register(const fusewire_comm *comm, void *memory, uint64_t bytes);
 int fusewire_deregister(const fusewire_comm *comm, void *memory);
 
@@ -298,7 +301,7 @@ int fusewire_recv(const fusewire_comm *comm, void *output, uint64_t count, uint3
 int fusewire_recv_async(const fusewire_comm *comm, void *output, uint64_t count, uint32_t dtype,
                         uint32_t peer, fusewire_work **work);
 
-/* Completes when every rank has called it. */
+/* Completes when every rank has called this function. */
 int fusewire_barrier(const fusewire_comm *comm);
 int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
 
@@ -313,9 +316,10 @@ int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
 
 #define FUSEWIRE_SCALE_NONE 0   /* output is of `dtype` */
 #define FUSEWIRE_SCALE_STATIC 1 /* output is E4M3, out = y / *scale */
-#define FUSEWIRE_SCALE_ROWS 2   /* output is E4M3 with a scale for each row: its greatest magnitude,
-                                   at least 1e-10, divided by 448 */
-#define FUSEWIRE_SCALE_GROUPS 3 /* the same for each group of FUSEWIRE_SCALE_GROUP elements */
+#define FUSEWIRE_SCALE_ROWS 2   /* output is E4M3 with a scale for each row: the greatest magnitude
+                                   in the row, at least 1e-10, divided by 448 */
+#define FUSEWIRE_SCALE_GROUPS 3 /* as SCALE_ROWS, but with a scale for each group of
+                                   FUSEWIRE_SCALE_GROUP elements */
 #define FUSEWIRE_SCALE_GROUP 128
 
 /* Let v be the sum of the input over the ranks, rounded to `dtype`, plus the residual. v is rounded
@@ -366,7 +370,7 @@ int fusewire_reduce_scatter_norm_async(const fusewire_comm *comm, const fusewire
 
 /* Logits whose columns are split over the ranks, as a tensor-parallel output layer produces them.
    Among equal logits the lower column comes first. -0 is less than +0, and NaN is less than every
-   number. A position for which no rank has a column gets index -1 and value NaN. The log-sum-exp is
+   number. A result for which no rank has a column gets index -1 and value NaN. The log-sum-exp is
    NaN for a row that contains NaN, and -inf for a row in which all logits are -inf. dtype, rows,
    vocabulary and k must be equal on all ranks, and log_sum_exp must be null on all ranks or on
    none. The columns of different ranks must not overlap; this is not checked. */
@@ -411,14 +415,14 @@ int fusewire_ready_flags_destroy(fusewire_ready_flags *flags);
 int fusewire_ready_flags_words(const fusewire_ready_flags *flags, uint32_t **words);
 
 /* For threads on a CPU. _wait waits until a chunk has arrived, for at most twice the communicator's
-   time-out. _add adds to the word of a tile. */
+   timeout. _add adds `count` to the word of a tile. */
 int fusewire_ready_flags_wait(const fusewire_ready_flags *flags, uint64_t index);
 int fusewire_ready_flags_add(const fusewire_ready_flags *flags, uint64_t index, uint32_t count);
 
 /* For streams. After _wait, work that is enqueued on the stream of `consumer` waits until the chunk
-   has arrived. _write enqueues on the stream of `producer` a write of the tile's word, which runs
-   after all earlier work of that stream. Both are stream memory operations, which occupy no SM. In
-   a capture they become nodes of the graph. */
+   has arrived. _write enqueues a write of `value` to the tile's word on the stream of `producer`,
+   which runs after all earlier work of that stream. Both functions use stream memory operations,
+   which occupy no SM. In a capture the operations become nodes of the graph. */
 int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *flags,
                                      const fusewire_comm *consumer, uint64_t index);
 int fusewire_ready_flags_stream_write(const fusewire_ready_flags *flags,
@@ -435,8 +439,8 @@ typedef struct fusewire_overlap {
   uint64_t chunk;      /* elements of a chunk or tile; the last of a rank may have fewer */
   const void *input;   /* count elements; for reduce_scatter a row of count for every rank */
   void *output;        /* a row of count for every rank; for reduce_scatter count elements */
-  const fusewire_ready_flags *ready_flags; /* size x C words, C = ceil(count / chunk): chunk c of
-                                              rank or row r has word r * C + c */
+  const fusewire_ready_flags *ready_flags; /* size x C words with C = ceil(count / chunk): chunk c
+                                              of rank r, or tile c of row r, has word r * C + c */
 } fusewire_overlap;
 
 /* Enqueues the operation on the stream of `comm`. It runs concurrently with the compute stream: the
@@ -454,8 +458,8 @@ int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire
 /* ---- Work and graphs ---- */
 
 /* Blocks this thread until the operation is complete, and returns its result. `timeout_seconds`
-   bounds the wait; the call returns FUSEWIRE_ERROR_NOT_DONE if the wait times out. 0 means that
-   only the communicator's time-out bounds the wait. */
+   limits the wait; the call returns FUSEWIRE_ERROR_NOT_DONE if the wait times out. 0 means that
+   only the communicator's timeout limits the wait. */
 int fusewire_work_wait(const fusewire_work *work, double timeout_seconds);
 
 /* Makes work that is enqueued on the handle's stream after this call wait for the operation. Does
@@ -466,8 +470,7 @@ int fusewire_work_join(const fusewire_work *work, const fusewire_comm *comm);
 int fusewire_work_destroy(fusewire_work *work);
 
 /* Between _begin and _end, _async operations of handles on this stream are recorded instead of run.
-   On a GPU, a capture that the caller began on a stream of its own (cudaStreamBeginCapture) also
-   records them. */
+   On a GPU, a capture that the caller began with cudaStreamBeginCapture also records them. */
 int fusewire_capture_begin(const fusewire_comm *comm);
 int fusewire_capture_end(const fusewire_comm *comm, fusewire_graph **graph);
 

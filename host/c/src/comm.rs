@@ -26,8 +26,9 @@ pub(crate) struct Shared {
     home: Communicator,
     /// Windows of the communicator, by the first address of their memory.
     pub(crate) regions: Mutex<BTreeMap<usize, Region>>,
-    /// The store, if this rank serves it. This field is dropped last, together with the last
-    /// communicator that uses the store.
+    /// The store server, if this rank serves the store. As the last field, it is dropped after the
+    /// other fields. Communicators from a split share the server, so it lives as long as the last
+    /// of them.
     server: Option<Arc<TcpStoreServer>>,
 }
 
@@ -61,7 +62,7 @@ unsafe fn device_of(operation: &str, device: *const c_char) -> Outcome<Device> {
     Ok(unsafe { text(operation, "device", device, Some("cpu"))? }.parse()?)
 }
 
-/// Creates the communicator of the rank that the environment names.
+/// Joins the communicator `world` as the rank that the environment variables name.
 ///
 /// # Safety
 /// `device` is null or a C string. `options` is null or readable for its `struct_size` bytes.
@@ -93,11 +94,11 @@ pub unsafe extern "C" fn fusewire_comm_from_env(
     })
 }
 
-/// Creates the communicator `name` as rank `rank` of `size`, with a rendezvous in the store at
-/// `store`.
+/// Joins the communicator `name` as rank `rank` of `size`. The rendezvous uses the store at the
+/// address `store`.
 ///
 /// # Safety
-/// The preconditions of [`fusewire_comm_from_env`].
+/// The preconditions of [`fusewire_comm_from_env`]; `store` and `name` are null or C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_create(
     device: *const c_char,
@@ -243,7 +244,7 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
 }
 
 /// Creates a communicator of the listed ranks, in the order of the list. Stores null if the list is
-/// empty. All ranks of the parent communicator must call it.
+/// empty. All ranks of the parent communicator must call this function.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `ranks` is null or has `count` elements; `name` is null or a C
@@ -408,7 +409,8 @@ pub unsafe extern "C" fn fusewire_comm_workspace_bytes(
     })
 }
 
-/// Gives the bytes of workspace that a communicator would hold.
+/// Stores in `bytes` the size of the workspace that each rank of a communicator with these options
+/// would hold.
 ///
 /// # Safety
 /// The preconditions of [`fusewire_comm_from_env`]; `bytes` is null or writable.

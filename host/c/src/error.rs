@@ -46,7 +46,7 @@ pub mod codes {
     pub const FUSEWIRE_ERROR_INTERNAL: c_int = 15;
 }
 
-/// A failure as C code sees it: code and message.
+/// A failure as C code receives it: code and message.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: c_int,
@@ -111,8 +111,8 @@ fn keep(message: String) {
     let mut bytes = message.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let text = CString::new(bytes).unwrap_or_default();
-    // Fails only while the thread ends, after its thread-local values were dropped. No code reads
-    // the message then.
+    // `try_with` fails only while the thread ends, after its thread-local values were dropped. No
+    // code reads the message then.
     let _ = LAST.try_with(|last| {
         if let Ok(mut last) = last.try_borrow_mut() {
             *last = text;
@@ -129,7 +129,7 @@ pub(crate) fn guard(call: impl FnOnce() -> Outcome) -> c_int {
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_default();
-        // Not dropped, because dropping the payload may panic.
+        // The payload is leaked, because dropping it may panic.
         core::mem::forget(panic);
         Err(Failure {
             code: codes::FUSEWIRE_ERROR_INTERNAL,

@@ -4,7 +4,8 @@
 //! - Functions return one of the [`codes`]. A failed call stores a message for its thread
 //!   ([`fusewire_last_error`]). No panic unwinds into C: a panic becomes
 //!   [`codes::FUSEWIRE_ERROR_INTERNAL`].
-//! - Handles are boxes. A null handle is an error; using a destroyed handle is undefined behaviour.
+//! - A handle is a pointer to a boxed value. A null handle is an error; using a destroyed handle
+//!   is undefined behaviour.
 //! - A buffer consists of an address, a count and a type. Blocking calls use the memory directly.
 //!   Enqueued calls wrap it in a tensor (`Tensor::adopt`), which copies nothing. The tensor keeps
 //!   memory of [`fusewire_alloc`] alive; the caller keeps other memory alive.

@@ -1,4 +1,4 @@
-//! Buffers: memory in windows, and other memory that is given by address, count and type.
+//! Buffers that C code passes as address, count and type, and the functions for memory in windows.
 
 use core::any::Any;
 use core::ffi::{c_int, c_void};
@@ -84,7 +84,7 @@ impl Buffer {
         })
     }
 
-    /// Creates the view that operations take. Enqueued operations need a tensor.
+    /// Creates the view that operations take. The view of an enqueued operation contains a tensor.
     pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
         let tensor = if enqueued {
             let keep = comm.shared.keeper(self.at as usize);
@@ -132,7 +132,7 @@ impl View {
         }
     }
 
-    /// Returns the tensor, which an enqueued operation needs.
+    /// Returns the tensor, which only the view of an enqueued operation has.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         self.tensor.as_ref()
     }
@@ -143,7 +143,8 @@ impl View {
     }
 }
 
-/// Allocates zeroed device memory in a new window. All ranks must call it, with the same size.
+/// Allocates zeroed device memory in a new window. All ranks must call this function, with the same
+/// size.
 ///
 /// # Safety
 /// `comm` is null or a live handle; `memory` is null or writable.
@@ -182,7 +183,8 @@ pub unsafe extern "C" fn fusewire_alloc(
     })
 }
 
-/// Places GPU memory of the caller into a window. All ranks must call it, with the same size.
+/// Places GPU memory of the caller into a window. All ranks must call this function, with the same
+/// size.
 ///
 /// # Safety
 /// `comm` is null or a live handle. Until it is deregistered, `memory` is valid device memory of
@@ -264,7 +266,7 @@ impl Shared {
     }
 }
 
-/// Deregisters the window at `memory`. All ranks must call it.
+/// Deregisters the window at `memory`. All ranks must call this function.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -292,17 +294,17 @@ unsafe fn release(
     })
 }
 
-/// Frees memory of [`fusewire_alloc`]. All ranks must call it.
+/// Frees memory of [`fusewire_alloc`]. All ranks must call this function.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_free(comm: *const FusewireComm, memory: *mut c_void) -> c_int {
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `release` are also preconditions of this function.
     unsafe { release("fusewire_free", comm, memory, true) }
 }
 
-/// Removes memory of [`fusewire_register`] from its window. All ranks must call it.
+/// Removes memory of [`fusewire_register`] from its window. All ranks must call this function.
 ///
 /// # Safety
 /// `comm` is null or a live handle.
@@ -311,7 +313,7 @@ pub unsafe extern "C" fn fusewire_deregister(
     comm: *const FusewireComm,
     memory: *mut c_void,
 ) -> c_int {
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `release` are also preconditions of this function.
     unsafe { release("fusewire_deregister", comm, memory, false) }
 }
 

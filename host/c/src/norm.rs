@@ -159,7 +159,7 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
     })
 }
 
-/// Runs a fused norm. Enqueues it if `work` is given.
+/// Runs a fused norm, or enqueues the norm if `work` is given.
 ///
 /// # Safety
 /// If `work` is given, the preconditions of [`fusewire_all_reduce_norm_async`]; otherwise those of
@@ -176,7 +176,7 @@ unsafe fn fused(
         let norm = unsafe { read(name, norm)? };
         run(call, kind, &norm, work.is_some())
     };
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `operate` are also preconditions of this function.
     unsafe { operate(name, comm, work, body) }
 }
 
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm(
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm";
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `fused` are also preconditions of this function.
     unsafe { fused(name, Kind::AllReduce, comm, norm, None) }
 }
 
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_all_reduce_norm_async";
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `fused` are also preconditions of this function.
     unsafe { fused(name, Kind::AllReduce, comm, norm, Some(work)) }
 }
 
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm(
     norm: *const FusewireNorm,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm";
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `fused` are also preconditions of this function.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, None) }
 }
 
@@ -238,6 +238,6 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_norm_async(
     work: *mut *mut FusewireWork,
 ) -> c_int {
     let name = "fusewire_reduce_scatter_norm_async";
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `fused` are also preconditions of this function.
     unsafe { fused(name, Kind::ReduceScatter, comm, norm, Some(work)) }
 }

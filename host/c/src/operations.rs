@@ -29,7 +29,8 @@ impl Call<'_> {
         Buffer::new(self.name, what, at, count, dtype)?.view(self.handle, self.enqueued)
     }
 
-    /// Returns the number of elements of one row of `count` elements per rank.
+    /// Returns the number of elements of a buffer that has one row of `count` elements per rank, or
+    /// `None` if the number overflows.
     pub(crate) fn rows(&self, count: u64) -> Option<u64> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
@@ -108,7 +109,7 @@ macro_rules! operation {
         /// call returns.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
-            // SAFETY: both functions have the same preconditions.
+            // SAFETY: the preconditions of `operate` are also preconditions of this function.
             unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
         }
 
@@ -123,7 +124,7 @@ macro_rules! operation {
             $($arg: $ty,)*
             work: *mut *mut FusewireWork,
         ) -> c_int {
-            // SAFETY: both functions have the same preconditions.
+            // SAFETY: the preconditions of `operate` are also preconditions of this function.
             unsafe { operate(stringify!($name_async), comm, Some(work), |$call| Ok($body)) }
         }
     };
@@ -197,7 +198,8 @@ operation!(
 );
 
 operation!(
-    /// Sends to a peer, which must receive the same number of elements of the same type.
+    /// Sends `count` elements to `peer`, which must receive the same number of elements of the same
+    /// type.
     fusewire_send, fusewire_send_async(
         input: *const c_void, count: u64, element: u32, peer: u32
     ) |call| {
@@ -208,7 +210,7 @@ operation!(
 );
 
 operation!(
-    /// Receives from a peer.
+    /// Receives `count` elements from `peer`.
     fusewire_recv, fusewire_recv_async(
         output: *mut c_void, count: u64, element: u32, peer: u32
     ) |call| {
@@ -219,7 +221,7 @@ operation!(
 );
 
 operation!(
-    /// Returns when every rank has called it.
+    /// Returns when every rank has called this function.
     fusewire_barrier, fusewire_barrier_async() |call| {
         either!(call: barrier, barrier_async, outputs [], inputs [])
     }

@@ -109,7 +109,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_words(
     })
 }
 
-/// Blocks this thread until a chunk has arrived. CPU only.
+/// Blocks this thread until chunk `index` has arrived. CPU only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -126,8 +126,8 @@ pub unsafe extern "C" fn fusewire_ready_flags_wait(
     })
 }
 
-/// Adds to the word of a tile, with release semantics for this thread's writes to the tile. CPU
-/// only.
+/// Adds `count` to the word of tile `index`, with release semantics for this thread's writes to the
+/// tile. CPU only.
 ///
 /// # Safety
 /// `flags` is null or a live handle.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_add(
     })
 }
 
-/// Makes work that is enqueued on the consumer's stream after this call wait for a chunk.
+/// Makes work that is enqueued on the stream of `consumer` after this call wait for chunk `index`.
 ///
 /// # Safety
 /// `flags` and `consumer` are null or live handles.
@@ -166,7 +166,8 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_wait(
     })
 }
 
-/// Enqueues a write of a tile's word on the producer's stream, after the stream's earlier work.
+/// Enqueues a write of `value` to the word of tile `index` on the stream of `producer`, after the
+/// earlier work of this stream.
 ///
 /// # Safety
 /// `flags` and `producer` are null or live handles.
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn fusewire_ready_flags_stream_write(
     })
 }
 
-/// Checked arguments of both operations.
+/// Checked arguments of an overlapped all_gather or reduce_scatter.
 struct Arguments<'a> {
     compute: &'a Stream,
     flags: &'a ReadyFlags,
@@ -227,7 +228,7 @@ unsafe fn overlapped(
         };
         run(call, &arguments).map(Some)
     };
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `operate` are also preconditions of this function.
     unsafe { operate(name, comm, Some(work), body) }
 }
 
@@ -275,7 +276,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
             given.chunk,
         )?)
     };
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `overlapped` are also preconditions of this function.
     unsafe {
         overlapped(
             "fusewire_all_gather_with_flags",
@@ -327,7 +328,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
             op,
         )?)
     };
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `overlapped` are also preconditions of this function.
     unsafe {
         overlapped(
             "fusewire_reduce_scatter_on_arrival",

@@ -10,7 +10,7 @@ use crate::error::{Outcome, argument, text};
 
 /// The header's constants.
 pub mod numbers {
-    /// Type of elements: the default of the field.
+    /// Type of elements: the default that the field documents.
     pub const FUSEWIRE_DTYPE_DEFAULT: u32 = 0;
     /// Reduction: sum, in rank order.
     pub const FUSEWIRE_SUM: u32 = 1;
@@ -64,17 +64,18 @@ pub mod numbers {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireOptions {
-    /// Bytes of the struct as the program knows it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub struct_size: usize,
     /// Timeout of every wait in seconds; 0 for the default.
     pub timeout_seconds: f64,
-    /// Size of the staging area for input in bytes; the area for output is as large. 0 for 1 MiB.
+    /// Size of the staging area for input in bytes; 0 for 1 MiB. The staging area for output has
+    /// the same size.
     pub staging_bytes: u64,
-    /// Bytes of a packet slot; 0 for 32 KiB.
+    /// Size of a packet slot in bytes; 0 for 32 KiB.
     pub packet_slot_bytes: u64,
-    /// Blocks of a launch; 0 for the device's default.
+    /// Number of blocks of a launch; 0 for the default of the device.
     pub blocks: u32,
-    /// Threads of a block on a GPU; 0 for 512.
+    /// Number of threads of a block on a GPU; 0 for 512.
     pub threads: u32,
     /// Algorithm of all_reduce.
     pub algorithm: u32,
@@ -92,7 +93,7 @@ pub struct FusewireOptions {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireNorm {
-    /// Bytes of the struct as the program knows it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub struct_size: usize,
     /// RMS norm or layer norm.
     pub kind: u32,
@@ -139,7 +140,7 @@ pub struct FusewireNorm {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireVocab {
-    /// Bytes of the struct as the program knows it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub struct_size: usize,
     /// Type of the logits.
     pub dtype: u32,
@@ -173,7 +174,7 @@ pub struct FusewireVocab {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireOverlap {
-    /// Bytes of the struct as the program knows it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub struct_size: usize,
     /// Type of the elements.
     pub dtype: u32,
@@ -207,29 +208,29 @@ pub(crate) unsafe trait VersionedStruct {
     const FIRST: usize;
 }
 
-// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
-// field of a `repr(C)` struct.
+// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
+// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
 unsafe impl VersionedStruct for FusewireOptions {
     const NAME: &'static str = "fusewire_options";
     const FIRST: usize = 64;
 }
 
-// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
-// field of a `repr(C)` struct.
+// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
+// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
 unsafe impl VersionedStruct for FusewireNorm {
     const NAME: &'static str = "fusewire_norm";
     const FIRST: usize = 128;
 }
 
-// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
-// field of a `repr(C)` struct.
+// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
+// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
 unsafe impl VersionedStruct for FusewireVocab {
     const NAME: &'static str = "fusewire_vocab";
     const FIRST: usize = 96;
 }
 
-// SAFETY: integers, floats and pointers, of which any bytes are a value; `struct_size` is the first
-// field of a `repr(C)` struct.
+// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
+// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
 unsafe impl VersionedStruct for FusewireOverlap {
     const NAME: &'static str = "fusewire_overlap";
     const FIRST: usize = 64;
@@ -240,9 +241,9 @@ const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
-/// Reads the struct at `from`. Its first field states its size. Fields that an older program does
-/// not know are set to zero. Fields of a newer program that this library does not know must be
-/// zero.
+/// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
+/// older program does not know are set to zero. Fields of a newer program that this library does
+/// not know must be zero.
 ///
 /// # Safety
 /// `from` is null, or readable for the number of bytes in its first field.
@@ -286,8 +287,8 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
         ));
     }
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: `known` is at most `size` and at most the size of `T`; `value` is a local variable,
-    // so the two do not overlap.
+    // SAFETY: `known` is at most `size`, which the caller guarantees to be readable, and at most
+    // the size of `T`. `value` is a local variable, so source and destination do not overlap.
     unsafe {
         core::ptr::copy_nonoverlapping(from.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known);
     }
@@ -346,7 +347,7 @@ pub(crate) fn algorithm(operation: &str, number: u32) -> Outcome<Algorithm> {
     })
 }
 
-/// Converts a time-out in seconds.
+/// Converts a timeout in seconds.
 pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
     if seconds.is_finite() && seconds > 0.0 && seconds < 1e9 {
         return Ok(Duration::from_secs_f64(seconds));

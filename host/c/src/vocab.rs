@@ -82,7 +82,7 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
     }
 }
 
-/// Runs the operation. Enqueues it if `work` is given.
+/// Runs the operation that `vocab` describes, or enqueues the operation if `work` is given.
 ///
 /// # Safety
 /// If `work` is given, the preconditions of [`fusewire_vocab_parallel_async`]; otherwise those of
@@ -98,7 +98,7 @@ unsafe fn sample(
         let vocab = unsafe { read(name, vocab)? };
         run(call, &vocab, work.is_some())
     };
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `operate` are also preconditions of this function.
     unsafe { operate(name, comm, work, body) }
 }
 
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn fusewire_vocab_parallel(
     comm: *const FusewireComm,
     vocab: *const FusewireVocab,
 ) -> c_int {
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `sample` are also preconditions of this function.
     unsafe { sample("fusewire_vocab_parallel", comm, vocab, None) }
 }
 
@@ -128,6 +128,6 @@ pub unsafe extern "C" fn fusewire_vocab_parallel_async(
     vocab: *const FusewireVocab,
     work: *mut *mut FusewireWork,
 ) -> c_int {
-    // SAFETY: both functions have the same preconditions.
+    // SAFETY: the preconditions of `sample` are also preconditions of this function.
     unsafe { sample("fusewire_vocab_parallel_async", comm, vocab, Some(work)) }
 }

@@ -1,5 +1,5 @@
 /*
- * Every operation from C, on two ranks, compared with plain C; started by c.rs as
+ * Runs every operation from C on two ranks and compares the results with plain C. Started by c.rs:
  *   operations DEVICE RANK HOST:PORT
  */
 #include "overlap.h"
