@@ -11,17 +11,17 @@ use super::stream::raw as raw_stream;
 use crate::Result;
 use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStream};
 
-/// Converts to the library's graph.
+/// Converts a graph to the library's type.
 const fn raw(graph: RawGraph) -> sys::CUgraph {
     graph.0 as sys::CUgraph
 }
 
-/// Converts to the library's instantiated graph.
+/// Converts an instantiated graph to the library's type.
 const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
     exec.0 as sys::CUgraphExec
 }
 
-/// Data of a user object, whose callback runs when the graph is destroyed.
+/// Data of a CUDA user object that a graph retains. `callback` runs after the graph is destroyed.
 struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
@@ -41,7 +41,7 @@ unsafe extern "C" fn gone(owned: *mut c_void) {
     }
 }
 
-/// Converts the status of a capture from the library's number.
+/// Converts the library's capture status `number` to a [`CaptureStatus`].
 fn status(number: c_int, id: u64, graph: usize) -> Result<CaptureStatus> {
     match number {
         0 => Ok(CaptureStatus::None),
@@ -99,8 +99,8 @@ impl Cuda {
         let none = core::ptr::null_mut();
         let code = if let Some(ask) = library.cuStreamGetCaptureInfo_v3.find() {
             let (nodes, edges, count) = (none, core::ptr::null_mut(), core::ptr::null_mut());
-            // SAFETY: `stream` is a live handle. The pointers to status, capture number and graph
-            // refer to local variables. The other pointers are optional and null.
+            // SAFETY: `stream` is a live handle. The pointers to the status, the capture number and
+            // the graph refer to local variables. The other pointers are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -114,8 +114,8 @@ impl Cuda {
             }
         } else {
             let ask = library.cuStreamGetCaptureInfo_v2.need()?;
-            // SAFETY: `stream` is a live handle. The pointers to status, capture number and graph
-            // refer to local variables. The other pointers are optional and null.
+            // SAFETY: `stream` is a live handle. The pointers to the status, the capture number and
+            // the graph refer to local variables. The other pointers are optional and null.
             unsafe {
                 ask(
                     stream,
@@ -175,7 +175,7 @@ impl Cuda {
             .check("cuGraphRetainUserObject", code)
             .inspect_err(|_| {
                 // SAFETY: the graph did not take the reference to the user object. This function
-                // still holds it, so `gone` has not freed the box.
+                // still holds the reference, so `gone` has not freed the box.
                 unsafe { (*owned).given.store(false, Ordering::Release) };
                 // SAFETY: this function holds the only reference to the user object and does not
                 // use the object afterwards.
@@ -183,7 +183,7 @@ impl Cuda {
             })
     }
 
-    /// Returns the number of nodes.
+    /// Returns the number of nodes of a graph.
     pub(super) fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
         let library = self.enter()?;
         let mut count = 0;
@@ -227,8 +227,8 @@ impl Cuda {
     /// The preconditions of [`Driver::launch_graph`](crate::gpu::driver::Driver::launch_graph).
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: both handles are live. The caller guarantees the requirements of the graph's
-        // work.
+        // SAFETY: `exec` and `stream` are live handles. The caller guarantees the preconditions of
+        // every operation in the graph.
         library.check("cuGraphLaunch", unsafe {
             (library.cuGraphLaunch)(raw_exec(exec), raw_stream(stream))
         })
@@ -240,8 +240,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_graph`](crate::gpu::driver::Driver::destroy_graph).
     pub(super) unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the caller guarantees that the graph came from `end_capture` and is not used any
-        // more.
+        // SAFETY: the caller guarantees that the graph came from `end_capture` and is no longer
+        // used.
         library.check("cuGraphDestroy", unsafe {
             (library.cuGraphDestroy)(raw(graph))
         })
@@ -253,8 +253,7 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_exec`](crate::gpu::driver::Driver::destroy_exec).
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the caller guarantees that `exec` came from `instantiate` and is not used any
-        // more.
+        // SAFETY: the caller guarantees that `exec` came from `instantiate` and is no longer used.
         library.check("cuGraphExecDestroy", unsafe {
             (library.cuGraphExecDestroy)(raw_exec(exec))
         })
@@ -287,7 +286,7 @@ mod tests {
                 data: (&raw mut counter).cast::<c_void>(),
                 given: AtomicBool::new(given),
             }));
-            // SAFETY: the box is transferred once.
+            // SAFETY: `owned` came from `Box::into_raw`, and only this call of `gone` receives it.
             unsafe { gone(owned.cast::<c_void>()) };
             assert_eq!(counter, calls);
         }

@@ -30,8 +30,8 @@ pub(super) struct Cuda {
     pub(super) handles: u32,
     /// True if memory can be registered with a network card.
     pub(super) rdma: bool,
-    /// Allocation granularity of shared memory in bytes. Every multiple of it is also a valid size
-    /// for binding memory to a multicast object.
+    /// Allocation granularity of shared memory in bytes. Every multiple of the granularity is also
+    /// a valid size for binding memory to a multicast object.
     pub(super) granularity: u64,
     /// Number of live streams.
     pub(super) streams: AtomicU32,
@@ -49,7 +49,7 @@ impl fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// Makes the primary context current on this thread. It remains current.
+    /// Makes the primary context current on this thread. The context stays current after the call.
     pub(super) fn enter(&self) -> Result<&'static Library> {
         enter(self.library, self.context)?;
         Ok(self.library)
@@ -83,9 +83,9 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
 /// previous mode.
 pub(super) struct RelaxedCapture {
     library: &'static Library,
-    /// The previous mode, as the integer value of the library.
+    /// The previous mode of the thread (`CUstreamCaptureMode`).
     before: c_int,
-    /// Not `Send`: the mode belongs to the thread.
+    /// Makes the guard `!Send`, because the capture mode belongs to the thread.
     _thread: PhantomData<*mut ()>,
 }
 
@@ -119,7 +119,7 @@ impl Deref for RelaxedCapture {
     }
 }
 
-/// Exchanges the thread's capture mode.
+/// Exchanges the calling thread's capture mode with `mode`.
 fn exchange(library: &Library, mode: &mut c_int) -> Result<()> {
     const {
         assert!(size_of::<c_int>() == size_of::<sys::CUstreamCaptureMode>());

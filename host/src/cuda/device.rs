@@ -109,8 +109,8 @@ fn name(library: &Library, device: sys::CUdevice) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Returns the PCI bus address of the device. NVML identifies a device by this address, because it
-/// numbers the devices in another order than CUDA.
+/// Returns the PCI bus address of the device. The address identifies the device to NVML, because
+/// NVML and CUDA number the devices in different orders.
 fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     let mut bus = [0_u8; 64];
     let capacity = bus.len() as c_int - 1;

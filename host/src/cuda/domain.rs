@@ -139,7 +139,7 @@ impl Nvml {
 /// handles.
 ///
 /// # Errors
-/// `Error::Bootstrap` for an invalid name.
+/// `Error::Bootstrap` if the value of `FUSEWIRE_NVLINK_DOMAIN` is invalid.
 pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     if let Some(set) = nvlink_domain()? {

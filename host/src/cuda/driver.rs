@@ -1,5 +1,5 @@
-//! Implementation of [`Driver`](crate::gpu::driver::Driver) for CUDA, which calls the methods of
-//! the modules by subject.
+//! Implements [`Driver`](crate::gpu::driver::Driver) for [`Cuda`]. Each trait method calls the
+//! inherent method of the same name, which is defined in the file of its subject.
 
 use super::context::Cuda;
 use crate::gpu::driver::driver_by_methods;

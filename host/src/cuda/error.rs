@@ -1,4 +1,4 @@
-//! Result codes of the library as errors.
+//! Conversion of CUDA result codes to errors.
 
 use core::ffi::c_int;
 
@@ -73,7 +73,7 @@ const fn context_is_lost(code: c_int) -> bool {
         || code == R::CUDA_ERROR_MPS_CLIENT_TERMINATED as c_int
 }
 
-/// Returns a remedy for common failures.
+/// Returns a remedy for the result code, if the failure is a common one.
 fn hint(code: c_int) -> Option<&'static str> {
     use CUresult as R;
     const TABLE: &[(CUresult, &str)] = &[

@@ -1,4 +1,4 @@
-//! Events.
+//! CUDA events.
 
 use core::ffi::c_uint;
 
@@ -10,12 +10,12 @@ use super::stream::raw as raw_stream;
 use crate::Result;
 use crate::gpu::driver::{RawEvent, RawStream};
 
-/// Converts to the library's event.
+/// Converts an event to the library's type.
 const fn raw(event: RawEvent) -> sys::CUevent {
     event.0 as sys::CUevent
 }
 
-/// Returns the flags of an event.
+/// Returns the flags with which an event is created.
 const fn flags(timed: bool) -> c_uint {
     if timed {
         sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint
@@ -42,8 +42,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_event`](crate::gpu::driver::Driver::destroy_event).
     pub(super) unsafe fn destroy_event(&self, event: RawEvent) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the caller guarantees that the event came from `create_event` and is not used any
-        // more.
+        // SAFETY: the caller guarantees that the event came from `create_event` and is no longer
+        // used.
         library.check("cuEventDestroy", unsafe {
             (library.cuEventDestroy_v2)(raw(event))
         })

@@ -56,7 +56,7 @@ fn retain(library: &Library, address: u64) -> Option<Physical<'_>> {
     (code == error::SUCCESS).then(|| Physical::new(library, handle))
 }
 
-/// Returns the types of handles with which memory was created.
+/// Returns the bit mask of the handle types that the allocator requested for a physical allocation.
 fn handles(library: &Library, physical: &Physical<'_>) -> Result<u32> {
     let mut properties = MaybeUninit::uninit();
     // SAFETY: `properties` is writable, and the handle is live.

@@ -1,4 +1,4 @@
-//! The driver library: opened, with its symbols, once per process.
+//! The CUDA driver library. Each process opens the library and looks up its symbols once.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -29,7 +29,8 @@ impl<F: Copy> OptionalFunction<F> {
         self.function
     }
 
-    /// Returns the function, or an error that names it and the version that introduced it.
+    /// Returns the function. If the driver lacks the function, the error names the function and the
+    /// CUDA version that introduced it.
     pub(super) fn need(&self) -> Result<F> {
         self.function.ok_or_else(|| Error::Driver {
             library: "CUDA",
@@ -64,9 +65,9 @@ macro_rules! symbols {
             _object: Object,
         }
 
-        // The signatures above must equal those of cudarc's bindings. If another crate (candle)
-        // makes cudarc link the driver, the bindings are foreign functions with another ABI, so the
-        // comparison is made only in tests.
+        // The signatures above must equal the signatures of cudarc's bindings. Only test builds
+        // compare them: if another crate (candle) makes cudarc link the driver, the bindings are
+        // `extern` functions with another ABI, and the comparison would not compile.
         $(#[cfg(test)] const _: unsafe fn($($type),*) -> sys::CUresult = sys::$name;)*
         $(#[cfg(test)] const _: unsafe fn($($later_type),*) -> sys::CUresult = sys::$later;)*
 
@@ -96,7 +97,8 @@ macro_rules! symbols {
 }
 
 symbols! {
-    // The argument of these functions is a result code, which this module passes as an integer.
+    // The first argument of these functions is a `CUresult`, which this module passes as an
+    // integer.
     text {
         cuGetErrorName(c_int, *mut *const c_char);
         cuGetErrorString(c_int, *mut *const c_char);
@@ -276,10 +278,10 @@ symbols! {
     }
 }
 
-/// Looks up a function of an object.
+/// Looks up the function `name` in a shared object.
 fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
-    // SAFETY: only the macro above calls this function. It passes the function type that belongs to
-    // `name`.
+    // SAFETY: only the macro above calls `symbol`, and the macro passes the function type that
+    // belongs to `name`.
     match unsafe { object.get::<F>(name.as_bytes()) } {
         Ok(function) => Ok(*function),
         Err(error) => Err(Error::Driver {
@@ -312,7 +314,7 @@ impl Library {
         Ok(library)
     }
 
-    /// Opens the library at one path, without initialisation.
+    /// Opens the library `name` without initialising it.
     #[cfg(test)]
     pub(super) fn open_file(name: &str) -> Result<Self> {
         Self::from_object(find_among(&[name.to_owned()])?)
@@ -349,7 +351,7 @@ impl Library {
         Ok(version)
     }
 
-    /// Returns name and text of a result code, if the driver knows it.
+    /// Returns the name and the description of a result code, if the driver knows the code.
     pub(super) fn text(&self, code: c_int) -> Option<(String, String)> {
         let ask = |function: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int| {
             let mut text = core::ptr::null();
@@ -367,7 +369,7 @@ impl Library {
         Some((name, ask(self.cuGetErrorString).unwrap_or_default()))
     }
 
-    /// Converts a result code to an error that names the function.
+    /// Returns an error that names the function `call` if `code` is not `CUDA_SUCCESS`.
     pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
         if code == error::SUCCESS {
             Ok(())
@@ -376,7 +378,7 @@ impl Library {
         }
     }
 
-    /// Creates the error of a function that returned `code`.
+    /// Creates the error for the function `call`, which returned `code`.
     #[cold]
     pub(super) fn failed(&self, call: &'static str, code: c_int) -> Error {
         error::driver(call, describe(code, self.text(code)))
@@ -396,7 +398,7 @@ fn find() -> Result<Object> {
     find_among(&[SONAME.to_owned(), "libcuda.so".to_owned()])
 }
 
-/// Opens the first existing library.
+/// Opens the first library in `names` that can be loaded.
 fn find_among(names: &[String]) -> Result<Object> {
     let mut broken = None;
     for name in names {

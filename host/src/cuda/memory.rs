@@ -15,7 +15,7 @@ use crate::gpu::driver::{Export, HANDLE_BYTES, HostMemory, Import, MemoryKind, O
 const WHOLE_PRIVATE: u64 = 512;
 
 /// Allocation granularity in bytes of shared memory that is exported by IPC. IPC maps whole device
-/// pages, so a smaller allocation would expose other allocations in the same page.
+/// pages, so IPC of a smaller allocation would also expose the other allocations in its page.
 pub(super) const WHOLE_SHARED: u64 = 2 << 20;
 
 /// Rounds `bytes` up to a multiple of `granularity`, and to at least one `granularity`.
@@ -200,7 +200,7 @@ impl Cuda {
     }
 }
 
-/// Allocates memory with the library's allocator.
+/// Allocates and maps memory with `cuMemAlloc`.
 fn allocate_whole(library: &Library, bytes: u64) -> Result<RawMemory> {
     let mut address = 0;
     // SAFETY: `address` is writable.
@@ -227,7 +227,7 @@ pub(super) fn host(library: &Library, bytes: usize, flags: c_uint) -> Result<*mu
 /// Returns the base address and the size of the allocation that contains `address`.
 pub(super) fn range(library: &Library, address: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0_usize);
-    // SAFETY: both results are writable; the function accepts any address.
+    // SAFETY: `base` and `bytes` are writable. The function accepts any address.
     library.check("cuMemGetAddressRange", unsafe {
         (library.cuMemGetAddressRange_v2)(&raw mut base, &raw mut bytes, address)
     })?;
@@ -289,8 +289,8 @@ fn open_ipc(
     ))
 }
 
-/// Converts the result code of an allocation. An error contains the requested size and the free
-/// memory.
+/// Returns an error if `code`, the result code of an allocation, reports a failure. The error
+/// contains the requested size and, if the device is out of memory, the size of the free memory.
 pub(super) fn check_sized(
     library: &Library,
     call: &'static str,
@@ -300,7 +300,7 @@ pub(super) fn check_sized(
     library.check(call, code).map_err(|error| {
         let mut more = format!("requested {bytes} bytes");
         let (mut free, mut total) = (0_usize, 0_usize);
-        // SAFETY: both results are writable.
+        // SAFETY: `free` and `total` are writable.
         let known = unsafe { (library.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
         if code == OUT_OF_MEMORY && known == error::SUCCESS {
             more.push_str(&format!(", {free} of {total} are free"));

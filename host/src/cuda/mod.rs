@@ -1,12 +1,13 @@
-//! NVIDIA GPUs: [`Driver`](crate::gpu::driver::Driver) over the CUDA driver library, which is
-//! opened at run time.
+//! Implements [`Driver`](crate::gpu::driver::Driver) for NVIDIA GPUs with the CUDA driver library,
+//! which is opened at run time.
 //!
 //! The crate does not link against CUDA and does not need a toolkit, because `libcuda.so.1` is part
 //! of the driver. The types and constants come from `cudarc::driver::sys`. The functions are called
-//! through a table in this module. The tests compare the signatures in the table with cudarc's
-//! signatures at compile time. The table has two advantages over cudarc's functions. A missing
-//! symbol is an error, whereas cudarc panics. A result code that cudarc does not know is a plain
-//! number, whereas cudarc would convert it to an invalid enum value, which is undefined behaviour.
+//! through a table of function pointers, `Library`. Test builds compare the signatures in the table
+//! with cudarc's signatures at compile time. The table has two advantages over cudarc's functions.
+//! If a symbol is missing, the table returns an error; cudarc panics. If the driver returns a
+//! result code that cudarc does not know, the code stays an integer; cudarc would convert it to an
+//! invalid enum value, which is undefined behaviour.
 //!
 //! # Symbols
 //!
@@ -31,25 +32,25 @@
 //!
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
-//! | 11.3 | `cuStreamGetCaptureInfo_v2` | used only if `cuStreamGetCaptureInfo_v3` is absent |
-//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | streams cannot wait for memory words |
+//! | 11.3 | `cuStreamGetCaptureInfo_v2` | the capture status is unknown, unless `cuStreamGetCaptureInfo_v3` exists |
+//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | streams cannot wait for or write words in memory |
 //! | 12.1 | `cuMulticastCreate` `cuMulticastAddDevice` `cuMulticastBindMem` `cuMulticastUnbind` `cuMulticastGetGranularity` | no multicast objects |
-//! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` |
+//! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` is called instead |
 //! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is looked up, not with its module |
-//! | 12.4 | `cuFuncGetParamInfo` | offsets of parameters are unknown |
+//! | 12.4 | `cuFuncGetParamInfo` | the offsets of kernel parameters are unknown |
 //!
 //! # Captures
 //!
 //! During a stream capture, CUDA forbids many calls on the capturing thread, and in global mode on
 //! all threads of the process. This module switches the calling thread to relaxed mode for such
 //! calls and then restores the previous mode. As a result, an allocation, a module load or an event
-//! query does not fail and does not invalidate a capture of other code.
+//! query neither fails nor invalidates a capture that other code has begun.
 //!
 //! # Hardware queues
 //!
 //! Streams share a few hardware queues (8 by default). Kernels of two streams that share a queue
-//! start in sequence. If the first kernel waits for the second, the two kernels deadlock. This
-//! happens if ranks of one process use streams that share a queue. See [`ENVIRONMENT`].
+//! start in sequence. If the first kernel waits for the second, the two kernels deadlock. This can
+//! happen when ranks of one process use streams that share a queue. See [`ENVIRONMENT`].
 
 mod capture;
 mod context;

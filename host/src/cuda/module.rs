@@ -16,11 +16,12 @@ use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule
 /// Size of each of the compiler's two logs in bytes: information and errors.
 const LOG_BYTES: usize = 16 << 10;
 
-/// Bytes of dynamic shared memory that a block may use if the kernel's attribute is not raised.
+/// Maximum bytes of dynamic shared memory per block, unless
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` is raised for the kernel.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// Upper bound of the number of a kernel's parameters: each has at least one byte, and all together
-/// have at most 32,764 bytes.
+/// Upper bound of the number of a kernel's parameters: each parameter has at least one byte, and
+/// all parameters together have at most 32,764 bytes.
 const MOST_PARAMETERS: usize = 32_764;
 
 /// Returns true if the library can determine the length of an image. Text must be zero-terminated.
@@ -38,7 +39,8 @@ fn log_text(log: &[u8]) -> String {
 }
 
 impl Cuda {
-    /// Loads an image and, if the driver can list them, all of its kernels.
+    /// Loads an image. If the driver can list the kernels of a module, also loads all kernels of
+    /// the image.
     pub(super) fn load(&self, image: &[u8]) -> Result<RawModule> {
         if !ends(image) {
             return Err(error::driver(
@@ -99,9 +101,9 @@ impl Cuda {
     ///
     /// Since CUDA 12.2, drivers load kernels lazily by default: the first launch of a kernel loads
     /// it and waits for the device. If a running kernel waits for the kernel that is being loaded,
-    /// the two deadlock. A library cannot rely on `CUDA_MODULE_LOADING=EAGER`, because the variable
-    /// must be set before the first use of CUDA. Therefore this function loads every kernel
-    /// explicitly.
+    /// the two kernels deadlock. A library cannot rely on `CUDA_MODULE_LOADING=EAGER`, because the
+    /// variable must be set before the first use of CUDA. Therefore this function loads every
+    /// kernel explicitly.
     pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();
@@ -138,7 +140,8 @@ impl Cuda {
         Ok(Some(RawFunction(function.addr())))
     }
 
-    /// Returns the offset and size of each parameter.
+    /// Returns the offset and size of each parameter of a kernel, or `None` if the driver cannot
+    /// report them.
     pub(super) fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         let library = self.relaxed()?;
         let Some(ask) = library.cuFuncGetParamInfo.find() else {
@@ -151,7 +154,7 @@ impl Cuda {
             // SAFETY: `function` is a live handle, and `offset` and `size` are writable.
             let code = unsafe { ask(function, index, &raw mut offset, &raw mut size) };
             if code == INVALID_VALUE {
-                return Ok(Some(parameters)); // no parameter of that number
+                return Ok(Some(parameters)); // `index` is the number of parameters
             }
             library.check("cuFuncGetParamInfo", code)?;
             parameters.push((offset, size));
@@ -253,10 +256,12 @@ impl Cuda {
     }
 }
 
-/// Returns the attributes of a launch and the number of attributes in use. Devices before Hopper
-/// (compute capability 9.0) have no dependent launches. For them the attribute is omitted, because
-/// it only permits an earlier start. The cluster attribute is never omitted, because the kernel
-/// depends on it. The library returns an error if the device has no clusters.
+/// Returns the attributes of a launch and the number of attributes in use.
+///
+/// The attribute for dependent launches is omitted on devices before Hopper (compute capability
+/// 9.0), which do not support them. The omission is safe, because the attribute only permits an
+/// earlier start of the kernel. The cluster attribute is never omitted, because the kernel depends
+/// on its clusters. If the device does not support clusters, the library returns an error.
 fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], usize) {
     let mut attributes = [sys::CUlaunchAttribute {
         id: AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE,
@@ -302,7 +307,7 @@ fn attributes(shape: &LaunchShape, major: u32) -> ([sys::CUlaunchAttribute; 3], 
 /// Returns an attribute of a kernel.
 fn attribute(library: &Library, function: sys::CUfunction, asked: Attribute) -> Result<u32> {
     let mut value: c_int = 0;
-    // SAFETY: `value` is writable, and the function is live.
+    // SAFETY: `value` is writable, and `function` is a live handle.
     library.check("cuFuncGetAttribute", unsafe {
         (library.cuFuncGetAttribute)(&raw mut value, asked, function)
     })?;
@@ -313,7 +318,7 @@ fn attribute(library: &Library, function: sys::CUfunction, asked: Attribute) -> 
 /// when its attributes are queried.
 fn load_function(library: &Library, function: sys::CUfunction) -> Result<()> {
     if let Some(load) = library.cuFuncLoad.find() {
-        // SAFETY: the function is live.
+        // SAFETY: `function` is a live handle.
         library.check("cuFuncLoad", unsafe { load(function) })?;
     }
     attribute(library, function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS).map(|_| ())
@@ -328,7 +333,7 @@ fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
         return Ok(());
     };
     let mut count: c_uint = 0;
-    // SAFETY: `count` is writable, and the module is live.
+    // SAFETY: `count` is writable, and `module` is a live handle.
     library.check("cuModuleGetFunctionCount", unsafe {
         count_of(&raw mut count, module)
     })?;
@@ -349,7 +354,7 @@ fn load_all(library: &RelaxedCapture, module: sys::CUmodule) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Returns the numbers of the used attributes.
+    /// Returns the ids of the attributes in use.
     fn numbers(shape: LaunchShape, major: u32) -> Vec<u32> {
         let (attributes, count) = attributes(&shape, major);
         attributes[..count]

@@ -1,5 +1,5 @@
-//! Multicast objects (NVLink SHARP). A store to the mapped address of an object writes the memory
-//! of every device in the object.
+//! Multicast objects (NVLink SHARP). A store to the mapping of a multicast object writes the memory
+//! that each device has bound to the object.
 
 use core::ffi::c_ulonglong;
 
@@ -13,7 +13,7 @@ use super::virtual_memory;
 use crate::Result;
 use crate::gpu::driver::{Driver, Export, Import, Origin, RawMemory, RawMulticast};
 
-/// Returns the description of a multicast object for the library.
+/// Returns the properties of a multicast object as the library's structure.
 fn properties(bytes: u64, devices: u32, handles: u32) -> sys::CUmulticastObjectProp {
     sys::CUmulticastObjectProp {
         numDevices: devices,
@@ -55,7 +55,7 @@ impl Cuda {
         }
     }
 
-    /// Creates an object.
+    /// Creates a multicast object.
     pub(super) fn create_multicast(&self, bytes: u64, devices: u32) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
@@ -72,14 +72,14 @@ impl Cuda {
         Ok(RawMulticast { handle, bytes })
     }
 
-    /// Exports an object for another process.
+    /// Exports a multicast object for another process.
     pub(super) fn export_multicast(&self, multicast: &RawMulticast) -> Result<Export> {
         self.has_multicast()?;
         let library = self.relaxed()?;
         virtual_memory::export(&library, multicast.handle, self.handles)
     }
 
-    /// Imports another process's object.
+    /// Imports a multicast object that another process exported.
     pub(super) fn import_multicast(&self, import: Import<'_>, bytes: u64) -> Result<RawMulticast> {
         self.has_multicast()?;
         let library = self.relaxed()?;
@@ -87,7 +87,7 @@ impl Cuda {
         Ok(RawMulticast { handle, bytes })
     }
 
-    /// Adds this device to an object.
+    /// Adds this device to a multicast object.
     pub(super) fn join_multicast(&self, multicast: &RawMulticast) -> Result<()> {
         self.has_multicast()?;
         let library = self.relaxed()?;
@@ -98,7 +98,7 @@ impl Cuda {
         })
     }
 
-    /// Binds memory to the object and maps the object.
+    /// Binds memory to the object, maps the object, and returns the address of the mapping.
     pub(super) fn bind_multicast(
         &self,
         multicast: &RawMulticast,

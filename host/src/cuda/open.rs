@@ -1,4 +1,4 @@
-//! Opening devices.
+//! Opens devices and reads the number of hardware queues from the environment.
 
 use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::{device, multicast, virtual_memory};
 use crate::gpu::driver::{Driver, Properties};
 use crate::{Error, Result};
 
-/// The environment variable for the number of hardware queues.
+/// The environment variable that sets the number of hardware queues.
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// Environment variables and values that a process should have before it uses this module. A
@@ -27,11 +27,11 @@ const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// the variable ([`prepare_environment`]). A process with more streams than queues logs a warning.
 pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
 
-/// Number of hardware queues if the variable is not set.
+/// Number of hardware queues if [`CONNECTIONS`] is not set or not valid.
 const QUEUES: u32 = 8;
 
-/// Sets the variables of [`ENVIRONMENT`] that this process does not have. Call this function at the
-/// start of `main`, before any use of CUDA.
+/// Sets the variables of [`ENVIRONMENT`] that are not set already. Call this function at the start
+/// of `main`, before any use of CUDA.
 ///
 /// # Safety
 /// The process must have no other thread. A thread that reads the environment concurrently, in any
@@ -45,12 +45,12 @@ pub unsafe fn prepare_environment() {
     }
 }
 
-/// Returns the number of hardware queues that the environment of this process sets.
+/// Returns the number of hardware queues according to the environment of this process.
 pub(super) fn queues() -> u32 {
     queues_of(std::env::var(CONNECTIONS).ok().as_deref())
 }
 
-/// Returns the number of hardware queues for a value of the variable.
+/// Returns the number of hardware queues if [`CONNECTIONS`] has the given value.
 pub(super) fn queues_of(value: Option<&str>) -> u32 {
     value
         .and_then(|value| value.trim().parse().ok())
@@ -90,7 +90,7 @@ pub fn devices() -> Result<Vec<Properties>> {
 }
 
 impl Cuda {
-    /// Creates a device's primary context.
+    /// Retains the primary context of device `ordinal` and queries the properties of the device.
     fn new(library: &'static Library, ordinal: u32) -> Result<Self> {
         let count = device::count(library)?;
         if ordinal >= count {

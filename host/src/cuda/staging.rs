@@ -1,5 +1,5 @@
-//! Copies between host and device that do not wait for other streams. They go through a page-locked
-//! buffer on a stream of the driver object.
+//! Copies between host and device that do not wait for other streams. Each copy uses a page-locked
+//! buffer and a stream that belong to the driver object.
 
 use core::ffi::{c_uint, c_void};
 
@@ -13,8 +13,8 @@ use crate::Result;
 /// Size of the page-locked buffer in bytes. Longer copies are split into pieces.
 const BYTES: usize = 1 << 20;
 
-/// The address of a piece in the page-locked buffer and its device address are equal modulo this
-/// number, so that aligned words are not torn.
+/// A piece's address in the page-locked buffer and its device address are equal modulo this number,
+/// so that aligned words are not torn.
 const ALIGNMENT: usize = 16;
 
 /// A stream and a page-locked buffer, used by one copy at a time.
@@ -56,7 +56,7 @@ impl Staging {
 
     /// Waits for the stream.
     pub(super) fn wait(&self, library: &Library) -> Result<()> {
-        // SAFETY: the stream lives as long as this value.
+        // SAFETY: the stream is live, because a `Staging` never destroys its stream.
         library.check("cuStreamSynchronize", unsafe {
             (library.cuStreamSynchronize)(self.stream())
         })
@@ -75,7 +75,7 @@ impl Cuda {
         staging.wait(library)
     }
 
-    /// Copies to the device and waits.
+    /// Copies `from` to device address `to` and blocks until the copy is complete.
     ///
     /// # Safety
     /// The device memory must be mapped, and no concurrent access may race with the copy.
@@ -89,8 +89,8 @@ impl Cuda {
             // SAFETY: `piece` fits into `buffer`. The lock gives exclusive access to `buffer`, and
             // no copy is in progress.
             unsafe { core::ptr::copy_nonoverlapping(piece.as_ptr(), buffer, piece.len()) };
-            // SAFETY: the buffer and the device memory stay mapped until the wait below. For the
-            // device memory the caller guarantees this.
+            // SAFETY: the buffer is never freed. The caller guarantees that the device memory stays
+            // mapped until the wait below has returned.
             library.check("cuMemcpyHtoDAsync", unsafe {
                 (library.cuMemcpyHtoDAsync_v2)(
                     to,
@@ -106,7 +106,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Copies from the device and waits.
+    /// Copies `to.len()` bytes from device address `from` and blocks until the copy is complete.
     ///
     /// # Safety
     /// The preconditions of [`Cuda::write`].
@@ -117,8 +117,8 @@ impl Cuda {
         while !rest.is_empty() {
             let (buffer, most) = staging.buffer(from);
             let (piece, later) = rest.split_at_mut(rest.len().min(most));
-            // SAFETY: the buffer and the device memory stay mapped until the wait below. For the
-            // device memory the caller guarantees this.
+            // SAFETY: the buffer is never freed. The caller guarantees that the device memory stays
+            // mapped until the wait below has returned.
             library.check("cuMemcpyDtoHAsync", unsafe {
                 (library.cuMemcpyDtoHAsync_v2)(
                     buffer.cast::<c_void>(),

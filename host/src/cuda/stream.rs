@@ -1,4 +1,5 @@
-//! Streams, copies on them, and host functions.
+//! Streams and the work that they execute: copies, host functions, and waits for and writes of
+//! words in device memory.
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use super::open::queues;
 use crate::Result;
 use crate::gpu::driver::{Callback, RawStream};
 
-/// Converts to the library's stream.
+/// Converts a stream to the library's type.
 pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
@@ -34,8 +35,8 @@ impl Cuda {
     pub(super) fn create_stream(&self) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library)?;
-        // Counts the new stream and the staging stream of the driver object, which also uses a
-        // queue.
+        // `fetch_add` returns the count before the increment. The 2 counts the new stream and the
+        // staging stream of the driver object, which also uses a queue.
         let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
         static WARNED: AtomicBool = AtomicBool::new(false);
         let queues = queues();
@@ -56,8 +57,8 @@ impl Cuda {
     /// The preconditions of [`Driver::destroy_stream`](crate::gpu::driver::Driver::destroy_stream).
     pub(super) unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: the caller guarantees that the stream came from `create_stream` and is not used
-        // any more.
+        // SAFETY: the caller guarantees that the stream came from `create_stream` and is no longer
+        // used.
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
@@ -76,7 +77,7 @@ impl Cuda {
         library.check("cuStreamQuery", code).map(|()| true)
     }
 
-    /// Waits for a stream.
+    /// Blocks until all work of a stream is complete.
     pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
         // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
@@ -85,7 +86,7 @@ impl Cuda {
         })
     }
 
-    /// Makes a stream call a function.
+    /// Enqueues a call of `callback` with `data` on a stream.
     ///
     /// # Safety
     /// The preconditions of [`Driver::host_function`](crate::gpu::driver::Driver::host_function).
@@ -103,9 +104,9 @@ impl Cuda {
         })
     }
 
-    /// Makes a stream wait for a word of device memory. The `_v2` functions require no device
-    /// attribute for 32-bit words (attributes 122 and 123 are for 64-bit words and for NOR). The
-    /// call fails on a device without support, such as some virtual GPUs.
+    /// Makes a stream wait until the word at `at` has reached `value`. The `_v2` functions require
+    /// no device attribute for 32-bit words (attributes 122 and 123 are for 64-bit words and for
+    /// NOR). The call fails on a device without support, such as some virtual GPUs.
     ///
     /// # Safety
     /// The preconditions of [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).
@@ -119,7 +120,8 @@ impl Cuda {
         })
     }
 
-    /// Makes a stream write a word of device memory, with the default memory barrier.
+    /// Makes a stream write `value` to the word at `at`. With the default flags, a memory barrier
+    /// precedes the write.
     ///
     /// # Safety
     /// The preconditions of [`Driver::write_value`](crate::gpu::driver::Driver::write_value).

@@ -43,7 +43,7 @@ const fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     }
 }
 
-/// Returns the granularity that the library recommends.
+/// Returns the allocation granularity that the library recommends, in bytes.
 pub(super) fn granularity(
     library: &Library,
     device: sys::CUdevice,
@@ -63,7 +63,7 @@ pub(super) fn granularity(
     Ok(granularity as u64)
 }
 
-/// Handle of physical memory or of a multicast object; released on drop.
+/// Handle of physical memory or of a multicast object. The handle is released on drop.
 pub(super) struct Physical<'a> {
     library: &'a Library,
     handle: sys::CUmemGenericAllocationHandle,
@@ -166,9 +166,9 @@ pub(super) unsafe fn unmap(library: &Library, address: u64, bytes: u64) -> Resul
     unmapped.and(freed)
 }
 
-/// Exports a handle for another process: as a fabric handle if `handles` contains that type,
-/// because it is valid on this and other hosts, otherwise as a file descriptor. `handles` is the
-/// bit mask of the types with which the memory was created.
+/// Exports a handle for another process. `handles` is the bit mask of the handle types with which
+/// the memory was created. If `handles` contains fabric handles, the export is a fabric handle,
+/// which is valid on this host and on other hosts. Otherwise the export is a file descriptor.
 pub(super) fn export(
     library: &Library,
     handle: sys::CUmemGenericAllocationHandle,
