@@ -1,10 +1,11 @@
 //! Direct access to the mapped memory of a peer on the same host.
 //!
-//! The peer's pages belong to a memory file, which exists as long as it is mapped in this process.
-//! If the peer drops its memory during a copy, the copy writes to pages that the peer has released,
-//! never to memory that the peer uses again. The `closed` word of the header is checked before and
-//! after each copy. Processes that can map each other's memory run as the same user, and could also
-//! access each other through a debugger, so these checks only detect mistakes.
+//! The peer's pages belong to a memory file, which exists as long as this process maps it. If the
+//! peer drops its memory during a copy, the copy accesses pages that the peer has released, never
+//! memory that the peer uses for another purpose. The `closed` word of the header is checked before
+//! and after each copy. The checks only detect mistakes. They are no protection, because processes
+//! that can map each other's memory run as the same user, and could also access each other through
+//! a debugger.
 
 use core::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ const MAX_MAPPED: usize = 256;
 #[derive(Debug)]
 pub(super) struct Direct {
     pub(super) bell: DoorbellHandle,
-    /// The peer's process id. Memory of other processes is not mapped.
+    /// The peer's process id. A key with memory of another process is not mapped.
     pid: u32,
     mapped: Mutex<HashMap<u64, Arc<Segment>>>,
 }
@@ -41,8 +42,9 @@ impl Direct {
     /// then send the request to the owner of the memory.
     pub(super) fn write(&self, source: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, source.len, |target| {
-            // SAFETY: the view and the checked range of the mapping are valid for `source.len`
-            // bytes. The two may overlap, which `copy_to` allows.
+            // SAFETY: `source` and the range of the mapping at `target`, which `access` has
+            // checked, are valid for `source.len` bytes. The two ranges may overlap, which
+            // `copy_to` allows.
             unsafe { source.start().copy_to(target, source.len) };
         })
     }
@@ -50,8 +52,9 @@ impl Direct {
     /// Copies from the peer. Returns false in the same cases as [`Direct::write`].
     pub(super) fn read(&self, target: &StorageRange, remote: &RemoteBuffer) -> bool {
         self.access(remote, target.len, |source| {
-            // SAFETY: the view and the checked range of the mapping are valid for `target.len`
-            // bytes. The two may overlap, which `copy_from` allows.
+            // SAFETY: `target` and the range of the mapping at `source`, which `access` has
+            // checked, are valid for `target.len` bytes. The two ranges may overlap, which
+            // `copy_from` allows.
             unsafe { target.start().copy_from(source, target.len) };
         })
     }
@@ -70,8 +73,8 @@ impl Direct {
         if !inside {
             return false;
         }
-        // SAFETY: header and range lie within the mapping: `inside` was checked against
-        // `segment.bytes()`, which is the file's size.
+        // SAFETY: the range lies within the mapping: its end is at most `bytes`, and `DATA_OFFSET +
+        // bytes` is at most `segment.bytes()`, the size of the file.
         copy(unsafe { segment.ptr().add(DATA_OFFSET + remote.offset as usize) });
         let open = header.closed.load(Ordering::SeqCst) == 0;
         if !open {

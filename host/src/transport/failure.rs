@@ -14,8 +14,8 @@ pub enum TransportFailure {
     Broken,
     /// `abort` was called on this side, or the transport was dropped.
     Aborted,
-    /// The owner of the memory refused the request, because the key is not registered (any more) or
-    /// the range exceeds the memory. The connection stays usable.
+    /// The owner of the memory refused the request, because no memory is registered under the key
+    /// (any more), or because the range exceeds the memory. The connection stays usable.
     Refused,
     /// The call requires a connection, which has not been created yet.
     NotConnected,

@@ -1,8 +1,9 @@
 //! Received notifications: a counter, and a futex that waiters sleep on.
 //!
 //! The peer (through shared memory) and this side's serving thread increment `posted` after they
-//! have written the notified bytes. Only this side decrements it. A peer that corrupts the counters
-//! can cause only spurious or late notifications.
+//! have written the notified bytes. Only this side increments `taken`, the number of notifications
+//! that it has delivered. A peer that corrupts the counters can cause only spurious or late
+//! notifications.
 
 use core::hint;
 use core::ptr;
@@ -18,11 +19,12 @@ use crate::cpu::{Segment, SegmentDescriptor};
 /// Duration for which a waiter polls before it sleeps.
 const POLLING: Duration = Duration::from_micros(30);
 
-/// Maximum time between two checks of a waiter. Bounds the delay that a hostile peer can cause by
-/// corrupting the counters.
+/// Maximum time for which a waiter sleeps before it checks its condition again. Bounds the delay
+/// that a hostile peer can cause by corrupting the counters.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// The counters of a doorbell. In shared memory they are the first bytes of the segment.
+/// Counters of a doorbell. If the doorbell is in shared memory, the counters are the first bytes of
+/// the segment.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Doorbell {
@@ -64,7 +66,8 @@ impl DoorbellHandle {
         }
     }
 
-    /// Adds a notification. The receiver that takes it sees all earlier writes of this thread.
+    /// Adds a notification. A receiver that takes the notification sees all earlier writes of this
+    /// thread.
     pub(super) fn post(&self) {
         self.bell().posted.fetch_add(1, Ordering::Release);
         self.ring();
@@ -128,8 +131,8 @@ impl Inbox {
             .is_ok()
     }
 
-    /// Calls `ready` repeatedly, first while polling and then after every ring of the doorbell, and
-    /// returns its first result. Returns `None` after `timeout`.
+    /// Calls `ready` until it returns a result, and returns this result: first in a polling loop,
+    /// then after every ring of the doorbell. Returns `None` after `timeout`.
     pub(super) fn wait<R>(
         &self,
         timeout: Duration,
@@ -171,8 +174,8 @@ fn futex(word: &AtomicU32, operation: i32, value: u32, timeout: Option<Duration>
         tv_nsec: libc::c_long::from(timeout.subsec_nanos() as i32),
     });
     let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: `word` is borrowed and aligned; `time` is null or points to a value that outlives the
-    // call.
+    // SAFETY: `word` is a reference, so the word is aligned and live during the call. `time` is
+    // null or points to a value that outlives the call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
 }
 

@@ -31,7 +31,7 @@ pub struct RemoteBuffer {
 }
 
 impl RemoteKey {
-    /// Length of [`RemoteKey::to_bytes`].
+    /// Length in bytes of the result of [`RemoteKey::to_bytes`].
     pub const ENCODED_BYTES: usize = 24 + SegmentDescriptor::ENCODED_BYTES;
 
     const MAGIC: [u8; 4] = *b"FWK1";
@@ -105,7 +105,8 @@ impl fmt::Display for RemoteKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::TEXT_PREFIX)?;
         let bytes = self.to_bytes();
-        // For memory outside any segment, the bytes of the descriptor are zero and are omitted.
+        // If the memory is in no segment, the bytes of the descriptor are zero, and the text omits
+        // them.
         let used = if self.segment.is_some() {
             &bytes[..]
         } else {

@@ -30,7 +30,7 @@ use crate::{Error, Result};
 pub(super) struct Core {
     pub(super) url: Url,
     pub(super) inbox: Inbox,
-    /// Event that makes the serving thread stop. Never cleared.
+    /// Event that stops the serving thread. Never cleared.
     pub(super) stop: WakeFd,
     pub(super) wake_sender: WakeFd,
     outgoing: Mutex<Outgoing>,
@@ -43,7 +43,7 @@ pub(super) struct Core {
 struct Status {
     /// The peer's URL without its secret.
     peer: Option<String>,
-    /// Nonce of the peer to which this side connects or has connected.
+    /// Nonce of the peer to which this side is connecting or has connected.
     callee: Option<Nonce>,
     /// Nonce of the peer that this side has admitted.
     caller: Option<Nonce>,
@@ -125,7 +125,9 @@ impl Core {
         self.error(operation, TransportFailure::NotConnected, detail)
     }
 
-    /// Returns true if `caller` is the expected peer. After that, no other peer is admitted.
+    /// Returns true if `caller` may connect: the link has not failed, and this side has not
+    /// connected to another peer. Records `caller` as the admitted peer. The serving thread then
+    /// stops listening.
     pub(super) fn let_in(&self, caller: Nonce) -> bool {
         let mut status = self.status();
         if status.failure.is_some() || status.callee.is_some_and(|callee| callee != caller) {
@@ -141,7 +143,8 @@ impl Core {
     }
 
     pub(super) fn wait_for_server_end(&self, timeout: Duration) {
-        // The callers continue in the same way after a timeout, so the result is ignored.
+        // The result is ignored, because callers of this function continue in the same way after a
+        // timeout.
         let _ = self
             .changed
             .wait_timeout_while(self.status(), timeout, |status| !status.server_ended);
@@ -207,7 +210,7 @@ impl Link {
             from: self.core.url.nonce(),
         }
         .to_bytes();
-        // SAFETY: the body has length 0, so nothing is read from it.
+        // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
         unsafe { socket.send(&hello, hello.as_ptr(), 0) }?;
         let mut receiver = Receiver::new();
         let message = loop {
@@ -268,8 +271,8 @@ impl Link {
         if !outgoing.attached() {
             return Pending::finished(Err(core.not_connected(operation.name)));
         }
-        // Direct access is allowed only after all earlier operations have completed, because it
-        // must not overtake them.
+        // Direct access must not overtake earlier operations, so it is used only if all of them
+        // have completed.
         if outgoing.is_idle()
             && let Some(direct) = self.direct.get()
         {
@@ -322,7 +325,8 @@ impl ByteTransport for Link {
             status.peer = Some(peer.public());
         }
         let dialled = self.dial(peer, timeout).and_then(|(socket, welcome)| {
-            // The peer's descriptor is opened only if it names the peer's own process.
+            // The peer's doorbell is mapped only if its descriptor names the process at the other
+            // end of the socket.
             let bell = welcome.bell.as_ref();
             if let Some(bell) = bell.filter(|bell| socket.peer_process() == Some(bell.pid)) {
                 match Direct::new(bell) {
@@ -381,7 +385,7 @@ impl ByteTransport for Link {
         let core = &*self.core;
         let waited = core.inbox.wait(timeout, || {
             // The failure is read before the notifications are checked, so that notifications that
-            // arrived before the failure are still returned.
+            // arrived before the failure are still delivered.
             let failure = core.failure(NAME);
             let aborted = core.failure_kind() == Some(TransportFailure::Aborted);
             if !(failure.is_some() && aborted) && core.inbox.take() {
@@ -419,7 +423,7 @@ impl Drop for Link {
         self.abort();
         let threads = core::mem::take(&mut *self.lock_threads());
         for handle in threads {
-            // A waker may drop the transport on one of the transport's own threads, which cannot
+            // A waker may drop the transport on one of the transport's own threads. A thread cannot
             // join itself.
             if handle.thread().id() != thread::current().id() && handle.join().is_err() {
                 tracing::warn!("a thread of a transport panicked");

@@ -1,4 +1,5 @@
-//! Registered memory, which a peer may access, and views of this memory for local operations.
+//! Registered memory, which a peer may access, and views of the memory, which are the arguments of
+//! local operations.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -13,7 +14,7 @@ use super::wire::Refusal;
 use crate::cpu::Segment;
 use crate::{Error, Result};
 
-/// Offset of the bytes of [`Memory::allocate`] in their segment, after the header's page.
+/// Offset of the data in a segment of [`Memory::allocate`]. The [`Header`] occupies the first page.
 pub(super) const DATA_OFFSET: usize = 4096;
 
 /// Header of a segment of [`Memory::allocate`].
@@ -53,23 +54,24 @@ pub struct Memory {
     reused: bool,
 }
 
-/// Ends the registration when the last clone of a [`Memory`] is dropped.
+/// Shared by all clones of a [`Memory`]. Dropping the handle ends the registration.
 #[derive(Debug)]
 struct Handle {
     grant: Arc<Grant>,
 }
 
-/// Permission for peers to access a storage.
+/// Permission for peers to access a [`Storage`].
 #[derive(Debug)]
 pub(super) struct Grant {
     id: u64,
     storage: Arc<Storage>,
-    /// True while the memory is registered. Locked for reading during each access of a peer, which
-    /// is one bounded copy.
+    /// True as long as the memory is registered. Locked for reading during each copy that accesses
+    /// the memory for a peer. Such a copy is bounded.
     open: RwLock<bool>,
 }
 
-/// Bytes that stay allocated as long as a [`Memory`], a view or an operation uses them.
+/// Bytes that stay allocated as long as a [`Memory`], a [`View`], a [`ViewMut`] or an operation
+/// uses them.
 pub(super) struct Storage {
     start: *mut u8,
     len: usize,
@@ -88,11 +90,12 @@ enum Backing {
     Raw,
 }
 
-// SAFETY: a storage only provides a raw pointer. The bytes stay valid while the storage lives,
-// because the storage owns them or because the caller of `register_raw` guarantees it. All accesses
-// are copies through that pointer.
+// SAFETY: the bytes at `start` may be accessed from any thread. They stay valid while the `Storage`
+// lives, because it owns them or because the caller of `register_raw` guarantees it. All accesses
+// are copies through the raw pointer.
 unsafe impl Send for Storage {}
-// SAFETY: shared and exclusive use have the same accesses: copies through the raw pointer.
+// SAFETY: a shared `Storage` permits the same accesses as an owned one: copies through the raw
+// pointer.
 unsafe impl Sync for Storage {}
 
 impl fmt::Debug for Storage {
@@ -108,8 +111,8 @@ impl fmt::Debug for Storage {
 #[derive(Default)]
 struct Table {
     by_id: HashMap<u64, (Arc<Grant>, Weak<Handle>)>,
-    /// Registrations of memory that [`Memory::allocate`] did not allocate. The key is start,
-    /// length, and true for a segment.
+    /// Registrations of memory that [`Memory::allocate`] did not allocate. A key of this map has
+    /// the start address, the length, and true if the range is a segment.
     by_range: HashMap<(usize, usize, bool), u64>,
 }
 
@@ -123,8 +126,8 @@ fn table() -> MutexGuard<'static, Table> {
 }
 
 impl Memory {
-    /// Allocates `bytes` zeroed bytes that peers on the same host can map. The shared-memory
-    /// provider then accesses them without involving this process.
+    /// Allocates `bytes` zeroed bytes that peers on the same host can map. Peers that use the
+    /// shared-memory provider then access the bytes without involving this process.
     ///
     /// # Errors
     /// [`Error::MemoryMap`] or [`Error::InvalidArgument`] if the allocation fails.
@@ -133,7 +136,8 @@ impl Memory {
             out_of_bounds("allocate", "the size exceeds the address space".into())
         })?;
         let segment = Segment::create(total as u64, "fusewire-transport")?;
-        // SAFETY: the segment is longer than the header's page.
+        // SAFETY: the segment has `DATA_OFFSET + bytes` bytes, so the result is within the segment
+        // or one past its end.
         let start = unsafe { segment.ptr().add(DATA_OFFSET) };
         Self::add(
             Storage {
@@ -180,10 +184,10 @@ impl Memory {
     /// [`Error::InvalidArgument`] for a null pointer or an impossible length.
     ///
     /// # Safety
-    /// The bytes must stay valid for reads and writes until the following are dropped or completed:
-    /// all clones of the returned memory, all its views, and all operations that use these views.
-    /// Until then, no Rust reference to the bytes may be used while a peer or an operation accesses
-    /// them.
+    /// The bytes must stay valid for reads and writes until all clones of the returned [`Memory`]
+    /// and all its views are dropped, and all operations that use these views have completed. Until
+    /// then, no Rust reference to the bytes may be used while a peer or an operation accesses the
+    /// bytes.
     pub unsafe fn register_raw(start: *mut u8, len: usize) -> Result<Self> {
         if start.is_null() || isize::try_from(len).is_err() {
             return Err(out_of_bounds(
@@ -195,8 +199,9 @@ impl Memory {
         Self::add(Storage { start, len, keep }, Some(false))
     }
 
-    /// Adds a registration. `shared` is `Some` if the range may already be registered; the value is
-    /// true for a segment.
+    /// Adds a registration. If `shared` is `Some`, an existing registration of the same range is
+    /// reused. The value in `shared` is true for a segment, and false for a range of
+    /// `register_raw`.
     fn add(storage: Storage, shared: Option<bool>) -> Result<Self> {
         let range = shared
             .filter(|_| storage.len > 0)
@@ -207,8 +212,8 @@ impl Memory {
             .and_then(|id| table.by_id.get(id))
             .and_then(|(_, handle)| handle.upgrade());
         if let Some(handle) = known {
-            // Dropped after the lock is released, because it may hold the last reference to a
-            // segment.
+            // `storage` is dropped after the lock is released, because it may hold the last
+            // reference to a segment.
             drop(table);
             drop(storage);
             return Ok(Self {
@@ -280,7 +285,7 @@ impl Memory {
         }
     }
 
-    /// Returns a view of a range in bytes, to use as the source of a write.
+    /// Returns a view of `range`, in bytes, for use as the source of a write.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the memory.
@@ -288,7 +293,7 @@ impl Memory {
         self.part("view", range).map(View)
     }
 
-    /// Returns a view of a range in bytes, to use as the destination of a read.
+    /// Returns a view of `range`, in bytes, for use as the destination of a read.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the range exceeds the memory.
@@ -303,8 +308,8 @@ impl Memory {
     pub fn copy_from(&self, offset: usize, source: &[u8]) -> Result<()> {
         let end = offset.saturating_add(source.len());
         let part = self.part("copy_from", offset..end)?;
-        // SAFETY: `part` checked the range against the storage. A borrowed slice does not overlap
-        // it.
+        // SAFETY: `part` checked the range against the storage, and the slice is valid for its
+        // length. The two may overlap.
         unsafe { part.start().copy_from(source.as_ptr(), source.len()) };
         Ok(())
     }
@@ -316,8 +321,8 @@ impl Memory {
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let end = offset.saturating_add(target.len());
         let part = self.part("copy_to", offset..end)?;
-        // SAFETY: `part` checked the range against the storage. A borrowed slice does not overlap
-        // it.
+        // SAFETY: `part` checked the range against the storage, and the slice is valid for its
+        // length. The two may overlap.
         unsafe { part.start().copy_to(target.as_mut_ptr(), target.len()) };
         Ok(())
     }
@@ -365,12 +370,13 @@ impl Drop for Handle {
         if let Backing::Allocated(segment) = &grant.storage.keep {
             Header::of(segment).closed.store(1, Ordering::SeqCst);
         }
-        // Taking the lock waits for an access in progress, which is one bounded copy.
+        // Taking the write lock waits for accesses of peers that are in progress, each of which is
+        // one bounded copy.
         *grant.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// Permission to access one range until the memory is deregistered.
+/// Range of a [`Grant`] that a peer may access until the memory is deregistered.
 #[derive(Debug)]
 pub(super) struct Target {
     grant: Arc<Grant>,
@@ -394,8 +400,9 @@ impl Target {
         Ok(Self { grant, offset, len })
     }
 
-    /// Calls `access` with the bytes that start at `from`. Returns `None` if the memory was
-    /// deregistered. Deregistration waits for `access` to return, so `access` must be short.
+    /// Calls `access` with the address and length of the bytes that start at `from`. Returns `None`
+    /// if the memory was deregistered. Deregistration waits for `access` to return, so `access`
+    /// must be short.
     pub(super) fn access<R>(
         &self,
         from: usize,
@@ -413,7 +420,7 @@ impl Target {
     }
 }
 
-/// Range of a storage.
+/// Range of a [`Storage`], which keeps the storage allocated.
 #[derive(Clone, Debug)]
 pub(super) struct StorageRange {
     storage: Arc<Storage>,

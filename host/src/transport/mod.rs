@@ -1,5 +1,5 @@
-//! Transport between two processes, which register memory, exchange keys, write and read each
-//! other's memory, and notify each other. The interface follows torchcomms' `RdmaTransport`.
+//! Transport between two processes. The processes register memory, exchange keys, write and read
+//! each other's memory, and notify each other. The interface follows torchcomms' `RdmaTransport`.
 //!
 //! ```
 //! use core::time::Duration;
@@ -31,24 +31,25 @@
 //! # Failures
 //! If the peer refuses a key or range, only that operation fails. Every other failure breaks the
 //! connection: all pending operations and all later calls return [`TransportFailure::Broken`] at
-//! once, except that notifications that have already arrived are still delivered. Call `bind` and
-//! `connect` again to create a new connection.
+//! once, but notifications that have already arrived are still delivered. Call `bind` and `connect`
+//! again to create a new connection.
 //!
 //! An operation that times out breaks the connection. After the operation has returned its error,
 //! none of its bytes are written. To ensure this, this side resets the connection and delays the
-//! error until the peer has closed its own connection. The peer closes it after its serving thread
-//! has stopped. If the peer does not do so within 0.2 s, it is suspended or unreachable:
+//! error until the peer has closed its own connection. The peer closes its connection after its
+//! serving thread has stopped. This side waits for at most 0.2 s. If the peer has not closed its
+//! connection by then, the peer is suspended or unreachable:
 //!
 //! - A suspended peer detects the reset when it resumes, because it checks the connection after
-//!   each wait and before each copy. It then discards received data. One case remains: if the peer
-//!   was suspended between such a check and the following copy, the bytes of this copy (at most
-//!   256 KiB) are written when the peer resumes.
+//!   each wait and before each copy. The peer then discards received data. One case remains: if the
+//!   peer was suspended between such a check and the following copy, the bytes of this copy (at
+//!   most 256 KiB) are written when the peer resumes.
 //! - Nothing is sent again to an unreachable peer.
 //!
 //! # Security
 //! A peer authenticates with the secret in the URL, and addresses memory by a random key. The
-//! transport checks all other input, and no length that the peer sends determines the size of an
-//! allocation. The connection is not encrypted.
+//! transport checks all other input. It never allocates memory of a size that the peer sends. The
+//! connection is not encrypted.
 
 mod direct;
 mod failure;
@@ -104,7 +105,8 @@ impl Transport {
     }
 
     /// Starts to listen for one peer, and returns the URL that the peer needs. Later calls return
-    /// the same URL until the link fails. After a failure, starts to listen again with a new URL.
+    /// the same URL until the link fails. After a failure, the next call starts to listen again
+    /// with a new URL.
     ///
     /// # Errors
     /// [`Error::Transport`] if a system call fails.
@@ -119,13 +121,13 @@ impl Transport {
         let url = fresh.url().clone();
         let old = link.replace(fresh);
         drop(link);
-        // Dropped after the lock is released, because dropping a link joins threads.
+        // `old` is dropped after the lock is released, because dropping a link joins threads.
         drop(old);
         Ok(url)
     }
 
     /// Connects to the peer's URL. The connection is complete when the peer has also connected to
-    /// this side's URL. Operations of this side may start earlier.
+    /// this side's URL. This side may start operations before the peer has connected.
     ///
     /// # Errors
     /// [`Error::Transport`] if the connection is not established within `timeout`; the call may be

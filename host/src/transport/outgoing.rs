@@ -1,6 +1,7 @@
-//! Requesting side of a link: queues operations, sends them, and receives their answers in order.
+//! Requesting side of a link: queues operations, sends their requests, and receives the answers in
+//! order.
 //!
-//! The thread that starts an operation sends as many bytes as the socket accepts at once. The
+//! The thread that starts an operation immediately sends as many bytes as the socket accepts. The
 //! sender thread of the link sends the remaining bytes, receives the answers and enforces the
 //! deadlines.
 
@@ -19,16 +20,20 @@ use super::socket::{GONE, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Request, Verb};
 use crate::{Error, Result};
 
-/// Maximum number of bytes that the thread that starts an operation sends.
+/// Maximum number of bytes of an operation that the thread that starts the operation sends.
 const CALLERS_BYTES: usize = 128 << 10;
 
 /// Maximum number of bytes that are sent while the lock is held.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Maximum sleep of the sender thread. Operations with later deadlines need not wake the thread.
+/// Maximum sleep of the sender thread. An operation whose deadline is after the end of the sleep
+/// need not wake the thread.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Duration for which a timed-out operation waits until the peer confirms that it has stopped.
+/// Time limit for steps of the shutdown of a link. After a timeout, the serving thread waits this
+/// long for the peer to close its connection, and the sender thread waits twice as long for the
+/// serving thread to stop. After other failures, the sender thread waits this long for the serving
+/// thread to stop.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
 /// Operation that has not completed.
@@ -42,9 +47,9 @@ pub(super) struct Operation {
     pub(super) pending: Pending,
     id: u64,
     head: [u8; Request::BYTES],
-    /// Number of bytes sent, of the header and of a write's payload together.
+    /// Number of bytes sent so far, including the header and, for a write, the payload.
     sent: usize,
-    /// Number of bytes received of a read's payload.
+    /// Number of bytes of a read's payload received so far.
     received: usize,
 }
 
@@ -84,7 +89,8 @@ impl Operation {
     }
 }
 
-/// Operations that were completed under the lock. They are reported after the lock is released.
+/// Operations that were completed under the lock, with their results. The results are reported
+/// after the lock is released.
 pub(super) type CompletedOps = Vec<(Pending, Result<()>)>;
 
 /// State of the requesting side.
@@ -94,12 +100,12 @@ pub(super) struct Outgoing {
     queue: VecDeque<Operation>,
     in_flight: VecDeque<Operation>,
     receiver: Receiver,
-    /// Number of bytes that are missing from the current piece of a read.
+    /// Number of bytes of the current piece of a read that have not arrived.
     data_left: usize,
     next_id: u64,
-    /// Lower bound of all deadlines.
+    /// Lower bound of the deadlines of all operations.
     next_deadline: Option<Instant>,
-    /// Time at which the sender wakes up without a notification.
+    /// Time at which the sender thread wakes up if no other thread wakes it.
     sleeps_until: Option<Instant>,
 }
 
@@ -130,8 +136,8 @@ impl Outgoing {
         self.queue.is_empty() && self.in_flight.is_empty()
     }
 
-    /// Queues an operation, and sends as many bytes as the socket accepts. Returns true if the
-    /// caller must wake the sender thread.
+    /// Queues an operation. If no other operation is queued, sends as many bytes as the socket
+    /// accepts. Returns true if the caller must wake the sender thread.
     pub(super) fn post(&mut self, mut operation: Operation) -> io::Result<bool> {
         self.next_id += 1;
         operation.id = self.next_id;
@@ -193,11 +199,12 @@ impl Outgoing {
             if self.data_left > 0 {
                 let operation = self.in_flight.front_mut().ok_or_else(nonsense)?;
                 let (target, _) = operation.local.rest(operation.received);
-                // SAFETY: `data_left` was checked against the view when the piece was announced.
+                // SAFETY: `answered` accepts a piece only if it fits the remainder of the view, so
+                // `target` is writable for `data_left` bytes.
                 let mut count = unsafe { self.receiver.take(target, self.data_left) };
                 if count == 0 {
-                    // SAFETY: `data_left` was checked against the view when the piece was
-                    // announced.
+                    // SAFETY: `answered` accepts a piece only if it fits the remainder of the view,
+                    // so `target` is writable for `data_left` bytes.
                     match unsafe { socket.receive(target, self.data_left) }? {
                         Some(received) => count = received,
                         None => return Ok(()),
@@ -328,8 +335,8 @@ fn end(core: &Core) {
     let now = Instant::now();
     let timed_out = core.failure_kind() == Some(TransportFailure::Timeout);
     if !timed_out {
-        // The end of this connection tells the peer that this side writes no more bytes, so the
-        // serving thread must stop first.
+        // Closing this connection tells the peer that this side's serving thread writes no more
+        // bytes for the peer, so the serving thread must stop first.
         core.wait_for_server_end(GRACE);
     }
     let socket = core.outgoing().socket.take();
@@ -337,8 +344,8 @@ fn end(core: &Core) {
         socket.reset();
     }
     if timed_out {
-        // The serving thread stops when the peer closes its connection. After that, the peer writes
-        // no more bytes.
+        // The serving thread stops when the peer closes its connection, or after `GRACE`. A peer
+        // that has closed its connection writes no more bytes.
         core.wait_for_server_end(2 * GRACE);
     }
     let (queue, in_flight) = {

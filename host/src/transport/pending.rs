@@ -33,21 +33,21 @@ struct State {
 }
 
 impl Pending {
-    /// Creates an operation that has not completed.
+    /// Creates the handle of an operation that has not completed.
     pub fn unfinished() -> Self {
         Self {
             slot: Arc::default(),
         }
     }
 
-    /// Creates an operation that has completed.
+    /// Creates the handle of an operation that has completed with `result`.
     pub fn finished(result: Result<()>) -> Self {
         let pending = Self::unfinished();
         pending.lock().result = Some(result);
         pending
     }
 
-    /// Completes the operation. Called by providers. If called again, keeps the first result.
+    /// Completes the operation with `result`. Called by providers. A second call has no effect.
     pub fn finish(&self, result: Result<()>) {
         let mut state = self.lock();
         if state.result.is_some() {

@@ -1,21 +1,21 @@
 //! Traits of transport providers, and the two providers of this crate.
 //!
 //! The interface has the operations *write*, *read* and *notify* instead of a byte stream, because
-//! RDMA hardware has these operations. A verbs provider would map them as follows:
+//! RDMA hardware implements these operations. A verbs provider would map them as follows:
 //!
 //! - `write` is `IBV_WR_RDMA_WRITE`. With a notification it is `IBV_WR_RDMA_WRITE_WITH_IMM`, which
 //!   is ordered after the earlier writes of its queue pair, as this interface requires.
 //! - `read` is `IBV_WR_RDMA_READ`.
 //! - `wait_for_write` counts receive completions. A polling thread completes the [`Pending`]s from
 //!   the completion queue.
-//! - `bind` creates the queue pair and stores its address in the URL. If the address does not fit,
-//!   a TCP listener serves it, as in the providers below.
+//! - `bind` creates the queue pair and stores its address in the URL. If the URL cannot hold the
+//!   address, the URL names a TCP listener that sends the address to the peer.
 //! - `connect` moves the queue pair to ready-to-send.
-//! - The owner of a memory resolves the number of a [`RemoteKey`](super::RemoteKey) once, over the
-//!   control connection, to address and rkey, and then registers the memory with the device. A
-//!   deregistration invalidates the rkey.
-//! - A timeout moves the queue pair to the error state, and is reported after the queue pair has
-//!   been flushed.
+//! - The first use of a [`RemoteKey`](super::RemoteKey) sends a request to the owner of the memory
+//!   over the control connection. The owner registers the memory with the device, and returns the
+//!   memory's address and rkey. A deregistration invalidates the rkey.
+//! - A timeout moves the queue pair to the error state. The timed-out operation reports its error
+//!   after the queue pair has been flushed.
 //!
 //! Providers without one-sided operations use a thread that serves requests, as the two providers
 //! below do.
@@ -44,9 +44,9 @@ use crate::{Error, Result};
 /// Effect of a write on the peer's [`wait_for_write`](super::Transport::wait_for_write).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
-    /// The write is counted.
+    /// The write is a notification: it makes one call of `wait_for_write` return.
     Yes,
-    /// The write is not counted.
+    /// The write is not a notification.
     No,
 }
 
@@ -106,7 +106,7 @@ pub trait ByteTransport: fmt::Debug + Send + Sync {
     fn abort(&self);
 }
 
-/// Links over TCP.
+/// Provider of links over TCP.
 #[derive(Clone, Copy, Debug)]
 pub struct Tcp {
     address: IpAddr,
@@ -144,10 +144,10 @@ impl Provider for Tcp {
     }
 }
 
-/// Links between processes of one host and user. The peer maps memory of
-/// [`Memory::allocate`](super::Memory) and copies to it on the caller's thread. Such a write is
-/// complete when the call returns, and its timeout does not apply. Other memory is written through
-/// a Unix socket.
+/// Provider of links between processes of one host and one user. A side maps the peer's memory if
+/// [`Memory::allocate`](super::Memory) allocated the memory, and copies on the caller's thread.
+/// Such an operation is complete when the call returns, and its timeout does not apply. Other
+/// memory is accessed through a Unix socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SharedMemory;
 
@@ -164,8 +164,8 @@ impl Provider for SharedMemory {
         let nonce = Nonce::random()?;
         let mut random = [0; 8];
         fill_random(&mut random)?;
-        // The name contains no part of the nonce, because all processes of this host can see the
-        // name.
+        // The name must not contain a part of the nonce, because all processes of this host can see
+        // the name.
         let name = format!(
             "fusewire-{}-{:016x}",
             process::id(),

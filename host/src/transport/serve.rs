@@ -13,14 +13,15 @@ use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb
 /// Time limit for a caller's first message.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// Maximum number of callers that have not sent their first message. A further caller replaces the
-/// oldest of them.
+/// Maximum number of callers that have not sent their first message. If the limit is reached, the
+/// next caller replaces the oldest of these callers.
 const MAX_CALLERS: usize = 32;
 
 /// Maximum number of bytes of answers that are sent together.
 const ANSWER_BYTES: usize = 4 << 10;
 
-/// Maximum number of bytes received in one call. The memory cannot be deregistered during the call.
+/// Maximum number of bytes that one system call receives. The limit is small because a
+/// deregistration of the memory waits for the call.
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Runs the serving thread of a link, until the link ends.
@@ -36,8 +37,8 @@ pub(super) fn run(core: &Core, listener: Listener) {
         let detail = server.run();
         core.fail(TransportFailure::Broken, detail);
         if core.failure_kind() == Some(TransportFailure::Timeout) {
-            // An operation of this side has timed out. The peer closes its connection after its
-            // serving thread has stopped.
+            // An operation of this side has timed out. Wait until the peer closes its connection,
+            // which it does after its serving thread has stopped.
             let start = Instant::now();
             let mut entries = [entry(socket.raw(), libc::POLLRDHUP)];
             while entries[0].revents & GONE == 0 && start.elapsed() < GRACE {
@@ -59,8 +60,8 @@ struct Caller {
     since: Instant,
 }
 
-/// Waits until the peer connects. Returns `None` if the link ends first. Rejects other callers,
-/// which cannot delay the peer.
+/// Waits until the peer connects. Returns `None` if the link ends before the peer connects. Other
+/// callers are rejected and cannot delay the peer.
 fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     let mut callers: Vec<Caller> = Vec::new();
     loop {
@@ -137,10 +138,10 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
     }
     if let_in || (known && hello.version != VERSION) {
         let bytes = welcome.to_bytes();
-        // SAFETY: the body has length 0, so nothing is read from it.
+        // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
         let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
-        // A new socket accepts a message of this size in one call. Otherwise the peer's first
-        // request fails.
+        // The send buffer of a new socket holds a message of this size. If it does not, the
+        // connection is closed, and the peer's `connect` fails.
         return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
     }
     false
@@ -152,7 +153,7 @@ struct Server<'a> {
     receiver: Receiver,
     /// Encoded answers that have not been sent.
     answers: Vec<u8>,
-    /// Zeros to send, or space for bytes to discard.
+    /// Buffer for zeros to send and for bytes to discard.
     scratch: Vec<u8>,
 }
 
@@ -176,8 +177,8 @@ impl Server<'_> {
             Verb::Write { notify } => {
                 let outcome = self.write(&request)?;
                 if notify && outcome.is_ok() {
-                    // Posted after the bytes were written, so that the receiver of the notification
-                    // sees the bytes.
+                    // The notification must be posted after the bytes are written, so that its
+                    // receiver sees the bytes.
                     self.core.inbox.post();
                 }
                 outcome
@@ -192,8 +193,9 @@ impl Server<'_> {
         Ok(())
     }
 
-    /// Receives bytes into the buffer. Discards the bytes if the peer has reset the connection,
-    /// because the peer has then reported to its caller that they were not written.
+    /// Receives bytes into the buffer. Returns an error, so that the bytes are discarded, if the
+    /// peer has reset the connection. In this case the peer reports to its caller that the bytes
+    /// were not written.
     fn fill(&mut self) -> Result<(), String> {
         self.send_answers()?;
         self.wait(libc::POLLIN, None)?;
@@ -284,8 +286,8 @@ impl Server<'_> {
         Ok(target.access(0, |_, _| ()).ok_or(Refusal::Key))
     }
 
-    /// Sends a piece that was announced. If the memory is deregistered during the call, sends zeros
-    /// for the remainder of the piece and returns false.
+    /// Sends `head`, which announces a piece of `len` bytes, and then the piece. If the memory is
+    /// deregistered during the call, sends zeros for the remainder of the piece and returns false.
     fn send_piece(
         &mut self,
         target: &Target,
@@ -302,8 +304,8 @@ impl Server<'_> {
             let socket = self.socket;
             let moved = target
                 .access(from + at, |start, _| {
-                    // SAFETY: `access` passes the memory that starts at `from + at`, which contains
-                    // at least the remainder of the piece.
+                    // SAFETY: `access` passes the bytes that start at `from + at`, which include
+                    // the `len - at` bytes of the remainder of the piece.
                     unsafe { socket.send(rest, start, len - at) }
                 })
                 .filter(|_| open);
@@ -314,7 +316,7 @@ impl Server<'_> {
                     self.scratch.clear();
                     self.scratch.resize(64 << 10, 0);
                     let count = self.scratch.len().min(len - at);
-                    // SAFETY: `scratch` has at least `count` bytes.
+                    // SAFETY: `scratch` has at least `count` bytes, by the computation of `count`.
                     unsafe { socket.send(rest, self.scratch.as_ptr(), count) }
                 }
             };
@@ -330,7 +332,7 @@ impl Server<'_> {
         let mut sent = 0;
         while sent < self.answers.len() {
             let rest = &self.answers[sent..];
-            // SAFETY: the body has length 0, so nothing is read from it.
+            // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
             let count = unsafe { self.socket.send(rest, rest.as_ptr(), 0) };
             match count.map_err(|error| error.to_string())? {
                 Some(count) => sent += count,

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixListener;
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Poll events that report the end of a connection, including while unread bytes remain.
+/// Poll events that report the end of a connection, even if unread bytes remain.
 pub(super) const GONE: i16 = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
 
 /// A connected stream socket.
@@ -38,7 +38,7 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
-    /// Returns the process at the other end of a Unix socket, according to the system.
+    /// Returns the id of the process at the other end of a Unix socket, as the system reports it.
     pub(super) fn peer_process(&self) -> Option<u32> {
         let process = u32::try_from(credentials(&self.0).ok()?.pid).ok()?;
         (process != 0).then_some(process)
@@ -54,7 +54,7 @@ impl Socket {
     /// end of the stream.
     ///
     /// # Safety
-    /// `len` bytes at `start` are valid for writes.
+    /// `start` must be valid for writes of `len` bytes.
     pub(super) unsafe fn receive(&self, start: *mut u8, len: usize) -> io::Result<Option<usize>> {
         // SAFETY: the caller passes `len` writable bytes; the descriptor is open.
         let count = unsafe { libc::recv(self.raw(), start.cast(), len, libc::MSG_DONTWAIT) };
@@ -70,7 +70,7 @@ impl Socket {
     /// Sends as many bytes as the system accepts: first `head`, then the `len` bytes at `body`.
     ///
     /// # Safety
-    /// `len` bytes at `body` are valid for reads.
+    /// `body` must be valid for reads of `len` bytes.
     pub(super) unsafe fn send(
         &self,
         head: &[u8],
@@ -92,8 +92,8 @@ impl Socket {
         message.msg_iov = parts.as_ptr().cast_mut();
         message.msg_iovlen = parts.len() as _;
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message refers to `head` and to the caller's `len` readable bytes. The call
-        // only reads both.
+        // SAFETY: the message refers to `head` and to `len` bytes at `body`, which the caller
+        // guarantees to be readable. `sendmsg` only reads these bytes.
         counted(unsafe { libc::sendmsg(self.raw(), &message, flags) })
     }
 }
@@ -124,7 +124,8 @@ pub(crate) fn credentials(socket: &impl AsRawFd) -> io::Result<libc::ucred> {
     Ok(credentials)
 }
 
-/// Returns the number of transferred bytes, or `None` if the call must be repeated.
+/// Converts the result of a system call that transfers bytes. Returns the number of bytes, or
+/// `None` if the call must be repeated.
 pub(crate) fn counted(result: isize) -> io::Result<Option<usize>> {
     match usize::try_from(result) {
         Ok(count) => Ok(Some(count)),
@@ -138,7 +139,8 @@ pub(crate) fn counted(result: isize) -> io::Result<Option<usize>> {
     }
 }
 
-/// Receives messages of fixed size through a small buffer, and payloads without it.
+/// Receives messages of fixed size through a small buffer. Payload bytes that are not in the buffer
+/// are received directly into their destination.
 #[derive(Debug)]
 pub(super) struct Receiver {
     buffer: Box<[u8]>,
@@ -155,7 +157,7 @@ impl Receiver {
         }
     }
 
-    /// Returns the number of received bytes that have not been used.
+    /// Returns the number of received bytes that are still in the buffer.
     pub(super) fn buffered(&self) -> usize {
         self.end - self.start
     }
@@ -186,7 +188,7 @@ impl Receiver {
     /// Takes up to `len` bytes of payload from the buffer.
     ///
     /// # Safety
-    /// `len` bytes at `target` are valid for writes.
+    /// `target` must be valid for writes of `len` bytes.
     pub(super) unsafe fn take(&mut self, target: *mut u8, len: usize) -> usize {
         let bytes = &self.buffer[self.start..self.end];
         let count = bytes.len().min(len);
@@ -211,7 +213,7 @@ pub(crate) struct WakeFd(OwnedFd);
 
 impl WakeFd {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: the call takes two integers.
+        // SAFETY: `eventfd` takes two integers and accesses no memory of this process.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -224,18 +226,18 @@ impl WakeFd {
         self.0.as_raw_fd()
     }
 
-    /// Wakes the thread. The write fails only if the event is already set, so its result is
-    /// ignored.
+    /// Wakes the thread. The result of the write is ignored, because the write fails only if the
+    /// event is already set.
     pub(crate) fn wake(&self) {
         let one = 1_u64;
-        // SAFETY: the call reads eight bytes of a local variable.
+        // SAFETY: `write` reads eight bytes, the size of the local variable `one`.
         unsafe { libc::write(self.raw(), (&raw const one).cast(), 8) };
     }
 
     /// Clears the event, so that the next wait sleeps.
     pub(crate) fn clear(&self) {
         let mut count = 0_u64;
-        // SAFETY: the call writes eight bytes to a local variable.
+        // SAFETY: `read` writes at most eight bytes, the size of the local variable `count`.
         unsafe { libc::read(self.raw(), (&raw mut count).cast(), 8) };
     }
 }
@@ -248,15 +250,16 @@ pub(crate) fn entry(fd: RawFd, events: i16) -> libc::pollfd {
     }
 }
 
-/// Waits for any of the events, at most for `timeout` if it is given. Returns early if a signal
-/// arrives.
+/// Waits until one of the events occurs, or until `timeout`, if given, has passed. Returns early if
+/// a signal arrives.
 pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let milliseconds = timeout.map_or(-1, |timeout| {
-        // The timeout is rounded up, so that a deadline has passed when the wait times out.
+        // The timeout is rounded up to milliseconds, so that the caller's deadline has passed when
+        // the wait times out.
         let rounded = timeout.as_nanos().div_ceil(1_000_000);
         i32::try_from(rounded).unwrap_or(i32::MAX)
     });
-    // SAFETY: pointer and length belong to an exclusively borrowed slice.
+    // SAFETY: pointer and length are those of `entries`, an exclusively borrowed slice.
     let result = unsafe {
         libc::poll(
             entries.as_mut_ptr(),
@@ -274,7 +277,7 @@ pub(crate) fn poll(entries: &mut [libc::pollfd], timeout: Option<Duration>) -> i
     Ok(())
 }
 
-/// Listening socket.
+/// Listening socket of a link.
 #[derive(Debug)]
 pub(super) enum Listener {
     Tcp(TcpListener),

@@ -1,13 +1,13 @@
 //! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so no
-//! length that the peer sends determines the size of an allocation.
+//! side allocates memory of a size that its peer sends.
 //!
 //! A connection carries the requests of the side that opened the connection, and the answers to
 //! these requests in the same order:
 //!
 //! - The first message is [`Hello`]. The answer is [`Welcome`].
 //! - Any number of [`Request`]s follow. The payload of a write follows its request.
-//! - Every request gets an [`Answer`]: `Done` or `Refused` completes the request. For a read, any
-//!   number of `Data` answers precede it, each followed by its payload.
+//! - Every request is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
+//!   number of `Data` answers come first, each followed by its payload.
 
 use super::url::Nonce;
 use crate::cpu::SegmentDescriptor;
@@ -141,10 +141,10 @@ impl Request {
     }
 }
 
-/// Reason why the owner of a memory refuses a request.
+/// Reason why the owner of the memory refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// No memory has that key, or it has been deregistered.
+    /// No memory is registered under the key, or the memory has been deregistered.
     Key,
     /// The range exceeds the memory.
     Range,
@@ -167,7 +167,7 @@ impl Refusal {
 pub(super) enum Answer {
     Done,
     Refused(Refusal),
-    /// This number of bytes of a read follows.
+    /// The given number of bytes of a read's data follows this answer.
     Data(u64),
 }
 

@@ -42,8 +42,8 @@ fn pair(kind: Kind) -> (Transport, Transport) {
     (a, b)
 }
 
-/// Allocates two memories: one that a peer of the shared-memory provider maps, and one that it does
-/// not map.
+/// Returns two [`Memory`] objects of `bytes` bytes. With the shared-memory provider, a peer maps
+/// the first one and accesses the second one through the socket.
 fn memories(bytes: usize) -> [Memory; 2] {
     [
         Memory::allocate(bytes).unwrap(),

@@ -15,7 +15,7 @@ fn partial_views_land_where_they_belong_and_nowhere_else() {
             for target in memories(10_000) {
                 let bytes = pattern(5_000, 7);
                 let source = Memory::register(bytes.clone()).unwrap();
-                // The key is converted to text, as for another process.
+                // The key is converted to text and back, as if it were sent to another process.
                 let key: RemoteKey = target.remote_key().to_string().parse().unwrap();
                 let view = source.view(100..4_100).unwrap();
                 let write = from.write(view, key.range(3_001, 4_000), Notify::Yes, LONG);
@@ -66,8 +66,8 @@ fn no_bytes_and_many_bytes() {
 #[test]
 fn notifications_are_counted_and_come_behind_their_bytes() {
     const COUNT: u64 = 5_000;
-    // The test alternates between mapped memory and other memory. The writes must not overtake each
-    // other.
+    // The test alternates between memory that the peer can map and memory that it cannot map. The
+    // writes must not overtake each other.
     let way = |round: u64| usize::from(round.is_multiple_of(3));
     for kind in KINDS {
         let (a, b) = pair(kind);
@@ -95,7 +95,8 @@ fn notifications_are_counted_and_come_behind_their_bytes() {
                 for (memory, newest) in targets.iter().zip(newest) {
                     let mut seen = [0; 8];
                     memory.copy_to(0, &mut seen).unwrap();
-                    // The bytes contain at least the data of the notifications that were taken.
+                    // The memory contains the data of the newest write whose notification was
+                    // taken, or of a later write.
                     let seen = u64::from_le_bytes(seen);
                     assert!(seen >= newest, "{kind:?}: {seen} instead of {newest}");
                 }

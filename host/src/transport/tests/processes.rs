@@ -1,5 +1,5 @@
-//! Peers in child processes: this test binary, with commands on standard input and replies on
-//! standard error.
+//! Tests with peers in child processes. A child process runs this test binary, reads commands from
+//! standard input, and writes replies to standard error.
 
 use core::time::Duration;
 use std::env;
@@ -16,7 +16,7 @@ use crate::transport::{Notify, RemoteKey, Url};
 const ROLE: &str = "FUSEWIRE_TEST_TRANSPORT_CHILD";
 const BYTES: usize = 16 << 20;
 
-/// Child process with a transport and two memories of [`BYTES`] bytes each.
+/// Child process with a transport and two [`Memory`] objects of [`BYTES`] bytes each.
 struct Peer {
     child: Child,
     input: ChildStdin,
@@ -103,7 +103,7 @@ fn sum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Body of a [`Peer`]. Does nothing when run as a test.
+/// Runs the child process of a [`Peer`]. Does nothing in an ordinary test run.
 #[test]
 fn child() {
     let Ok(role) = env::var(ROLE) else {

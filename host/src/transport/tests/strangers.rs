@@ -47,7 +47,7 @@ fn hello(url: &Url) -> Hello {
     }
 }
 
-/// Connects to `url` as a peer whose messages the test writes.
+/// Connects to `url`. The test writes the messages of this peer.
 fn hostile_peer(url: &Url) -> TcpStream {
     let mut stream = TcpStream::connect(url.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -107,7 +107,7 @@ fn strangers_do_no_harm() {
     b.connect(&url_a, LONG).unwrap();
     assert!(a.connected() && b.connected());
     assert!(start.elapsed() < Duration::from_secs(2));
-    // Waits until the link accepts no other callers.
+    // Waits until the link has stopped listening.
     while TcpStream::connect(url_b.address()).is_ok() {
         assert!(start.elapsed() < LONG);
     }
@@ -203,7 +203,8 @@ fn memory_that_is_dropped_during_a_write_is_left_alone() {
     const BYTES: usize = 1 << 20;
     let a = transport(Kind::Tcp);
     let mut bytes = vec![0; BYTES];
-    // SAFETY: the bytes outlive the registration, and nothing else uses them.
+    // SAFETY: the bytes outlive the registration, and the test accesses the vector only after the
+    // registration has ended.
     let memory = unsafe { Memory::register_raw(bytes.as_mut_ptr(), BYTES) }.unwrap();
     let mut peer = hostile_peer(&a.bind().unwrap());
     let verb = Verb::Write { notify: true };
@@ -212,7 +213,7 @@ fn memory_that_is_dropped_during_a_write_is_left_alone() {
     while contents(&memory)[BYTES / 2 - 1] == 0 {
         std::thread::yield_now();
     }
-    // The peer sends no more bytes, which must not delay the drop.
+    // The peer has sent only half of the bytes. The incomplete write must not delay the drop.
     drop(memory);
     bytes.fill(2);
     peer.write_all(&vec![1; BYTES / 2]).unwrap();
@@ -237,7 +238,8 @@ fn memory_that_is_dropped_during_a_read_is_refused_at_the_end() {
     );
     let first = answer(&mut peer);
     assert!(matches!(first, Answer::Data(_)), "{first:?}");
-    // The remaining bytes exceed the sockets' buffers.
+    // The remaining bytes do not fit into the sockets' buffers, so the serving thread is still
+    // sending them when the memory is dropped.
     drop(memory);
     let mut next = first;
     while let Answer::Data(len) = next {
