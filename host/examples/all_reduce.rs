@@ -1,5 +1,5 @@
-//! One rank of an all_reduce, started by `fusewire run`, `torchrun --no_python`, `mpirun` or
-//! `srun`:
+//! Runs one rank of an all_reduce. `fusewire run`, `torchrun --no_python`, `mpirun` or `srun`
+//! starts the ranks:
 //!
 //! ```text
 //! cargo build --release -p fusewire --example all_reduce

@@ -34,7 +34,7 @@ fn show(title: &str, ranks: u32, body: impl Fn(&Communicator) -> Result<()> + Sy
     }
 }
 
-/// Calls no collective until the other ranks have failed.
+/// Waits without calling a collective until the communicator has failed.
 fn absent(comm: &Communicator) -> Result<()> {
     while comm.failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));

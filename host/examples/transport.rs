@@ -1,5 +1,5 @@
-//! Measures the transport between two processes of this host against a plain TCP socket:
-//! latency of 8-byte writes and bandwidth of 64 MiB writes.
+//! Measures the transport between two processes of this host and compares it with a plain TCP
+//! socket: latency of 8-byte writes and bandwidth of 64 MiB writes.
 //!
 //! ```text
 //! cargo run --release -p fusewire --example transport
@@ -7,7 +7,8 @@
 //!
 //! - `write`: acknowledged writes in sequence.
 //! - `ping-pong`: half the time from a notified write to the peer's notified answer.
-//! - plain TCP: the same with `write_all` and `read_exact`, and a one-byte acknowledgement.
+//! - plain TCP: the same measurements with `write_all` and `read_exact`; the receiver
+//!   acknowledges with one byte.
 //!
 //! Times are medians of single operations.
 
@@ -45,7 +46,7 @@ fn transport(kind: &str) -> Transport {
 
 fn memory(kind: &str, bytes: usize) -> fusewire::Result<Memory> {
     match kind {
-        // Memory in no segment is served over the provider's Unix socket.
+        // This memory is not in a shared segment, so peers access it through a Unix socket.
         "shm, foreign memory" => Memory::register(vec![0; bytes]),
         _ => Memory::allocate(bytes),
     }
@@ -160,7 +161,7 @@ fn plain() -> Result<[Duration; 3]> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     let mut round = |bytes: usize, source: &[u8]| -> Result {
-        // Length prefix, as any protocol has it.
+        // A length prefix, as in most protocols over TCP.
         stream.write_all(&(bytes as u64).to_le_bytes())?;
         stream.write_all(source)?;
         Ok(stream.read_exact(&mut [0; 1])?)
@@ -170,7 +171,7 @@ fn plain() -> Result<[Duration; 3]> {
     let bulk = median(LARGE_ROUNDS, || round(LARGE, &source))?;
     drop(stream);
     process.wait()?;
-    // Half of an 8-byte round trip is the ping-pong time.
+    // The comparable ping-pong time is half of an 8-byte round trip.
     Ok([alone, alone / 2, bulk])
 }
 

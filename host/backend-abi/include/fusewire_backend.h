@@ -6,7 +6,7 @@
  * - A library exports `const FusewireBackendTable *fusewire_backend_v1(void);`. It is never closed.
  * - Calls of one handle do not overlap, except supports, is_bitwise and abort, which may be called
  *   at any time.
- * - Every call returns: after its timeout, and soon after abort. No exception leaves a function.
+ * - Every call returns within its timeout, and soon after abort. No exception leaves a function.
  * - Functions return 0 or a FUSEWIRE_CODE_, and store it with a message in `error` (may be null).
  * - Structs grow at their end. Check struct_bytes before reading fields added after version 1.0.
  */

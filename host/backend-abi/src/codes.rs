@@ -1,6 +1,6 @@
 //! Numeric constants of the table. Their meaning never changes.
 
-/// First word of a table: `FUSEWIRE` in memory order.
+/// First word of a table: the text `FUSEWIRE` in memory order.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FUSEWIRE");
 /// Major version. Tables of different major versions are incompatible.
 pub const ABI_MAJOR: u32 = 1;

@@ -19,17 +19,17 @@
 //!
 //! **Threads.** Calls of one handle do not overlap, but may come from any thread. Calls of
 //! different handles may run concurrently. The host may call `supports`, `is_bitwise` and `abort`
-//! at any time, also while another call of the handle runs. `destroy` is the last call of a handle,
-//! and no other call of the handle runs at that time. The backend may call the store's functions
+//! at any time, even while another call of the handle runs. `destroy` is the last call of a handle
+//! and does not overlap with another call of the handle. The backend may call the store's functions
 //! from any thread, and from several threads at the same time.
 //!
 //! **Collective calls.** All ranks call `create` and the collectives, in the same order. The ranks
 //! in the list of `split` call `split`.
 //!
 //! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is complete. No call may
-//! block forever: it returns [`CODE_TIMEOUT`] at the latest [`FusewireCall::timeout_ns`] after its
-//! start, and [`CODE_ABORTED`] soon after `abort`. After the first failure the host calls `abort`,
-//! and then only `destroy`.
+//! block forever: a call returns [`CODE_TIMEOUT`] no later than [`FusewireCall::timeout_ns`] after
+//! its start, and [`CODE_ABORTED`] soon after `abort`. After the first failure the host calls
+//! `abort`, and then only `destroy`.
 //!
 //! **Groups.** Between `group_start` and `group_end` the host calls only `send` and `recv`. All
 //! calls of a group run when the group ends, so no order of the calls can deadlock. A rank may send
@@ -43,7 +43,7 @@
 //! be null or dangling.
 //!
 //! **Failure.** A function returns 0 or one of the codes. It also stores the code and a message in
-//! the error. Neither a panic nor an exception may leave a function, on either side.
+//! the error. Neither a panic nor an exception may leave a function of the backend or of the host.
 //!
 //! **Growth.** New fields are appended to the end of a struct, and the minor version is
 //! incremented. A reader checks `struct_bytes` before it reads a field that the first version did
@@ -73,7 +73,7 @@ pub struct FusewireError {
 }
 
 impl FusewireError {
-    /// Creates an error without a failure, whose message is written to `buffer`.
+    /// Creates an error with [`CODE_OK`]. A later message is written to `buffer`.
     pub const fn new(buffer: &mut [u8]) -> Self {
         if let [first, ..] = buffer {
             *first = 0;
@@ -117,7 +117,7 @@ impl FusewireError {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireStore {
-    /// Size of this struct in bytes, as the host knows it.
+    /// Size of this struct in bytes, as the host was compiled with it.
     pub struct_bytes: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -177,7 +177,7 @@ pub struct FusewireStore {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireBackendSetup {
-    /// Size of this struct in bytes, as the host knows it.
+    /// Size of this struct in bytes, as the host was compiled with it.
     pub struct_bytes: u32,
     /// Minor version of the host.
     pub abi_minor: u32,
@@ -189,15 +189,15 @@ pub struct FusewireBackendSetup {
     pub device: u32,
     /// Index of the device among the devices of its kind.
     pub device_index: u32,
-    /// Timeout of `create`, and of calls that have no timeout of their own.
+    /// Timeout of `create`, and of calls without a timeout argument, in nanoseconds.
     pub timeout_ns: u64,
     /// Name of the communicator.
     pub name: *const c_char,
     /// Number of hints.
     pub hint_count: usize,
-    /// Names of the hints; null if there are none.
+    /// Array of `hint_count` names; null if there are no hints.
     pub hint_keys: *const *const c_char,
-    /// Values of the hints, `hint_count` of them.
+    /// Array of `hint_count` values, in the order of the names.
     pub hint_values: *const *const c_char,
     /// Store for the rendezvous of the ranks.
     pub store: *const FusewireStore,
@@ -207,7 +207,7 @@ pub struct FusewireBackendSetup {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireCall {
-    /// Size of this struct in bytes, as the host knows it.
+    /// Size of this struct in bytes, as the host was compiled with it.
     pub struct_bytes: u32,
     /// Type of the elements: one of the `DTYPE_` numbers.
     pub dtype: u32,
@@ -217,7 +217,7 @@ pub struct FusewireCall {
     pub reserved: u32,
     /// This rank's factor for [`REDUCE_PREMUL_SUM`]; 0 for other reductions.
     pub factor: f64,
-    /// Timeout of the call.
+    /// Timeout of the call in nanoseconds.
     pub timeout_ns: u64,
     /// The device's stream as a driver handle; 0 on the CPU.
     pub stream: u64,
@@ -252,13 +252,13 @@ pub type PlainFn = unsafe extern "C" fn(handle: *mut c_void, error: *mut Fusewir
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FusewireBackendTable {
-    /// [`MAGIC`].
+    /// Must be [`MAGIC`].
     pub magic: u64,
-    /// Value of [`ABI_MINOR`] when the backend was built.
+    /// Value of [`ABI_MAJOR`] when the backend was built.
     pub abi_major: u32,
-    /// [`ABI_MINOR`] with which the backend was built.
+    /// Value of [`ABI_MINOR`] when the backend was built.
     pub abi_minor: u32,
-    /// Size of this struct in bytes, as the backend knows it.
+    /// Size of this struct in bytes, as the backend was compiled with it.
     pub struct_bytes: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -289,7 +289,7 @@ pub struct FusewireBackendTable {
     /// Returns 1 if results of reductions are bitwise identical on all ranks and in every run:
     /// ranks are reduced in rank order with Fusewire's arithmetic.
     pub is_bitwise: Option<unsafe extern "C" fn(handle: *mut c_void) -> i32>,
-    /// Starts a group.
+    /// Starts a group of sends and receives.
     pub group_start: Option<PlainFn>,
     /// Ends a group and runs its operations.
     pub group_end: Option<PlainFn>,
@@ -339,7 +339,7 @@ pub struct FusewireBackendTable {
     /// Sends row r of `from` to rank r. Rank r stores the row in `to`, at the index of the sending
     /// rank. A row has `count` elements. May be null.
     pub all_to_all: Option<MoveFn>,
-    /// `all_to_all` with `size` counts for each direction, one per rank. May be null.
+    /// Like `all_to_all`, but with one count per rank for each direction. May be null.
     pub all_to_all_v: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -351,7 +351,7 @@ pub struct FusewireBackendTable {
             error: *mut FusewireError,
         ) -> i32,
     >,
-    /// `all_gather` with one count per rank. May be null.
+    /// Like `all_gather`, but with one count per rank. May be null.
     pub all_gather_v: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,
@@ -367,7 +367,7 @@ pub struct FusewireBackendTable {
     pub scatter: Option<RootedFn>,
     /// Gathers every rank's `count` elements as row r of the root's `to`. May be null.
     pub gather: Option<RootedFn>,
-    /// Returns when all ranks have called it. May be null.
+    /// Returns when all ranks have called `barrier`. May be null.
     pub barrier: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,

@@ -132,8 +132,8 @@ impl Comm {
     }
 
     /// Splits the communicator: ranks with the same colour form a new communicator, in the order of
-    /// `key`. A rank with colour `None` joins no new communicator. Every rank must call it, outside
-    /// groups.
+    /// `key`. A rank with colour `None` joins no new communicator. Every rank must call this
+    /// function, outside a group.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].

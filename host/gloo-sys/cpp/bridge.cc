@@ -29,7 +29,8 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Gloo's store interface on the caller's rendezvous, with one deadline for the whole rendezvous.
+// Implements Gloo's store interface with the caller's rendezvous, with one deadline for the whole
+// rendezvous.
 class RustStore : public gloo::rendezvous::Store {
  public:
   RustStore(const StoreBox& store, Milliseconds timeout)
@@ -42,7 +43,7 @@ class RustStore : public gloo::rendezvous::Store {
     });
   }
 
-  // Gloo gets some keys without a prior wait.
+  // Gloo calls `get` for some keys without a prior `wait`.
   std::vector<char> get(const std::string& key) override {
     wait({key});
     std::vector<char> value;
@@ -57,8 +58,8 @@ class RustStore : public gloo::rendezvous::Store {
     wait(keys, Milliseconds::zero());
   }
 
-  // Ignores Gloo's timeout, which is a fifth of the caller's (see `connect`), and uses the
-  // remaining time.
+  // Ignores the timeout that Gloo passes, which is a fifth of the caller's timeout (see `connect`),
+  // and uses the time left until the deadline.
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
     // Rounded up, so that a wait that uses the whole time ends after the deadline.
     const auto left = std::chrono::ceil<Milliseconds>(deadline_ - Clock::now());
@@ -194,7 +195,7 @@ void Bridge::run(const Call& call, Operation&& operation) const {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    // A connection that is closed during an operation appears as one of many errors.
+    // An abort closes the connections, which makes an operation fail with any of many errors.
     if (registry_->aborted()) {
       throw Failure(
           Failure::kAborted, -1, std::string("the context was aborted: ") + error.what());
@@ -385,7 +386,8 @@ std::unique_ptr<Bridge> connect(
   }
   auto device = gloo::transport::tcp::CreateDevice(attr);
   auto context = std::make_shared<MeshContext>(rank, size);
-  // Gloo waits five times the timeout for a connection to be established.
+  // Gloo waits for up to five timeouts for a connection to be established, so the timeout is a
+  // fifth while the ranks connect.
   context->setTimeout(Milliseconds(std::max<uint64_t>(timeout_ms / 5, 1)));
   RustStore bridge(store, Milliseconds(timeout_ms));
   context->connectFullMesh(bridge, device);

@@ -96,8 +96,8 @@ std::unique_ptr<Bridge> connect(
 namespace rust {
 namespace behavior {
 
-// Replaces cxx's default. It keeps the kind of the failure, and also catches objects that are not
-// derived from std::exception.
+// Replaces cxx's default conversion of exceptions. Keeps the kind of a failure, and also catches
+// objects that are not derived from std::exception.
 template <typename Try, typename Fail>
 static void trycatch(Try&& func, Fail&& fail) noexcept {
   try {

@@ -9,18 +9,18 @@ namespace fusewire_gloo {
 
 namespace {
 
-// Interval at which a wait checks its peer's connection.
+// Interval at which a wait checks the connection to its peer.
 constexpr auto kTick = std::chrono::milliseconds(50);
 
-// A slot that no operation uses. `slotFor` does not apply to it.
+// A slot that no operation uses. `slotFor` is not applied to this slot.
 constexpr uint64_t kCanarySlot = 0x7Full << 40;
 
 thread_local Clock::time_point deadline = Clock::time_point::max();
 thread_local Clock::time_point begin = Clock::time_point::min();
 
-// Gloo leaves the upper 16 bits of a slot unused, so the length is stored there: a peer that posts
-// another length never matches, and the operation times out. Without it, the transport's thread
-// detects the difference and throws, which ends the process.
+// Gloo leaves the upper 16 bits of a slot unused, so a hash of the length is stored there: if a
+// peer posts another length, the messages do not match, and the operation times out. Without the
+// hash, the transport's thread would detect the difference and throw, which ends the process.
 uint64_t slotFor(uint64_t slot, size_t nbytes) {
   const uint64_t mixed = (uint64_t(nbytes) * 0x9E3779B97F4A7C15ull) >> 48;
   return slot ^ (mixed << 48);
@@ -33,13 +33,13 @@ std::string withPeer(const std::string& text, const char* what, int peer) {
   return text + " (" + what + " rank " + std::to_string(peer) + ")";
 }
 
-// Returns true if a message is complete, by a wait with timeout zero. If it is not complete, Gloo
-// closes all connections, which are to be closed anyway because one is broken.
+// Waits with timeout zero. Returns true if the message is complete. Otherwise Gloo closes all
+// connections, which is acceptable here because one of them is broken already.
 template <typename Once>
 bool finished(const Once& once) {
   try {
     while (!once(std::chrono::milliseconds::zero())) {
-      // An earlier interruption; the next wait returns the result.
+      // `once` reported an earlier interruption. The next call returns the result.
     }
     return true;
   } catch (const gloo::IoException&) {
@@ -201,7 +201,8 @@ GuardedBuffer::post(Direction direction, int peer, size_t offset, size_t nbytes)
     auto& queue = direction == Direction::kSend ? sends_ : recvs_;
     queue.push_back(Posted{std::move(buffer), peer});
   }
-  // After the push: a later abort finds the message, and an earlier one is detected here.
+  // Checked after the push: an abort that comes later finds the message in the queue, and an
+  // earlier abort is detected here.
   registry_->throwIfAborted();
   return raw;
 }
@@ -262,7 +263,7 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
       if (once(std::max(left, std::chrono::milliseconds::zero()))) {
         break;
       }
-      // Interrupted by an abort, or by the registry's thread.
+      // An abort or the thread of the registry has interrupted the wait.
       registry_->throwIfAborted();
       try {
         watch_->check(peer);
@@ -279,7 +280,7 @@ bool GuardedBuffer::wait(Direction direction, int* rank, std::chrono::millisecon
     if (!isTimeout(text)) {
       throw Failure(Failure::kIo, peer, text);
     }
-    // Gloo's message has the duration of the last wait only.
+    // Gloo's message contains only the duration of the last wait.
     const auto total = std::to_string(Deadline::elapsed().count());
     throw Failure(Failure::kTimeout, peer, text + ", after " + total + " ms in all");
   }

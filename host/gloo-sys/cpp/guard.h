@@ -73,8 +73,8 @@ class Registry {
 
 // Detects the end of the connection to each peer. Gloo reports the end of a connection to receives
 // that have not begun, but not to a partially received message: the wait for such a message would
-// last until its timeout. Therefore this class posts one receive for each peer that is never
-// matched.
+// last until its timeout. Therefore this class posts one receive per peer that no message ever
+// matches.
 class Watch {
  public:
   explicit Watch(gloo::transport::Context& transport);
@@ -107,7 +107,7 @@ class Deadline {
   const Clock::time_point previous_;
 };
 
-// One transport buffer per message. The buffers are waited for in the order of posting. Gloo's
+// One transport buffer per message. The waits complete the buffers in the order of posting. Gloo's
 // algorithms count completions and rely on their order only within one peer, and the transport
 // preserves this order. Each wait therefore knows the peer of its message.
 class GuardedBuffer : public gloo::transport::UnboundBuffer {
@@ -149,7 +149,7 @@ class GuardedBuffer : public gloo::transport::UnboundBuffer {
   std::deque<Posted> recvs_;
 };
 
-// The transport's context, with guarded buffers instead of its own.
+// Wraps the transport's context and creates guarded buffers instead of the transport's buffers.
 class GuardedContext : public gloo::transport::Context {
  public:
   GuardedContext(

@@ -123,7 +123,7 @@ impl Context {
     /// # Safety
     /// `input` is valid for reads, and on the root `output` for writes, of `count` elements until
     /// the call returns. No other code writes them during the call. They are equal or disjoint.
-    #[allow(clippy::too_many_arguments)] // MPI_Reduce has as many
+    #[allow(clippy::too_many_arguments)] // MPI_Reduce has equally many
     pub unsafe fn reduce(
         &self,
         input: *const u8,
@@ -159,7 +159,8 @@ impl Context {
     }
 
     /// Concatenates `bytes` bytes of each rank, in rank order, in the `output` of all ranks, whose
-    /// size is `bytes` times the group's size. In place if `input` is this rank's part of `output`.
+    /// size is `bytes` times the group's size. Works in place if `input` is this rank's part of
+    /// `output`.
     ///
     /// # Errors
     /// A connection error.
@@ -453,7 +454,7 @@ impl Context {
         unsafe { self.transfer(NAME, &transfers, GATHERV, call) }
     }
 
-    /// Returns after all ranks have called it.
+    /// Blocks until all ranks have called `barrier`.
     ///
     /// # Errors
     /// A connection error.

@@ -203,17 +203,17 @@ impl Context {
         self.first().is_some()
     }
 
-    /// Aborts the context. Operations that this process has blocked on the context return
-    /// [`Error::Aborted`] soon, and the context refuses later operations. Closes all connections,
-    /// so the other ranks also fail soon. May be called from any thread; a second call does
-    /// nothing. A context that [`new`](Self::new) is still constructing cannot be aborted; its
-    /// timeout bounds the construction.
+    /// Aborts the context. Operations of this process that are in progress on the context soon
+    /// return [`Error::Aborted`], and the context refuses later operations. All connections are
+    /// closed, so operations of the other ranks also fail soon. May be called from any thread; a
+    /// second call does nothing. A context that [`new`](Self::new) is still constructing cannot be
+    /// aborted; its timeout bounds the construction.
     pub fn abort(&self) {
         self.fail("aborted by this process".to_owned());
     }
 
-    /// Closes the context in order, as dropping it does: data that was sent still arrives. Call it
-    /// only when no other rank waits for this rank, for instance after a
+    /// Closes the context in an orderly way, as dropping the context does: data that was sent still
+    /// arrives. Call it only when no other rank waits for this rank, for instance after a
     /// [`barrier`](Self::barrier), because operations of other ranks that need this rank fail
     /// afterwards.
     pub fn close(self) {}

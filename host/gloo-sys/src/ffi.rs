@@ -138,8 +138,8 @@ mod bridge {
 
 pub(crate) use bridge::{Bridge, Call, Message, connect};
 
-/// The caller's rendezvous, owned by C++. A panic in it is converted to an error, because a panic
-/// must not unwind into C++.
+/// The caller's rendezvous, which C++ code calls. A panic of the rendezvous is converted to an
+/// error, because a panic must not unwind into C++.
 pub(crate) struct StoreBox(pub(crate) Box<dyn Rendezvous>);
 
 impl StoreBox {

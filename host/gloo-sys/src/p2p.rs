@@ -123,7 +123,7 @@ impl Context {
     /// writes in a receive. No other code writes them during the call. Receive buffers are disjoint
     /// from all other buffers.
     pub unsafe fn batch(&self, transfers: &[Transfer], call: Call) -> Result<(), Error> {
-        // SAFETY: this method has the same preconditions.
+        // SAFETY: the preconditions of `transfer` are those of this method.
         unsafe { self.transfer("batch", transfers, BATCH, call) }
     }
 

@@ -362,24 +362,24 @@ fn a_host_name_of_this_machine_is_enough() {
 
 #[test]
 fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
-    // Rank 0 times out and drops its buffers while rank 1 sends. Data of rank 1 is then in flight
-    // for which plain Gloo keeps no record. Data that arrives late must not be written to a dropped
-    // buffer.
+    // Rank 0 times out and drops its buffers while rank 1 sends. At that time, data of rank 1 is in
+    // flight that plain Gloo no longer tracks. Data that arrives late must not be written to a
+    // dropped buffer.
     for delay in [0, 15, 19, 20, 21, 25] {
         with_threads(2, TEST_TIMEOUT, |context| {
             let mut data = vec![POISON; 16 << 20];
             if context.rank() == 0 {
                 let call = Call::new().timeout(Duration::from_millis(20));
                 let bytes = data.len();
-                // SAFETY: the buffer has that length.
+                // SAFETY: `data` is valid for `bytes` bytes.
                 let result = unsafe { context.recv(data.as_mut_ptr(), bytes, 1, call) };
                 drop(data);
                 assert!(result.is_ok() || context.is_closed());
             } else {
                 std::thread::sleep(Duration::from_millis(delay));
                 let start = Instant::now();
-                // SAFETY: the buffer has that length. The call may succeed, because it races with
-                // the peer's failure.
+                // SAFETY: `data` is valid for `data.len()` bytes. The call may succeed, because it
+                // races with the failure of the peer.
                 let result = unsafe { context.send(data.as_ptr(), data.len(), 0, Call::new()) };
                 assert!(
                     matches!(result, Ok(()) | Err(Error::Io { .. })),

@@ -1,6 +1,6 @@
-//! Configuration of a communicator. New versions append members to the C struct, and the struct
-//! stores its own size. One Rust struct therefore serves every version: `size` is the number of
-//! bytes that the library may read.
+//! Configuration of a communicator. New versions of the library append members to the C struct, and
+//! the struct stores its own size. One Rust struct therefore serves every version: `size` is the
+//! number of bytes that the library may read.
 
 use core::ffi::{c_char, c_int, c_uint};
 use core::mem::offset_of;

@@ -154,8 +154,8 @@ table! {
             *mut ncclRedOp_t, *mut c_void, ncclDataType_t, ncclScalarResidence_t, ncclComm_t
         ) -> ncclResult_t;
         red_op_destroy: "ncclRedOpDestroy" since 21_100 (ncclRedOp_t, ncclComm_t) -> ncclResult_t;
-        // RCCL had these functions years before NCCL, the first with a different spelling. The
-        // arguments are the same.
+        // RCCL has these three functions in versions long before 2.28, and spells the name of the
+        // first one differently. The arguments are the same as in NCCL.
         all_to_all: "ncclAlltoAll" since 22_800, rccl "ncclAllToAll" (
             *const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, ncclStream_t
         ) -> ncclResult_t;
