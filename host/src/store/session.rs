@@ -470,7 +470,8 @@ impl Session {
         self.incoming.len() + self.outgoing.len() + self.awaited.as_ref().map_or(0, keys)
     }
 
-    /// Returns true if the client has not sent a complete request yet.
+    /// Returns true if the client has not sent enough bytes to identify its dialect, so no complete
+    /// request either.
     pub(super) fn is_silent(&self) -> bool {
         self.dialect.is_none()
     }

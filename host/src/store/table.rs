@@ -90,8 +90,8 @@ impl Table {
             .ok_or_else(|| format!("{present} + {amount} is more than 64 bits hold"))
     }
 
-    /// Stores `desired` if [`Table::compare`] succeeds. Returns the answer to the caller, and true
-    /// if `desired` was stored.
+    /// Stores `desired` if [`Table::compare`] succeeds. Returns the value that answers the request,
+    /// and true if `desired` was stored.
     pub(super) fn compare_set(
         &mut self,
         key: &[u8],
@@ -107,8 +107,8 @@ impl Table {
         }
     }
 
-    /// Succeeds if [`Table::compare_set`] would store its value. Otherwise returns the answer to
-    /// the caller.
+    /// Succeeds if [`Table::compare_set`] would store its value. Otherwise returns the value that
+    /// answers the request.
     pub(super) fn compare(&self, key: &[u8], expected: &[u8]) -> Result<(), Vec<u8>> {
         match self.get(key) {
             None if expected.is_empty() => Ok(()),
