@@ -2,15 +2,15 @@
 //!
 //! The shared object exports the C functions of `libcuda.so.1` that Fusewire's CUDA device calls,
 //! and executes them. Device memory is backed by memory files. A kernel runs as its native entry,
-//! with one thread per block. Streams and graphs use [`fusewire::cpu`]. The fake enforces the rules
-//! of the driver about handles, contexts, access to mapped memory, captures, callbacks and launch
-//! shapes, so tests without a GPU find violations.
+//! with one thread per block. [`fusewire::cpu`] implements streams and graphs. The fake enforces
+//! the rules of the driver about handles, contexts, access to mapped memory, captures, callbacks
+//! and launch shapes, so tests without a GPU find violations.
 //!
-//! [`install`] links the shared object into a folder for the `LD_LIBRARY_PATH` of a child process.
-//! [`stand_in`] creates images that the fake can load. The fake can also load images of
-//! `fusewire-build`, but reads only their declarations.
+//! [`install`] fills a folder with links to the shared object. A child process that has the folder
+//! in its `LD_LIBRARY_PATH` loads the fake. [`stand_in`] creates images that the fake can load. The
+//! fake can also load images of `fusewire-build`, but reads only their declarations.
 //!
-//! | variable | meaning |
+//! | variable | meaning (default in parentheses) |
 //! |---|---|
 //! | `FUSEWIRE_CUDA_FAKE_DEVICES` | number of devices (1); 0: `cuInit` finds no device |
 //! | `FUSEWIRE_CUDA_FAKE_SM` | compute capability times ten (90) |
@@ -37,9 +37,9 @@
 //! rank.
 //!
 //! Multicast objects follow the driver's rules, but the fake does not emulate a switch. Native
-//! kernels (`multimem` of `fusewire-device`) access the memory of each rank through its unicast
-//! address, and an access to the object's address fails. Fabric handles work between processes of
-//! one machine. Settings can make these processes appear to be on several hosts.
+//! kernels (`multimem` of `fusewire-device`) access the memory of each rank through the unicast
+//! address of that memory. An access to the object's address fails. Fabric handles work between
+//! processes of one machine. Settings can make these processes appear to be on several hosts.
 //!
 //! Limits: the fake ignores the PTX code of a kernel and reads only its declarations. A block has
 //! one lane. A kernel that accesses freed memory crashes the process.

@@ -5,7 +5,7 @@ use core::ffi::CStr;
 /// Code of a successful call.
 pub(crate) const SUCCESS: u32 = 0;
 
-/// Result of the core's functions.
+/// Result of the functions in `core`.
 pub(crate) type Result<T> = core::result::Result<T, Status>;
 
 macro_rules! statuses {

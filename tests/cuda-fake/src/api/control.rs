@@ -80,8 +80,8 @@ pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, cod
     record::fail(unsafe { text(name) }, nth, code);
 }
 
-/// Writes calls and live objects into `buffer` as JSON with a terminating zero byte, truncated to
-/// `bytes`. Returns the untruncated length without the zero byte.
+/// Writes the numbers of calls and of live objects into `buffer` as JSON with a terminating zero
+/// byte, truncated to `bytes`. Returns the untruncated length without the zero byte.
 ///
 /// # Safety
 /// `buffer` must be null or have `bytes` writable bytes.
@@ -99,9 +99,10 @@ pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usiz
 /// terminating zero byte, truncated to `bytes`. Returns the untruncated length without the zero
 /// byte.
 ///
-/// An element is `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": .., "attributes":
-/// [[number in cuda.h, words of the value ..] ..], "captured": .., "code": result of the call}`.
-/// The fake keeps the last 256 launches over all kernels, including rejected launches.
+/// Each element of the list is `{"grid": [x, y, z], "block": [x, y, z], "shared_bytes": ..,
+/// "attributes": [[number in cuda.h, words of the value ..] ..], "captured": .., "code": result of
+/// the call}`. The fake keeps the last 256 launches of all kernels together, including rejected
+/// launches.
 ///
 /// # Safety
 /// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.

@@ -22,14 +22,14 @@ pub(super) unsafe fn write_text(buffer: *mut c_char, bytes: usize, text: &str) {
         return;
     }
     let length = text.len().min(bytes - 1);
-    // SAFETY: `length` is less than `bytes`, the size of the buffer, and at most the length of
-    // `text`.
+    // SAFETY: `buffer` is not null (checked above), so the caller guarantees `bytes` writable
+    // bytes. `length` is less than `bytes` and at most the length of `text`.
     unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), length) };
-    // SAFETY: `length < bytes`, so the byte is in the buffer.
+    // SAFETY: `length < bytes`, so the terminating byte is within the buffer.
     unsafe { buffer.add(length).write(0) };
 }
 
-/// Writes the name or the description of a code.
+/// Writes a pointer to the name or the description of a result code.
 fn put_text(code: u32, out: *mut *const c_char, description: bool) -> u32 {
     match describe(code) {
         Some((name, text)) => {
@@ -68,7 +68,8 @@ pub(super) fn bus_id(device: u32) -> String {
     format!("0000:{:02X}:00.0", 0x10 + device)
 }
 
-/// Returns an attribute of a device by its number in `cuda.h`. Values are those of an H200.
+/// Returns an attribute of a device by its number in `cuda.h`. Attributes that do not depend on the
+/// settings have the values of an H200.
 fn attribute(number: u32, device: u32) -> Result<i32> {
     let settings = settings();
     let value = match number {
@@ -109,7 +110,7 @@ fn attribute(number: u32, device: u32) -> Result<i32> {
         // Fabric handles and multicast.
         128 => u32::from(settings.fabric.is_some()),
         132 => u32::from(settings.multicast),
-        // All other features are not supported, including DMA buffers (124).
+        // The fake does not support any other feature, such as DMA buffers (124).
         11 | 14..=134 => 0,
         _ => return Err(Status::InvalidValue),
     };

@@ -16,7 +16,8 @@ use crate::status::{Result, Status};
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEER_ACCESS: c_uint = 1;
 
-/// Creates device work that is not a kernel.
+/// Creates a stream item for device work other than a kernel. If `body` fails, its error becomes
+/// the sticky error of the context.
 fn work(
     context: &Arc<Context>,
     body: impl Fn() -> Result<()> + Send + Sync + 'static,
@@ -51,7 +52,7 @@ fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Resul
     match memory::check(address, bytes, device, write) {
         Ok(Location::Pageable) if side == Side::Device => Err(Status::InvalidValue),
         Ok(location) => Ok(location),
-        // Missing access rights are an error of the device. The error occurs when the copy
+        // This call does not report missing access rights. The copy fails on the device when it
         // executes.
         Err(_) => match memory::find(address).map(|region| region.kind) {
             Some(Kind::Mapping(_)) => Ok(Location::Device),
@@ -93,8 +94,8 @@ fn copy(
         let item = work(context, move || {
             memory::check(to, bytes, device, true)?;
             memory::check(from, bytes, device, false)?;
-            // SAFETY: `check` found the ranges in device memory accessible, and `cuda.h` requires
-            // the ranges in host memory to be accessible.
+            // SAFETY: `check` found every range in device memory accessible, and `cuda.h` requires
+            // every range in host memory to be accessible.
             unsafe { memory::copy(to, from, bytes) };
             Ok(())
         });

@@ -1,4 +1,5 @@
-//! Exported C functions. They check arguments, call the core, and convert its results to codes.
+//! Exported C functions. They check arguments, call `core`, and convert the results to result
+//! codes.
 //!
 //! Callers must meet the requirements of `cuda.h` on pointer arguments. The `SAFETY` comments rely
 //! on these requirements.
@@ -41,7 +42,7 @@ macro_rules! export {
 }
 pub(crate) use export;
 
-/// Runs the body of a function and returns its code.
+/// Runs the body of an exported function and returns its result code.
 fn answer(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {
     if let Err(code) = record::enter(name) {
         return code;
@@ -83,7 +84,7 @@ fn get<T: Copy>(out: *const T) -> Result<T> {
     Ok(unsafe { out.read_unaligned() })
 }
 
-/// Returns the current context and the object of a handle.
+/// Returns the current context and the object that `handle` identifies.
 fn with<T>(table: &Table<T>, handle: usize) -> Result<(Arc<Context>, Arc<T>)> {
     let context = current()?;
     let object = table.get(handle).ok_or(Status::InvalidHandle)?;

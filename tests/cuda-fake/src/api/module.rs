@@ -38,10 +38,10 @@ pub(crate) struct LaunchAttribute {
 
 const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
 
-/// Magic numbers of binary images: ELF, fat binaries.
+/// Magic numbers of binary images: ELF and fat binary.
 const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xed, 0x55, 0xba]];
 
-/// Load options for logs, by number in `cuda.h`.
+/// Numbers in `cuda.h` of the load options for logs.
 const INFO_SIZE: c_uint = 4;
 const ERROR_BUFFER: c_uint = 5;
 const ERROR_SIZE: c_uint = 6;
@@ -88,7 +88,7 @@ fn load(
     }
 }
 
-/// Writes the error log and the lengths of the logs.
+/// Writes the error log and the lengths of the info and error logs.
 fn write_logs(
     log: &str,
     count: c_uint,
@@ -172,8 +172,8 @@ fn start(
     function.launch(context, stream, shape, &bytes)
 }
 
-/// Returns the shape of the launch and all its attributes in order. The shape includes the
-/// attributes that affect it.
+/// Returns the shape of a launch and the list of its attributes, in order. Attributes that affect
+/// the shape are also part of the shape.
 fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
     let mut shape = Shape {
         grid: config.grid,
@@ -223,7 +223,7 @@ fn occupancy(out: *mut c_int, function: usize, threads: c_int, dynamic: usize) -
     put(out, function.occupancy(threads, dynamic)? as c_int)
 }
 
-/// Returns the function of a handle, for calls that need no current context.
+/// Returns the function that a handle identifies, for calls that need no current context.
 fn alive(function: usize) -> Result<Arc<Function>> {
     crate::core::context::ready()?;
     FUNCTIONS.get(function).ok_or(Status::InvalidHandle)

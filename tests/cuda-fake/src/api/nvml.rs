@@ -106,8 +106,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     if info.is_null() || device == 0 || device > settings().devices as usize {
         return INVALID;
     }
-    // SAFETY: `info` is not null, and the first word of every version of the structure is its
-    // version.
+    // SAFETY: `info` is not null (checked above), and every version of the structure starts with
+    // its version number.
     if unsafe { info.cast::<c_uint>().read() } != VERSION {
         return VERSION_MISMATCH;
     }

@@ -101,8 +101,8 @@ fn memory_operation(
                 owner.fail(Status::IllegalAddress);
                 break;
             }
-            // SAFETY: `address` is aligned, and `check` found its four bytes mapped. A word that a
-            // stream waits for is only written atomically.
+            // SAFETY: `address` is aligned, and `check` found its four bytes mapped. All writers of
+            // a word that a stream waits for use atomic stores.
             if act(unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
                 break;
             }

@@ -1,5 +1,5 @@
-//! Tests kernels of a registered list: a kernel whose blocks wait for each other, and a kernel that
-//! fails.
+//! Registers two kernels and launches them: a kernel whose blocks wait for each other, and a kernel
+//! that fails.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -16,7 +16,7 @@ use super::module::{cuLaunchKernel, cuModuleGetFunction, cuModuleLoadData};
 use super::stream::{cuStreamCreate, cuStreamSynchronize};
 use crate::status::{SUCCESS, Status};
 
-/// Waits until all blocks have entered. Panics after 60 s.
+/// Waits until all blocks of the grid have entered the barrier. Panics after 60 s.
 unsafe fn counting_barrier(lane: *const LaneContext, params: *const u8) {
     // SAFETY: `NativeEntry` requires `lane` to point to a live context.
     let lane = unsafe { &*lane };

@@ -52,7 +52,7 @@ pub(crate) struct AccessDesc {
 
 const _: () = assert!(size_of::<AllocationProp>() == 32 && size_of::<AccessDesc>() == 12);
 
-/// Reads and checks the properties of an allocation. Returns device and handle types.
+/// Reads and checks the properties of an allocation. Returns the device and the handle types.
 fn properties(out: *const AllocationProp) -> Result<(u32, u32)> {
     let wanted = get(out)?;
     if wanted.kind != PINNED || wanted.location.kind != DEVICE || wanted.compression > 1 {

@@ -27,10 +27,10 @@ pub(crate) struct Backing {
     pub(crate) file: File,
     pub(crate) bytes: u64,
     pub(crate) device: u32,
-    /// Bit set of the handle types as which the memory can be exported.
+    /// Bit set of the handle types that the memory can be exported as.
     pub(crate) handles: u32,
-    /// True if this process created the memory. Only then the memory counts as used memory of the
-    /// device.
+    /// True if this process created the memory. Imported memory does not count as used memory of
+    /// the device.
     made: bool,
 }
 
@@ -123,7 +123,8 @@ impl Backing {
         self.file.metadata().map_or(0, |data| data.ino())
     }
 
-    /// Maps the memory from offset 0 at `fixed_at`, or at an address that the kernel selects.
+    /// Maps the first `bytes` bytes of the memory at `fixed_at`, or at an address that the OS
+    /// selects.
     pub(crate) fn map(&self, fixed_at: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
         let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
             (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
@@ -147,7 +148,7 @@ impl Backing {
     }
 }
 
-/// Parses the device and the handle types from the name of the file, such as `/memfd:NAME 0 1
+/// Parses the device and the handle types from the name of a memory file, such as `/memfd:NAME 0 1
 /// (deleted)`.
 fn attributes(link: &Path) -> Option<(u32, u32)> {
     let text = link.to_str()?.strip_prefix("/memfd:")?;
@@ -157,13 +158,14 @@ fn attributes(link: &Path) -> Option<(u32, u32)> {
     Some((device, handles))
 }
 
-/// Reserves addresses without access, at `fixed_at` or at an address that the kernel selects.
+/// Reserves a range of addresses without access rights, at `fixed_at` or at an address that the OS
+/// selects.
 pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
     let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
         (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
     });
-    // SAFETY: a mapping without a fixed address replaces no other mapping. A mapping at a fixed
-    // address replaces a mapping of the fake that the caller removes.
+    // SAFETY: a mapping without a fixed address replaces no other mapping. At a fixed address, the
+    // new mapping replaces a mapping of the fake, which the caller intends to remove.
     let address = unsafe {
         libc::mmap(
             hint,
@@ -180,7 +182,7 @@ pub(crate) fn reserve(fixed_at: Option<u64>, bytes: u64) -> Result<u64> {
     Ok(address as u64)
 }
 
-/// Unmaps addresses.
+/// Unmaps a range of addresses.
 pub(crate) fn unmap(address: u64, bytes: u64) {
     // SAFETY: the callers pass ranges that the fake has mapped and does not use after this call.
     unsafe { libc::munmap(address as *mut libc::c_void, bytes as usize) };

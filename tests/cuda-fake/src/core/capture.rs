@@ -4,7 +4,7 @@
 //! Each stream of a capture has a separate recording stream. A replay runs the work of one
 //! recording stream in order. Different recording streams run concurrently, and a replay starts
 //! their work in the order of the captured calls. Events are the edges between recording streams.
-//! The capture also stores the edges, to find work that was not joined.
+//! The capture also stores the edges, so that it can find unjoined work when it ends.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,12 +21,12 @@ use super::stream::Stream;
 use crate::status::{Result, Status};
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`: no thread may make potentially unsafe calls. Mode 1 (thread
-/// local) prohibits these calls only to the capturing thread.
+/// local) prohibits these calls only in the capturing thread.
 const GLOBAL: u32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe calls are allowed.
 const RELAXED: u32 = 2;
 
-/// An event and its last use.
+/// An event, with the execution state of its last record.
 #[derive(Debug)]
 pub(crate) struct EventRecord {
     pub(crate) handle: usize,
@@ -46,7 +46,7 @@ struct Capture {
     /// Start of the graph. Branches wait for this event instead of for earlier work of the origin
     /// stream.
     start: cpu::CpuEvent,
-    /// Recording streams of the other streams by handle.
+    /// Recording streams of the capture's other streams, by stream handle.
     branches: BTreeMap<usize, cpu::CpuStream>,
     graph: Arc<Graph>,
     invalid: bool,
@@ -57,7 +57,7 @@ struct Capture {
 }
 
 impl Capture {
-    /// Records work of `stream` that depends on the nodes `before`. Returns its node.
+    /// Records work of `stream` that depends on the nodes `before`. Returns the node of the work.
     fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
         let failed = |_| Status::Unknown;
         if stream != self.origin && !self.branches.contains_key(&stream) {
@@ -145,7 +145,7 @@ impl Captures {
         self.active.remove(&id)
     }
 
-    /// Returns a capturing stream of the context that is blocking.
+    /// Returns a blocking stream of the context that is being captured, if any.
     fn blocking(&self, context: usize) -> Option<usize> {
         self.streams.keys().copied().find(|handle| {
             STREAMS
@@ -155,7 +155,7 @@ impl Captures {
     }
 }
 
-/// Sets this thread's mode. Returns the previous one.
+/// Sets this thread's capture mode. Returns the previous mode.
 pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
     if mode > RELAXED {
         return Err(Status::InvalidValue);
@@ -163,8 +163,8 @@ pub(crate) fn exchange_mode(mode: u32) -> Result<u32> {
     Ok(MODE.replace(mode))
 }
 
-/// Checks a potentially unsafe call. If the capture modes prohibit the call, invalidates the
-/// captures and returns an error.
+/// Checks that potentially unsafe calls are allowed now. If the capture modes prohibit them,
+/// invalidates the captures and returns an error.
 pub(crate) fn potentially_unsafe() -> Result<()> {
     let (mode, me) = (MODE.get(), thread::current().id());
     if mode == RELAXED {
@@ -185,7 +185,7 @@ pub(crate) fn potentially_unsafe() -> Result<()> {
     }
 }
 
-/// Checks a call that waits for or queries a stream.
+/// Checks that a call may wait for or query `stream` now.
 pub(crate) fn observes_stream(stream: &Stream) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -203,7 +203,7 @@ pub(crate) fn observes_stream(stream: &Stream) -> Result<()> {
     potentially_unsafe()
 }
 
-/// Checks a call that waits for or queries an event.
+/// Checks that a call may wait for or query `event` now.
 pub(crate) fn observes_event(event: &EventRecord) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -218,7 +218,7 @@ pub(crate) fn observes_event(event: &EventRecord) -> Result<()> {
     potentially_unsafe()
 }
 
-/// Checks a call that waits for a context.
+/// Checks that a call may wait for the context now.
 pub(crate) fn observes_context(context: usize) -> Result<()> {
     {
         let mut captures = lock(&CAPTURES);
@@ -370,8 +370,8 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
     Ok(Some(graph))
 }
 
-/// Records an event. In a capture, marks a point of the capture, or adds a node if `external` is
-/// true.
+/// Records an event. If the stream is capturing, the event marks a point of the capture, or becomes
+/// a node of the graph if `external` is true.
 pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Result<()> {
     if event.context != stream.context {
         return Err(Status::InvalidHandle);
@@ -454,12 +454,13 @@ pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Resu
     submit(stream, cpu::Item::Wait(event.inner.clone())).map(drop)
 }
 
-/// Removes a destroyed event.
+/// Removes the capture state of a destroyed event.
 pub(crate) fn forget_event(event: &EventRecord) {
     lock(&CAPTURES).events.remove(&event.handle);
 }
 
-/// Removes a destroyed stream. If the stream is the origin of a capture, ends the capture.
+/// Removes the capture state of a destroyed stream. If the stream is the origin of a capture, ends
+/// the capture.
 pub(crate) fn forget_stream(stream: &Stream) {
     let mut captures = lock(&CAPTURES);
     let Some((capture, point)) = captures.of(stream.handle) else {

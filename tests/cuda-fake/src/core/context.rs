@@ -35,9 +35,9 @@ thread_local! {
 pub(crate) struct Context {
     pub(crate) handle: usize,
     pub(crate) device: u32,
-    /// The stream of handle 0.
+    /// Legacy default stream, which has handle 0.
     pub(crate) legacy: Arc<Stream>,
-    /// Sticky error of the device, or 0. If it is set, all later calls return it.
+    /// Code of the device's sticky error, or 0. If the code is not 0, all later calls return it.
     failed: AtomicU32,
     /// Handles of the contexts whose memory this context may access.
     pub(crate) peers: Mutex<Vec<usize>>,
@@ -59,7 +59,7 @@ impl Context {
             .compare_exchange(0, status as u32, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Waits for all streams.
+    /// Waits for all streams of the context. Fails if the device has a sticky error.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let handle = self.handle;
         for stream in STREAMS.select(|stream| stream.context == handle) {
@@ -70,7 +70,7 @@ impl Context {
     }
 }
 
-/// `cuInit`.
+/// Implements `cuInit`.
 pub(crate) fn initialize() -> Result<()> {
     if settings().devices == 0 {
         return Err(Status::NoDevice);
@@ -88,7 +88,7 @@ pub(crate) fn ready() -> Result<()> {
     }
 }
 
-/// Returns the device of an ordinal.
+/// Converts a device ordinal to a device. Fails if the device does not exist.
 pub(crate) fn device(number: i32) -> Result<u32> {
     ready()?;
     u32::try_from(number)
@@ -128,7 +128,8 @@ pub(crate) fn current_or_none() -> Result<Option<Arc<Context>>> {
     }
 }
 
-/// Replaces the current context. A handle of 0 removes it.
+/// Replaces the current context with the context of `handle`. With handle 0, the thread has no
+/// current context afterwards.
 pub(crate) fn set_current(handle: usize) -> Result<()> {
     ready()?;
     if handle != 0 && CONTEXTS.get(handle).is_none() {
@@ -202,7 +203,7 @@ pub(crate) fn release_primary(device: u32) -> Result<()> {
     Ok(())
 }
 
-/// Destroys a primary context regardless of references.
+/// Destroys a primary context regardless of its reference count.
 pub(crate) fn reset_primary(device: u32) {
     let gone = lock(&PRIMARY).entry(device).or_default().context.take();
     if let Some(context) = gone {
@@ -243,7 +244,7 @@ pub(crate) fn in_callback() -> bool {
     IN_CALLBACK.try_with(Cell::get).unwrap_or(false)
 }
 
-/// Runs a user callback. Calls of the driver fail until it returns.
+/// Runs a user callback. Driver calls of this thread fail until the callback returns.
 pub(crate) fn callback(call: impl FnOnce()) {
     let before = IN_CALLBACK.replace(true);
     call();

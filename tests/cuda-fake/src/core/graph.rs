@@ -15,7 +15,7 @@ use super::stream::Stream;
 use super::{capture, lock};
 use crate::status::{Result, Status};
 
-/// A user function and the type of its data.
+/// A user function. Its argument is the user's data pointer.
 pub(crate) type Callback = unsafe extern "C" fn(*mut c_void);
 
 /// A captured graph, or the graph of an active capture.
@@ -114,7 +114,7 @@ impl Graph {
         lock(&self.state).nodes.clone()
     }
 
-    /// Keeps an object alive as long as the graph and its instances.
+    /// Keeps an object alive as long as the graph, its clones and its instances.
     fn keep(&self, object: Arc<dyn Any + Send + Sync>) {
         lock(&self.state).keep.push(object);
     }
@@ -183,7 +183,7 @@ impl Graph {
         Ok(handle)
     }
 
-    /// Returns true if the capture has ended. Only then can the graph be destroyed.
+    /// Returns true if the capture has ended. A graph cannot be destroyed before that.
     pub(crate) fn is_finished(&self) -> bool {
         lock(&self.state).graph.is_some()
     }

@@ -7,7 +7,7 @@ use fusewire_device::native::{KernelInfo, LaneContext};
 
 use super::memory::{self, Location};
 
-/// Parameters of the native entry of all grid forms: the arguments and the kernel.
+/// Parameters of [`run`]: the arguments of the launch, and the kernel.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct GridArguments {
@@ -83,7 +83,7 @@ impl GridArguments {
     }
 }
 
-/// Native entry of all grid forms. `context` counts blocks over all ranks.
+/// Native entry of all grid forms. The block numbers in `context` cover the blocks of all ranks.
 ///
 /// # Safety
 /// The requirements of a native entry and of [`run_lane`]. `params` must point to a

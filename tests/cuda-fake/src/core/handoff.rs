@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use super::settings::settings;
 use crate::status::{Result, Status};
 
-/// Bytes of a handle.
+/// Size of a handle in bytes.
 pub(crate) const BYTES: usize = 64;
 
 const FABRIC: u64 = 0x4655_5345_4641_4231; // "FUSEFAB1"
@@ -51,12 +51,13 @@ pub(crate) fn open([pid, fd, inode]: [u64; 3]) -> Option<OwnedFd> {
         .write(true)
         .open(format!("/proc/{pid}/fd/{fd}"))
         .ok()?;
-    // The inode is checked after the file is opened, because the process can reuse the descriptor
-    // number until then.
+    // The inode is compared only after the file is open. Before that, the process could close its
+    // file and reuse the descriptor number.
     (file.metadata().ok()?.ino() == inode).then(|| file.into())
 }
 
-/// Returns a number that identifies the fabric of the devices, or `None` if they have no fabric.
+/// Returns a number that identifies the fabric of the devices, or `None` if the devices have no
+/// fabric.
 fn fabric() -> Option<u64> {
     let name = settings().fabric.as_ref()?;
     let mut hasher = DefaultHasher::new();

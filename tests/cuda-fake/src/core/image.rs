@@ -3,21 +3,21 @@
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::{KernelInfo, ParamField};
 
-/// One parameter of an entry.
+/// One parameter of an entry: its offset and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) offset: usize,
     pub(crate) size: usize,
 }
 
-/// One `.entry`.
+/// One `.entry` of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) parameters: Vec<Parameter>,
     /// Total size of all parameters in bytes.
     pub(crate) bytes: usize,
-    /// `.maxntid`, 0 for none.
+    /// Maximum number of threads from `.maxntid` or `.reqntid`; 0 if the entry declares neither.
     pub(crate) max_threads: u32,
     /// Total size of the shared variables that the body uses, in bytes.
     pub(crate) shared_bytes: usize,
@@ -28,9 +28,9 @@ pub(crate) struct Entry {
 pub(crate) struct Image {
     /// `.version` times ten.
     pub(crate) version: u32,
-    /// `.target sm_90a`: 90.
+    /// Number of the `.target`, such as 90 for `sm_90a`.
     pub(crate) target: u32,
-    /// True if the image runs on the target architecture only (`a` and `f` suffixes).
+    /// True if the image runs only on the target architecture (`a` and `f` suffixes).
     pub(crate) exact: bool,
     pub(crate) entries: Vec<Entry>,
     /// External functions that the driver does not have.
@@ -138,7 +138,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Returns the bytes of a type such as `.u64`.
+/// Returns the size in bytes of a type such as `.u64`.
 fn size_of(name: &str) -> Option<usize> {
     Some(match name {
         ".b8" | ".u8" | ".s8" => 1,
@@ -239,7 +239,7 @@ fn target(tokens: &mut Tokens<'_>) -> PtxResult<(u32, bool)> {
     }
 }
 
-/// Parses `[.align N] TYPE NAME[N]...;` after `.shared`. Returns name and bytes.
+/// Parses `[.align N] TYPE NAME[N]...;` after `.shared`. Returns the name and the size in bytes.
 fn variable<'a>(tokens: &mut Tokens<'a>) -> PtxResult<(&'a str, usize)> {
     let mut size = None;
     loop {

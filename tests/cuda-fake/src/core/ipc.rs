@@ -7,7 +7,7 @@ use crate::status::{Result, Status};
 
 const MAGIC: u64 = 0x4655_5345_4950_4331; // "FUSEIPC1"
 
-/// Returns the handle of the block that contains an address.
+/// Returns the IPC handle of the block that contains an address.
 pub(crate) fn export(address: u64) -> Result<[u8; BYTES]> {
     let region = memory::find(address).ok_or(Status::InvalidValue)?;
     let (Kind::Block, Some(backing)) = (&region.kind, &region.backing) else {
@@ -17,7 +17,7 @@ pub(crate) fn export(address: u64) -> Result<[u8; BYTES]> {
     Ok(handoff::pack(&[MAGIC, pid, fd, inode, region.requested]))
 }
 
-/// Maps the block of a handle. Returns its address.
+/// Maps the block that an IPC handle identifies. Returns the address of the mapping.
 pub(crate) fn open(handle: &[u8; BYTES], device: u32, context: usize) -> Result<u64> {
     let [magic, pid, fd, inode, requested, ..] = handoff::unpack(handle);
     if magic != MAGIC {

@@ -71,7 +71,7 @@ impl Native {
         ordinary.or_else(|| Some(Self::Grid(native(kernel_name(symbol)?)?)))
     }
 
-    /// Returns the parameters.
+    /// Returns the parameters that an image must declare for the entry.
     fn params(self) -> &'static [ParamField] {
         match self {
             Self::Ordinary(kernel) => kernel.params,
@@ -86,7 +86,7 @@ pub(crate) struct Module {
     pub(crate) handle: usize,
     pub(crate) context: usize,
     image: Image,
-    /// Handles of requested functions by name.
+    /// Handles of the functions that the program has requested, by name.
     functions: Mutex<BTreeMap<String, usize>>,
 }
 
@@ -121,7 +121,8 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
     })?;
     let settings = settings();
     let fatal = |status, detail: String| Err((status, format!("ptxas fatal   : {detail}")));
-    // CUDA 12.8 introduced PTX 8.7, CUDA 13.0 PTX 9.0.
+    // CUDA 12.5 has PTX 8.5. CUDA 12.6 kept that version, so CUDA 12.8 has PTX 8.7. CUDA 13.0 has
+    // PTX 9.0.
     let newest = match settings.driver {
         13_000.. => 90,
         driver => 80 + (driver - 12_000.min(driver)) / 10 - u32::from(driver >= 12_060),
@@ -361,8 +362,8 @@ struct Owner {
 }
 
 impl Owner {
-    /// Returns a description of the first argument that is an address at which the device would
-    /// fault.
+    /// Describes the first argument that is an address at which the device would fault. Returns
+    /// `None` if all arguments are valid.
     fn fault(&self) -> Option<String> {
         let device = self.context.device;
         let bad = |words: &[u64]| {

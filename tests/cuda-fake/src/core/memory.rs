@@ -1,4 +1,4 @@
-//! Address space of the devices: mapped ranges and their access.
+//! Address space of the devices: mapped ranges and their access rights.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -26,17 +26,17 @@ pub(crate) struct Allocation {
 /// Origin of a range.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
-    /// `cuMemAlloc`.
+    /// Memory of `cuMemAlloc`.
     Block,
     /// A mapping of physical memory in a reservation.
     Mapping(Arc<Allocation>),
-    /// A mapping of a multicast object. It cannot be accessed.
+    /// A mapping of a multicast object. Kernels and copies cannot access it.
     Multicast(Arc<multicast::Object>),
     /// A block of another process, and the number of times that this process has opened it.
     Ipc(u32),
     /// Page-locked host memory.
     Host,
-    /// Registered user memory.
+    /// User memory that `cuMemHostRegister` registered.
     Registered,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Region {
     pub(crate) context: usize,
     /// Unique number, never reused.
     pub(crate) id: u64,
-    /// Access of each device (1: read, 3: read and write).
+    /// Access rights of each device (1: read, 3: read and write).
     access: BTreeMap<u32, u32>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) enum Location {
 #[derive(Debug, Default)]
 struct Space {
     regions: BTreeMap<u64, Region>,
-    /// Reserved ranges: bytes by start.
+    /// Reserved ranges: start address and size in bytes.
     reservations: BTreeMap<u64, u64>,
     /// Number of work items that devices are running now.
     working: u32,
@@ -143,7 +143,8 @@ impl Space {
         })
     }
 
-    /// Sets the protection of a range according to guard and running work.
+    /// Sets the page protection of a range. If the guard setting is on and no device work is
+    /// running, the range becomes inaccessible.
     fn protect(&self, region: &Region) -> Result<()> {
         let hidden = settings().guard && self.working == 0;
         let protection = if hidden {
@@ -173,7 +174,7 @@ impl Space {
     }
 }
 
-/// Marks the start of device work, which makes device memory accessible.
+/// Marks the start of device work. Device memory must be accessible until [`end_work`].
 pub(crate) fn begin_work() {
     let mut space = lock(&SPACE);
     space.working += 1;
@@ -191,7 +192,7 @@ pub(crate) fn end_work() {
     }
 }
 
-/// Guard of running device work.
+/// Marks device work as running until the guard is dropped.
 #[derive(Debug)]
 struct WorkGuard;
 
@@ -230,7 +231,7 @@ fn round_up(bytes: u64, to: u64) -> Result<u64> {
 /// Page size of the host.
 const PAGE: u64 = 4096;
 
-/// Allocates a block.
+/// Allocates a block of device memory. Returns its address.
 pub(crate) fn allocate(device: u32, context: usize, requested: u64) -> Result<u64> {
     if requested == 0 {
         return Err(Status::InvalidValue);
@@ -365,7 +366,7 @@ pub(crate) fn unregister(start: u64) -> Result<()> {
     }
 }
 
-/// Returns the range that contains an address.
+/// Returns the tracked range that contains an address.
 pub(crate) fn find(address: u64) -> Option<Region> {
     lock(&SPACE).containing(address).cloned()
 }

@@ -1,8 +1,8 @@
 //! Multicast objects: teams of devices, and the memory that each device has bound.
 //!
 //! All processes with a handle to an object share the memory file of its team. The fake does not
-//! emulate a switch: native kernels access the memory of each device through its unicast address.
-//! The address range of the object can be reserved and mapped, but not accessed.
+//! emulate a switch: native kernels access the memory of each device through the unicast address of
+//! that memory. The address range of the object can be reserved and mapped, but not accessed.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::ffi::CString;
@@ -25,7 +25,7 @@ pub(crate) const DEVICES: u32 = 72;
 /// Size of the memory file of a team, in bytes.
 const PAGE: usize = 4096;
 
-/// Recommended granularity.
+/// Recommended granularity in bytes.
 const RECOMMENDED: u64 = 512 << 20;
 
 /// State of an object in the memory file that all processes share.
@@ -41,7 +41,7 @@ struct Team {
 
 const _: () = assert!(size_of::<Team>() <= PAGE);
 
-/// A handle of this process to an object.
+/// This process's handle to a multicast object.
 #[derive(Debug)]
 pub(crate) struct Object {
     handle: usize,
@@ -61,7 +61,7 @@ unsafe impl Send for Object {}
 // dropped.
 unsafe impl Sync for Object {}
 
-/// Memory that a device has bound. The binding keeps the memory alive.
+/// Memory that is bound to an object for one device. The binding keeps the memory alive.
 #[derive(Debug)]
 struct Binding {
     device: u32,
@@ -100,7 +100,7 @@ pub(crate) fn supported() -> Result<()> {
     }
 }
 
-/// Returns the minimum or the recommended granularity.
+/// Returns the minimum or the recommended granularity in bytes.
 pub(crate) fn granularity(recommended: bool) -> u64 {
     if recommended {
         RECOMMENDED
@@ -239,7 +239,8 @@ impl Object {
             .any(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
     }
 
-    /// Returns an error if a device has not joined. The driver would wait for the device instead.
+    /// Returns an error if a device of the team has not joined yet. The driver would wait for that
+    /// device.
     fn complete(&self, what: &str) -> Result<()> {
         let count = self.team().count.load(Ordering::Acquire);
         if count == self.devices {

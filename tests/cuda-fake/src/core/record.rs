@@ -28,7 +28,8 @@ pub(crate) struct LaunchRecord {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared_bytes: u32,
-    /// Number of each attribute in `cuda.h` and the words of its value, in the caller's order.
+    /// For each attribute, in the caller's order: its number in `cuda.h`, then the words of its
+    /// value.
     pub(crate) attributes: Vec<Vec<u32>>,
     /// True if the launch was captured into a graph.
     pub(crate) captured: bool,
@@ -50,7 +51,7 @@ pub(crate) fn log_refusal(text: &str) {
     eprintln!("fusewire-cuda-fake: {text}");
 }
 
-/// Counts a call. Returns the error code of an injected failure.
+/// Counts a call. Returns the code of an injected failure as an error.
 pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
     prepare();
     *lock(&CALLS).entry(name).or_default() += 1;
@@ -156,7 +157,7 @@ pub(crate) fn live() -> [(&'static str, u64); 16] {
     ]
 }
 
-/// Returns calls and live objects as JSON:
+/// Returns the numbers of calls and of live objects as JSON:
 /// `{"pid": .., "calls": {name: count}, "live": {kind: count}}`.
 pub(crate) fn report() -> String {
     let calls: BTreeMap<&str, u64> = lock(&CALLS).clone();

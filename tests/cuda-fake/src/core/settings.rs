@@ -11,13 +11,14 @@ pub(crate) struct Settings {
     pub(crate) capability: u32,
     /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: number of SMs of a device.
     pub(crate) multiprocessors: u32,
-    /// `FUSEWIRE_CUDA_FAKE_MEMORY`: bytes of a device's memory.
+    /// `FUSEWIRE_CUDA_FAKE_MEMORY`: size of a device's memory in bytes.
     pub(crate) memory: u64,
     /// `FUSEWIRE_CUDA_FAKE_DRIVER`: version of the driver (12080).
     pub(crate) driver: u32,
     /// `FUSEWIRE_CUDA_FAKE_DESCRIPTORS=0`: memory cannot be exported as a file descriptor.
     pub(crate) descriptors: bool,
-    /// `FUSEWIRE_CUDA_FAKE_FABRIC`: name of the devices' fabric; empty for none.
+    /// `FUSEWIRE_CUDA_FAKE_FABRIC`: name of the devices' fabric, or `None` if the variable is unset
+    /// or empty.
     pub(crate) fabric: Option<String>,
     /// `FUSEWIRE_CUDA_FAKE_MULTICAST=1`: the devices support multicast objects.
     pub(crate) multicast: bool,
@@ -32,7 +33,7 @@ pub(crate) struct Settings {
 /// Byte that fills new device memory.
 pub(crate) const POISON: u8 = 0xcb;
 
-/// Bytes of an H200's memory.
+/// Size of an H200's memory in bytes.
 const H200_MEMORY: u64 = 150_754_820_096;
 
 /// Returns the settings. Reads the environment on the first call.

@@ -91,7 +91,7 @@ impl Stream {
     }
 }
 
-/// Returns the stream of a handle. Handle 0 is the default stream of the context.
+/// Returns the stream of a handle. Handles 0 and 1 identify the context's legacy default stream.
 pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(&context.legacy)),
@@ -118,7 +118,7 @@ pub(crate) fn destroy(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Waits for a stream.
+/// Waits for the work of a stream. Fails if the stream's context has a sticky error.
 pub(crate) fn synchronize(context: &Context, stream: &Stream) -> Result<()> {
     capture::observes_stream(stream)?;
     if stream.is_legacy() {
@@ -136,7 +136,7 @@ pub(crate) fn query(context: &Context, stream: &Stream) -> Result<()> {
     if idle { Ok(()) } else { Err(Status::NotReady) }
 }
 
-/// Returns the context of a stream, or `None` if it is `context`.
+/// Returns the context of a stream, or `None` if that context is `context`.
 fn owner(context: &Context, stream: &Stream) -> Result<Option<Arc<Context>>> {
     if stream.context == context.handle {
         return Ok(None);

@@ -236,8 +236,8 @@ fn allocate_elsewhere(context: sys::CUcontext, mode: CUstreamCaptureMode) -> sys
 }
 
 driver_test! {
-    /// The mode of the capture and the mode of the calling thread determine if the thread may make
-    /// potentially unsafe calls.
+    /// The mode of the capture and the mode of the calling thread together determine whether the
+    /// thread may make potentially unsafe calls.
     modes() {
         let context = start();
         let stream = stream();
@@ -254,8 +254,7 @@ driver_test! {
             let ended = code!(cuStreamEndCapture(stream, &mut null_mut()));
             assert_eq!(ended == CUDA_SUCCESS, expected == CUDA_SUCCESS, "{capture:?} {thread:?}");
         }
-        // The capturing thread may make potentially unsafe calls while the mode of the thread is
-        // relaxed.
+        // The capturing thread may make potentially unsafe calls while its own mode is relaxed.
         ok!(cuStreamBeginCapture_v2(stream, GLOBAL));
         let mut mode = RELAXED;
         ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
@@ -304,8 +303,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A user object lives until the graph that owns it and all instances are destroyed and all
-    /// launches have completed.
+    /// A user object lives until its owning graph and all instances of the graph are destroyed and
+    /// all launches have completed.
     user_objects() {
         start();
         let stream = stream();
@@ -333,7 +332,7 @@ driver_test! {
         eventually("the object is destroyed after the launch", || counted() == 2);
         assert_eq!(live(c"user_object"), 0);
         fails!(CUDA_ERROR_INVALID_VALUE, cuUserObjectRelease(owned, 1));
-        // An invalidated capture releases its references.
+        // An invalidated capture releases its references to user objects.
         ok!(cuStreamBeginCapture_v2(stream, LOCAL));
         ok!(cuGraphRetainUserObject(info(stream).2, object(), 1, 1));
         fails!(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, cuStreamQuery(stream));

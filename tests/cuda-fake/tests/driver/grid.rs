@@ -23,7 +23,7 @@ fn function() -> sys::CUfunction {
     function
 }
 
-/// Launches `blocks` blocks in total and `each` blocks per rank. Returns the result code.
+/// Launches a grid of `blocks` blocks with `each` blocks per rank. Returns the result code.
 fn launch(
     function: sys::CUfunction,
     stream: sys::CUstream,
@@ -38,7 +38,8 @@ fn launch(
     ))
 }
 
-/// Creates a parameter table in which each rank rounds two floats from a source to a target.
+/// Creates a parameter table of `quantize`. Each rank rounds two floats from its source to its
+/// target.
 fn table(ranks: &[(u64, u64)]) -> u64 {
     let words: Vec<u64> = ranks
         .iter()

@@ -13,7 +13,7 @@ const GRANULARITY: usize = 2 << 20;
 const DESCRIPTOR: CUmemAllocationHandleType =
     CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Returns the properties of exportable device memory.
+/// Returns the properties of memory on device 0 that can be exported as `handles`.
 pub(crate) fn properties(handles: CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
     // SAFETY: zero is a valid value of every field.
     let mut properties: sys::CUmemAllocationProp = unsafe { core::mem::zeroed() };
@@ -48,7 +48,7 @@ fn allow(address: u64, bytes: usize, flags: CUmemAccess_flags) {
     ok!(cuMemSetAccess(address, bytes, &description, 1));
 }
 
-/// Maps an allocation for reading and writing.
+/// Maps an allocation for reading and writing. Returns its address.
 pub(crate) fn map(handle: u64) -> u64 {
     let address = reserve(GRANULARITY);
     ok!(cuMemMap(address, GRANULARITY, 0, handle, 0));
@@ -135,7 +135,7 @@ driver_test! {
         let out = (&raw mut fd).cast();
         fails!(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(out, private, DESCRIPTOR, 0));
         let mut twin = 0;
-        // Standard input is not a memory file.
+        // The null pointer means descriptor 0, standard input, which is not a memory file.
         fails!(
             CUDA_ERROR_INVALID_VALUE,
             cuMemImportFromShareableHandle(&raw mut twin, null_mut(), DESCRIPTOR)

@@ -155,8 +155,8 @@ driver_test! {
         let mut all = [null_mut(); 3];
         ok!(cuModuleEnumerateFunctions(all.as_mut_ptr(), count, other));
         assert!(count == 3 && all.contains(&odd));
-        // The parameters of one entry differ from those of its native entry. Another entry has no
-        // native entry.
+        // The parameters of `odd` differ from those of the native entry. `unknown` has no native
+        // entry.
         assert_eq!(quantize(odd, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_INVALID_IMAGE);
         let unknown = function(other, c"unknown");
         assert_eq!(quantize(unknown, (1, 32, 0), null_mut(), (0, 0)), CUDA_ERROR_NOT_SUPPORTED);

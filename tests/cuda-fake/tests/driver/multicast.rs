@@ -163,8 +163,8 @@ fn export(handle: u64) -> Handle {
 }
 
 driver_test! {
-    /// Only processes of the same fabric can import a fabric handle, and only until the memory or
-    /// object is released.
+    /// Only processes of the same fabric can import a fabric handle. The import fails after the
+    /// exporter has released the memory or object.
     over_the_fabric("DEVICES" = "2", "MULTICAST" = "1", "FABRIC" = "a") {
         start();
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;

@@ -34,7 +34,7 @@ const DESCRIPTORS: &str = concat!(module_path!(), "::descriptors");
 
 driver_test! {
     /// Another process imports a descriptor and maps the same memory, even after this process has
-    /// freed it.
+    /// released the exported handle.
     descriptors() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {
@@ -74,8 +74,8 @@ fn open(handle: sys::CUipcMemHandle) -> (sys::CUresult, u64) {
 }
 
 driver_test! {
-    /// Another process can open an IPC handle several times. The exporting process cannot open it,
-    /// and no process can open it after the memory is freed.
+    /// Another process can open an IPC handle several times. The exporting process cannot open the
+    /// handle. No process can open the handle after the memory is freed.
     ipc_handles() {
         start();
         if let Ok(given) = std::env::var(GIVEN) {

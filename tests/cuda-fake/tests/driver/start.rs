@@ -136,7 +136,7 @@ driver_test! {
         // SAFETY: the driver returned a pointer to a static C string.
         let name = unsafe { core::ffi::CStr::from_ptr(name) };
         assert_eq!(name, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE");
-        // cudarc declares every code of the fake under the same name.
+        // The fake's name of a code equals the name of cudarc's constant.
         for code in [
             CUDA_SUCCESS,
             CUDA_ERROR_INVALID_PTX,

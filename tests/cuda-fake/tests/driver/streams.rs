@@ -67,9 +67,9 @@ driver_test! {
         ok!(cuStreamWriteValue32_v2(writing, word, 6, 0));
         ok!(cuStreamSynchronize(waiting));
         assert_eq!(COUNT.load(Ordering::SeqCst), 1);
-        // In the graph, one branch clears the word and another branch sets it, three times. A
-        // replay of the fake starts work in the order of the captured calls, so a wait for a later
-        // write would never return.
+        // In the graph, the origin stream clears the word and a branch sets it again. A replay of
+        // the fake starts work in the order of the captured calls, so the write must be captured
+        // before the wait. Otherwise the wait would never return.
         let (fork, join) = (event(), event());
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         ok!(cuStreamBeginCapture_v2(waiting, relaxed));
@@ -177,7 +177,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// Streams and events can only be used in their own context.
+    /// An event can be recorded only on a stream of its context. A stream can wait for an event of
+    /// another context.
     contexts_apart("DEVICES" = "2") {
         let first = start();
         let (stream, event) = (stream(), event());

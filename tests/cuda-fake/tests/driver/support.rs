@@ -33,7 +33,7 @@ pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> O
     Some(command.output().unwrap())
 }
 
-/// Runs `body` in a child process and asserts that it succeeds.
+/// Runs `body` in a child process and asserts that the child's test passes.
 pub(crate) fn in_child(name: &str, variables: &[(&str, &str)], body: fn()) {
     let Some(output) = run_child(name, variables, body) else {
         return;
@@ -60,7 +60,7 @@ macro_rules! driver_test {
 }
 pub(crate) use driver_test;
 
-/// Calls the driver and returns the result code.
+/// Calls the driver. Evaluates to the result code.
 macro_rules! code {
     ($function:ident($($argument:expr),* $(,)?)) => {
         // SAFETY: pointer arguments point to live variables of the test, and the fake checks all
@@ -82,7 +82,7 @@ macro_rules! ok {
 }
 pub(crate) use ok;
 
-/// Calls the driver and asserts that the call fails with a code.
+/// Calls the driver and asserts that the call returns `$code`.
 macro_rules! fails {
     ($code:ident, $function:ident($($argument:expr),* $(,)?)) => {
         assert_eq!($crate::support::code!($function($($argument),*)), $code, stringify!($function))
@@ -136,8 +136,8 @@ pub(crate) fn read(from: u64, count: usize) -> Vec<u64> {
     words
 }
 
-/// Returns a control function of the fake, which the driver does not have. `F` must be the
-/// function's type.
+/// Returns a function of the fake that the driver does not have. `F` must be the type of the
+/// function.
 fn extra<F: Copy>(name: &str) -> F {
     // SAFETY: with the child's `LD_LIBRARY_PATH`, this call opens the fake, and the initialisers of
     // the fake have no requirements.
@@ -201,7 +201,7 @@ impl Switch {
         ok!(cuLaunchHostFunc(stream, Some(wait), data));
     }
 
-    /// Opens the switch. Streams that wait for it continue.
+    /// Opens the switch, so that waiting streams continue.
     pub(crate) fn open(&self) {
         self.0.store(true, core::sync::atomic::Ordering::Release);
     }

@@ -33,7 +33,8 @@ pub(crate) fn release(handle: usize) -> Result<()> {
     Ok(())
 }
 
-/// Adds a reference to the memory or object that is mapped at an address. Returns its handle.
+/// Adds a reference to the physical memory or multicast object that is mapped at an address.
+/// Returns the handle of the memory or object.
 pub(crate) fn retain(address: u64) -> Result<usize> {
     let allocation = match find(address).map(|region| region.kind) {
         Some(Kind::Mapping(allocation)) => allocation,
@@ -45,7 +46,7 @@ pub(crate) fn retain(address: u64) -> Result<usize> {
     Ok(allocation.handle)
 }
 
-/// Reserves addresses.
+/// Reserves a range of addresses. Returns the start of the range.
 pub(crate) fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
     let valid = alignment == 0 || alignment.is_power_of_two();
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || !valid {
@@ -78,7 +79,7 @@ pub(crate) fn unreserve(start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Maps physical memory or a multicast object into a reservation, without access.
+/// Maps physical memory or a multicast object into a reservation, without access rights.
 pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<()> {
     let allocation = ALLOCATIONS.get(handle);
     let most = match &allocation {
@@ -120,7 +121,7 @@ pub(crate) fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result<
         .map(drop)
 }
 
-/// Returns the mappings that exactly fill a range.
+/// Returns the start addresses of the mappings that exactly fill a range.
 fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
     let end = start.checked_add(bytes).ok_or(Status::InvalidValue)?;
     let mut at = start;
@@ -152,7 +153,7 @@ pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Sets the access of a device to mappings that exactly fill a range.
+/// Sets the access rights of a device to the mappings that exactly fill a range.
 pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Result<()> {
     if !matches!(flags, 0 | 1 | 3) || device >= settings().devices {
         return Err(Status::InvalidValue);
@@ -169,7 +170,7 @@ pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Res
     Ok(())
 }
 
-/// Returns the access of a device at an address.
+/// Returns the access rights of a device at an address.
 pub(crate) fn access(address: u64, device: u32) -> Result<u32> {
     let region = find(address).ok_or(Status::InvalidValue)?;
     match region.kind {
