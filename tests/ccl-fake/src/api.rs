@@ -115,7 +115,7 @@ fn split(comm: &Comm, colour: c_int, key: c_int, out: *mut ncclComm_t) -> ncclRe
     )
 }
 
-/// Records a call whose only recorded argument is the communicator.
+/// Records a call with the communicator as the only recorded argument, then runs `then`.
 fn on(
     name: &str,
     comm: ncclComm_t,
@@ -251,7 +251,7 @@ export! {
     }
 }
 
-/// Exports operations. Each entry has the arguments as in `nccl.h`, the fields of [`Op`], and the
+/// Exports operations. Each entry lists the arguments of `nccl.h`, the fields of [`Op`], and the
 /// version that introduced the operation.
 macro_rules! operations {
     ($(
@@ -298,7 +298,7 @@ operations! {
         { recv: recv, count: count, dtype: dtype, root: peer } since 0
     ncclAlltoAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 22_800
-    // RCCL's spelling of `ncclAlltoAll`, which is older than NCCL's function.
+    // RCCL's `ncclAllToAll`, which is older than NCCL's `ncclAlltoAll`.
     ncclAllToAll(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32)
         { send: send, recv: recv, count: count, dtype: dtype } since 0
     ncclScatter(send: SendPointer, recv: ReceivePointer, count: usize, dtype: i32, root: c_int)

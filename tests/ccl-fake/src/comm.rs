@@ -6,16 +6,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusewire_ccl_sys::sys::*;
 
-/// The handle of one rank. It is never freed.
+/// Communicator of one rank. An `ncclComm_t` points to it. It is never freed.
 #[derive(Debug)]
 pub(crate) struct Comm {
     pub(crate) shared: Arc<SharedComm>,
     pub(crate) rank: usize,
-    /// Scaled sums of this rank, indexed by handle. Destroyed scaled sums are `None`.
+    /// Scaled sums that this rank created. The handle of entry `i` is `ncclAvg + 1 + i`. Destroyed
+    /// scaled sums are `None`.
     pub(crate) scales: Mutex<Vec<Option<Scale>>>,
 }
 
-/// A scaled sum: the type and the factor's bytes.
+/// A scaled sum: the element type and the bytes of the factor.
 pub(crate) type Scale = (i32, Vec<u8>);
 
 impl Comm {
@@ -64,7 +65,7 @@ struct State {
     rendezvous: HashMap<u64, Rendezvous>,
     mail: HashMap<(usize, usize), VecDeque<Message>>,
     sent: u64,
-    /// Results of receives by message number. The value is true if type and count matched.
+    /// Received messages by number. The value is true if type and count matched.
     deliveries: HashMap<u64, bool>,
 }
 
@@ -167,7 +168,8 @@ impl SharedComm {
     }
 
     /// Waits until all ranks have contributed, then returns all contributions. The last rank that
-    /// leaves deletes the rendezvous, unless it is for a split.
+    /// leaves deletes the rendezvous, unless the call is a split. [`Self::child`] still
+    /// needs the rendezvous of a split.
     pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Contribution>, ncclResult_t> {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
@@ -203,7 +205,7 @@ impl SharedComm {
         )
     }
 
-    /// Puts a message into the mailbox. Returns its number.
+    /// Puts a message into the mailbox. Returns the number of the message.
     pub(crate) fn send(
         &self,
         (from, to): (usize, usize),

@@ -44,7 +44,7 @@ pub(crate) fn comm_of(comm: ncclComm_t) -> Option<&'static Comm> {
     unsafe { comm.cast::<Comm>().as_ref() }
 }
 
-/// Returns the scaled sum of a handle.
+/// Returns the scaled sum that the handle `red` identifies.
 fn scale(comm: &Comm, red: i32) -> Option<Scale> {
     let at = usize::try_from(red.checked_sub(ncclAvg + 1)?).ok()?;
     comm.scales().get(at).cloned().flatten()
@@ -183,8 +183,8 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
     run(&[op])
 }
 
-/// Starts all calls, then waits for all of them. Waits for sends last, so no pattern of calls
-/// within a group can deadlock.
+/// Starts all calls, then waits for all of them. Waits for sends last, after this rank's receives
+/// have completed the peers' sends, so no pattern of calls within a group can deadlock.
 fn run(ops: &[Op]) -> ncclResult_t {
     let post = |op: &Op| {
         let comm = comm_of(op.comm)?;
@@ -197,8 +197,8 @@ fn run(ops: &[Op]) -> ncclResult_t {
                 comm.shared.send(path, op.dtype, op.count, data)
             }
             _ => {
-                // The handle of a scaled sum may differ by rank, so all scaled sums have the same
-                // number in the shape.
+                // The handles of scaled sums may differ between ranks, so the shape contains the
+                // same number for every scaled sum.
                 let shape = (
                     op.name,
                     op.count,

@@ -50,7 +50,7 @@ pub(crate) fn call(name: &str, comm: Option<&Comm>, depth: u32, fields: &[(&str,
         .push_str(&line);
 }
 
-/// Moves the records into `buffer` if they fit. Returns their length.
+/// Moves the records into `buffer` if they fit. Returns the length of the records in bytes.
 ///
 /// # Safety
 /// `buffer` must be null or have `len` writable bytes.
@@ -66,7 +66,7 @@ pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
     need
 }
 
-/// Keeps a text for this thread's `ncclGetLastError`.
+/// Sets the text that `ncclGetLastError` returns on this thread.
 pub(crate) fn set_last_error(text: &str) {
     LAST.set(CString::new(text).unwrap_or_default());
 }

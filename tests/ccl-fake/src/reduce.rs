@@ -3,7 +3,7 @@
 use fusewire_ccl_sys::sys::*;
 use half::{bf16, f16};
 
-/// Returns the bytes of one element, or `None` for an unknown type.
+/// Returns the size of an element in bytes, or `None` for an unknown type.
 pub(crate) const fn size(dtype: i32) -> Option<usize> {
     Some(match dtype {
         ncclInt8 | ncclUint8 | ncclFloat8e4m3 | ncclFloat8e5m2 => 1,
@@ -14,9 +14,9 @@ pub(crate) const fn size(dtype: i32) -> Option<usize> {
     })
 }
 
-/// Reduces `parts` in rank order. Each part consists of a rank's data and its scale. Floats are
-/// reduced in double precision and rounded once; integers wrap. Data are multiplied by the scale
-/// unless the scale is empty. Returns `None` for types without arithmetic (the 8-bit floats).
+/// Reduces `parts` in rank order. Each part consists of a rank's data and its scale. If the scale
+/// is not empty, the data are multiplied by it first. Floats are reduced in double precision and
+/// rounded once. Integers wrap. Returns `None` for types without arithmetic (the 8-bit floats).
 pub(crate) fn reduce(dtype: i32, op: i32, parts: &[(&[u8], &[u8])]) -> Option<Vec<u8>> {
     macro_rules! typed {
         ($ty:ty, $read:expr, $write:expr, $add:expr, $mul:expr, $div:expr) => {{

@@ -1,8 +1,8 @@
 //! Kernels with deliberate errors that sanitizers must find.
 //!
 //! An argument of each kernel enables or disables its error, so the correct and the wrong run
-//! execute the same machine code. `fusewire-build bundle` includes their image; the tests of
-//! `on_device` whose names start with `seeded_` launch them.
+//! execute the same machine code. `fusewire-build bundle` includes the image of these kernels. The
+//! tests of `on_device` whose names start with `seeded_` launch the kernels.
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -20,8 +20,8 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
 /// Exchanges lane numbers through the block's shared memory. Each lane writes its own number, reads
 /// the number of the lane half a block ahead, and writes that number to `out`.
 ///
-/// If `ordered` is nonzero, a barrier separates the writes from the reads. If `ordered` is 0, they
-/// race.
+/// If `ordered` is nonzero, a barrier separates the writes from the reads. If `ordered` is 0, the
+/// reads race with the writes.
 ///
 /// # Safety
 /// `out` must have a writable word for each lane. The grid must be one block of at most 64 lanes.
