@@ -1,5 +1,6 @@
-/* The MPI side of `versus mpi`: MPI_Allreduce of float sums, out of place, in the same loop as the
- * other libraries (src/measure.rs): barrier, clock, call, clock; times of rank 0.
+/* The MPI side of `versus mpi`: MPI_Allreduce of float sums, out of place. The measurement loop is
+ * the same as for the other libraries (src/measure.rs): barrier, read the clock, call, read the
+ * clock. The reported times are those of rank 0.
  *
  *   mpi_allreduce BYTES:ITERATIONS,... CORE,... TOUCH
  *

@@ -1,9 +1,10 @@
-//! Lower bound for the time of an all_reduce. The ranks share one mapping. The program has no
-//! matching of calls, no bounded waits, no failure detection and no other operations. User memory
-//! is in the mapping, so nothing is copied.
+//! A minimal all_reduce program. Its time is a lower bound for the time of a library. The ranks
+//! share one mapping. The program does not check that calls match, does not bound waits, does not
+//! detect failures and has no other operations. User memory is in the mapping, so nothing is
+//! copied.
 //!
 //! - Inputs of at most [`PACKET_BYTES`]: every rank sends its input, followed by a flag, to every
-//!   rank. Two sets of slots alternate.
+//!   other rank. Two sets of slots alternate.
 //! - Larger inputs: between two signals, rank r reads shard r of all inputs and writes the sum to
 //!   all outputs.
 
@@ -36,7 +37,7 @@ enum Signal {
 }
 const SIGNALS: usize = 4;
 
-/// Offsets in the mapping.
+/// Computes the offsets of signals, slots and buffers in the mapping.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     ranks: usize,
@@ -74,7 +75,7 @@ impl Layout {
 }
 
 /// Creates shared memory for `ranks` ranks with inputs of at most `longest` bytes. Child processes
-/// inherit it.
+/// inherit the descriptor.
 pub(crate) fn memory(ranks: usize, longest: usize) -> Result<OwnedFd> {
     // SAFETY: the name is a NUL-terminated string literal.
     let fd = unsafe { libc::memfd_create(c"fusewire-bare".as_ptr(), 0) };
@@ -166,7 +167,7 @@ impl Rank {
         }
     }
 
-    /// Signals `value` to every rank and waits for the same value from every rank.
+    /// Signals `value` to every other rank and waits for the same value from every other rank.
     #[inline(always)]
     fn signal_and_wait(&self, signal: Signal, value: u64) {
         let (me, ranks) = (self.rank, self.layout.ranks);
@@ -190,14 +191,14 @@ impl Rank {
         self.packets += 1;
         let (me, ranks) = (self.rank, self.layout.ranks);
         let bytes = self.count * 4;
-        // Short data precedes the flag in its line; longer data follows that line.
+        // Up to 56 bytes of data precede the flag in its line. More data follow that line.
         let data_at = if bytes <= 56 { 0 } else { LINE };
         let input = self.data(me, 0);
         for step in 1..ranks {
             let slot = self.layout.slot(self.packets, (me + step) % ranks, me);
-            // SAFETY: the data ends within the slot (`count * 4 <= PACKET_BYTES`). The peer read
-            // the previous contents of this slot before it sent its last packet, and this rank has
-            // acquired that packet.
+            // SAFETY: the data end within the slot (`count * 4 <= PACKET_BYTES`). The slot may
+            // hold packet `packets - 2`. The peer read that packet before it sent its packet
+            // `packets - 1`, which this rank has acquired.
             unsafe {
                 let to = self.at(slot + data_at).cast::<f32>();
                 if bytes == 8 {
@@ -221,8 +222,9 @@ impl Rank {
             count: self.count,
             streaming: false,
         };
-        // SAFETY: the sources are this rank's input and slots whose flags were acquired; the target
-        // is this rank's output. All hold `count` elements at addresses that are multiples of 64.
+        // SAFETY: the sources are this rank's input and slots whose flags this rank has acquired.
+        // The target is this rank's output. All hold `count` elements at addresses that are
+        // multiples of 64.
         unsafe { sum.run() }
     }
 
@@ -246,9 +248,9 @@ impl Rank {
             count: last - first,
             streaming: self.count * 4 >= STREAMING_BYTES,
         };
-        // SAFETY: `last <= count` elements are within every buffer. The ready signals that were
-        // acquired order this after the peers' writes to inputs and their last reads of outputs.
-        // Shards start at multiples of 64 elements.
+        // SAFETY: `last <= count` elements are within every buffer. The ready signals that this
+        // rank acquired order these accesses after the peers' writes to inputs and their last reads
+        // of outputs. Shards start at multiples of 64 elements.
         unsafe { sum.run() }
         fence(Ordering::Release);
         self.signal_and_wait(Signal::Done, self.rounds);

@@ -22,10 +22,11 @@ const SOURCES: [(&str, &str); 8] = [
 
 /// Options of nvcc in addition to the architecture and the kind of output.
 const FLAGS: [&str; 2] = ["-O3", "-std=c++17"];
-/// Options for compilers that are known to give no warnings. They turn warnings into errors.
+/// Options of the `baseline` command. They turn warnings into errors. Compilation at run time does
+/// not use them, because an unknown version of nvcc may give warnings.
 const STRICT: [&str; 3] = ["-cubin", "-Werror", "all-warnings"];
 
-/// Command that installs nvcc from PyPI wheels, for machines without a CUDA toolkit.
+/// Ways to install nvcc, for error messages.
 const INSTALL: &str = "pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime \
     nvidia-nvvm (and a g++), or a CUDA toolkit";
 
@@ -39,7 +40,7 @@ pub(crate) struct Arguments {
     target: Vec<String>,
 }
 
-/// Compiles for every architecture.
+/// Compiles a cubin for every architecture.
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let nvcc = find()?;
     fs::create_dir_all(&arguments.out)
@@ -58,13 +59,13 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns the file name for an architecture.
+/// Returns the file name of the cubin for an architecture.
 pub(crate) fn file_name(architecture: &str) -> String {
     format!("baseline.{architecture}.cubin")
 }
 
-/// Returns the path of a bundle's cubin, which is in `../cuda/` relative to the program's folder,
-/// if it exists.
+/// Returns the path of the cubin in a bundle: `../cuda/` relative to the program's folder. Returns
+/// `None` if the file does not exist.
 pub(crate) fn bundled(architecture: &str) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let folder = program.parent()?.parent()?.join("cuda");
@@ -117,7 +118,7 @@ fn from_wheels() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the second to last line of `nvcc --version`, with release and version.
+/// Returns `nvcc` and the line of `nvcc --version` with the release, or `None` if nvcc fails.
 pub(crate) fn version(nvcc: &Path) -> Option<String> {
     let output = Command::new(nvcc).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

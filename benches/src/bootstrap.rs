@@ -97,7 +97,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     let began = Instant::now();
     connected.wait();
     let connect = began.elapsed().as_secs_f64();
-    // The server increments its counters after it has sent the answer.
+    // The server updates its counters after it sends an answer, so the last updates may be late.
     thread::sleep(Duration::from_millis(20));
     let before = server.traffic();
     counted.wait();
@@ -126,7 +126,7 @@ fn measure(ranks: u32, per_host: u32) -> anyhow::Result<Row> {
     })
 }
 
-/// Raises the limit of open descriptors, because both ends of every connection are in this process.
+/// Raises the limit on open descriptors, because both ends of every connection are in this process.
 fn raise_descriptors(ranks: u32) -> anyhow::Result<()> {
     let needed = u64::from(ranks) * 2 + 64;
     let mut limit = libc::rlimit {

@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
 }
 
-/// Calls per measurement, and operations per graph.
+/// Number of calls per measurement. [`NODES`] is the number of operations per graph.
 const CALLS: usize = 2000;
 const NODES: usize = 100;
 /// Elements of the all_reduce.
@@ -42,7 +42,7 @@ const WHAT: [&str; 6] = [
     "all_reduce of 64 bytes, 2 ranks, signal, in a graph of 100",
 ];
 
-/// Nanoseconds of each measurement, one value per round.
+/// Nanoseconds per call of each measurement, one value per round.
 type Times = [Vec<f64>; WHAT.len()];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use crate::reduce;
 
-/// One-way time in ns below which the two cores share a last-level cache. Only results measured in
-/// that state are used.
+/// One-way time of a cache line, in ns, below which the two cores share a last-level cache. Only
+/// results that were measured in that state count.
 pub(crate) const NEAR_NS: f64 = 100.0;
 
 /// Returns the cores that this process may use.
@@ -117,7 +117,8 @@ pub(crate) fn ping_pong(cores: &[usize]) -> Option<f64> {
     })
 }
 
-/// Total rates of all threads in GB/s: bytes copied, and bytes of `b` in `b += a`.
+/// Rate of a memory operation in GB/s, with one and with two threads. Counts the bytes copied, or
+/// the bytes of `b` in `b += a`, over all threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
     pub(crate) name: &'static str,

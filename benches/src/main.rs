@@ -1,4 +1,5 @@
-//! Benchmarks of Fusewire and other libraries, which alternate within one run.
+//! Benchmarks of Fusewire and other libraries. The measurements of the libraries alternate within
+//! one run.
 //!
 //! ```text
 //! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]

@@ -1,6 +1,6 @@
-//! Measurement loop. It is the same for every library (for MPI it is in `c/mpi_allreduce.c`):
-//! barrier, read the clock, call, read the clock. Times are those of rank 0. Results are verified
-//! before and after the timed calls.
+//! Measurement loop, which is the same for every library (`c/mpi_allreduce.c` has a copy for MPI):
+//! barrier, read the clock, call, read the clock. The reported times are those of rank 0. Results
+//! are verified before and after the timed calls.
 
 use core::fmt;
 use core::hint::black_box;

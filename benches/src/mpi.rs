@@ -99,8 +99,8 @@ fn in_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Returns a command whose PATH begins with the program's folder. Installations outside PATH need
-/// this.
+/// Returns a command whose PATH begins with the program's folder. MPI installations outside PATH
+/// need this.
 fn in_its_folder(program: &Path) -> Command {
     let mut command = Command::new(program);
     let folder = program.parent().filter(|folder| folder.is_absolute());

@@ -155,8 +155,8 @@ impl Peer for Fusewire {
 /// Returns the elements of a tensor. No operation may access the tensor while the slice exists.
 #[allow(clippy::mut_from_ref)] // device memory: the tensor is only a handle
 fn elements(tensor: &Tensor) -> &mut [f32] {
-    // SAFETY: the tensor is aligned and holds `len` f32. The callers hold `&mut` of the peer, which
-    // excludes other slices of the tensor. The peer's calls block, and other ranks access the
-    // memory only during a call on this rank.
+    // SAFETY: the tensor is aligned and holds `len` f32. The callers hold `&mut self`, which
+    // excludes other slices of the tensor. This rank's calls complete before they return, and other
+    // ranks access the memory only during a call on this rank.
     unsafe { core::slice::from_raw_parts_mut(tensor.as_ptr().cast(), tensor.len()) }
 }

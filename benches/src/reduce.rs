@@ -63,8 +63,8 @@ mod x86 {
 
     use super::Sum;
 
-    /// Sums the first `count` elements, a multiple of 64. `P` is the number of sources and targets,
-    /// 0 for any number.
+    /// Sums the first `count` elements, where `count` is a multiple of 64. `P` is the number of
+    /// sources, or 0 if that number is not known at compile time.
     ///
     /// # Safety
     /// The requirements of [`Sum::run`], and `count <= sum.count`.
@@ -109,7 +109,7 @@ mod x86 {
         }
     }
 
-    /// Sums the first `count` elements, a multiple of 32.
+    /// Sums the first `count` elements, where `count` is a multiple of 32.
     ///
     /// # Safety
     /// The requirements of [`Sum::run`], and `count <= sum.count`.

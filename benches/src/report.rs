@@ -222,7 +222,8 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
             .min_by(f64::total_cmp);
         let ratio = |value: Option<f64>, base: Option<f64>| Some(value? / base?);
         let registered = ratio(of("registered"), best);
-        // The target for ordinary slices is Open MPI or, if it is not installed, another MPI.
+        // Staged operations are compared with Open MPI or, if Open MPI was not run, with the best
+        // MPI.
         let open = candidates
             .iter()
             .position(|candidate| candidate.name().starts_with("Open MPI"))

@@ -1,5 +1,5 @@
-//! Compares all_reduce with MPI. In each round, every library runs once. The machine is measured
-//! between the runs.
+//! Compares all_reduce with MPI. In each round, every library runs once. The machine's ping-pong
+//! latency is measured between the runs.
 
 use core::time::Duration;
 use std::env;
@@ -115,7 +115,7 @@ impl Candidate {
     }
 }
 
-/// Runs the ranks of this program, or of the same program with other compiler flags.
+/// Starts the ranks of this program, or of the same program with other compiler flags.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnProgram<'a> {
     pub(crate) program: &'a Path,

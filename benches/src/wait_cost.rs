@@ -170,7 +170,8 @@ fn check_program(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the images exist and differ from the library's own.
+/// Checks that the unbounded images exist and differ from the library's images. Returns a
+/// description of the GPU.
 fn check_images(arguments: &Arguments) -> Result<String> {
     let gpu = Gpu::open(Device::Cuda(arguments.gpu))?;
     let properties = gpu.properties();

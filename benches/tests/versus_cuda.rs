@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 use fusewire::gpu::images::Images;
 use fusewire_baseline_fake::{VARIABLE, image, library};
 
-/// Compiles the baseline's kernels to a shared object. `change` replaces a text in one of the
-/// sources. Returns `None` if g++ is missing.
+/// Compiles the baseline's kernels to a shared object. `change` names a source file and replaces a
+/// text in it. Returns `None` if g++ is missing.
 fn emulation(folder: &Path, change: Option<(&str, &str, &str)>) -> Option<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda");
     let copy = |from: PathBuf, to: PathBuf| {
@@ -242,7 +242,7 @@ fn what_bounds_cost_is_measured_with_other_images_only() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
-    // Slow candidates are left out of the rounds, but the library's own choice never is.
+    // Slow candidates are left out of the rounds, but the candidate `auto` never is.
     assert!(
         table.contains("| auto: ") && table.contains(" | 512 | "),
         "{table}"

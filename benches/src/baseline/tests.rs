@@ -98,7 +98,8 @@ fn arguments_lie_where_they_are_expected() {
     assert!(!ptx.contains(".gpu."));
 }
 
-/// Compiles and runs the check. `change` replaces a text in one of the sources.
+/// Compiles and runs the check of a kernel. `change` replaces a text in one of the sources. Returns
+/// `None` if g++ is missing.
 fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> Option<Output> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda/emulation");
     let emulation = folder.join("emulation");
@@ -114,7 +115,7 @@ fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> 
         fs::write(&path, text.replacen(old, new, 1)).expect("written");
     }
     let program = folder.join("check");
-    // Lowers the limit of polls, because a seeded bug may cause a wait that does not end.
+    // Lowers the limit of polls, because a seeded bug may cause a wait that never ends.
     let polls = change.map(|_| "-DPOLLS=(1u << 14)");
     let made = Command::new("g++")
         .args(polls)

@@ -18,7 +18,7 @@ enum Line {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Instruction {
-    /// `P0`, `!P0` or empty.
+    /// Guard predicate: `P0`, `!P0` or empty.
     guard: String,
     /// Opcode with modifiers: `LDG.E.128`.
     name: String,
@@ -29,9 +29,9 @@ struct Instruction {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Loop {
     pub(super) instructions: usize,
-    /// Loads of 16 bytes per iteration, for any values of the guards.
+    /// Maximum number of 16-byte loads per iteration, over all values of the guards.
     pub(super) loads: usize,
-    /// Stores of 16 bytes per iteration.
+    /// Maximum number of 16-byte stores per iteration, over all values of the guards.
     pub(super) stores: usize,
     /// Number of 16-byte loads before the first use of one of their results.
     pub(super) in_flight: usize,

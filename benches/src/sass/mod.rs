@@ -15,7 +15,7 @@ use crate::baseline;
 
 const INSTALL: &str = "pip install nvidia-cuda-nvdisasm, or a CUDA toolkit";
 
-/// Pairs of equivalent kernels: title, Fusewire's kernel, the baseline's kernel.
+/// Pairs of equivalent kernels: title, kernel of Fusewire, kernel of the baseline.
 const PAIRS: [(&str, &str, &str); 8] = [
     (
         "one shot, bf16",

@@ -71,7 +71,7 @@ impl RankPart<'_> {
         let width = data::size(dtype);
         let operands = self.operands(dtype, most / width)?;
         let (rank, ranks) = (self.rank(), self.shape.ranks);
-        // Two alternating sets of values.
+        // Candidates alternate between two sets of values, so that stale results are detected.
         let own = [0, 1].map(|salt| data::input(dtype, rank, most / width, salt));
         let sums = [0, 1].map(|salt| data::sum(dtype, ranks, most / width, salt));
         let mut rows = Vec::new();
@@ -150,8 +150,8 @@ impl RankPart<'_> {
         Ok(list)
     }
 
-    /// Returns the baseline's kernels for this size. Each is launched with as many blocks as have
-    /// work, but at most with as many blocks as Fusewire's kernels.
+    /// Returns the baseline's kernels for this size. Each kernel is launched with one block per
+    /// `threads` vectors of work, but with no more blocks than Fusewire's kernels.
     pub(crate) fn theirs(
         &self,
         operands: &Operands,
@@ -224,7 +224,8 @@ impl RankPart<'_> {
             .collect()
     }
 
-    /// Returns a copy of every rank's input to its output, with the same number of blocks.
+    /// Returns a candidate that copies each rank's input to its output, with the same number of
+    /// blocks.
     fn copy(&self, operands: &Operands, bytes: usize) -> Result<Candidate> {
         let entry = Entry {
             kernel: Kernel::Copy,

@@ -131,7 +131,7 @@ impl Step {
 pub(crate) struct Candidate {
     pub(crate) name: String,
     pub(crate) side: Side,
-    /// Waits of one operation: number of barriers without a fence, of barriers with a fence, and of
+    /// Waits of one operation: the numbers of barriers without a fence, barriers with a fence, and
     /// one-way packet latencies.
     pub(crate) waits: (u32, u32, u32),
     pub(crate) steps: Vec<Step>,
@@ -185,8 +185,9 @@ pub(crate) struct Benchmark<'a> {
 impl Benchmark<'_> {
     /// Checks the candidates, leaves out wrong and slow candidates, and times the remaining ones in
     /// rounds. Each round starts with a different candidate. All ranks must call this with the same
-    /// candidates. For a candidate index, `spoil` overwrites the results and changes the inputs,
-    /// and `check` returns the number of wrong elements on this rank.
+    /// candidates. Before the check of a candidate, `spoil` overwrites the results and changes the
+    /// inputs. After the operation, `check` returns the number of wrong elements on this rank. Both
+    /// functions receive the index of the candidate.
     pub(crate) fn compare(
         &self,
         mode: Mode,
@@ -299,7 +300,7 @@ impl Benchmark<'_> {
     /// first launch synchronizes all ranks on the device, so the ranks start the measurement at the
     /// same time. Graphs wait on the device for a latch that the host opens after it has enqueued
     /// all graphs, so their time excludes the host's work. The time of eager operations includes
-    /// it.
+    /// the host's work.
     fn time(&self, mode: Mode, runner: &mut Runner) -> Result<f64> {
         let (start, end) = (Event::new(), Event::new());
         let name = runner.figure.name.clone();
@@ -347,8 +348,8 @@ impl Benchmark<'_> {
     }
 }
 
-/// Leaves out the candidates that are much slower than the best candidate of their side, except the
-/// floor.
+/// Leaves out the candidates that are much slower than the best candidate of their side. Never
+/// leaves out the floor.
 fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     let mut figures: Vec<_> = figures.collect();
     for side in [Side::Ours, Side::OursApart, Side::Theirs, Side::TheirsApart] {
@@ -358,7 +359,7 @@ fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
             .filter_map(|figure| figure.ns.first().copied())
             .min_by(f64::total_cmp);
         let Some(best) = best else { continue };
-        // The library's own choice is never left out.
+        // Fusewire's choice of algorithm is never left out.
         let stays = |figure: &Figure| figure.name.starts_with(AUTO);
         for figure in &mut figures {
             let slow = figure.ns.first().is_some_and(|ns| *ns > SLOW * best);
@@ -370,7 +371,7 @@ fn leave_out_slow<'a>(figures: impl Iterator<Item = &'a mut Figure>) {
     }
 }
 
-/// Name of the library's own choice of algorithm.
+/// Name of the candidate that runs the algorithm of Fusewire's plan.
 pub(crate) const AUTO: &str = "auto";
 
 #[cfg(test)]

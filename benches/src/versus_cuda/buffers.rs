@@ -15,7 +15,7 @@ const PLANES: usize = 2;
 /// Number of vectors in a group, whose units are contiguous in a packet buffer.
 const GROUP: usize = 32;
 
-/// Device memory, freed on drop. All kernels that use it must have ended by then.
+/// Device memory, freed on drop. All kernels that use it must have completed by then.
 #[derive(Debug)]
 struct Memory {
     gpu: Arc<Gpu>,
@@ -166,8 +166,8 @@ pub(crate) struct Buffers {
 mod tests {
     use super::*;
 
-    /// Returns the offset of the last unit that a launch uses, by `Exchange::unit_offset` in
-    /// `cuda/packets.cuh`.
+    /// Returns the offset of the last unit that a launch uses, computed as in
+    /// `Exchange::unit_offset` of `cuda/packets.cuh`.
     fn last(blocks: usize, parts: usize, ranks: usize, capacity: usize, local: usize) -> usize {
         let group =
             ((((blocks - 1) * 2 + 1) * parts) + parts - 1) * (capacity / GROUP) + local / GROUP;

@@ -18,8 +18,8 @@ use super::statistics::{Interval, interval};
 
 /// Size in bytes of the copy that measures memory bandwidth. It exceeds the L2 cache.
 const COPIED: usize = 256 << 20;
-/// Numbers of turns of two launches. The difference of their times excludes the start and the end
-/// of the kernel.
+/// Numbers of turns of the two launches of a measurement. The difference between the times of the
+/// launches excludes the start and the end of the kernel.
 const TURNS: [u32; 2] = [200, 1200];
 
 /// A measured cost.
@@ -201,7 +201,7 @@ fn turns(
         let mut taken = [0.0; 2];
         for (launch, taken) in launches.iter_mut().zip(&mut taken) {
             benchmark.rendezvous.wait()?;
-            // The first launch synchronizes the ranks.
+            // The warm-up launch synchronizes the ranks.
             let own = timed(&benchmark.stream, 1, 1, || {
                 enqueue(launch, &benchmark.stream)
             })?;

@@ -1,4 +1,4 @@
-//! Inputs with known sums, and the comparison of results with them.
+//! Inputs with known sums, and checks of results against these sums.
 //!
 //! Elements are small integers. Any sum of at most eight elements is exact in f32 and bf16 in any
 //! order, so a correct result is bitwise identical to the expected one.
@@ -16,7 +16,7 @@ fn element(rank: usize, index: usize, salt: usize) -> i32 {
     ((rank * 7 + index * 13 + index / 1009 + salt * 5) % 31) as i32 - 15
 }
 
-/// Rounds to bf16, to nearest, ties to even. `value` must not be NaN.
+/// Rounds to bf16: to nearest, ties to even. `value` must not be NaN.
 pub(crate) fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
@@ -61,7 +61,7 @@ fn total(ranks: usize, index: usize, salt: usize) -> f32 {
     sum as f32
 }
 
-/// Returns the sum of all ranks' inputs.
+/// Returns the sum of the inputs of all ranks.
 pub(crate) fn sum(dtype: DType, ranks: usize, count: usize, salt: usize) -> Vec<u8> {
     encode(dtype, count, |index| total(ranks, index, salt))
 }

@@ -47,7 +47,7 @@ pub(crate) enum Kernel {
     TwoStagePush,
     PacketsOneShot,
     PacketsTwoShot,
-    /// For both `Norm` variants, the value is how many vectors of a row each thread processes.
+    /// The value of each norm variant is the number of a row's vectors that each thread processes.
     NormByBarrier(u32),
     NormByPackets(u32),
     NormAlone(u32),
@@ -78,8 +78,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the waits of one operation: number of barriers without a fence, of barriers with a
-    /// fence, and of one-way packet latencies.
+    /// Returns the waits of one operation: the numbers of barriers without a fence, barriers with a
+    /// fence, and one-way packet latencies.
     pub(crate) const fn waits(self) -> (u32, u32, u32) {
         match self {
             Self::OneStage | Self::NormByBarrier(_) => (2, 0, 0),
@@ -141,7 +141,7 @@ pub(crate) fn all() -> Vec<Entry> {
     list
 }
 
-/// Values of all possible arguments. A kernel takes a subset of them. Addresses are device
+/// Values of all possible arguments. Each kernel takes a subset of them. All addresses are device
 /// addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Values {

@@ -17,7 +17,8 @@ pub(crate) fn row_vectors(hidden: usize) -> usize {
     hidden * data::size(DTYPE) / VECTOR
 }
 
-/// Returns the number of a row's vectors per thread; `None` if no kernel is compiled for it.
+/// Returns the number of a row's vectors per thread, or `None` if no kernel is compiled for that
+/// number.
 pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
     let needed = row_vectors(hidden).div_ceil(threads as usize);
     WIDTHS.into_iter().find(|width| *width as usize >= needed)
@@ -59,7 +60,7 @@ impl RankPart<'_> {
             residual_out: tensor(most * hidden)?,
             output: tensor(most * hidden)?,
         };
-        // Two alternating sets of values.
+        // Candidates alternate between two sets of values, so that stale results are detected.
         let own = [0, 1].map(|salt| data::input(DTYPE, rank, most * hidden, salt));
         memory.residual.copy_from_bytes(&norm(most, 0).residual())?;
         memory.weight.copy_from_bytes(&norm(most, 0).weight())?;
@@ -172,8 +173,8 @@ impl RankPart<'_> {
         })
     }
 
-    /// Returns a candidate that is one launch. It has one block per row, but at most as many blocks
-    /// as Fusewire's kernel.
+    /// Returns a candidate with a single launch. The grid has one block per row, but at most as
+    /// many blocks as Fusewire's grid.
     fn fused(&self, kernel: Kernel, values: &Values, rows: usize) -> Result<Candidate> {
         let packets = &self.buffers.norm;
         let values = match kernel {

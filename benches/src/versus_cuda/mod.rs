@@ -297,8 +297,7 @@ fn measure(
             Err(error) => errors.push(error),
         }
     }
-    // Returns the error of the rank that failed first, not the errors of ranks whose waits it
-    // released.
+    // Prefers errors other than `FREED`, because `FREED` only means that another rank has failed.
     let own = |error: &anyhow::Error| error.to_string() != rendezvous::FREED;
     if let Some(at) = errors.iter().position(own) {
         return Err(errors.swap_remove(at));
@@ -315,7 +314,7 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let most = arguments.sizes.iter().copied().max().unwrap_or(0);
     let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
     let row = fused::row_vectors(arguments.hidden);
-    // The all-reduces of the fused operation also count for the size of the largest message.
+    // `most` is the largest message, including the all-reduces of the fused operation.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
     let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);

@@ -23,8 +23,8 @@ pub(crate) struct Baseline {
 }
 
 impl Baseline {
-    /// Loads the `named` cubin. If none is named, loads the bundle's cubin or one that it compiles
-    /// with nvcc. Compares the arguments of every kernel with the cubin's metadata.
+    /// Loads the `named` cubin. If no cubin is named, loads the bundle's cubin or compiles one with
+    /// nvcc. Compares the arguments of every kernel with the cubin's metadata.
     pub(crate) fn load(gpu: &Arc<Gpu>, named: Option<&Path>) -> Result<Self> {
         let architecture = &gpu.properties().architecture;
         let mut refused = None;
@@ -147,9 +147,9 @@ impl Launch {
     /// Enqueues the kernel on a stream.
     ///
     /// # Safety
-    /// The memory that the arguments refer to must stay allocated until the kernel has ended, and
-    /// until every replay of a graph that captured the kernel has ended. No other access may race
-    /// with the kernel's accesses.
+    /// The memory that the arguments refer to must stay allocated until the kernel has completed,
+    /// and until every replay of a graph that captured the kernel has completed. No other access
+    /// may race with the kernel's accesses.
     pub(crate) unsafe fn enqueue(&mut self, stream: RawStream) -> Result<()> {
         let mut addresses = self.arguments.addresses();
         // SAFETY: `load` has checked that the argument layout matches the kernel. The caller

@@ -17,8 +17,8 @@ struct State {
     values: Vec<u64>,
 }
 
-/// Time-out of a wait. Long enough to compute and compare hundreds of MiB, and to detect a stuck
-/// kernel.
+/// Time-out of a wait. It is long enough for a rank to compute and compare hundreds of MiB, and for
+/// a stuck kernel to be detected.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A barrier of threads that a failing rank can release.
@@ -43,7 +43,7 @@ impl Rendezvous {
         self.exchange(0, 0).map(drop)
     }
 
-    /// Waits for all ranks and returns the values of all ranks, by rank.
+    /// Waits until all ranks have passed their values. Returns the values by rank.
     pub(crate) fn exchange(&self, rank: usize, value: u64) -> Result<Vec<u64>> {
         let values = self.turn(|values, ranks| {
             values.resize(ranks, 0);

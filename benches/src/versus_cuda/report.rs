@@ -35,7 +35,7 @@ impl Row {
             .map(|(_, figure)| figure)
     }
 
-    /// Returns the candidate that uses the library's own choice of algorithm.
+    /// Returns the timed candidate that uses the algorithm of Fusewire's plan.
     fn auto(&self, side: Side) -> Option<&Figure> {
         let mut figures = self.figures.iter().filter(|figure| figure.side == side);
         figures.find(|figure| figure.name.starts_with(AUTO) && !figure.ns.is_empty())
@@ -263,7 +263,7 @@ fn quotient(over: Option<&Figure>, under: Option<&Figure>) -> String {
     }
 }
 
-/// Returns the rate as a percentage of the copy's.
+/// Returns the rate of `figure` as a percentage of the rate of the copy.
 fn share(copy: Option<f64>, figure: Option<&Figure>) -> String {
     let taken = figure.and_then(|figure| median(&figure.ns));
     copy.zip(taken).map_or_else(
@@ -276,7 +276,7 @@ fn us(ns: Option<f64>) -> String {
     ns.map_or_else(|| "-".to_owned(), |ns| digits(ns / 1000.0))
 }
 
-/// Formats with three significant digits.
+/// Formats a number with three significant digits, or with all digits before the decimal point.
 fn digits(value: f64) -> String {
     match value.abs() {
         ..10.0 => format!("{value:.2}"),
