@@ -41,11 +41,10 @@ __device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride
 // links, which carry (R - 1) n. On one GPU, large sizes are bound by the L2: it serves all but the
 // first of the R reads of a line if these reads are close in time.
 //
-// Who may overwrite what: a rank's input, by the rank's next kernel,
-//   after having acquired: the end barrier of all blocks (the kernel's end),
-//   released by: every peer's block b after its last read of its part. Block b of every rank reads
-//   the same part.
-// The output belongs to the rank; no peer accesses it.
+// Who may overwrite what: the rank's next kernel may overwrite the rank's input. Block b of every
+// peer arrives at the end barrier after its last read of the input, and this kernel ends only after
+// all its blocks have passed that barrier. Block b reads the same part on every rank. No peer
+// accesses the output.
 template <class T, int R>
 __device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R> &pads,
                                           void *output, u32 vectors, u32 rank) {
@@ -70,16 +69,17 @@ __device__ __forceinline__ void one_stage(const Peers<R> &inputs, const Peers<R>
 // not know the addresses of the peers' outputs.
 //
 // Traffic per rank: reads n + n (R - 1) / R and writes n + n / R. The links carry 2 n (R - 1) / R
-// of it. There are two barriers, the second with a fence. Large sizes are bound by the links or, on
-// one GPU, by memory, which moves slightly more than 3 n; a copy moves 2 n.
+// of this traffic. There are two barriers, the second with a fence. Large sizes are bound by the
+// links or, on one GPU, by memory, which moves slightly more than 3 n. A copy moves 2 n.
 //
-// Who may overwrite what: a rank's input, by the rank's next kernel,
-//   after having acquired: the middle barrier of all blocks (the kernel's end),
-//   released by: every peer's block b after its last read of its share of the part;
-// and a rank's scratch, by the rank's next kernel of this kind after its start barrier,
-//   after having acquired: the start barrier, at which block b of every peer has arrived,
-//   released by: the peer. Its previous kernel, including all reads of scratch, has ended (stream
-//   order).
+// Who may overwrite what:
+// - The rank's next kernel may overwrite the rank's input. Block b of every peer arrives at the
+//   middle barrier after its last read of the input, and this kernel ends only after all its blocks
+//   have passed that barrier.
+// - The rank's next kernel of this kind may overwrite the rank's scratch after the start barrier.
+//   When a peer arrives at that barrier, the peer's previous kernel, including all reads of the
+//   scratch, has ended (stream order).
+//
 // In stage two, block b reads exactly the vectors that the peers' block b wrote in stage one, so
 // barriers between blocks of the same index suffice.
 template <class T, int R>
@@ -105,8 +105,8 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
         }
     });
     barrier.middle();
-    // i visits the vectors that this thread wrote in stage one. Only the parts at the end may be
-    // shorter.
+    // i visits the indices of the vectors that this thread wrote in stage one. Only parts at the
+    // end of the message may be shorter than `part`.
     sweep<UNROLLED<R>>(thread_of_grid(), part, stride, [&](auto count, u32 i) {
         constexpr int U = decltype(count)::value;
         Vector taken[R][U];
@@ -133,17 +133,16 @@ __device__ __forceinline__ void two_stage_pull(const Peers<R> &inputs, const Pee
 // Two stages by push. Rank r sums part r of all inputs and stores the sum to all outputs. The ranks
 // must exchange the addresses of the outputs.
 //
-// Traffic per rank: reads n and writes n. The links carry (R - 1) / R of both. On one GPU, the
-// traffic equals that of a copy of n. There are two barriers, the second with a fence. Stores are
-// posted, so the second stage costs no round trip.
+// Traffic per rank: reads n and writes n. The links carry (R - 1) / R of the reads and of the
+// writes. On one GPU, the traffic equals that of a copy of n. There are two barriers, the second
+// with a fence. Stores are posted, so the second stage costs no round trip.
 //
-// Who may overwrite what: a rank's input and output, by the rank's next kernel,
-//   after having acquired: the end barrier of all blocks (the kernel's end),
-//   released by: every peer's block b after its last read of inputs and its last write to outputs;
-// and a rank's output, by a peer's kernel,
-//   after having acquired: the start barrier, at which block b of the rank has arrived,
-//   released by: the rank. Its previous kernel, which may have read the output, has ended (stream
-//   order).
+// Who may overwrite what:
+// - The rank's next kernel may overwrite the rank's input and output. Block b of every peer arrives
+//   at the end barrier after its last read of inputs and its last write to outputs, and this kernel
+//   ends only after all its blocks have passed that barrier.
+// - A peer's kernel may write to the rank's output after the start barrier. When the rank arrives
+//   at that barrier, its previous kernel, which may have read the output, has ended (stream order).
 template <class T, int R>
 __device__ __forceinline__ void two_stage_push(const Peers<R> &inputs, const Peers<R> &pads,
                                                const Peers<R> &outputs, u32 vectors, u32 rank) {

@@ -7,7 +7,7 @@
 // Signal pad of a rank, zeroed once at allocation. Peers write `flags` and `signal`. Only the owner
 // writes `barriers`.
 struct SignalPad {
-    // Number of barriers that block b has passed, and of its packet exchanges.
+    // Numbers of barriers that block b has passed and of packet exchanges that it has completed.
     u32 barriers[MAX_BLOCKS];
     u32 exchanges[MAX_BLOCKS];
     // flags[set][b][r]: number of the last barrier of that set at which block b of rank r has
@@ -31,11 +31,10 @@ enum class Order {
 // block signals rank r and waits for rank r, so R stores and R polls are in flight concurrently. A
 // barrier costs the one-way latency of a store plus half the latency of a poll.
 //
-// Who may overwrite what: flags[set][b][r] of a rank is overwritten by rank r at its barrier e + 2,
-//   after having acquired: barrier e + 1 of rank r, which ends after this rank's arrival at e + 1,
-//   released by: this rank. Its wait at e, which is the only reader, ended before it arrived at e +
-//   1.
-// Values only grow. A wait for e ends as soon as the value is at least e, so a peer may be ahead.
+// Who may overwrite what: at barrier e + 2, rank r overwrites the value that it wrote to
+// flags[set][b][r] of a peer at barrier e. Rank r has then passed barrier e + 1, at which the peer
+// arrives only after its wait at e has ended. That wait is the only reader. Values only grow. A
+// wait for e ends as soon as the value is at least e, so a peer may be ahead.
 //
 // Epochs have 32 bits and are compared by their signed difference, so they may wrap around.
 template <int R>

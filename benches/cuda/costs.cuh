@@ -16,7 +16,7 @@ __device__ __forceinline__ void wait_for_latch(const u32 *word, u32 value) {
 }
 
 // Copies `vectors` vectors, which gives the reference rate for large sizes. Reads n and writes n
-// bytes. Bound by memory, or by the L2 if input and output fit in it.
+// bytes. The kernel is bound by memory, or by the L2 if input and output fit in it.
 __device__ __forceinline__ void copy_vectors(void *output, const void *input, u32 vectors) {
     const Vector *from = static_cast<const Vector *>(input);
     Vector *to = static_cast<Vector *>(output);
@@ -49,9 +49,9 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
 
 // Sends a signal from rank 0 to rank 1 and back, `turns` times. One thread per rank takes part.
 //
-// Who may overwrite what: a rank's signal, by the other rank's next signal,
-//   after having acquired: the answer, which the rank released after its wait for the previous
-//   signal had ended.
+// Who may overwrite what: the other rank's next signal overwrites this rank's `signal`. The other
+// rank sends it only after it has received this rank's answer, and this rank answers only after its
+// wait for the previous signal has ended.
 template <Order ORDER>
 __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
     if (thread_of_grid() != 0) {

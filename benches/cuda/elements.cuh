@@ -68,9 +68,9 @@ __device__ __forceinline__ Vector sum(const Vector (&parts)[R]) {
     return T::pack(total);
 }
 
-// Visits i, i + stride, ... below end. Each call body(Count<U>, i) handles the U indices i, i +
-// stride, .., i + (U - 1) * stride, so that the loads of U indices are in flight concurrently. The
-// remainder is handled with U / 2, U / 4, .., so it costs only a few round trips.
+// Visits first, first + stride, ... below end. Each call body(Count<U>, i) handles the U indices i,
+// i + stride, .., i + (U - 1) * stride, so that the loads of U indices are in flight concurrently.
+// The remainder is handled with U / 2, U / 4, .., so it costs only a few round trips.
 template <int U, class Body>
 __device__ __forceinline__ void sweep(u32 first, u32 end, u32 stride, const Body &body) {
     u32 i = first;

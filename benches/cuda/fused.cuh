@@ -1,6 +1,6 @@
 // All-reduce, residual and RMSNorm in one launch. One block processes a row (token) and keeps it in
-// registers between the sum and the result. Also the norm without communication, for an all-reduce
-// followed by a separate add and norm.
+// registers between the sum and the result. This file also has a norm without communication, which
+// follows a separate all-reduce.
 //
 // Rounding: the sum is rounded to the type. The sum plus the residual is rounded again
 // (residual_out). The norm is computed in f32 from the rounded values, multiplied by the weight,
@@ -23,8 +23,8 @@ struct Norm {
     float epsilon;
 };
 
-// Returns the sum over the block. `turn` alternates between 0 and 1, because one warp may be one
-// row ahead of another.
+// Returns the sum over the block. The parity of `turn` selects one of two buffers, because one warp
+// may be one row ahead of another.
 __device__ __forceinline__ float block_sum(float value, u32 turn) {
     SHARED_PARTIALS(partial);
     const u32 warp = threadIdx.x / 32;
@@ -81,9 +81,9 @@ __device__ __forceinline__ Vector scaled(const Vector &value, float scale, const
     return T::pack(values);
 }
 
-// Processes rows blockIdx.x, + gridDim.x, ... The weight and the first row's residual belong to
-// this rank, so they are loaded before `ready` waits for peers. fetch(row, turn, values) writes
-// this thread's part of the row's sum to values.
+// Processes the rows blockIdx.x, blockIdx.x + gridDim.x, ... The weight and the first row's
+// residual belong to this rank, so they are loaded before `ready` waits for peers. fetch(row, turn,
+// values) writes this thread's part of the row's sum to values.
 template <class T, int V, class Ready, class Fetch>
 __device__ __forceinline__ void norm_rows(const Norm &norm, const Ready &ready,
                                           const Fetch &fetch) {
@@ -187,7 +187,7 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
                                                 u32 capacity) {
     const Vector *from = static_cast<const Vector *>(input);
     const u32 width = norm.width;
-    // Issued before the wait for the counter.
+    // These loads are issued before the load of the exchange counter, so their latencies overlap.
     Vector own[V] = {};
 #pragma unroll
     for (int v = 0; v < V; ++v) {
@@ -239,8 +239,8 @@ __device__ __forceinline__ void norm_by_packets(const void *input, const Peers<R
 
 // Norm without communication, after an all-reduce in a separate launch.
 //
-// Traffic: reads 2 n and writes 2 n, all in local memory. Bound by one read and the reduction
-// within the block or, with many rows, by memory.
+// Traffic: reads 2 n and writes 2 n, all in local memory. The kernel is bound by one read and the
+// reduction within the block or, with many rows, by memory.
 template <class T, int V>
 __device__ __forceinline__ void norm_alone(const void *input, const Norm &norm) {
     const Vector *from = static_cast<const Vector *>(input);

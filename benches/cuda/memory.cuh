@@ -43,7 +43,7 @@ struct Peers {
 
 #else
 
-// Load for data that each SM reads once or twice: bypasses the L1. Does not use the non-coherent
+// Loads data that each SM reads once or twice, and bypasses the L1. Does not use the non-coherent
 // path, because peers write the data.
 __device__ __forceinline__ Vector load(const Vector *from) {
     Vector value;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_release(u32 *to, u32 value) {
 // Partial sums of the warps of a block, double-buffered.
 #define SHARED_PARTIALS(NAME) __shared__ float NAME[2][32]
 
-// Rounds two floats to bf16, to nearest with ties to even. The first is in the low half.
+// Rounds two floats to bf16, to nearest with ties to even. `low` is in the low half of the result.
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

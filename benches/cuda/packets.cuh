@@ -33,8 +33,9 @@ __device__ __forceinline__ Vector unpack_units(const Unit (&units)[PLANES]) {
     return value;
 }
 
-// Addresses of the packets of one launch. A rank's buffer has one region per block, so a flag in a
-// region was always written in an exchange of the same block, for any grid sizes of the launches:
+// Addresses of the packets of one launch. A rank's buffer has one region per block, so every flag
+// in a region was written in an exchange of the same block, even if the grid sizes of launches
+// differ:
 //   buffer[block][parity of the exchange][part][group of 32 vectors][source][plane][vector of the
 //   group].
 // `capacity`, a multiple of 32, is the maximum number of vectors per block and part. PARTS is 1 for
@@ -61,7 +62,7 @@ struct Exchange {
         return static_cast<u64>(group) * (R * PLANES * GROUP) + local % GROUP;
     }
 
-    // Sends this rank's vector to `peer`, at index `local` of its buffer.
+    // Sends this rank's vector to `peer`, at index `local` of the peer's buffer.
     __device__ __forceinline__ void send(u32 peer, u32 part, u32 local, const Vector &value) const {
         Unit *to = at<Unit>(buffers, peer) + unit_offset(part, local) + rank * (PLANES * GROUP);
 #pragma unroll
@@ -81,8 +82,8 @@ struct Exchange {
     }
 
     // Receives K vectors, `step` apart, from the peers for which wanted(k, r) is true. All polls
-    // are in flight concurrently, and only units that have not arrived are polled again. own[k] is
-    // used as the value of this rank and of peers that are not wanted.
+    // are in flight concurrently, and only units that have not arrived are polled again. For this
+    // rank, and for peers for which wanted(k, r) is false, own[k] is the value.
     template <int K, class Wanted>
     __device__ __forceinline__ void take(u32 part, u32 local, u32 step, const Vector (&own)[K],
                                          Vector (&parts)[K][R], const Wanted &wanted) const {
@@ -137,7 +138,7 @@ struct Exchange {
         }
     }
 
-    // Stores the counter, after all threads have read it.
+    // Stores the counter for the next launch, after all threads have read the old value.
     __device__ __forceinline__ void close() const {
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -151,15 +152,14 @@ struct Exchange {
 //
 // Traffic per rank: reads n of input and 2 n (R - 1) of packets; writes 2 n (R - 1) of packets to
 // peers and n of output. There is no barrier, so a small size costs the one-way latency of a store
-// plus a poll. Large sizes are slow: flags double the traffic, and it grows with R - 1.
+// plus a poll. Large sizes are slow, because flags double the traffic, which also grows with
+// R - 1.
 //
-// Who may overwrite what: packets of block b of exchange e, by their sender in exchange e + 2,
-//   after having acquired: packets of every peer in its launch of exchange e + 1, in any block
-//   (that launch has ended),
-//   released by: the peer. It sent the packets of e + 1 in a later launch than the one that read
-//   the packets of e (stream order).
-// Two buffers therefore suffice, even for a block that has nothing to exchange. User memory is
-// accessed only by its own rank.
+// Who may overwrite what: in exchange e + 2, a rank overwrites the packets that it sent in exchange
+// e. Its launch of exchange e + 1 has then ended, so it has received packets of e + 1 from every
+// peer, in any block. Each peer sent these packets in a later launch than the launch that read the
+// packets of e (stream order). Two buffers therefore suffice, even for a block that has nothing to
+// exchange. User memory is accessed only by its own rank.
 template <class T, int R>
 __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<R> &pads,
                                                  const Peers<R> &buffers, void *output, u32 vectors,
@@ -195,10 +195,10 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
 // packets to peers and n of output. There is no barrier, so the cost is two one-way latencies.
 // Intended for sizes between those of the one-shot algorithm and of the two stages with barriers.
 //
-// Who may overwrite what: as in the one-shot algorithm. If the sender's launch of exchange e + 1
-// has ended, every rank has started its launch of exchange e + 1:
-//   at least one part is not empty. Its owner sends the sum only after it has received packets of
-//   all ranks, and all ranks wait for the sum.
+// Who may overwrite what: as in the one-shot algorithm. Here too, every rank has started its launch
+// of exchange e + 1 when the sender's launch of that exchange has ended. At least one part is not
+// empty, the owner of that part sends the sum only after it has received packets of all ranks, and
+// all ranks wait for the sum.
 template <class T, int R>
 __device__ __forceinline__ void packets_two_shot(const void *input, const Peers<R> &pads,
                                                  const Peers<R> &buffers, void *output, u32 vectors,

@@ -15,8 +15,8 @@ namespace {
 constexpr u32 BLOCKS = 2;
 constexpr u32 THREADS = 32;
 constexpr int LAUNCHES = 10;
-// Numbers of vectors per launch. They include numbers below the number of ranks, numbers not
-// divisible by it, and numbers that give a thread more than one vector.
+// Numbers of vectors per launch. Some are smaller than the number of ranks, some are not a multiple
+// of the number of ranks, and some give a thread more than one vector.
 constexpr u32 SIZES[] = {1, 64, 3, 200, 517, 65, 7, 1000, 2, 320};
 constexpr u32 MOST = 1000;
 // Numbers of rows of the norms, and the largest of these numbers.
@@ -55,7 +55,7 @@ void compare(const char *name, int launch, u32 rank, u32 index, const Vector &go
     }
 }
 
-// Zeroed memory of each rank.
+// Zeroed memory with `count` elements on each of R ranks.
 template <class E, int R>
 struct Memory {
     explicit Memory(size_t count) {
@@ -70,7 +70,7 @@ struct Memory {
 };
 
 // Runs `body(rank, launch, gather)` on every thread of the grids of R ranks. `gather` is a barrier
-// between the threads of one rank. It stands for the end of a kernel.
+// between the threads of one rank and stands for the end of a kernel.
 template <int R>
 void run(int launches, const std::function<void(u32, int, const std::function<void()> &)> &body) {
     std::vector<std::thread> threads;
@@ -115,7 +115,7 @@ void check_all_reduce(const char *name, Way way) {
     run<R>(LAUNCHES, [&](u32 rank, int launch, const std::function<void()> &gather) {
         const u32 vectors = SIZES[launch];
         const u32 first = thread_of_grid(), stride = threads_of_grid();
-        // Stands for the previous kernel on the stream.
+        // This loop stands for the previous kernel on the stream.
         for (u32 i = first; i < vectors; i += stride) {
             inputs.ranks[rank][i] = vector_of<T>(
                 [&](u32 at) { return static_cast<float>(element(rank, at, launch)); }, i);
@@ -144,7 +144,7 @@ void check_all_reduce(const char *name, Way way) {
             break;
         }
         gather();
-        // Stands for the next kernel on the stream.
+        // This loop stands for the next kernel on the stream.
         for (u32 i = first; i < vectors; i += stride) {
             const auto total = [&](u32 at) {
                 int all = 0;
@@ -301,7 +301,7 @@ std::function<void()> check_norm_at(const char *name, Norms way) {
 
 int main(int count, char **arguments) {
     chosen = count > 1 ? arguments[1] : nullptr;
-    // Starts with small numbers of ranks and stops at the first error.
+    // Starts with small numbers of ranks. Stops at the first error.
     const std::function<void()> checks[] = {
         check_costs,
         check_all<F32, 2>,

@@ -1,6 +1,6 @@
-// Emulates the parts of CUDA C++ that the baseline uses. Each GPU thread is a host thread. For
-// checking algorithms, not for measuring. memory.cuh includes this file, which uses the types of
-// memory.cuh.
+// Emulates the parts of CUDA C++ that the baseline uses, with one host thread per GPU thread. The
+// emulation checks algorithms. It does not measure time. memory.cuh includes this file, which uses
+// the types of memory.cuh.
 //
 // Vectors are plain memory, so ThreadSanitizer detects accesses that no barrier orders. Flags and
 // packets are sequentially consistent atomics, so a missing wait is detected, but a wait with too
@@ -58,7 +58,7 @@ inline void jitter() {
     }
 }
 
-// Yields the core, because many threads poll on few cores.
+// Yields the core, or sleeps after many polls, because many threads poll on few cores.
 inline void give_way(u32 polls) {
     if (polls < 64) {
         std::this_thread::yield();

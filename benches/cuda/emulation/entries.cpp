@@ -99,7 +99,7 @@ Entry entry(const char *name, void (*)(Arguments...)) {
 
 } // namespace
 
-// The last entry has no name.
+// Returns the list of kernels. The last entry has no name.
 extern "C" const Entry *baseline_entries() {
     static const Entry entries[] = {
         OF_TYPE(f32),
