@@ -1,4 +1,4 @@
-//! The caches of this machine.
+//! Size of the last-level cache of this machine.
 
 use std::fs;
 use std::sync::OnceLock;

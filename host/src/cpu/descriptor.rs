@@ -24,7 +24,7 @@ impl SegmentDescriptor {
 
     const MAGIC: u32 = 0x4653_4731; // "FSG1"
 
-    /// Encodes the descriptor in little endian.
+    /// Encodes the descriptor in little-endian byte order.
     pub fn to_bytes(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
         bytes[0..4].copy_from_slice(&Self::MAGIC.to_le_bytes());

@@ -30,7 +30,7 @@ struct State {
     issued: u64,
     /// Number of the latest completed record.
     completed: u64,
-    /// Time at which record `completed` completed.
+    /// Time at which the latest completed record completed.
     at: Option<Instant>,
     /// Number of waiting threads. If it is 0, completing a record makes no system call.
     waiting: u32,
@@ -44,7 +44,7 @@ impl CpuEvent {
         Self::default()
     }
 
-    /// Returns whether the latest record is complete.
+    /// Returns true if the latest record is complete or the event was never recorded.
     pub fn query(&self) -> bool {
         let state = self.state();
         state.completed >= state.issued
@@ -76,8 +76,8 @@ impl CpuEvent {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave the state inconsistent, because it is valid after every statement. A
-        // poisoned lock can therefore be used.
+        // A panic cannot leave the state inconsistent, because the state is valid after every
+        // statement. A poisoned lock can therefore be used.
         self.inner
             .state
             .lock()

@@ -1,4 +1,4 @@
-//! Graphs: captured work of streams that can be replayed.
+//! Graphs of captured work, which can be replayed.
 
 use core::cell::Cell;
 use core::fmt;
@@ -25,7 +25,7 @@ pub(crate) enum Node {
     Wait(CpuEvent),
     Host(HostFn),
     Graph(CpuGraphExec),
-    /// Work of a branch, which runs on the thread of the branch.
+    /// Work of a branch. Executing the node enqueues the work on the stream of the branch.
     OnBranch(Branch, Arc<Self>),
 }
 
@@ -72,7 +72,7 @@ impl Node {
 }
 
 /// A capture in progress. All streams that take part share one [`Capture`]. The nodes are in the
-/// order of the calls, which respects all dependencies between the streams.
+/// order in which they were captured. This order satisfies all dependencies between the streams.
 #[derive(Default)]
 pub(super) struct Capture {
     /// `None` once the capture has ended.
@@ -153,7 +153,7 @@ impl CpuGraph {
         self.nodes.len()
     }
 
-    /// Returns whether nothing was captured. An empty graph can be instantiated and replayed.
+    /// Returns true if nothing was captured. An empty graph can be instantiated and replayed.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
@@ -184,10 +184,10 @@ impl CpuGraph {
 
 /// A runnable graph. Clones refer to the same graph.
 ///
-/// A replay runs the captured work in order. It stops at the first operation that fails and returns
-/// the error of that operation. Branches ([`CpuStream::branch`]) run concurrently, and the replay
-/// is complete only after all of its branches. Replays of one graph on two streams are not ordered
-/// with each other.
+/// A replay runs the captured work in order. The replay stops at the first operation that fails and
+/// returns the error of that operation. Branches ([`CpuStream::branch`]) run concurrently with the
+/// rest of the graph, and a replay is complete only after all branches are complete. Replays of one
+/// graph on two streams are not ordered with each other.
 #[derive(Clone)]
 pub struct CpuGraphExec {
     nodes: Arc<[Node]>,
@@ -253,7 +253,7 @@ impl CpuGraphExec {
     }
 
     /// Replays the graph and blocks until the replay is complete. On an idle stream the replay runs
-    /// on this thread, and `run` itself neither allocates nor makes a system call.
+    /// on the calling thread, and `run` itself neither allocates nor makes a system call.
     ///
     /// # Errors
     /// The first failure of the captured work.

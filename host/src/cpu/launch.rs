@@ -20,11 +20,12 @@ pub const MAX_PARAM_BYTES: usize = 256;
 /// Maximum number of threads of a launch with concurrent blocks or several lanes.
 pub const MAX_THREADS: u32 = 4096;
 
-/// Data that the owner attaches to a launch. Its callbacks receive the data when the launch runs.
+/// Data that the owner attaches to a launch. The owner's callbacks receive the data when the launch
+/// runs.
 pub type LaunchInfo = [u64; 4];
 
 /// Callbacks that run before and after a kernel, on the thread that executes the launch. A
-/// communicator implements them to check its state.
+/// communicator uses the callbacks to check its state.
 pub trait LaunchOwner: Send + Sync + fmt::Debug {
     /// Called immediately before the kernel, with the `info` of the launch. Returns a word that is
     /// passed to [`LaunchOwner::after`].
@@ -66,7 +67,7 @@ pub struct Grid {
 }
 
 impl Default for Grid {
-    /// Returns a grid of one block of one lane.
+    /// Returns a grid of one block with one lane.
     fn default() -> Self {
         Self {
             blocks: 1,
@@ -102,7 +103,8 @@ impl fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// Creates a launch of `entry`. Copies `params`, the bytes of its parameter struct.
+    /// Creates a launch of the kernel with the native entry `entry`. Copies `params`, the bytes of
+    /// the kernel's parameter struct.
     ///
     /// # Safety
     /// `params` must be the parameter struct of `entry`, with an alignment of at most 8, and
@@ -163,8 +165,8 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive until neither the launch nor a graph that contains the launch can run any
-    /// more.
+    /// Keeps the values in `keep` alive until the launch and every graph that contains it are
+    /// dropped.
     #[must_use]
     pub fn keeping(mut self, keep: KeepAlive) -> Self {
         self.keep = keep;
@@ -232,7 +234,8 @@ impl Launch {
 /// separate thread. `shared` is the state that the lanes of a block share.
 ///
 /// # Errors
-/// [`Error::Launch`] if a thread cannot be started (then nothing runs), or with the first panic.
+/// [`Error::Launch`] if a thread cannot be started, in which case no lane runs, or if a lane
+/// panics. The error contains the message of the first panic.
 pub(super) fn on_threads(
     blocks: u32,
     lanes: u32,
@@ -255,8 +258,8 @@ pub(super) fn on_threads(
             let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
             first.get_or_insert(text);
         }
-        // Leaves the barrier only after the panic is recorded, because the lanes that wait at the
-        // barrier then also panic.
+        // Leaves the block barrier only after the panic is recorded. When a lane leaves, the lanes
+        // that wait at the barrier also panic, and the error must report the original panic.
         shared.leave();
     };
     thread::scope(|scope| {
@@ -352,8 +355,8 @@ impl OwnedBlock {
     }
 }
 
-/// Blocks all lanes until a thread exists for each of them. Otherwise, if a thread could not be
-/// started, the other lanes would wait at a barrier forever.
+/// Blocks every lane until all lanes have a thread. Without the latch, if a thread could not be
+/// started, the other lanes would wait at a block barrier forever.
 #[derive(Default)]
 struct Latch {
     state: Mutex<Option<LatchState>>,

@@ -1,5 +1,4 @@
-//! Native execution of the multi-rank grid form of a kernel (the entry `NAME__grid` of a GPU
-//! image).
+//! Executes a kernel on the CPU as a multi-rank grid, like the entry `NAME__grid` of a GPU image.
 
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};
@@ -13,14 +12,14 @@ use crate::{Error, Result};
 /// `params`, on `ranks * params.blocks_per_rank` blocks of `lanes` lanes.
 ///
 /// # Safety
-/// `params.parameters` must point to `ranks` contiguous parameter structs of the kernel. They must
-/// stay alive and unchanged during the call, and each of them must fulfil the requirements of the
-/// kernel.
+/// `params.parameters` must point to `ranks` contiguous parameter structs of the kernel. The
+/// structs must stay alive and unchanged during the call, and each struct must fulfil the
+/// requirements of the kernel.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the grid is empty or larger than [`MAX_THREADS`] threads;
-/// [`Error::Launch`] if a thread cannot be started or a lane panics. The block number in the
-/// message is that in the whole grid.
+/// [`Error::Launch`] if a thread cannot be started or a lane panics. The message contains the
+/// number of the block in the whole grid.
 pub unsafe fn run_multi_rank_grid(
     kernel: &KernelInfo,
     isa: Isa,
@@ -50,8 +49,8 @@ pub unsafe fn run_multi_rank_grid(
             shared,
         };
         // SAFETY: `blocks` is `ranks * params.blocks_per_rank`, so `block / blocks_per_rank` is
-        // less than `ranks`. The caller guarantees that the table has `ranks` structs. `on_threads`
-        // passes the same `shared` to all lanes of a block.
+        // less than `ranks`. The caller guarantees that `params.parameters` points to `ranks`
+        // structs. `on_threads` passes the same `shared` to all lanes of a block.
         unsafe { run_lane(kernel, isa, params, &context) }
     })
 }

@@ -1,7 +1,7 @@
 //! The state of a stream: the queue, the number of completed operations, and failures.
 //!
-//! The stream is idle if and only if the flag word is 0. A blocking call on an idle stream needs
-//! only a compare-exchange of the flag word from 0 to [`DIRECT`].
+//! The flag word is 0 if and only if the stream is idle and not capturing. In that state, a
+//! blocking call needs only a compare-exchange of the flag word from 0 to [`DIRECT`].
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -118,9 +118,9 @@ pub(super) struct State {
     /// was called in this capture.
     pub(super) branch: Option<Branch>,
     waiting: u32,
-    /// Failures by number, oldest first.
+    /// Failed operations: number and error, oldest first.
     failures: VecDeque<(u64, Error)>,
-    /// Failures with numbers up to this one may have been dropped.
+    /// All failures with numbers up to `evicted` have been removed from `failures`.
     evicted: u64,
 }
 
@@ -177,8 +177,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the active capture. If another stream has ended the capture, clears it and returns
-    /// `None`.
+    /// Returns the active capture. If another stream has ended the capture, removes the capture
+    /// from this stream and returns `None`.
     pub(super) fn active_capture(&self, state: &mut State) -> Option<Arc<Capture>> {
         let capture = state.capture.as_ref()?;
         if capture.is_active() {
@@ -201,7 +201,7 @@ impl Shared {
         self.flags.fetch_and(!CAPTURE, Ordering::AcqRel);
     }
 
-    /// Returns whether the worker has taken the operation from the queue.
+    /// Returns true if the worker has taken the operation from the queue.
     pub(super) fn is_started(&self, seq: u64) -> bool {
         self.lock()
             .queue
@@ -209,12 +209,12 @@ impl Shared {
             .is_none_or(|entry| entry.seq > seq)
     }
 
-    /// Blocks until there is work for the worker. Returns `None` once the stream is closed and the
-    /// queue is empty.
+    /// Blocks until the worker may run an operation, and removes that operation from the queue.
+    /// Returns `None` once the stream is closed and the queue is empty.
     pub(super) fn next_entry(&self) -> Option<Entry> {
         let mut state = self.lock();
         loop {
-            // The flag word is not 0 while the queue is not empty, so no thread can set `DIRECT`
+            // While the queue is not empty, the flag word is not 0, so no thread can set `DIRECT`
             // after this check.
             if self.flags.load(Ordering::Acquire) & DIRECT == 0
                 && let Some(entry) = state.queue.pop_front()

@@ -24,8 +24,9 @@ use crate::{Error, Result};
 /// Minimum size in bytes of a mapping for which huge pages are requested.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Memory that several ranks map: [`Segment::create`] allocates it zeroed, [`Segment::open`] maps a
-/// peer's. The mapping lives until this process drops the last `Arc<Segment>`.
+/// Memory that several ranks map. [`Segment::create`] allocates a zeroed segment, and
+/// [`Segment::open`] maps the segment of a peer. The mapping lives until this process drops the
+/// last `Arc<Segment>`.
 #[derive(Debug)]
 pub struct Segment {
     start: NonNull<u8>,
@@ -33,7 +34,7 @@ pub struct Segment {
     device: u64,
     descriptor: SegmentDescriptor,
     /// The memory file, kept open by its creator. Peers open the file through this descriptor.
-    /// `None` if a peer created the segment.
+    /// `None` if a peer created the segment or if the memory is adopted.
     _file: Option<File>,
     /// True for adopted memory, which has no file and is not unmapped on drop.
     foreign: bool,
@@ -41,7 +42,7 @@ pub struct Segment {
 
 // SAFETY: the fields are immutable after construction and not tied to a thread, and the mapping is
 // valid on every thread of the process. A `Segment` only exposes a raw pointer, and dereferencing
-// it is a separate `unsafe` operation of the user.
+// the pointer is a separate `unsafe` operation of the caller.
 unsafe impl Send for Segment {}
 // SAFETY: no method mutates a field, and `munmap` runs in `drop`, which has exclusive access.
 unsafe impl Sync for Segment {}
@@ -51,7 +52,7 @@ type Cache = HashMap<(u64, u64), Weak<Segment>>;
 
 fn cache() -> MutexGuard<'static, Cache> {
     static CACHE: OnceLock<Mutex<Cache>> = OnceLock::new();
-    // A panic cannot leave the map inconsistent, because it is valid after every statement. A
+    // A panic cannot leave the map inconsistent, because the map is valid after every statement. A
     // poisoned lock can therefore be used.
     CACHE
         .get_or_init(Mutex::default)
@@ -110,7 +111,7 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Maps the segment that `descriptor` of `rank` describes. Returns the existing mapping if this
+    /// Maps the segment of `rank` that `descriptor` describes. Returns the existing mapping if this
     /// process has already created or mapped the segment.
     ///
     /// The descriptor may come from an untrusted store and could name any file. Therefore this
@@ -136,8 +137,8 @@ impl Segment {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
-            // The descriptor could name a terminal or a device. The flags prevent that the open
-            // call blocks or acquires a controlling terminal.
+            // The descriptor could name a terminal or a device. The flags prevent the open call
+            // from blocking and from acquiring a controlling terminal.
             .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| {
@@ -146,8 +147,8 @@ impl Segment {
                  this user and in this process id namespace (else set FUSEWIRE_HOST_ID apart)"
                 ))
             })?;
-        // The start time must be checked after the file is opened: if it matches now, the process
-        // with this id was the expected one when the file was opened.
+        // The start time must be checked after the file is opened: if the start time matches now,
+        // process `pid` was already the expected process when the file was opened.
         match start_time(pid) {
             Ok(found) if found == expected_start => {}
             Ok(_) => {
@@ -178,8 +179,8 @@ impl Segment {
         let key = (metadata.dev(), inode);
         let mut cache = cache();
         if let Some(segment) = cache.get(&key).and_then(Weak::upgrade) {
-            // Releases the lock first, because dropping the last reference to a segment takes this
-            // lock.
+            // Unlocks the cache before returning, because dropping the last reference to a segment
+            // locks the cache.
             drop(cache);
             return Ok(segment);
         }
@@ -201,7 +202,7 @@ impl Segment {
     }
 
     /// Wraps memory of this process that other code allocated. The memory must outlive the returned
-    /// [`Segment`]. Peers cannot map it.
+    /// [`Segment`]. Peers cannot map adopted memory.
     pub(crate) fn adopt(start: NonNull<u8>, bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             start,
@@ -219,13 +220,13 @@ impl Segment {
         })
     }
 
-    /// Returns whether this is adopted memory, which peers cannot map.
+    /// Returns true if this is adopted memory, which peers cannot map.
     pub(crate) fn is_foreign(&self) -> bool {
         self.foreign
     }
 
-    /// Returns the address of the first byte in this process. Page aligned, except for adopted
-    /// memory.
+    /// Returns the address of the first byte in this process. The address is page-aligned, except
+    /// for adopted memory.
     pub fn ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -253,7 +254,7 @@ impl Drop for Segment {
         }
         let mut cache = cache();
         // After the last reference was dropped, another thread may have mapped the file again and
-        // replaced the cache entry.
+        // replaced the cache entry. The new entry must stay.
         if cache
             .get(&self.key())
             .is_some_and(|segment| segment.strong_count() == 0)
@@ -271,7 +272,8 @@ impl Drop for Segment {
     }
 }
 
-/// Rounds `bytes` up to whole pages, at least one. Returns `None` if the result exceeds `isize`.
+/// Rounds `bytes` up to whole pages, and to at least one page. Returns `None` if the result exceeds
+/// `isize::MAX`.
 fn mapped_bytes(bytes: u64) -> Option<usize> {
     let page = page_bytes();
     let bytes = usize::try_from(bytes).ok()?.max(1);
@@ -300,7 +302,7 @@ fn create_file(name: &CStr) -> io::Result<File> {
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// The seals of every segment: its size is fixed, and no seal can be added or removed.
+/// The seals of every segment: the size of the file is fixed, and no seal can be added or removed.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Checks that `file` is a memory file with the seals of a segment. The kernel may have added
@@ -320,7 +322,7 @@ fn check_seals(file: &File) -> Result<(), String> {
 }
 
 /// Seals the size of the file. If the owner could shrink the file, a peer that accesses its mapping
-/// would receive SIGBUS.
+/// of the file would receive SIGBUS.
 fn seal_size(file: &File) -> io::Result<()> {
     // SAFETY: `file` keeps the descriptor open during the call; F_ADD_SEALS takes an integer and
     // writes no memory of this process.
@@ -334,8 +336,8 @@ fn seal_size(file: &File) -> io::Result<()> {
 
 fn map(file: &File, bytes: usize) -> io::Result<NonNull<u8>> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of an open file, at an address that the kernel chooses, so that no
-    // existing mapping is replaced.
+    // SAFETY: the call maps an open file at an address that the kernel chooses, so it replaces no
+    // existing mapping.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -403,7 +405,7 @@ mod tests {
             .unwrap();
         let other = map(&file, page_bytes()).unwrap();
         assert_ne!(other.as_ptr(), segment.ptr());
-        // SAFETY: one page is mapped at both addresses; only this thread uses it.
+        // SAFETY: one page is mapped at both addresses, and only this thread uses the page.
         unsafe {
             segment.ptr().add(63).write_volatile(9);
             assert_eq!(other.as_ptr().add(63).read_volatile(), 9);
@@ -462,7 +464,7 @@ mod tests {
         Segment::open(&good, 3).unwrap();
     }
 
-    /// Describes an open file of this process as if it were a segment.
+    /// Returns a descriptor for an open file of this process, as if the file were a segment.
     fn describe(file: &File, bytes: u64) -> SegmentDescriptor {
         SegmentDescriptor {
             pid: process::id(),

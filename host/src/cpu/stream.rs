@@ -67,7 +67,7 @@ impl CpuTicket {
 /// blocking call on an idle stream runs on the caller's thread. If an operation fails, later
 /// operations still run. The error is the result of the [`CpuTicket`] of the operation, and the
 /// next [`CpuStream::synchronize`] returns the first error. Dropping the last clone waits until the
-/// queued work is complete, unless a worker thread drops it.
+/// queued work is complete, unless the drop happens on a worker thread.
 #[derive(Clone, Debug)]
 pub struct CpuStream {
     handle: Arc<Handle>,
@@ -134,11 +134,11 @@ impl CpuStream {
         self.push(Op::Node(node), Report::Sticky)
     }
 
-    /// Runs a launch after all work of the stream and blocks until it is complete. While the stream
-    /// is capturing, the launch is captured instead.
+    /// Runs a launch after all work of the stream and blocks until the launch is complete. While
+    /// the stream is capturing, the launch is captured instead.
     ///
-    /// On an idle stream the launch runs on this thread, and `run` itself neither allocates nor
-    /// makes a system call.
+    /// On an idle stream the launch runs on the calling thread, and `run` itself neither allocates
+    /// nor makes a system call.
     ///
     /// # Errors
     /// The error of the launch. [`CpuStream::synchronize`] does not report it again.
@@ -146,8 +146,9 @@ impl CpuStream {
         self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
     }
 
-    /// Runs `direct` on this thread if the stream is idle. Otherwise enqueues the same work as a
-    /// node and waits for it.
+    /// Runs `direct` on the calling thread if the stream is idle and not capturing. Otherwise
+    /// enqueues `node`, which must do the same work, and waits for it. While the stream is
+    /// capturing, `node` is captured instead.
     pub(crate) fn run_or_enqueue(
         &self,
         direct: impl FnOnce() -> Result<()>,
@@ -187,7 +188,7 @@ impl CpuStream {
         self.push(Op::Wait(event.clone(), 0), Report::Sticky)
     }
 
-    /// Blocks until all work is complete. Returns the first error since the last call.
+    /// Blocks until all work of the stream is complete.
     ///
     /// # Errors
     /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
@@ -200,7 +201,7 @@ impl CpuStream {
         let flags = self.shared().flags.load(Ordering::Acquire);
         if flags & DIRECT != 0 {
             // Another thread is running work of this stream directly. An empty operation in the
-            // queue completes after this work.
+            // queue completes after that work.
             let ticket = self.push(Op::Nothing, Report::Sticky)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
@@ -212,17 +213,17 @@ impl CpuStream {
         self.shared().lock().sticky.take().map_or(Ok(()), Err)
     }
 
-    /// Returns whether all work is complete.
+    /// Returns true if all work of the stream is complete.
     pub fn is_idle(&self) -> bool {
         self.shared().flags.load(Ordering::Acquire) & !CAPTURE == 0
     }
 
-    /// Returns whether the operation is complete, successfully or not.
+    /// Returns true if the operation is complete, whether it succeeded or failed.
     pub fn is_complete(&self, ticket: CpuTicket) -> bool {
         self.shared().completed.load(Ordering::Acquire) >= ticket.seq
     }
 
-    /// Returns whether the operation has started (or is complete).
+    /// Returns true if the operation has started or is complete.
     pub fn is_started(&self, ticket: CpuTicket) -> bool {
         self.is_complete(ticket) || self.shared().is_started(ticket.seq)
     }
@@ -297,7 +298,8 @@ impl CpuStream {
                 .is_some()
     }
 
-    /// Runs `work` on this thread if the stream is idle and not capturing.
+    /// Runs `work` on the calling thread if the stream is idle and not capturing. Otherwise returns
+    /// `None` without running it.
     fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         let shared = self.shared();
         shared
@@ -311,7 +313,8 @@ impl CpuStream {
         Some(work())
     }
 
-    /// Captures `op` or queues it.
+    /// Captures `op` if the stream is capturing, and queues `op` otherwise. If the stream is not
+    /// capturing and `op` waits for an event of a capture, the stream joins that capture.
     fn push(&self, op: Op, report: Report) -> Result<CpuTicket> {
         let shared = self.shared();
         let mut state = shared.lock();
@@ -381,11 +384,11 @@ impl CpuStream {
         })
     }
 
-    /// Starts a branch of the capture: the work that this stream records from now on. A replay runs
-    /// the branch on a separate thread, concurrently with the work of the other streams. Only
-    /// events order the branch with other work. A replay of a graph without branches runs all work
-    /// sequentially. A replay is complete only after all of its branches. Does nothing if the
-    /// stream is not capturing.
+    /// Starts a branch of the capture. The branch consists of all work that this stream records
+    /// after this call. A replay runs the branch on a separate thread, concurrently with the rest
+    /// of the graph. Only events order the branch with the rest. A replay of a graph without
+    /// branches runs all work sequentially. A replay is complete only after all branches are
+    /// complete. Does nothing if the stream is not capturing.
     pub fn branch(&self) {
         let mut state = self.shared().lock();
         if let Some(capture) = self.shared().active_capture(&mut state)
@@ -443,8 +446,8 @@ pub(super) enum Origin {
     Elsewhere,
 }
 
-/// Guard for the state in which the caller's thread runs work of the stream. Dropping the guard
-/// ends the state.
+/// Guard that a calling thread holds while it runs work of the stream directly. Dropping the guard
+/// clears [`DIRECT`].
 struct Direct<'a> {
     shared: &'a Shared,
     outer: *const Shared,
@@ -455,8 +458,9 @@ impl Drop for Direct<'_> {
         CURRENT.set(self.outer);
         let flags = self.shared.flags.fetch_and(!DIRECT, Ordering::AcqRel);
         if flags >= UNIT {
-            // Work was queued in the meantime. Taking the lock before the notification ensures that
-            // the worker either sees the cleared flag or is already waiting for the notification.
+            // Work was queued while this thread ran work directly. Taking the lock before the
+            // notification ensures that the worker either sees the cleared flag or is already
+            // waiting for the notification.
             drop(self.shared.lock());
             self.shared.work.notify_one();
         }
@@ -501,7 +505,7 @@ fn work(shared: &Arc<Shared>) {
     CURRENT.set(Arc::as_ptr(shared));
     while let Some(Entry { seq, op, report }) = shared.next_entry() {
         // `execute` also drops the operation, so the resources of the operation are released before
-        // it counts as complete.
+        // the operation counts as complete.
         let result =
             panic::catch_unwind(AssertUnwindSafe(|| op.execute())).unwrap_or_else(|panic| {
                 Err(Error::launch(format!(

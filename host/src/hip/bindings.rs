@@ -3,8 +3,8 @@
 //! With the feature `hip-prototypes` the types come from the crate `cubecl-hip-sys`, which bindgen
 //! generated from AMD's headers. In such a build the compiler checks every prototype and every call
 //! of this module against that crate, and tests compare constants and layouts. Ordinary builds do
-//! not use `cubecl-hip-sys` for two reasons: its wrappers abort the process if a symbol is missing,
-//! and it does not build with ROCm versions that it does not list.
+//! not use `cubecl-hip-sys` for two reasons: the wrappers of the crate abort the process if a
+//! symbol is missing, and the crate builds only with the ROCm versions that it lists.
 
 #![allow(non_camel_case_types)]
 
@@ -17,8 +17,8 @@ pub(super) use cubecl_hip_sys::{
     hipUserObject_t,
 };
 
-/// Structure that `hipGetDevicePropertiesR0600` fills. This module uses only its size and
-/// `gcnArchName`.
+/// Structure that `hipGetDevicePropertiesR0600` fills. This module uses only the size of the
+/// structure and the field `gcnArchName`.
 #[cfg(feature = "hip-prototypes")]
 pub(super) type Prop = cubecl_hip_sys::hipDeviceProp_tR0600;
 
@@ -64,7 +64,7 @@ mod types {
         pub(in crate::hip) bytes: [c_char; 16],
     }
 
-    /// See [`super::PROP_BYTES`].
+    /// Opaque stand-in for `hipDeviceProp_tR0600`, with a size of [`super::PROP_BYTES`].
     #[repr(C)]
     pub(in crate::hip) struct Prop {
         _opaque: [u64; super::PROP_BYTES / 8],

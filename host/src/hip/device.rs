@@ -13,7 +13,7 @@ use super::properties;
 use crate::gpu::driver::Properties;
 use crate::{Error, Result};
 
-/// GPU of the HIP runtime.
+/// A GPU that the HIP runtime reports.
 #[derive(Debug)]
 pub(super) struct Hip {
     pub(super) functions: &'static Functions,
@@ -51,7 +51,7 @@ impl Hip {
     /// Makes the device current on this thread. Launches and queries use the thread's current
     /// device.
     pub(super) fn current(&self) -> Result<()> {
-        // SAFETY: the call takes an integer.
+        // SAFETY: the function takes only an integer.
         let status = unsafe { (self.functions.hipSetDevice)(self.ordinal) };
         self.functions.check("hipSetDevice", status)
     }
@@ -79,7 +79,7 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
         device: "hip".to_owned(),
         detail: format!("the HIP runtime finds no AMD GPU: {error}"),
     };
-    // SAFETY: the call takes an integer.
+    // SAFETY: the function takes only an integer.
     let status = unsafe { (functions.hipInit)(0) };
     functions.check("hipInit", status).map_err(none)?;
     let mut count: Int = 0;
@@ -97,7 +97,7 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
 pub(super) struct RelaxedCapture {
     functions: &'static Functions,
     before: c_uint,
-    // Makes the guard `!Send`, because the mode belongs to the thread.
+    // Makes the guard `!Send`, because the capture mode belongs to the thread.
     _thread: core::marker::PhantomData<*const ()>,
 }
 

@@ -1,4 +1,5 @@
-//! Implementation of the driver trait, which calls the methods of the modules by subject.
+//! Implements [`Driver`](crate::gpu::driver::Driver) for [`Hip`]. Each trait method calls the
+//! inherent method of the same name, which is defined in the file of its subject.
 
 use super::device::Hip;
 use super::error::LIBRARY;

@@ -1,4 +1,4 @@
-//! Conversion of HIP status codes to errors with name, text and remedy.
+//! Conversion of HIP status codes to errors that contain the name, the description and a remedy.
 
 use core::ffi::{CStr, c_char};
 
@@ -22,7 +22,8 @@ impl Functions {
         Err(self.error(call, status))
     }
 
-    /// Converts a status to a boolean, which is false for `hipErrorNotReady`.
+    /// Returns true if `status` is success, false if it is `hipErrorNotReady`, and an error
+    /// otherwise.
     pub(super) fn ready(&self, call: &'static str, status: hipError_t) -> Result<bool> {
         if status == hip::ERROR_NOT_READY {
             self.forget();
@@ -33,7 +34,7 @@ impl Functions {
 
     /// Clears the thread's latest error.
     pub(super) fn forget(&self) {
-        // SAFETY: the function has no arguments; it reads and resets a variable of the thread.
+        // SAFETY: the function takes no arguments and only resets a thread-local variable.
         unsafe { (self.hipGetLastError)() };
     }
 
@@ -47,7 +48,7 @@ impl Functions {
     }
 }
 
-/// Converts a constant string of the runtime.
+/// Converts a constant string of the runtime. Returns `None` for a null pointer or invalid UTF-8.
 fn text(pointer: *const c_char) -> Option<&'static str> {
     if pointer.is_null() {
         return None;
@@ -58,7 +59,7 @@ fn text(pointer: *const c_char) -> Option<&'static str> {
     text.to_str().ok()
 }
 
-/// Creates an error that this crate detected.
+/// Creates an [`Error::Driver`] for the function `call`.
 pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
     Error::Driver {
         library: LIBRARY,
@@ -67,7 +68,7 @@ pub(super) fn driver_error(call: &'static str, detail: &str) -> Error {
     }
 }
 
-/// Formats the number of a status and, if known, its name, text and remedy.
+/// Formats the number of a status and, if known, the name, the description and a remedy.
 fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> String {
     let mut out = format!("{} ({status})", name.unwrap_or("error"));
     if let Some(words) = words.filter(|words| Some(*words) != name) {
@@ -81,7 +82,7 @@ fn describe(status: hipError_t, name: Option<&str>, words: Option<&str>) -> Stri
     out
 }
 
-/// Returns a remedy for common failures.
+/// Returns a remedy for the status, if the failure is a common one.
 fn hint(status: hipError_t) -> Option<&'static str> {
     Some(match status {
         hip::ERROR_OUT_OF_MEMORY => {

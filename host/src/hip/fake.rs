@@ -27,22 +27,24 @@ pub(super) struct State {
     pub(super) mode: Cell<c_uint>,
     /// Latest error of the thread.
     pub(super) last: Cell<hipError_t>,
-    /// Name of a function and the error that its next call returns.
+    /// Name of a function and the error that the next call of the function returns.
     pub(super) fail: Cell<Option<(&'static str, hipError_t)>>,
-    /// Number of nodes that the current capture has recorded, or `None` without a capture.
+    /// Number of nodes that the current capture has recorded, or `None` if no capture is active.
     pub(super) capture: Cell<Option<usize>>,
     /// If true, cooperative launches run immediately even on a capturing stream, as in old
     /// runtimes.
     pub(super) old: Cell<bool>,
     /// Latest launch.
     pub(super) launched: Cell<Option<LaunchRecord>>,
-    /// Flags of the latest allocation of shared memory, of host memory, and of the latest stream.
+    /// Flags of the latest allocation of shared memory, the latest allocation of host memory, and
+    /// the latest creation of a stream.
     pub(super) flags: Cell<[c_uint; 3]>,
-    /// User object of the graph.
+    /// Destructor and data of the user object.
     object: Cell<Option<(hipHostFn_t, *mut c_void)>>,
 }
 
-/// Launch: cooperative or not, blocks, threads, shared bytes, first argument.
+/// A launch: true if cooperative, number of blocks, threads per block, bytes of shared memory, and
+/// first argument.
 pub(super) type LaunchRecord = (bool, u32, u32, u32, u32);
 
 thread_local! {
@@ -52,12 +54,13 @@ thread_local! {
     };
 }
 
-/// Calls `act` with this thread's fake.
+/// Calls `act` with the state of the fake for this thread.
 pub(super) fn with<T>(act: impl FnOnce(&State) -> T) -> T {
     STATE.with(act)
 }
 
-/// Returns the error that a test has set for `call`, or `status`.
+/// Returns the error that a test has set for `call`, otherwise `status`. Stores an error as the
+/// latest error of the thread.
 fn done(call: &'static str, status: hipError_t) -> hipError_t {
     with(|state| {
         let status = match state.fail.get() {
@@ -79,8 +82,9 @@ fn fails(call: &'static str) -> bool {
     with(|state| state.fail.get().is_some_and(|(name, _)| name == call))
 }
 
-/// Checks the state of the thread like the runtime: a call that a capture forbids requires relaxed
-/// mode, and every call requires a current device.
+/// Returns the error of a call that a capture forbids, or `None` if the call succeeds. The call
+/// fails if a stream is being captured and the thread is not in relaxed mode, if device 0 is not
+/// current, or if a test has set an error.
 fn unsafe_call(call: &'static str) -> Option<hipError_t> {
     let state = with(|state| (state.mode.get(), state.capture.get(), state.device.get()));
     match state {
@@ -326,7 +330,7 @@ fake! {
         if stream.is_null() || !extra.is_null() || [gy, gz, by, bz] != [1; 4] {
             return done("hipModuleLaunchKernel", 1);
         }
-        // SAFETY: the test passes the address of a u32.
+        // SAFETY: every test passes one argument, which is a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((false, gx, bx, shared, argument))));
         done("hipModuleLaunchKernel", 0)
@@ -338,7 +342,7 @@ fake! {
         if stream.is_null() || [gy, gz, by, bz] != [1; 4] {
             return done("hipModuleLaunchCooperativeKernel", 1);
         }
-        // SAFETY: the test passes the address of a u32.
+        // SAFETY: every test passes one argument, which is a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((true, gx, bx, shared, argument))));
         with(|state| {
@@ -462,7 +466,8 @@ fake! {
         done("hipGraphLaunch", 0)
     }
     hipGraphDestroy(_graph: hipGraph_t) -> hipError_t {
-        // SAFETY: the graph owns the only reference to the user object.
+        // SAFETY: the graph holds the only reference to the user object, so the destructor runs
+        // once.
         let _ = unsafe { (FUNCTIONS.hipUserObjectRelease)(ptr::null_mut(), 1) };
         done("hipGraphDestroy", 0)
     }

@@ -12,10 +12,10 @@ use crate::gpu::driver::{Callback, CaptureStatus, RawGraph, RawGraphExec, RawStr
 impl Hip {
     /// Begins a capture in thread-local mode, which does not restrict other threads. The same
     /// thread must end the capture. Until then, this thread may allocate, free and wait only
-    /// through this driver, not by direct calls of HIP.
+    /// through this driver, not by calling HIP directly.
     pub(super) fn begin_capture(&self, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: the runtime checks handle and mode.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         let status = unsafe {
             (self.functions.hipStreamBeginCapture)(
                 stream.0 as hipStream_t,
@@ -28,8 +28,8 @@ impl Hip {
     pub(super) fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         self.current()?;
         let mut graph: hipGraph_t = ptr::null_mut();
-        // SAFETY: `graph` is writable. The runtime leaves it undefined after an error, and it is
-        // not read in that case.
+        // SAFETY: `graph` is writable. The runtime leaves `graph` undefined after an error, and
+        // `check` then returns before `graph` is read.
         let status =
             unsafe { (self.functions.hipStreamEndCapture)(stream.0 as hipStream_t, &mut graph) };
         self.functions.check("hipStreamEndCapture", status)?;
@@ -40,7 +40,8 @@ impl Hip {
         self.current()?;
         let (mut state, mut id) = (hip::CAPTURE_STATUS_NONE, 0);
         let mut graph: hipGraph_t = ptr::null_mut();
-        // SAFETY: all non-null arguments are writable; the runtime checks the handle.
+        // SAFETY: `stream` is a live handle. `state`, `id` and `graph` are writable. The other
+        // pointers are optional and null.
         let status = unsafe {
             (self.functions.hipStreamGetCaptureInfo_v2)(
                 stream.0 as hipStream_t,
@@ -71,7 +72,7 @@ impl Hip {
         let retained = UserObjectData::leak(callback, data);
         let mut object: hipUserObject_t = ptr::null_mut();
         // SAFETY: `object` is writable. `last_released` accepts `retained`, a leaked
-        // `UserObjectData`, and the runtime calls it once.
+        // `UserObjectData`, and the runtime calls `last_released` once.
         let status = unsafe {
             (self.functions.hipUserObjectCreate)(
                 &mut object,
@@ -87,8 +88,8 @@ impl Hip {
             unsafe { UserObjectData::discard(retained) };
             return Err(error);
         }
-        // SAFETY: the user object was created above. The flag moves its only reference to the
-        // graph.
+        // SAFETY: the user object was created above. The flag moves the only reference to the user
+        // object to the graph.
         let status = unsafe {
             (self.functions.hipGraphRetainUserObject)(
                 graph.0 as hipGraph_t,
@@ -101,7 +102,7 @@ impl Hip {
             return Ok(());
         };
         // SAFETY: the graph did not take the reference to the user object. This function still
-        // holds it, so `retained` has not been freed.
+        // holds the reference, so `retained` has not been freed.
         unsafe { UserObjectData::disarm(retained) };
         // SAFETY: this function holds the only reference to the user object and does not use the
         // object afterwards.
@@ -127,7 +128,7 @@ impl Hip {
     pub(super) fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec> {
         let _relaxed = self.relaxed()?;
         let mut exec: hipGraphExec_t = ptr::null_mut();
-        // SAFETY: `exec` is writable; the graph came from this driver.
+        // SAFETY: `exec` is writable, and `graph` is a live handle.
         let status = unsafe {
             (self.functions.hipGraphInstantiateWithFlags)(&mut exec, graph.0 as hipGraph_t, 0)
         };
@@ -140,7 +141,8 @@ impl Hip {
     /// The preconditions of `Driver::launch_graph`.
     pub(super) unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: the caller guarantees that the memory and the kernels of the graph are valid.
+        // SAFETY: `exec` and `stream` are live handles. The caller guarantees the preconditions of
+        // every operation in the graph.
         let status = unsafe {
             (self.functions.hipGraphLaunch)(exec.0 as hipGraphExec_t, stream.0 as hipStream_t)
         };
@@ -160,13 +162,14 @@ impl Hip {
     /// The preconditions of `Driver::destroy_exec`.
     pub(super) unsafe fn destroy_exec(&self, exec: RawGraphExec) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the caller guarantees that the graph is not in use.
+        // SAFETY: the caller guarantees that the instantiated graph is not in use.
         let status = unsafe { (self.functions.hipGraphExecDestroy)(exec.0 as hipGraphExec_t) };
         self.functions.check("hipGraphExecDestroy", status)
     }
 }
 
-/// Data of a user object: the callback that its destructor calls, unless `disarm` was called.
+/// Data of a user object. The destructor [`last_released`] calls `callback` with `data`, unless
+/// [`UserObjectData::disarm`] was called.
 #[derive(Debug)]
 struct UserObjectData {
     callback: Callback,
@@ -193,6 +196,8 @@ impl UserObjectData {
         this.armed.store(false, Ordering::Release);
     }
 
+    /// Frees the data without calling the callback.
+    ///
     /// # Safety
     /// `this` must come from `leak` and must not be used by other code.
     unsafe fn discard(this: *mut Self) {
@@ -201,12 +206,13 @@ impl UserObjectData {
     }
 }
 
-/// Destructor of a user object, which the runtime calls when the last reference is released.
+/// Destructor of a user object. The runtime calls it when the last reference to the object is
+/// released.
 ///
 /// # Safety
 /// `data` must come from [`UserObjectData::leak`] and must not be used after the call.
 unsafe extern "C" fn last_released(data: *mut c_void) {
-    // SAFETY: `data` came from `leak`, and it is converted back to a box only here.
+    // SAFETY: the caller guarantees that `data` came from `leak` and is not used after the call.
     let retained = unsafe { Box::from_raw(data.cast::<UserObjectData>()) };
     if retained.armed.load(Ordering::Acquire) {
         // SAFETY: the contract of `retain` permits one call of `callback` with `data`.

@@ -18,20 +18,20 @@ use crate::{Error, Result};
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
-        /// The function pointers of the library, by name.
+        /// Pointers to the functions of the library. Each field has the name of its function.
         #[allow(non_snake_case)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
-            /// Looks up all functions. The error names the first missing one.
+            /// Looks up all functions. The error names the first missing function.
             fn resolve(library: &Library) -> Result<Self> {
                 Ok(Self {
                     $($name: {
                         // SAFETY: the function type is the prototype in `hip_runtime_api.h`. Builds
-                        // with the feature `hip-prototypes` compare it with the prototype that
-                        // bindgen generated.
+                        // with the feature `hip-prototypes` compare the type with the prototype
+                        // that bindgen generated.
                         unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map(|symbol| *symbol)
                             .map_err(|_| missing(stringify!($name)))?
@@ -142,8 +142,8 @@ const NAMES: [&str; 3] = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.s
 /// threads.
 ///
 /// # Errors
-/// `Error::NoDevice` if the runtime is not installed, `Error::Driver` if a function is missing in
-/// it.
+/// `Error::NoDevice` if the runtime is not installed, `Error::Driver` if the runtime lacks a
+/// function.
 pub(super) fn functions() -> Result<&'static Functions> {
     static FUNCTIONS: OnceLock<Result<Functions>> = OnceLock::new();
     FUNCTIONS
@@ -163,9 +163,10 @@ fn folders() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Opens the runtime. A runtime that the process has already loaded, such as the copy in PyTorch,
-/// has priority, because two runtimes in one process do not share memory and streams. Otherwise the
-/// runtime is searched for in `folders` and then in the search path of the loader.
+/// Opens the runtime. A runtime that the process has already loaded, such as the runtime that
+/// PyTorch ships, has priority, because two runtimes in one process do not share memory and
+/// streams. Otherwise the runtime is searched for in `folders` and then in the search path of the
+/// loader.
 fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
     let mut tried = Vec::new();
     let loaded = names
@@ -182,7 +183,7 @@ fn open(names: &[&str], folders: &[PathBuf]) -> Result<Functions> {
         match load(&path, flag) {
             Ok(library) => {
                 let functions = Functions::resolve(&library)?;
-                core::mem::forget(library); // stays loaded: its functions are called from now on
+                core::mem::forget(library); // never unloaded: `functions` points into it
                 return Ok(functions);
             }
             Err(reason) if flag == 0 => tried.push(reason),

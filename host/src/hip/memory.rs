@@ -8,9 +8,10 @@
 //! within kernels. Uncached memory is the stricter kind, and other communication libraries also use
 //! it. RCCL allocates memory that its kernels poll as uncached: its builds define
 //! `HIP_UNCACHED_MEMORY`, without which kernels on MI300 hang. The all-reduce of vLLM uses uncached
-//! memory for its signals because of MI200. rocSHMEM has an option for an uncached symmetric heap.
-//! Every fence that is sufficient for fine-grained memory is sufficient for uncached memory, but
-//! local reads are slower. Memory that only this GPU uses is [`MemoryKind::Private`].
+//! memory, because its signals need such memory on MI200. rocSHMEM has an option for an uncached
+//! symmetric heap. Every fence that is sufficient for fine-grained memory is sufficient for
+//! uncached memory, but local reads of uncached memory are slower. Memory that only this GPU uses
+//! is [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
@@ -31,7 +32,7 @@ const PRIVATE_GRANULARITY: u64 = 4096;
 const SHARED_GRANULARITY: u64 = 2 << 20;
 /// Size of the page-locked copy buffer in bytes.
 const STAGING_BYTES: usize = 1 << 20;
-/// The offset of a byte in the buffer and its device address are equal modulo this number.
+/// A byte's offset in the copy buffer and its device address are equal modulo this number.
 const STAGING_ALIGNMENT: usize = 256;
 
 /// Page-locked buffer and stream for [`Hip::write`] and [`Hip::read`].
@@ -134,21 +135,22 @@ impl Hip {
         }
     }
 
-    /// Exports memory for a peer by the method that [`Hip::export_foreign`] uses.
+    /// Exports memory for a peer, in the same way as [`Hip::export_foreign`].
     pub(super) fn export(&self, memory: &RawMemory) -> Result<Export> {
         self.export_foreign(memory.address)
             .map(|(export, _, _)| export)
     }
 
-    /// Exports an IPC handle of the base address of the allocation that contains `address`. A
-    /// handle of `address` itself would map the memory starting at `address`, not at the base.
+    /// Exports the allocation that contains `address` as an IPC handle for its base address. A
+    /// handle for `address` itself would map the memory starting at `address`, not at the base.
+    /// Also returns the base address and the size of the allocation.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let _relaxed = self.relaxed()?;
         let (base, bytes) = self.range(address)?;
         let mut handle = hipIpcMemHandle_t {
             reserved: [0; HANDLE_BYTES],
         };
-        // SAFETY: `handle` is writable; the runtime refuses unknown addresses.
+        // SAFETY: `handle` is writable. The runtime returns an error for an unknown address.
         let status =
             unsafe { (self.functions.hipIpcGetMemHandle)(&mut handle, base as *mut c_void) };
         self.functions.check("hipIpcGetMemHandle", status)?;
@@ -159,7 +161,8 @@ impl Hip {
     /// Returns the base address and the size of the allocation that contains `address`.
     fn range(&self, address: u64) -> Result<(u64, u64)> {
         let (mut base, mut bytes) = (ptr::null_mut(), 0);
-        // SAFETY: both results are writable; the runtime refuses unknown addresses.
+        // SAFETY: `base` and `bytes` are writable. The runtime returns an error for an unknown
+        // address.
         let status = unsafe {
             (self.functions.hipMemGetAddressRange)(&mut base, &mut bytes, address as *mut c_void)
         };
@@ -187,7 +190,7 @@ impl Hip {
             reserved: handle.map(u8::cast_signed),
         };
         let mut pointer = ptr::null_mut();
-        // SAFETY: `pointer` is writable; the runtime checks the handle.
+        // SAFETY: `pointer` is writable. The runtime returns an error for an invalid handle.
         let status = unsafe {
             (self.functions.hipIpcOpenMemHandle)(&mut pointer, handle, hip::IPC_LAZY_PEER_ACCESS)
         };
@@ -341,19 +344,19 @@ impl Hip {
     }
 }
 
-/// Rounds `bytes` up to a multiple of `granularity`, at least one. Returns the size as `u64` and as
-/// `usize`.
+/// Rounds `bytes` up to a multiple of `granularity`, and to at least one `granularity`. Returns the
+/// size as `u64` and as `usize`, or `None` if the size exceeds the address space.
 fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
     let bytes = bytes.max(1).checked_next_multiple_of(granularity)?;
-    // Larger sizes cannot be addressed by host pointers.
+    // An allocation cannot exceed `isize::MAX` bytes.
     isize::try_from(bytes).ok()?;
     Some((bytes, usize::try_from(bytes).ok()?))
 }
 
-/// Splits a copy between device memory and the buffer into pieces. The buffer offset and the device
-/// address of a byte are equal modulo [`STAGING_ALIGNMENT`], and pieces are split only at multiples
-/// of [`STAGING_ALIGNMENT`]. As a result, aligned words are not torn, and copy engines move aligned
-/// bursts.
+/// Splits a copy between device memory and the page-locked buffer into pieces. The buffer offset
+/// and the device address of a byte are equal modulo [`STAGING_ALIGNMENT`], and pieces are split
+/// only at multiples of [`STAGING_ALIGNMENT`]. As a result, aligned words are not torn, and copy
+/// engines move aligned bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,
@@ -364,9 +367,9 @@ struct Pieces {
 /// One piece of a copy.
 #[derive(Debug, PartialEq, Eq)]
 struct Piece {
-    /// Range of the caller's bytes.
+    /// Range of the piece in the caller's bytes.
     range: Range<usize>,
-    /// Offset in the buffer.
+    /// Offset of the piece in the page-locked buffer.
     staging: usize,
 }
 
@@ -410,7 +413,7 @@ mod tests {
     }
 
     /// Checks that no aligned group of eight bytes is split, that every byte is copied exactly
-    /// once, and that buffer offsets and device addresses are equal modulo [`STAGING_ALIGNMENT`].
+    /// once, and that buffer offsets and device addresses are equal modulo 64.
     fn check(pieces: &[Piece], address: u64, bytes: usize) -> Result<(), String> {
         let mut done = 0;
         for piece in pieces {

@@ -4,15 +4,15 @@
 //! metadata.
 //!
 //! The HIP runtime determines the length of an image from the ELF headers. This module therefore
-//! checks the headers before the runtime reads the image: all parts must lie within the given
-//! bytes.
+//! checks the headers before the runtime reads the image: every segment and every section must lie
+//! within the given bytes.
 
 use core::ops::Range;
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-/// Contents of an image.
+/// Target and kernels of an image, according to its metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CodeObject {
     /// Target, such as `amdgcn-amd-amdhsa--gfx942`, followed by target features if the image was
@@ -23,7 +23,7 @@ pub(super) struct CodeObject {
     pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
 }
 
-/// Note type of the metadata, with owner `AMDGPU`.
+/// Type of the ELF note that contains the metadata. The owner of the note is `AMDGPU`.
 const NT_AMDGPU_METADATA: u32 = 32;
 const EM_AMDGPU: u16 = 224;
 const PT_NOTE: u32 = 4;

@@ -22,8 +22,8 @@ fn a_real_image_reports_its_arguments() {
 
 #[test]
 fn hidden_arguments_are_left_out() {
-    // If a hidden argument is renamed, it counts as explicit. This shows that the parser excludes
-    // hidden arguments by name.
+    // Renames a hidden argument. The parser must then report it as an explicit argument, which
+    // shows that the parser excludes hidden arguments by name.
     let mut image = IMAGE.to_vec();
     let hidden = find(&image, b"hidden_block_count_x");
     image[hidden..hidden + 6].copy_from_slice(b"shown_");
@@ -82,7 +82,8 @@ fn other_files_are_distinguished() {
 
 #[test]
 fn lengths_beyond_the_image_are_refused() {
-    // Size of the first section, offset of the first segment, length of the note.
+    // The size of section 1, the offset of the first segment, and the offsets of the section
+    // headers and the program headers.
     let table = u64_at(IMAGE, 40).unwrap() as usize;
     for at in [table + SECTION_HEADER + 32, 64 + 8, 40, 32] {
         for value in [IMAGE.len() as u64, u64::MAX, u64::MAX - 7] {
@@ -123,7 +124,8 @@ fn arguments_of_impossible_size_are_refused() {
         let kernel = HashMap::from([(".args", vec![argument])]);
         let mut bytes =
             rmp_serde::to_vec_named(&HashMap::from([("amdhsa.kernels", [kernel])])).unwrap();
-        // The kernel's map gets a name, which is one more entry.
+        // Adds the entry `.name` to the kernel's map. The header byte of a map with two entries is
+        // 0x82.
         let map = find(&bytes, b"\x81\xa5.args");
         bytes[map] = 0x82;
         let name = map + 1;

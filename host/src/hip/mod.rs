@@ -1,33 +1,34 @@
-//! AMD GPUs through the HIP runtime of ROCm 6 or 7 (`libamdhip64.so`), opened when it is first
-//! needed.
+//! Implements [`Driver`] for AMD GPUs with the HIP runtime of ROCm 6 or 7 (`libamdhip64.so`). The
+//! runtime library is opened when it is first needed.
 //!
 //! This module has not been executed on a GPU yet. The feature `hip-prototypes` compares
-//! prototypes, constants and layouts with AMD's headers. Tests with a fake of the library check the
-//! order of the calls. The following rules come from the documentation and the source of HIP:
+//! prototypes, constants and layouts with AMD's headers. Tests run this module on a fake of the
+//! library, which checks the sequence of calls. The following rules come from the documentation and
+//! the source of HIP:
 //!
 //! | function | rule | implementation |
 //! |---|---|---|
-//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current device | every method calls `hipSetDevice` first |
-//! | every function | the thread's latest error is kept for `hipGetLastError` | cleared after each error of this module |
-//! | `hipMalloc`, `hipFree`, ... | forbidden on a thread whose capture mode is not relaxed, where they invalidate the capture | called in relaxed mode |
+//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current device | every method calls `hipSetDevice` before such a call |
+//! | every function | stores the thread's latest error for `hipGetLastError` | every method clears the stored error after a failed call |
+//! | `hipMalloc`, `hipFree`, ... | forbidden during a capture on a thread whose capture mode is not relaxed; a forbidden call invalidates the capture | called in relaxed mode |
 //! | `hipMemcpy`, `hipMemset`, `hipDeviceSynchronize` | invalidate every capture of the process | never called |
 //! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | used for all shared memory |
-//! | `hipIpcGetMemHandle` | a handle of an address within an allocation opens at that address | exports the base and the offset |
-//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; not in the process that created the handle | uses these flags; the error says to use the address |
+//! | `hipIpcGetMemHandle` | a handle for an address inside an allocation maps the memory from that address, not from the base | exports a handle for the base, and the offset of the address |
+//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; fails in the process that created the handle | passes this flag; the error recommends the address itself |
 //! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the `Driver` trait permits these waits; no other method waits |
 //! | `hipHostMalloc` | coherent without fences only with `hipHostMallocCoherent` | portable, mapped and coherent |
 //! | `hipMemcpyAsync` | asynchronous only for page-locked memory | copies use a page-locked buffer |
-//! | `hipModuleLoadData` | has no length: reads as many bytes as the image's headers say, and keeps the pointer | headers are checked; the image is kept |
+//! | `hipModuleLoadData` | takes no length but reads the bytes that the image's headers describe; keeps the pointer | headers are checked; the image is kept alive |
 //! | `hipModuleGetFunction` | returns `hipErrorNotFound` for an unknown kernel | returns `None` |
-//! | `hipModuleLaunchKernel` | grid in blocks; less than 2^32 threads; block at most as compiled | grid and number of threads are checked here; HIP checks the block |
+//! | `hipModuleLaunchKernel` | the grid is given in blocks; fewer than 2^32 threads in total; blocks no larger than the kernel was compiled for | this module checks the number of threads; HIP checks the size of the blocks |
 //! | `hipModuleLaunchCooperativeKernel` | `hipErrorCooperativeLaunchTooLarge` if the blocks cannot be resident together | an error with a hint |
-//! | `hipModuleLaunchCooperativeKernel` on a capturing stream | some runtimes run the kernel immediately | returns an error unless the graph has grown |
+//! | `hipModuleLaunchCooperativeKernel` on a capturing stream | some runtimes run the kernel immediately | returns an error if the graph got no new node |
 //! | `hipStreamQuery`, `hipEventQuery` | return `hipErrorNotReady` while work is pending | returns `false` |
 //! | `hipStreamWaitValue32` | the command processor waits if the memory was allocated with `hipMallocSignalMemory`, otherwise a small kernel waits; some runtimes cannot capture the wait | called with a full mask; errors are returned |
-//! | `hipStreamBeginCapture` | thread-local: must end on its thread | documented in the trait; the error has a hint |
-//! | `hipStreamEndCapture` | leaves the graph undefined after an error | the graph is not read |
+//! | `hipStreamBeginCapture` | a thread-local capture must end on the thread that began it | documented in the `Driver` trait; the error has a hint |
+//! | `hipStreamEndCapture` | leaves the graph handle undefined after an error | the handle is not read after an error |
 //! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | uses this flag; the only reference moves to the graph |
-//! | `hipGraphInstantiateWithFlags` | clones the graph with its user objects | no other reference is kept |
+//! | `hipGraphInstantiateWithFlags` | the clone of the graph also refers to the user objects | this module keeps no reference to a user object |
 //!
 //! AMD GPUs have no clusters, no multicast objects and no dependent launches. A launch with
 //! clusters and the creation of a multicast object return errors. A dependent launch is executed as

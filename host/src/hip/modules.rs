@@ -26,7 +26,7 @@ type Arguments = Option<Vec<(usize, usize)>>;
 
 #[derive(Debug)]
 struct Module {
-    /// The image, kept alive because the runtime reads it even after loading.
+    /// The image. Kept alive, because the runtime may read it after loading.
     _image: Vec<u64>,
     object: CodeObject,
 }
@@ -39,8 +39,9 @@ impl Hip {
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
         let _relaxed = self.relaxed()?;
         let mut module: hipModule_t = ptr::null_mut();
-        // SAFETY: `module` is writable. All parts that the headers of the image refer to lie within
-        // the image, and the image is never freed.
+        // SAFETY: `module` is writable. `metadata::parse` has checked that all segments and
+        // sections lie within the image. `Module` keeps the image alive, and modules are never
+        // unloaded.
         let status = unsafe {
             (self.functions.hipModuleLoadData)(&mut module, words.as_ptr().cast::<c_void>())
         };
@@ -79,7 +80,7 @@ impl Hip {
         }
         let _relaxed = self.relaxed()?;
         let mut function: hipFunction_t = ptr::null_mut();
-        // SAFETY: `function` is writable, the module is loaded, and the name ends with a zero byte.
+        // SAFETY: `function` is writable, the module is loaded, and a `CStr` ends with a zero byte.
         let status = unsafe {
             (self.functions.hipModuleGetFunction)(
                 &mut function,
@@ -113,7 +114,8 @@ impl Hip {
         self.current()?;
         let attribute = |number: c_uint| {
             let mut value: Int = 0;
-            // SAFETY: `value` is writable; the function's module stays loaded.
+            // SAFETY: `value` is writable. `function` is live, because its module is never
+            // unloaded.
             let status = unsafe {
                 (self.functions.hipFuncGetAttribute)(
                     &mut value,
@@ -143,7 +145,7 @@ impl Hip {
         let threads = Int::try_from(threads)
             .map_err(|_| driver_error(call, &format!("{threads} threads in a block")))?;
         let mut blocks: Int = 0;
-        // SAFETY: `blocks` is writable; the function's module stays loaded.
+        // SAFETY: `blocks` is writable. `function` is live, because its module is never unloaded.
         let status = unsafe {
             (self
                 .functions
@@ -158,8 +160,8 @@ impl Hip {
         Ok(u32::try_from(blocks).unwrap_or_default())
     }
 
-    /// Ignores [`LaunchShape::dependent`], because HIP has no dependent launches. The kernel starts
-    /// after the previous kernel is complete.
+    /// Launches a kernel. Ignores [`LaunchShape::dependent`], because HIP has no dependent
+    /// launches: the kernel starts after the previous kernel on the stream is complete.
     ///
     /// # Safety
     /// The preconditions of `Driver::launch`.
@@ -182,8 +184,9 @@ impl Hip {
         };
         if shape.cooperative {
             let capture = self.growing_graph(raw)?;
-            // SAFETY: the caller guarantees live handles and the arguments that the kernel expects.
-            // The runtime copies the arguments.
+            // SAFETY: `function` and `stream` are live handles. The caller guarantees that
+            // `arguments` are the arguments that the kernel expects. The runtime copies the
+            // arguments.
             let status = unsafe {
                 (self.functions.hipModuleLaunchCooperativeKernel)(
                     function, blocks, 1, 1, threads, 1, 1, shared, stream, arguments,
@@ -203,8 +206,8 @@ impl Hip {
             }
             return Ok(());
         }
-        // SAFETY: the caller guarantees live handles and the arguments that the kernel expects. The
-        // runtime copies the arguments.
+        // SAFETY: `function` and `stream` are live handles. The caller guarantees that `arguments`
+        // are the arguments that the kernel expects. The runtime copies the arguments.
         let status = unsafe {
             (self.functions.hipModuleLaunchKernel)(
                 function,
@@ -223,7 +226,8 @@ impl Hip {
         self.functions.check("hipModuleLaunchKernel", status)
     }
 
-    /// Returns the graph into which a stream is captured, and its number of nodes.
+    /// Returns the graph into which a stream is being captured, and the current number of nodes of
+    /// the graph. Returns `None` if the stream is not capturing.
     fn growing_graph(&self, stream: RawStream) -> Result<Option<(RawGraph, usize)>> {
         match self.capture_status(stream)? {
             CaptureStatus::Active(_, graph) => Ok(Some((graph, self.graph_nodes(graph)?))),
@@ -232,7 +236,8 @@ impl Hip {
     }
 }
 
-/// Checks a launch against HIP's limits: no clusters, and less than 2^32 threads.
+/// Checks a launch against HIP's limits: no clusters of several blocks, and from 1 to 2^32 - 1
+/// threads.
 fn launchable(shape: &LaunchShape) -> Result<(), String> {
     if shape.cluster > 1 {
         return Err(format!(
@@ -251,8 +256,9 @@ fn launchable(shape: &LaunchShape) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the arguments of a kernel from the metadata. Fails if the metadata does not contain the
-/// kernel, because its arguments could not be checked.
+/// Returns the arguments of a kernel from the metadata, or `None` if the image has no metadata.
+/// Fails if the metadata does not contain the kernel, because the arguments of a launch could then
+/// not be checked.
 fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
     let Some(kernels) = &object.kernels else {
         return Ok(None);
@@ -264,7 +270,7 @@ fn arguments(object: &CodeObject, name: &CStr) -> Result<Arguments, String> {
         .ok_or_else(|| format!("the image's metadata does not name kernel {name:?}"))
 }
 
-/// Appends information to an error.
+/// Appends `more` to the message of an error.
 fn with_detail(error: Error, more: &str) -> Error {
     match error {
         Error::Driver {

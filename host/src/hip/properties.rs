@@ -10,7 +10,7 @@ use super::library::Functions;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
-/// Queries the properties of device `ordinal`, which exists.
+/// Queries the properties of device `ordinal`. The device must exist.
 pub(super) fn of(functions: &Functions, ordinal: Int) -> Result<Properties> {
     let attribute = |number| attribute(functions, number, ordinal);
     let pci = [
@@ -52,7 +52,7 @@ fn attribute(functions: &Functions, number: c_uint, ordinal: Int) -> Result<u32>
 
 fn name(functions: &Functions, ordinal: Int) -> Result<String> {
     let mut name = [0; 256];
-    // SAFETY: the length is that of the buffer.
+    // SAFETY: `name` is writable and has 256 bytes, the length that is passed.
     let status = unsafe { (functions.hipDeviceGetName)(name.as_mut_ptr(), 256, ordinal) };
     functions.check("hipDeviceGetName", status)?;
     Ok(string(&name.map(c_char::cast_unsigned)))
@@ -82,13 +82,15 @@ fn version(functions: &Functions) -> Result<u32> {
     Ok(u32::try_from(version).unwrap_or_default())
 }
 
-/// Returns `gfx942` for `gfx942:sramecc+:xnack-`.
+/// Returns the architecture of the GPU without target features, such as `gfx942` if the runtime
+/// reports `gfx942:sramecc+:xnack-`.
 fn architecture(functions: &Functions, ordinal: Int) -> Result<String> {
-    // Twice the necessary size, because a later runtime may fill a longer structure under the same
-    // name.
+    // The buffer has twice the size of the structure, because a later runtime may fill a longer
+    // structure under the same name.
     let mut properties = [0_u64; PROP_BYTES / 4];
     let pointer = properties.as_mut_ptr().cast::<Prop>();
-    // SAFETY: the buffer is writable, aligned for the structure (8) and larger than it.
+    // SAFETY: the buffer is writable, aligned to 8 bytes like the structure, and larger than the
+    // structure.
     let status = unsafe { (functions.hipGetDevicePropertiesR0600)(pointer, ordinal) };
     functions.check("hipGetDevicePropertiesR0600", status)?;
     let bytes: &[u8] = bytemuck::cast_slice(&properties);
@@ -104,7 +106,7 @@ fn architecture(functions: &Functions, ordinal: Int) -> Result<String> {
     })
 }
 
-/// Returns the architecture without its features, or `None` if the text is not an architecture.
+/// Returns the architecture without target features, or `None` if the text is not an architecture.
 fn base(text: &str) -> Option<String> {
     let base = text.split(':').next()?;
     let number = base.strip_prefix("gfx")?;
@@ -118,9 +120,9 @@ fn string(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
-/// Returns the identifier that the runtime reports (16 hexadecimal digits, not all 0). Most
-/// graphics cards have no identifier or all have the same one. For these GPUs, returns the PCI
-/// address, which is unique within a host.
+/// Returns the identifier that the runtime reports if it consists of 16 hexadecimal digits that are
+/// not all 0. Most graphics cards report no identifier, or a text that is equal for all cards. For
+/// such a card, returns the PCI address, which is unique within a host.
 fn identity(uuid: [u8; 16], [domain, bus, device]: [u32; 3]) -> [u8; 16] {
     let digits = uuid.iter().all(u8::is_ascii_hexdigit);
     if digits && uuid.iter().any(|byte| *byte != b'0') {

@@ -31,14 +31,14 @@ impl Hip {
 
     pub(super) fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the runtime checks the handle.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         let status = unsafe { (self.functions.hipStreamQuery)(stream.0 as hipStream_t) };
         self.functions.ready("hipStreamQuery", status)
     }
 
     pub(super) fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the runtime checks the handle.
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
         let status = unsafe { (self.functions.hipStreamSynchronize)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamSynchronize", status)
     }
@@ -52,23 +52,24 @@ impl Hip {
         data: *mut c_void,
     ) -> Result<()> {
         self.current()?;
-        // SAFETY: the caller guarantees that `data` is valid for `callback` at every call.
+        // SAFETY: `stream` is a live handle. The caller guarantees that `data` is valid for
+        // `callback` at every call.
         let status = unsafe {
             (self.functions.hipLaunchHostFunc)(stream.0 as hipStream_t, Some(callback), data)
         };
         self.functions.check("hipLaunchHostFunc", status)
     }
 
-    /// Makes a stream wait for a word of device memory. The runtime implements the wait in the
-    /// command processor or by a small kernel, depending on the kind of memory. Returns an error if
-    /// the runtime cannot wait or cannot capture the wait.
+    /// Makes a stream wait until the word at `at` has reached `value`. Depending on the kind of
+    /// memory, either the command processor or a small kernel waits. Returns an error if the
+    /// runtime cannot wait or cannot capture the wait.
     ///
     /// # Safety
     /// The preconditions of `Driver::wait_value`.
     pub(super) unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: the caller guarantees that the word at `at` is mapped.
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
         let status = unsafe {
             (self.functions.hipStreamWaitValue32)(
                 stream,
@@ -86,8 +87,8 @@ impl Hip {
     pub(super) unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
         self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
-        // SAFETY: the caller guarantees that the word at `at` is mapped. The flags are reserved and
-        // must be 0.
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
+        // The flags are reserved and must be 0.
         let status = unsafe { (self.functions.hipStreamWriteValue32)(stream, at, value, 0) };
         self.functions.check("hipStreamWriteValue32", status)
     }
@@ -117,7 +118,7 @@ impl Hip {
 
     pub(super) fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: both handles came from this driver.
+        // SAFETY: `event` and `stream` are live handles (module documentation of `gpu::driver`).
         let status = unsafe {
             (self.functions.hipEventRecord)(event.0 as hipEvent_t, stream.0 as hipStream_t)
         };
@@ -126,14 +127,14 @@ impl Hip {
 
     pub(super) fn query_event(&self, event: RawEvent) -> Result<bool> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: the handle came from this driver.
+        // SAFETY: `event` is a live handle (module documentation of `gpu::driver`).
         let status = unsafe { (self.functions.hipEventQuery)(event.0 as hipEvent_t) };
         self.functions.ready("hipEventQuery", status)
     }
 
     pub(super) fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         self.current()?;
-        // SAFETY: both handles came from this driver; the flags must be 0.
+        // SAFETY: `stream` and `event` are live handles, and the flags are 0 as required.
         let status = unsafe {
             (self.functions.hipStreamWaitEvent)(stream.0 as hipStream_t, event.0 as hipEvent_t, 0)
         };
@@ -143,7 +144,7 @@ impl Hip {
     pub(super) fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32> {
         let _relaxed = self.relaxed()?;
         let mut milliseconds = 0.0;
-        // SAFETY: `milliseconds` is writable; both handles came from this driver.
+        // SAFETY: `milliseconds` is writable, and `start` and `end` are live handles.
         let status = unsafe {
             (self.functions.hipEventElapsedTime)(
                 &mut milliseconds,

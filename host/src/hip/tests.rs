@@ -88,7 +88,7 @@ fn memory_is_zeroed_rounded_and_copied() {
         let memory = driver.allocate(5000, kind).unwrap();
         assert_eq!(memory.bytes, 5000_u64.next_multiple_of(granularity));
         let mut bytes = vec![1; memory.bytes as usize];
-        // SAFETY: the range is the allocation.
+        // SAFETY: the range is the whole allocation.
         unsafe { driver.read(&mut bytes, memory.address) }.unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
         // SAFETY: the memory is not in use and is released once.
@@ -121,7 +121,8 @@ fn memory_is_zeroed_rounded_and_copied() {
     // SAFETY: the range lies within the allocation.
     unsafe { driver.read(&mut back[..100], memory.address) }.unwrap();
     assert_eq!(back[..100], bytes[..100]);
-    // SAFETY: the range exceeds the allocation, and the fake refuses it (a negative control).
+    // SAFETY: the range exceeds the allocation, and the fake returns an error without a copy (a
+    // negative control).
     unsafe { driver.write(memory.address + (3 << 20) - 1, &[1, 2]) }.unwrap_err();
     check_thread();
 }
@@ -184,7 +185,7 @@ fn memory_is_shared_by_its_base() {
         origin: Origin::Virtual,
         ..memory
     };
-    // SAFETY: the driver refuses the memory.
+    // SAFETY: the driver returns an error for this origin and does not free the memory.
     unsafe { driver.release(foreign) }.unwrap_err();
     check_thread();
 }
@@ -285,16 +286,16 @@ fn streams_wait_for_words_and_write_them() {
     let stream = driver.create_stream().unwrap();
     let mut word = 7_u32;
     let at = (&raw mut word) as u64;
-    // SAFETY: the word outlives the calls, which the fake makes at once.
+    // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
     unsafe { driver.write_value(stream, at, 3) }.unwrap();
-    // SAFETY: the word outlives the calls, which the fake makes at once.
+    // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
     unsafe { driver.wait_value(stream, at, 3) }.unwrap();
     assert_eq!(word, 3);
     for call in ["hipStreamWaitValue32", "hipStreamWriteValue32"] {
         fail(call, hip::ERROR_ILLEGAL_ADDRESS);
-        // SAFETY: the word outlives the calls, which the fake makes at once.
+        // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
         let waited = unsafe { driver.wait_value(stream, at, 3) };
-        // SAFETY: the word outlives the calls, which the fake makes at once.
+        // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
         let both = waited.and_then(|()| unsafe { driver.write_value(stream, at, 3) });
         let text = both.unwrap_err().to_string();
         assert!(text.contains(call) && text.contains("(700)"), "{text}");
@@ -316,7 +317,8 @@ fn calls_during_a_capture_are_allowed() {
     unsafe { driver.write(memory.address, &[1]) }.unwrap();
     // SAFETY: the memory is not in use and is released once.
     unsafe { driver.release(memory) }.unwrap();
-    // Negative control: without the relaxed mode the fake refuses an allocation.
+    // Negative control: if the thread is not in relaxed mode, the fake returns an error for an
+    // allocation.
     let mut pointer = ptr::null_mut();
     // SAFETY: `pointer` is writable.
     let status = unsafe { (fake::FUNCTIONS.hipMalloc)(&mut pointer, 8) };
@@ -325,7 +327,7 @@ fn calls_during_a_capture_are_allowed() {
     assert_eq!(driver.end_capture(stream).unwrap(), graph);
     assert_eq!(driver.graph_nodes(graph).unwrap(), 3);
     let exec = driver.instantiate(graph).unwrap();
-    // SAFETY: the fake does nothing.
+    // SAFETY: the fake does not execute the graph.
     unsafe { driver.launch_graph(exec, stream) }.unwrap();
     // SAFETY: the graph is not in use and is destroyed once.
     unsafe { driver.destroy_exec(exec) }.unwrap();
@@ -387,7 +389,7 @@ fn graphs_call_back_when_they_took_the_data() {
 }
 
 /// Tests memory, a stream, a captured copy and a code object on a machine with ROCm. The code
-/// object must load, or the load must return an error.
+/// object must load on gfx942. On other GPUs, the load may return an error.
 #[test]
 #[ignore = "needs an AMD GPU"]
 fn on_a_gpu() {

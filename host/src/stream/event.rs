@@ -33,7 +33,7 @@ impl Event {
         Ok(self.gpu.get_or_init(|| made))
     }
 
-    /// Returns whether the latest record is complete.
+    /// Returns true if the latest record is complete or the event was never recorded.
     pub fn query(&self) -> bool {
         match self.gpu.get() {
             Some(event) => event.query().unwrap_or(true),

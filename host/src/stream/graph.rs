@@ -23,7 +23,7 @@ impl Graph {
         }
     }
 
-    /// Returns whether nothing was captured. An empty graph can be instantiated and replayed.
+    /// Returns true if nothing was captured. An empty graph can be instantiated and replayed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -73,7 +73,7 @@ impl GraphExec {
     }
 
     /// Replays the graph and blocks until the replay is complete. On an idle CPU stream the replay
-    /// runs on this thread, and `run` itself neither allocates nor makes a system call.
+    /// runs on the calling thread, and `run` itself neither allocates nor makes a system call.
     ///
     /// # Errors
     /// The first failure of the captured work.

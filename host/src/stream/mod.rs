@@ -92,10 +92,10 @@ impl Stream {
     /// methods that are documented to block.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context. It must outlive the returned
-    /// [`Stream`], all clones, and all work that is enqueued through them. A communicator keeps a
-    /// clone of the stream of its latest operation until it is used on another stream or is
-    /// dropped.
+    /// `raw` must be a stream of the device's primary context. The stream `raw` must outlive the
+    /// returned [`Stream`], all clones of it, and all work that is enqueued through them. A
+    /// communicator keeps a clone of the stream of its latest operation until the communicator is
+    /// used on another stream or dropped.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] if `device` is
@@ -184,9 +184,9 @@ impl Stream {
         }))
     }
 
-    /// Runs `direct` on this thread if this is an idle CPU stream. Otherwise enqueues the same work
-    /// and waits for it. `recording` is the result of a preceding [`Stream::recording`]. The stream
-    /// must not be capturing.
+    /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise enqueues
+    /// `task`, which must do the same work, and waits for it. `recording` is the result of a
+    /// preceding [`Stream::recording`]. The stream must not be capturing.
     #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
@@ -243,7 +243,7 @@ impl Stream {
         }
     }
 
-    /// Blocks until all work is complete. Returns the first error since the last call.
+    /// Blocks until all work of the stream is complete.
     ///
     /// # Errors
     /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
@@ -255,7 +255,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether all work is complete.
+    /// Returns true if all work of the stream is complete.
     pub fn is_idle(&self) -> bool {
         match &self.0 {
             Kind::Cpu(stream) => stream.is_idle(),
@@ -263,7 +263,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether the operation is complete, successfully or not.
+    /// Returns true if the operation is complete, whether it succeeded or failed.
     pub fn is_complete(&self, ticket: Ticket) -> bool {
         match (&self.0, ticket.0) {
             (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => stream.is_complete(ticket),
@@ -330,9 +330,9 @@ impl Stream {
         }))
     }
 
-    /// Starts a branch of the capture: a CPU replay runs the work that this stream records from now
-    /// on concurrently with the work of other streams. Does nothing on a GPU, because GPU graphs
-    /// always run the streams of a capture concurrently.
+    /// Starts a branch of the capture. A replay on the CPU runs all work that this stream records
+    /// after this call concurrently with the work of the other captured streams. Does nothing on a
+    /// GPU, because GPU graphs always run the streams of a capture concurrently.
     pub(crate) fn branch(&self) {
         if let Kind::Cpu(stream) = &self.0 {
             stream.branch();

@@ -11,9 +11,9 @@ use crate::{Error, Result};
 /// Work that a communicator enqueues on a stream.
 #[derive(Clone)]
 pub(crate) enum Task {
-    /// A kernel's native entry.
+    /// A launch of a kernel's native entry on the CPU.
     Launch(cpu::Launch),
-    /// A GPU kernel.
+    /// A launch of a GPU kernel.
     Kernel(gpu::Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
@@ -24,8 +24,8 @@ pub(crate) enum Task {
     Copies(Arc<[gpu::Copy]>),
 }
 
-/// The capture state of a stream. It is queried once per operation, because the query is a driver
-/// call on a GPU.
+/// The capture state of a stream. An operation queries the state only once, because the query is a
+/// driver call on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recording(pub(super) RecordingKind);
 
@@ -62,8 +62,9 @@ impl Task {
             Self::Kernel(_) => Err(other_device("the kernel")),
             Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
                 for copy in &*copies {
-                    // SAFETY: `keep` keeps the source and the target mapped. No other work accesses
-                    // them concurrently, because the stream orders all users of the memory.
+                    // SAFETY: `copy.keep` keeps the source and the target mapped. No other work
+                    // accesses the two ranges concurrently, because the stream orders all users of
+                    // the memory.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,
@@ -77,7 +78,7 @@ impl Task {
         }
     }
 
-    /// Runs the work on this thread.
+    /// Runs the work on the calling thread.
     pub(crate) fn execute(&self) -> Result<()> {
         match self {
             Self::Launch(launch) => launch.execute(),

@@ -1,4 +1,4 @@
-//! Capture and replay.
+//! Tests of capture and replay.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -175,7 +175,7 @@ fn a_branch_runs_concurrently_with_the_rest() {
         host(&main, set(1));
         main.wait_event(&join).unwrap();
         host(&main, set(2));
-        // The opposite direction: the origin stream waits for the branch.
+        // The opposite direction: the branch waits for the origin stream.
         main.record(&again).unwrap();
         side.wait_event(&again).unwrap();
         let (flag, seen) = (Arc::clone(&flag), Arc::clone(&seen));

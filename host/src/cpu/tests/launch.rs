@@ -32,7 +32,7 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     unsafe { (*params.target).fetch_add(value << (8 * context.block), Ordering::Relaxed) };
 }
 
-/// Returns in lane 3 without entering the barrier.
+/// Returns from lane 3 without entering the block barrier.
 unsafe fn deserts(context: *const LaneContext, _: *const u8) {
     // SAFETY: the launch passes this lane's context.
     let context = unsafe { &*context };
@@ -185,7 +185,8 @@ fn launches_beyond_the_limits_are_refused() {
 #[test]
 fn threads_that_flush_subnormals_are_refused() {
     fn set_mxcsr(value: u32) {
-        // SAFETY: sets rounding and flush flags only; all exceptions stay masked.
+        // SAFETY: `value` changes only the rounding and flush flags. All floating-point exceptions
+        // stay masked.
         unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
     }
     let (stream, target) = (CpuStream::new(), Arc::default());

@@ -1,4 +1,4 @@
-//! Tests of launches, streams, events and graphs: the kernels and helpers that they share.
+//! Tests of launches, streams, events and graphs, and the kernels and helpers that the tests share.
 
 mod graph;
 mod launch;
@@ -23,7 +23,7 @@ struct Params {
     amount: u64,
 }
 
-/// Adds `amount` in every lane.
+/// Adds `amount` to `target` in every lane.
 unsafe fn add(_: *const LaneContext, params: *const u8) {
     // SAFETY: every test passes a `Params`.
     let Params { target, amount } = unsafe { *params.cast() };
@@ -76,7 +76,7 @@ fn value(target: &AtomicU64) -> u64 {
     target.load(Ordering::Relaxed)
 }
 
-/// Blocks a stream's worker until the returned sender is used or dropped.
+/// Blocks a stream's worker until the returned sender sends a message or is dropped.
 fn block(stream: &CpuStream) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel();
     let wait = move || {
