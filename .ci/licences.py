@@ -2,8 +2,8 @@
 """Checks the licence of every dependency against the policy in deny.toml, and that
 docs/dependencies.md names every dependency of a published crate.
 
-`cargo deny check` does that and more (advisories, sources), and is used where it is installed; this
-needs nothing but cargo and Python 3.11.
+If cargo-deny is installed, it checks the licences, and also bans and sources. Otherwise this script
+checks the licences. It needs only cargo and Python 3.11.
 """
 
 import json
@@ -28,7 +28,7 @@ def allowed(expression, policy):
         elif token in ("AND", "OR", "/"):
             terms.append({"AND": "and", "OR": "or", "/": "or"}[token])
         elif token == "WITH":
-            # An exception only adds permissions, unless the policy lists the pair.
+            # Skips the exception, because it only adds permissions to the licence.
             skip = True
         else:
             terms.append(str(token in policy))
@@ -36,7 +36,7 @@ def allowed(expression, policy):
 
 
 def self_test():
-    """Alternatives, conjunctions and exceptions are read as SPDX has them."""
+    """Asserts that `allowed` evaluates OR, AND and WITH as SPDX defines them."""
     policy = {"MIT", "Apache-2.0"}
     assert allowed("MIT", policy) and allowed("MIT OR GPL-3.0", policy)
     assert allowed("MIT/GPL-3.0", policy)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks what rustfmt and clippy do not: line widths, words and the openings of doc comments.
+"""Checks style rules that rustfmt and clippy lack: line widths, words, first words of doc comments.
 
-    .ci/style.py               checks the tracked files; prints each violation, ends with status 1
-    .ci/style.py --self-test   checks that each rule finds what it should
+    .ci/style.py               checks the tracked files; prints violations; exits with 1 if any
+    .ci/style.py --self-test   checks that each rule reports its violations
 """
 
 import re
@@ -12,12 +12,12 @@ from pathlib import Path
 
 CODE = {".rs", ".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".sh", ".py"}
 COLUMNS = {"code": 100, "markdown": 120}
-# Generated from the compiled images, and recorded measurements.
+# Recorded measurements and generated files.
 SKIPPED = ("benches/results/", "host/images/", "Cargo.lock")
-# Comments in these are rewritten together with their code.
+# The rules for prose do not apply here, because these comments are rewritten with their code.
 OLD_PROSE = ("device-api/", "kernels/", "host/src/comm/")
 
-# The brackets keep this file out of a plain search for the words.
+# The brackets keep a plain search for these words from matching this file.
 WORDS = re.compile(
     r"meet[i]ng|verd[i]ct|(?<![a-z])g[a]ngs?(?![a-z])|(?<![a-z])s[e]ats?(?![a-z])"
     r"|sabot[a]ge|pl[a]nted|airb[o]rne",
@@ -45,11 +45,12 @@ def check(path, lines):
     for number, line in enumerate(lines, 1):
         if markdown and line.lstrip().startswith("```"):
             fenced = not fenced
-        # A table's row cannot be broken, real output must not be, and a link has no blanks.
+        # Exempts table rows and links, which cannot be broken, and fenced blocks, which may quote
+        # real output.
         free = markdown and (fenced or line.startswith("|")) or "://" in line or TABLE.match(line)
         if limit and len(line) > limit and not free:
             yield number, f"{len(line)} columns, at most {limit}"
-        # CONTRIBUTING.md lists words that are not used.
+        # CONTRIBUTING.md is exempt, because it lists the words to avoid.
         prose = not old and path != "CONTRIBUTING.md"
         if found := WORDS.search(line) or prose and CALQUES.search(line):
             yield number, f"`{found.group()}`: CONTRIBUTING.md has the word to use"
@@ -62,7 +63,7 @@ def check(path, lines):
 
 
 def self_test():
-    """Each rule finds its own mistake, and nothing in a correct file."""
+    """Asserts that each rule reports its violations and reports none in correct files."""
     wrong = {
         "a.rs": ["/// What it is.", "x" * 101, "// a meet" "ing of ranks"],
         "a.md": ["y" * 121, "they begin anew"],

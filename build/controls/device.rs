@@ -42,7 +42,7 @@ pub unsafe extern "gpu-kernel" fn control_clean(
     unsafe { *x = *x * *x + *x };
 }
 
-/// Uses an atomic of `core`. For NVIDIA, LLVM before 23 drops its ordering and its scope.
+/// Uses an atomic of `core`. For NVIDIA, LLVM before 23 drops the atomic's ordering and scope.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_unscoped(word: *mut u32) {
@@ -112,7 +112,7 @@ pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
     unsafe { *x = left };
 }
 
-/// Breaks no rule in the source. Jump threading in MIR clones its barrier into both sides of a
+/// Breaks no rule in the source. Jump threading in MIR clones the barrier into both sides of a
 /// divergent branch.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_threaded(x: *mut u32) {
@@ -153,7 +153,8 @@ pub unsafe extern "gpu-kernel" fn control_approximation(x: *mut f32) {
     unsafe { *x = control_reciprocal(*x) };
 }
 
-/// Reads memory that peers may write through a `&T`, which compiles to a non-coherent load.
+/// Reads memory that peers may write. The read goes through a `&u32` parameter, so it compiles to a
+/// non-coherent load.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
@@ -161,7 +162,7 @@ pub unsafe extern "gpu-kernel" fn control_reference(flag: &u32, out: *mut u32) {
     unsafe { *out = *flag };
 }
 
-/// Breaks no rule: each `multimem` access has 16 bytes and stands between alias fences.
+/// Breaks no rule: each `multimem` instruction accesses 16 bytes, and alias fences surround them.
 #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn control_multicast_clean(from: u64, to: u64) {

@@ -23,7 +23,7 @@ pub unsafe fn clean_reduce__avx512(to: &mut [f32], from: &[f32]) {
     sum(to, from);
 }
 
-/// Is compiled without the target features that its variant requires.
+/// Lacks the target feature that the variant `avx512` in its name requires.
 #[unsafe(no_mangle)]
 pub unsafe fn narrow_reduce__avx512(to: &mut [f32], from: &[f32]) {
     sum(to, from);

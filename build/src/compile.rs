@@ -147,7 +147,8 @@ impl Part {
     }
 }
 
-/// Runs cargo and rustc. Writes the crate and its dependencies to one bitcode file.
+/// Runs cargo and rustc, which write the crate and its dependencies to one bitcode file. Returns
+/// the compiler's messages.
 fn rustc(
     toolchain: &Toolchain,
     project: &Project,
@@ -180,8 +181,9 @@ fn rustc(
             .arg("--")
             .arg(format!("--emit=llvm-bc={}", bitcode.display()));
         if fresh {
-            // cargo does not track the bitcode file, so a flag without effect makes it run rustc
-            // again.
+            // Cargo does not track the bitcode file, so it may not run rustc although the file is
+            // missing. This flag has no effect on the code, but its value is new, so cargo runs
+            // rustc again.
             command.arg(format!("--cfg=fusewire_again_{}", std::process::id()));
         }
         process::run(&format!("rustc for {target}"), &mut command)
@@ -193,7 +195,8 @@ fn rustc(
     Ok(output.stderr)
 }
 
-/// Links the shims and edits attributes.
+/// Links the bitcode with the shims and edits function attributes. Returns the path of the linked
+/// IR.
 fn link(
     toolchain: &Toolchain,
     project: &Project,
@@ -219,8 +222,8 @@ fn link(
     let mut command = process::clean(&toolchain.llvm_link);
     command.arg("-S").arg(&plain);
     for (index, shim) in project.shims(target.vendor()).iter().enumerate() {
-        // The data layout depends on the version of LLVM, so the shim is given the crate's data
-        // layout.
+        // The data layout depends on the version of LLVM, so the shims do not contain one. Each
+        // shim gets the data layout of the crate.
         let with_layout = folder.join(format!("shim{index}.ll"));
         files::write(&with_layout, format!("{layout}\n{}", files::read(shim)?))?;
         command.arg(with_layout);
@@ -311,7 +314,7 @@ pub(crate) fn optimise_with_lines(
     files::read(&text)
 }
 
-/// Generates assembly for a module with line tables. Returns its path.
+/// Generates assembly for the IR `module`, which has line tables. Returns the path of the assembly.
 pub(crate) fn assemble_lines(
     toolchain: &Toolchain,
     compiled: &Compilation,
@@ -332,7 +335,7 @@ pub(crate) fn assemble_lines(
     Ok(output)
 }
 
-/// File name of the linked module, with line tables.
+/// File name of the linked module, which has line tables.
 const LINKED: &str = "linked.ll";
 
 /// File name of the optimised bitcode of all kernels.
@@ -342,8 +345,8 @@ fn public(kernels: &[String]) -> String {
     format!("--internalize-public-api-list={}", kernels.join(","))
 }
 
-/// Makes the image of one family. opt extracts the family, llc generates its code and, for AMD,
-/// ld.lld links it.
+/// Makes the image of one family: opt extracts the family, llc generates code and, for AMD, ld.lld
+/// links the code object.
 fn generate(
     toolchain: &Toolchain,
     folder: &Path,

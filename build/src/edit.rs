@@ -70,8 +70,8 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
                     }
                     Vendor::Nvidia => write!(
                         attributes,
-                        // Requests one block per SM. To make a second block fit, ptxas would spill
-                        // registers.
+                        // Requests a minimum of one block per SM. For a minimum of two, ptxas would
+                        // spill registers.
                         " \"nvvm.maxntid\"=\"{max_threads}\" \"nvvm.minctasm\"=\"1\""
                     ),
                 };

@@ -12,7 +12,7 @@ pub struct Finding {
     /// The line in the kernel author's code or, if unknown, in the library. `None` if neither is
     /// known.
     pub line: Option<Frame>,
-    /// The line of the branch that leads to a divergent barrier.
+    /// For a barrier in divergent code, the line of the branch at which the lanes diverge.
     pub branch: Option<Frame>,
 }
 
@@ -29,7 +29,7 @@ impl From<Violation> for Finding {
 /// The verifier's result for an image.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// The violations of the crate.
+    /// The violations outside the library's own code, without the exempt ones.
     pub all: Vec<Finding>,
     /// Number of device-scope accesses in the library's own code. The rule `scope` permits them.
     pub library: usize,
@@ -40,7 +40,8 @@ pub struct Findings {
 ///
 /// Every kernel contains device-scope accesses of the library: in the launch prologue, in counters
 /// and in channels. These are not violations. A device-scope access that the author writes through
-/// `fusewire_device::mem` is one. The source lines distinguish the two.
+/// `fusewire_device::mem` is a violation. Source lines tell the library's accesses from the
+/// author's.
 ///
 /// # Errors
 /// Returns the errors of [`crate::compile()`].
@@ -79,8 +80,8 @@ pub fn findings(
 fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> bool {
     violation.rule == verify::SCOPE
         && violation.locations.first().is_some_and(|&location| {
-            // The caller of a memory operation chooses the scope, so the frames of the operation
-            // are skipped.
+            // The caller of a memory operation chooses the scope. The search for the caller skips
+            // the frames of the operation.
             let frames = map.frames(location);
             let caller = frames
                 .iter()

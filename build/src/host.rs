@@ -1,4 +1,4 @@
-//! The host side of a kernel crate: the list of its kernels and their native code.
+//! The host side of a kernel crate: its list of kernels and their native code.
 //!
 //! The probe is a small program that depends on the kernel crate and is built with the ordinary
 //! tool chain in release mode. It prints the crate's `KERNELS` (`&[KernelInfo]` or
@@ -30,7 +30,7 @@ pub struct HostParameter {
     pub name: String,
     /// Byte offset in the parameter struct.
     pub offset: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
 }
 
@@ -162,8 +162,8 @@ pub fn probe(project: &Project) -> Result<Host> {
     };
     let folder = project.target.join("fusewire-probe").join(&project.name);
     files::create_directory(&folder.join("src"))?;
-    // Uses the same package that the crate depends on, because another copy would define different
-    // types.
+    // Depends on the same copy of `fusewire-device` as the crate, because another copy would define
+    // different types.
     let published = project.dependencies.iter().find_map(|dependency| {
         let version = dependency.strip_prefix("fusewire-device ")?;
         Some(format!("\"={version}\""))
@@ -210,7 +210,8 @@ pub fn probe(project: &Project) -> Result<Host> {
     })
 }
 
-/// Replaces the compiler's error about a missing public list by an error that says what to add.
+/// Returns `error`, or, if the compiler did not find a public `KERNELS`, an error that explains how
+/// to add it.
 fn without_list(project: &Project, error: Error) -> Error {
     match &error {
         Error::Command { output, .. }

@@ -21,7 +21,7 @@ pub struct Image {
     pub functions: Vec<AsmFunction>,
     /// Functions of the optimised IR.
     pub ir: Vec<ir::IrFunction>,
-    /// Text of the final assembly, which also has the directives outside functions.
+    /// Text of the final assembly, including directives outside functions.
     pub assembly: String,
     /// The kernels with their resources.
     pub kernels: Vec<Kernel>,
@@ -33,7 +33,7 @@ pub struct Image {
     pub multicast: Vec<String>,
     /// The files that a driver loads.
     pub files: Vec<ImageFile>,
-    /// The output of ptxas, if it rejected the image.
+    /// The output of ptxas, if ptxas rejected the image.
     pub refused: Option<String>,
 }
 
@@ -51,15 +51,15 @@ pub struct ImageFile {
 /// A kernel of an image.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its symbol.
+    /// Symbol of the kernel.
     pub name: String,
     /// Resource usage of the kernel; `None` if unknown (PTX without ptxas).
     pub resources: Option<Resources>,
 }
 
 impl Image {
-    /// Reads the files of a compilation. If `ptxas` is given, runs it on the PTX to determine the
-    /// resource usage of each kernel.
+    /// Reads the files of a compilation. If `ptxas` is given, runs ptxas on the PTX to determine
+    /// the resource usage of each kernel.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) if a file cannot be read,
@@ -115,7 +115,7 @@ impl Image {
         })
     }
 
-    /// Returns the kernels among the functions.
+    /// Returns the functions that are kernels.
     pub fn entries(&self) -> impl Iterator<Item = &AsmFunction> {
         self.functions.iter().filter(|function| function.kernel)
     }

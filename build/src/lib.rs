@@ -23,15 +23,15 @@
 //!
 //! # Modules
 //! - [`toolchain`]: finding compilers and tools;
-//! - [`project`]: the kernel crate and its settings;
+//! - [`project`]: the kernel crate, its dependencies and its settings;
 //! - [`mod@compile`]: compiling a crate to images;
-//! - [`host`]: the crate's native side: list of kernels, machine code;
+//! - [`host`]: the kernel crate compiled for the host: its list of kernels and its native code;
 //! - [`verify`]: the rules, each a function from an [`Image`] to violations;
-//! - [`portable`]: the images that the host library includes, and comparing them with the sources;
-//! - [`sources`]: content hashes;
+//! - [`portable`]: the images that the host library includes, and their comparison with new builds;
+//! - [`sources`]: hashes of the inputs of images;
 //! - [`native`]: the rules for native code;
 //! - [`controls`]: kernels that break one rule each;
-//! - [`divergence`], [`text`]: analysing the output of compilers.
+//! - [`divergence`], [`text`]: analysis and parsing of compiler output.
 
 pub mod compile;
 pub mod controls;

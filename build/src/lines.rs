@@ -140,7 +140,7 @@ fn file_name(name: &str, folder: &str) -> String {
     }
 }
 
-/// Splits `!7 = node`.
+/// Splits a line such as `!7 = node` into its number and its node.
 fn node(line: &str) -> Option<(u32, &str)> {
     let (number, node) = line.strip_prefix('!')?.split_once(" = ")?;
     Some((number.parse().ok()?, node))
@@ -149,7 +149,7 @@ fn node(line: &str) -> Option<(u32, &str)> {
 /// Returns the number after `name` in the fields of a node.
 fn number_of(fields: &str, name: &str) -> Option<u32> {
     let at = fields.find(name)?;
-    // `line: ` is also the end of `scopeLine: `.
+    // `name` must be a whole field name, not the end of a longer one.
     let own = at == 0 || fields[..at].ends_with(", ");
     let rest = &fields[at + name.len()..];
     let end = rest.find(|c: char| !c.is_ascii_digit());
@@ -157,8 +157,8 @@ fn number_of(fields: &str, name: &str) -> Option<u32> {
         .flatten()
 }
 
-/// Returns `image` with the location number of every instruction, and the map that resolves these
-/// numbers.
+/// Returns a copy of `image` with the number of every instruction's debug location, and the map
+/// that resolves these numbers.
 ///
 /// # Errors
 /// Returns the errors of [`crate::compile()`].

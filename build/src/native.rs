@@ -32,7 +32,7 @@ pub const ADVICE: &[(&str, &str)] = &[
     (FUSED, "multiply and add in two operations, without mul_add"),
 ];
 
-/// Name patterns of kernels that reduce, for a crate that does not list its own.
+/// Name patterns of kernels that reduce, for a crate that does not list its reductions.
 pub const REDUCTIONS: &[&str] = &["*reduce*"];
 
 /// One instruction.
@@ -70,8 +70,8 @@ pub fn disassemble(objdump: &Path, program: &Path) -> Result<Program> {
     Ok(parse(&output.stdout, &relocations(&slots.stdout)))
 }
 
-/// Returns the targets of indirect calls, as a map from the address of a slot to the address of the
-/// function.
+/// Parses the relocations of a program. Returns a map from the address of a slot to the address of
+/// the function that the slot points to.
 fn relocations(text: &str) -> BTreeMap<u64, u64> {
     text.lines()
         .filter_map(|line| {
@@ -109,8 +109,8 @@ fn parse(text: &str, slots: &BTreeMap<u64, u64>) -> Program {
         let rest = rest.trim();
         let (code, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let mut operands = operands.trim().to_owned();
-        // `call *0x10(%rip)  # 2000 <slot>`: a call through a slot. A relocation determines its
-        // content.
+        // `call *0x10(%rip)  # 2000 <slot>` calls the function whose address is in the slot. A
+        // relocation gives that address.
         let slot = operands
             .split_once("# ")
             .and_then(|(_, slot)| u64::from_str_radix(slot.split_whitespace().next()?, 16).ok());
@@ -275,7 +275,8 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         } else {
             reductions.iter().any(|pattern| fits(pattern, kernel))
         };
-        // A kernel that selects the type at run time calls one function per type and reduction.
+        // A kernel that selects the type at run time calls one function per type and reduction, so
+        // its packed loops may be in these functions.
         let callees = computing_callees(program, code);
         if reduces && width > 0 {
             match code.hot_width() {
@@ -321,7 +322,8 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
 }
 
 /// Returns the functions that an entry calls, directly or indirectly, and that contain loops of
-/// packed arithmetic. The values are the widths of their registers in bits.
+/// packed arithmetic. Maps each function to the width in bits of the widest register in its hot
+/// loop.
 fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a str, u32> {
     let calls = |code: &'a Code| {
         code.instructions
@@ -336,8 +338,8 @@ fn computing_callees<'a>(program: &'a Program, entry: &'a Code) -> BTreeMap<&'a 
         let ours = !["core", "std", "alloc"]
             .iter()
             .any(|crate_name| symbol.contains(&format!("{}{crate_name}", crate_name.len())));
-        // Ignores calls into the standard library, which only panics make, and into libc, which
-        // only copies make.
+        // Ignores the standard library, which kernels call only to panic, and libc, which they call
+        // only to copy.
         if !ours || !symbol.starts_with("_R") && !symbol.starts_with("_ZN") || !seen.insert(symbol)
         {
             continue;

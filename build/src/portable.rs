@@ -88,7 +88,7 @@ pub struct Difference {
 }
 
 impl ImageSet {
-    /// Reads compiled images.
+    /// Collects the files of compiled images.
     ///
     /// # Errors
     /// [`Error::Project`] for a target whose images could not be linked, [`Error::File`]
@@ -173,7 +173,9 @@ impl ImageSet {
         Ok(total)
     }
 
-    /// Returns the differences between the images in `folder` for `targets` and these images.
+    /// Compares these images with the images in `folder` and returns the differences. An image in
+    /// `folder` that these images do not include is a difference only if it is for one of
+    /// `targets`.
     ///
     /// # Errors
     /// [`Error::File`] or [`Error::Parse`] if the manifest cannot be read.
@@ -267,7 +269,7 @@ impl Manifest {
         ))
     }
 
-    /// Returns the list for the host library.
+    /// Returns the content of the file [`LIST`].
     fn list(&self) -> String {
         let mut text = format!("// Written by `{COMMAND}`.\n&[\n");
         for image in &self.images {

@@ -39,7 +39,8 @@ pub(crate) fn run(step: &str, command: &mut Command) -> Result<Output> {
     })
 }
 
-/// Returns a command without the variables by which an outer cargo or rustup affects an inner one.
+/// Returns a command that runs `program` without the environment variables through which an outer
+/// cargo or rustup would affect an inner one.
 pub(crate) fn clean(program: &std::path::Path) -> Command {
     let mut command = Command::new(program);
     for name in [

@@ -1,4 +1,4 @@
-//! The crate to compile: its path, its dependencies, and what it declares for the verifier.
+//! The crate to compile: its path, its dependencies, and its settings in `Cargo.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -330,19 +330,19 @@ impl Project {
         })
     }
 
-    /// Returns the maximum number of lanes per block.
+    /// Returns the maximum number of lanes per block for all kernels of the crate.
     pub fn max_threads(&self) -> u32 {
         self.settings.max_threads.unwrap_or(MAX_THREADS)
     }
 
-    /// Returns the maximum number of lanes per block of `kernel`.
+    /// Returns the maximum number of lanes per block for `kernel`, which may be lower.
     pub fn max_threads_of(&self, kernel: &str) -> u32 {
         let bound = |it: &&Threads| fits(&it.kernel, kernel);
         let own = self.settings.threads.iter().find(bound);
         own.map_or(self.max_threads(), |it| it.most.min(self.max_threads()))
     }
 
-    /// Returns `true` if a file of a line table belongs to one of Fusewire's own crates.
+    /// Returns `true` if `file`, a path from a line table, belongs to one of Fusewire's own crates.
     pub fn is_library_file(&self, file: &str) -> bool {
         let within = |folder: &String| {
             file.starts_with(folder.as_str()) || file.contains(&format!("/{folder}"))
@@ -355,7 +355,7 @@ impl Project {
         self.shims.get(vendor.name()).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the folder for GPU builds.
+    /// Returns the folder for GPU builds in cargo's target folder.
     pub fn gpu_folder(&self) -> PathBuf {
         self.target.join("fusewire-gpu")
     }
@@ -375,8 +375,8 @@ fn settings_of(package: &Package) -> Result<Settings> {
     })
 }
 
-/// Returns the cargo that started this program or, if it was not started by cargo, the one in
-/// `$PATH`.
+/// Returns the path of the cargo that started this program. If cargo did not start it, returns
+/// `cargo`, which is looked up in `$PATH`.
 pub(crate) fn host_cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

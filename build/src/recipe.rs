@@ -39,8 +39,8 @@ pub(crate) const PASSES: &str = "internalize,default<O3>";
 pub(crate) const SPLIT: &str = "internalize,globaldce";
 
 /// Disables run-time unrolling of loops with an unknown trip count. With unrolling, a kernel with
-/// dozens of such loops would need more registers than a lane has. The source of a kernel batches
-/// loads explicitly.
+/// dozens of such loops would need more registers than a lane has. Kernels batch loads explicitly
+/// in their source instead.
 pub(crate) const UNROLL: &str = "-unroll-runtime=false";
 
 /// Returns the rustc flags that distinguish the variants of a build.
@@ -80,7 +80,8 @@ pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
         format!("-mcpu={target}"),
         format!("-mattr={}", target.features()),
         format!("-filetype={kind}"),
-        // Drivers load PTX as text, and a third of the text would be comments.
+        // Omits comments from PTX, because drivers load the text and a third of it would be
+        // comments.
         format!("-asm-verbose={}", target.vendor() == Vendor::Amd),
     ]
 }

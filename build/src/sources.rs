@@ -96,8 +96,8 @@ pub fn hash(project: &Project) -> Result<String> {
     Ok(hash.text())
 }
 
-/// Returns the hash of the same files, including their comments, because line tables depend on
-/// comments.
+/// Returns the hash of the same inputs as [`hash`] and of [`STEPS`], including comments, because
+/// line tables depend on comments.
 pub(crate) fn content(project: &Project) -> Result<String> {
     let mut hash = Hash::default();
     for text in PIPELINE.iter().chain(&STEPS) {
@@ -156,7 +156,7 @@ fn module_path(file: &str, module: &str) -> PathBuf {
 /// Returns a name for the path that is the same in every checkout.
 fn name(project: &Project, path: &Path) -> String {
     let inner = path.strip_prefix(&project.workspace).ok().or_else(|| {
-        // A file outside the workspace is named relative to the folder of its package.
+        // The name of a file outside the workspace starts with the name of its package's folder.
         let folder = project
             .sources
             .iter()
@@ -166,7 +166,8 @@ fn name(project: &Project, path: &Path) -> String {
     inner.unwrap_or(path).to_string_lossy().into_owned()
 }
 
-/// Collects the Rust and LLVM IR files of the package at `root`, without tests and build output.
+/// Collects the Rust and LLVM IR files of the package at `root`. Skips its tests, benches, examples
+/// and build output, and other packages in its folder.
 fn collect(root: &Path, folder: &Path, out: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|source| Error::File {
         action: "list",

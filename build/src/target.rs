@@ -10,9 +10,9 @@ use crate::Error;
 /// Vendor of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Vendor {
-    /// AMD: AMDGCN, a code object.
+    /// AMD. An image is a code object with AMDGCN machine code.
     Amd,
-    /// NVIDIA: PTX.
+    /// NVIDIA. An image is PTX.
     Nvidia,
 }
 
@@ -99,8 +99,8 @@ impl Target {
         }
     }
 
-    /// Returns the PTX version as a target feature. It is the oldest version that has the required
-    /// instructions, so that old drivers accept the image.
+    /// Returns the PTX version as a target feature; empty for AMD. The version is the oldest one
+    /// that has the required instructions, so that old drivers accept the image.
     pub const fn features(self) -> &'static str {
         match self {
             Self::Sm80 => "+ptx80",

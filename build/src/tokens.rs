@@ -39,8 +39,9 @@ pub(crate) struct RustTokens {
 
 /// Reduces a Rust file to its tokens. If the text cannot be parsed, returns it unchanged.
 ///
-/// The tokens exclude items whose `cfg` is false for both GPU architectures. A procedural macro
-/// runs on the host, so it must not depend on `target_arch`.
+/// The tokens exclude items whose `cfg` is false for both GPU architectures. The code of a
+/// procedural macro is compiled for the host but filtered in the same way, so it must not depend on
+/// `target_arch`.
 pub(crate) fn rust(text: &str) -> RustTokens {
     let Ok(mut file) = syn::parse_file(text) else {
         return RustTokens {
@@ -157,8 +158,8 @@ fn is_false_for_gpus(condition: &Meta) -> bool {
         .all(|architecture| holds(condition, architecture) == Some(false))
 }
 
-/// Evaluates a condition for an architecture. Returns `None` if the condition also depends on
-/// something else.
+/// Evaluates a condition for an architecture. Returns `None` if the value of the condition depends
+/// on anything other than the architecture and [`NEVER`].
 fn holds(condition: &Meta, architecture: &str) -> Option<bool> {
     match condition {
         Meta::Path(path) => NEVER

@@ -3,7 +3,7 @@
 //! Two kinds of tool chain are supported: Debian's packages (`rustc-web cargo-web rust-web-src
 //! llvm-22 lld-22`, which share one LLVM) with `RUSTC_BOOTSTRAP=1`, and rustup's nightly with
 //! `rust-src` and `llvm-tools`. LLVM's tools must have the major version of the compiler's LLVM,
-//! because they read its bitcode.
+//! because they read bitcode that the compiler writes.
 //!
 //! `FUSEWIRE_RUSTC`, `FUSEWIRE_CARGO`, `FUSEWIRE_LLVM_BIN`, `FUSEWIRE_PTXAS` and `FUSEWIRE_OBJDUMP`
 //! override the tools that are found.
@@ -21,7 +21,7 @@ pub struct MissingTool {
     pub piece: String,
     /// The paths that were searched, or the reason why a found tool cannot be used.
     pub reason: String,
-    /// A command that installs it.
+    /// A command that installs the tool or file.
     pub install: String,
 }
 
@@ -59,11 +59,11 @@ impl fmt::Display for Origin {
 /// A compiler with the source of `core`, and LLVM's tools of the same version.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
-    /// Its origin.
+    /// Origin of the tool chain.
     pub origin: Origin,
     /// The compiler.
     pub rustc: PathBuf,
-    /// The cargo of the same tool chain.
+    /// `cargo` of the same tool chain.
     pub cargo: PathBuf,
     /// Output of `rustc -vV`.
     pub version: String,
@@ -77,7 +77,7 @@ pub struct Toolchain {
     pub opt: PathBuf,
     /// `llc`.
     pub llc: PathBuf,
-    /// `ld.lld`, which links code objects for AMD.
+    /// `ld.lld`, which links code objects for AMD. Other targets do not need it.
     pub lld: core::result::Result<PathBuf, MissingTool>,
 }
 
@@ -85,8 +85,8 @@ const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 l
 const RUSTUP: &str = "rustup toolchain install nightly --component rust-src --component llvm-tools";
 
 impl Toolchain {
-    /// Finds a complete tool chain. Tries the one in the environment, Debian's, and rustup's
-    /// nightly, in this order.
+    /// Finds a complete tool chain. If `FUSEWIRE_RUSTC` is set, tries only that compiler. Otherwise
+    /// tries Debian's packages, then rustup's nightly.
     ///
     /// # Errors
     /// [`Error::Toolchain`] lists the missing tools of each tool chain.
@@ -98,7 +98,7 @@ impl Toolchain {
                 .map_or_else(|| rustc.with_file_name("cargo"), PathBuf::from);
             match Self::at(Origin::Environment, rustc, cargo) {
                 Ok(found) => return Ok(found),
-                // If the user selected a compiler, no other tool chain is tried.
+                // The user selected this compiler, so no other tool chain is tried.
                 Err(lacks) => return Err(Error::Toolchain(lacks)),
             }
         }
@@ -234,7 +234,7 @@ impl Toolchain {
     }
 }
 
-/// Returns the paths of rustc and cargo of rustup's nightly.
+/// Returns the paths of rustc and cargo in rustup's nightly tool chain.
 fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     let which = |tool: &str| {
         ask(
@@ -253,8 +253,8 @@ fn nightly() -> core::result::Result<(PathBuf, PathBuf), MissingTool> {
     }
 }
 
-/// Finds a tool of LLVM version `major`. Searches the folder in the environment, a name with the
-/// version, rustup's folder and the plain name, in this order.
+/// Finds the tool `name` of LLVM version `major`. Tries `name` in `$FUSEWIRE_LLVM_BIN`,
+/// `name-major` in `$PATH`, `name` in the folder `bundled`, and `name` in `$PATH`, in this order.
 fn find_llvm(name: &str, major: u32, bundled: &Path) -> Option<PathBuf> {
     let given = std::env::var_os("FUSEWIRE_LLVM_BIN").map(|folder| Path::new(&folder).join(name));
     let versioned = in_path(&format!("{name}-{major}"));
@@ -327,7 +327,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name))
 }
 
-/// Returns the output of a program, or `None` if it fails.
+/// Returns the standard output of a program, or `None` if the program fails or cannot be started.
 pub(crate) fn ask(program: &Path, arguments: &[&str]) -> Option<String> {
     let mut command: Command = process::clean(program);
     process::run("a query", command.args(arguments))

@@ -22,12 +22,12 @@ pub(crate) struct Arguments {
     /// Targets, separated by commas: sm_80, sm_90, sm_100, gfx90a, gfx942, or all.
     #[arg(long, default_value = "all")]
     target: String,
-    /// Folder for images and manifest. By default a folder named after the images in
-    /// `fusewire-gpu/out` of cargo's target folder.
+    /// Folder for images and manifest. Default: `fusewire-gpu/out/NAME` in cargo's target folder,
+    /// where NAME is the name of the images.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Exports every kernel NAME in its grid form, NAME__grid. One launch of a grid form runs the
-    /// blocks of all ranks. Tests use it to run several ranks on one GPU.
+    /// blocks of all ranks. Tests use grid forms to run several ranks on one GPU.
     #[arg(long)]
     multi_rank_grid: bool,
     /// Compiles kernels whose waits have no bounds, with one image per family. `fusewire-benches
@@ -142,12 +142,12 @@ pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
     })
 }
 
-/// Returns the file name by which the host library finds the image in the file `from`, and the
-/// content of that file.
+/// Reads the image in the file `from`. Returns the file name under which the host library looks for
+/// the image, and the content to write to that file.
 ///
-/// PTX of grid forms ends with the hash of its sources. A grid form takes a table of structs whose
-/// layout its parameters do not describe, so the library compares this hash with the hash of its
-/// own images.
+/// For grid forms, the hash of the sources is appended to the PTX. A grid form takes a table of
+/// structs whose layout its parameters do not describe, so the library compares this hash with the
+/// hash of its own images.
 pub(super) fn installed(
     project: &Project,
     options: &Options,

@@ -32,11 +32,12 @@ pub(crate) struct Arguments {
     /// Prints every violation (by default one per kernel and rule) and every negative control.
     #[arg(long)]
     verbose: bool,
-    /// Runs the negative controls: kernels that break one rule each, which the rule must report.
-    /// Always set for fusewire-kernels.
+    /// Runs the negative controls. Each control is a kernel that breaks one rule, and that rule
+    /// must report the kernel. Always set for fusewire-kernels.
     #[arg(long)]
     controls: bool,
-    /// Checks that must not be skipped: ptx, amdgcn, native. Added to those in `$FUSEWIRE_REQUIRE`.
+    /// Checks that must not be skipped: ptx, amdgcn, native. Added to the list in
+    /// `$FUSEWIRE_REQUIRE`.
     #[arg(long, value_delimiter = ',')]
     require: Vec<String>,
 }
@@ -47,7 +48,7 @@ impl Arguments {
     }
 }
 
-/// Counts of violations, missed controls and missing tools.
+/// Counts of violations and missed controls, and the required checks that were skipped.
 #[derive(Default)]
 struct Report {
     verbose: bool,
@@ -87,8 +88,8 @@ impl Report {
     }
 }
 
-/// Runs the verifier. Fails if there is a violation, if a rule did not report its control, or if a
-/// required check was skipped.
+/// Runs the verifier. Returns failure if there is a violation, if a rule did not report its
+/// control, or if a required check was skipped.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let mut report = Report {
@@ -266,7 +267,7 @@ fn check_images(
         return Ok(());
     }
     // The rules depend on the vendor's text formats, not on the GPU, so one run of the controls per
-    // vendor is enough. The newest target has all instructions of the older ones.
+    // vendor is enough. The newest target supports every instruction of the older targets.
     for vendor in [Vendor::Nvidia, Vendor::Amd] {
         let newest = targets
             .iter()
@@ -280,8 +281,9 @@ fn check_images(
     Ok(())
 }
 
-/// Returns exemptions for grid forms, which only tests use. A grid form takes one more pointer than
-/// the ordinary form, and some ordinary forms already use all registers.
+/// Returns exemptions from the rule `local-memory` for grid forms, which only tests use. A grid
+/// form takes one more pointer than the ordinary form. Some ordinary forms already use all
+/// registers, so their grid forms spill.
 fn exemptions_of_grid_forms() -> impl Iterator<Item = Exemption> {
     ["*_nvls_*", "reduce_norm*"]
         .into_iter()

@@ -25,7 +25,7 @@ pub(crate) enum Command {
     /// Puts tests, benches and one script into a folder, for a machine with a GPU driver and no
     /// compiler.
     Bundle(bundle::Arguments),
-    /// Compiles a kernel crate and checks the rules for images.
+    /// Compiles a kernel crate and verifies its images.
     Check(check::Arguments),
     /// Lists the tools that were found, and how to install missing ones.
     Doctor,
@@ -67,7 +67,8 @@ impl CrateSelector {
     }
 }
 
-/// Returns the results of `work` in the order of the targets. Uses one thread per core.
+/// Calls `work` for every target, on one thread per core. Returns the results in the order of
+/// `targets`.
 pub(crate) fn each_target<T: Send>(
     targets: &[Target],
     work: impl Fn(Target) -> T + Sync,
@@ -96,7 +97,7 @@ pub(crate) fn each_target<T: Send>(
     all.into_iter().map(|(_, done)| done).collect()
 }
 
-/// Returns `path` relative to the current folder, if it lies inside.
+/// Returns `path` relative to the current folder, or unchanged if it is outside that folder.
 pub(crate) fn shown(path: &Path) -> &Path {
     std::env::current_dir()
         .ok()

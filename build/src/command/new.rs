@@ -10,7 +10,7 @@ use super::shown;
 /// Arguments of `fusewire-build new`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Folder of the new crate; its last part is the name.
+    /// Folder of the new crate. The name of the folder is also the name of the crate.
     #[arg(value_name = "PATH")]
     folder: PathBuf,
     /// Folder of a checkout of Fusewire, which the crate depends on by path. Default: the checkout
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     path: Option<PathBuf>,
 }
 
-/// Files of a new crate, with their texts.
+/// Files of a new crate: the path in the crate and the template.
 const FILES: [(&str, &str); 6] = [
     ("Cargo.toml", include_str!("../../template/Cargo.toml.in")),
     (".gitignore", include_str!("../../template/gitignore.in")),
@@ -82,14 +82,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the checkout that this program was built from, if it is still there.
+/// Returns the checkout that this program was built from, if that checkout still exists.
 fn own_checkout() -> Option<PathBuf> {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
     let holds = |folder: &str| checkout.join(folder).join("Cargo.toml").exists();
     (holds("device-api") && holds("host")).then(|| checkout.to_owned())
 }
 
-/// Accepts the names that cargo accepts for a package whose library Rust code can name.
+/// Returns an error unless cargo accepts `name` as a package name, Rust code can name the library,
+/// and no other crate has this name.
 fn check_name(name: &str) -> anyhow::Result<()> {
     let mut letters = name.chars();
     let first = letters.next().is_some_and(|c| c.is_ascii_alphabetic());

@@ -8,13 +8,14 @@ use crate::{Error, Result};
 /// Metadata of a kernel.
 #[derive(Clone, Debug, Default)]
 pub struct AmdKernel {
-    /// Explicit arguments, with their names if the metadata has them.
+    /// Explicit arguments. A name is empty if the metadata does not contain it.
     pub arguments: Vec<(String, Parameter)>,
     /// Registers and memory.
     pub resources: Resources,
 }
 
-/// Splits assembly into functions. The functions that the metadata lists are kernels.
+/// Splits assembly into functions, and parses the metadata of the kernels. A function is a kernel
+/// if the metadata lists it.
 ///
 /// # Errors
 /// [`Error::Parse`] if the metadata is not in the format of llc.

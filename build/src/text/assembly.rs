@@ -3,13 +3,13 @@
 /// A function of an assembly text.
 #[derive(Clone, Debug, Default)]
 pub struct AsmFunction {
-    /// Its symbol.
+    /// Symbol of the function.
     pub name: String,
     /// `true` for a kernel.
     pub kernel: bool,
     /// Parameters of a kernel; empty for other functions.
     pub parameters: Vec<Parameter>,
-    /// Its instructions, labels and directives, without comments and surrounding space.
+    /// Instructions, labels and directives, without comments and surrounding space.
     pub lines: Vec<String>,
     /// Number of each line's debug location, 0 if unknown. Empty without line tables.
     pub locations: Vec<u32>,
@@ -20,22 +20,22 @@ pub struct AsmFunction {
 pub struct Parameter {
     /// Byte offset.
     pub offset: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub size: usize,
 }
 
 /// Registers and memory of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Resources {
-    /// Registers per lane (NVIDIA: all; AMD: VGPRs).
+    /// Registers per lane. On AMD, counts only VGPRs.
     pub registers: u32,
-    /// Registers per wave (AMD only).
+    /// Scalar registers (SGPRs) per warp. AMD only; 0 for NVIDIA.
     pub scalar_registers: u32,
     /// Bytes of static shared memory per block.
     pub shared: u32,
     /// Bytes of local memory (stack, scratch) per lane.
     pub local: u32,
-    /// Spills: bytes (NVIDIA) or registers (AMD VGPRs).
+    /// Spills, in bytes on NVIDIA and in VGPRs on AMD.
     pub spills: u32,
 }
 

@@ -8,11 +8,11 @@ use crate::Vendor;
 /// A function of a module.
 #[derive(Clone, Debug, Default)]
 pub struct IrFunction {
-    /// Its symbol.
+    /// Symbol of the function.
     pub name: String,
     /// `true` for a kernel.
     pub kernel: bool,
-    /// Names of its parameters.
+    /// Names of the parameters.
     pub parameters: Vec<String>,
     /// Basic blocks. The first is the entry block.
     pub blocks: Vec<Block>,
@@ -21,7 +21,7 @@ pub struct IrFunction {
 /// A basic block.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
-    /// Its instructions; the last is the terminator.
+    /// Instructions. The last one is the terminator.
     pub instructions: Vec<String>,
     /// Indices of the successor blocks.
     pub successors: Vec<usize>,
@@ -149,7 +149,8 @@ pub fn names(text: &str) -> impl Iterator<Item = &str> {
         })
 }
 
-/// Splits `%result = operation`. The first part is empty if the instruction has no result.
+/// Splits `%result = operation` into the name of the result and the operation. The name is empty if
+/// the instruction has no result.
 pub fn split(instruction: &str) -> (&str, &str) {
     match instruction.split_once(" = ") {
         Some((result, operation)) if result.starts_with('%') => {

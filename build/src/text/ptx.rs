@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use super::assembly::{AsmFunction, Parameter, Resources};
 use crate::{Error, Result};
 
-/// Splits PTX into functions. Statements on one line (inline assembly) become separate lines.
+/// Splits PTX into functions. If a line has several statements, as in inline assembly, they become
+/// separate lines.
 ///
 /// # Errors
 /// [`Error::Parse`] for a parameter whose type is unknown.
@@ -65,7 +66,8 @@ fn code(line: &str) -> &str {
     line.split_once("//").map_or(line, |(code, _)| code).trim()
 }
 
-/// Returns the name in `.func (.param .b32 r) name( ...`, which precedes the last parameter list.
+/// Returns the name in a head such as `.func (.param .b32 r) name( ...`, where a list of results
+/// may precede the name.
 fn function_name(head: &str) -> String {
     let (_, rest) = head.split_once(".func").unwrap_or_default();
     let rest = rest.trim_start();
@@ -99,7 +101,8 @@ fn push_statements(line: &str, out: &mut Vec<String>) {
     }
 }
 
-/// Computes offsets as in C: each parameter is at the next multiple of its alignment.
+/// Returns the offset and size of each parameter in `list`. As in C, each offset is the next
+/// multiple of the parameter's alignment.
 fn parameters(list: &str) -> Result<Vec<Parameter>> {
     let mut out = Vec::new();
     let mut end = 0usize;
@@ -121,7 +124,7 @@ fn parameters(list: &str) -> Result<Vec<Parameter>> {
                         .and_then(|value| value.parse().ok())
                         .unwrap_or(1);
                     if !pointee {
-                        align = value; // of the parameter, not of its pointee
+                        align = value; // an alignment after `.ptr` is that of the pointee
                     }
                 }
                 ".b8" | ".u8" | ".s8" => size = 1,

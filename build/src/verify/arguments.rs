@@ -8,11 +8,12 @@ use crate::Image;
 pub(super) const ARGUMENTS: &str = "arguments";
 pub(super) const ENTRIES: &str = "entries";
 
-/// Maximum number of entries of an image. It limits how many instances of generic kernels an image
-/// may have.
+/// Maximum number of entries of a crate's images for one target. Limits the number of instances of
+/// generic kernels.
 const MOST_ENTRIES: usize = 150;
 
-/// Compares PTX `.param` offsets or AMD kernarg offsets with the host's struct.
+/// Finds kernels whose parameters have other offsets or sizes in the image (PTX `.param` or AMD
+/// kernarg) than in the host's parameter struct.
 pub(super) fn arguments(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.entries() {
@@ -54,7 +55,8 @@ pub(super) fn arguments(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Compares the host's list with the entries of the image, and finds undefined symbols.
+/// Finds differences between the host's list and the entries of the image, too many entries, and
+/// undefined symbols.
 pub(super) fn entries(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     let mut add = |kernel: &str, detail: &str| {

@@ -7,8 +7,9 @@ use crate::{Image, Vendor};
 
 pub(super) const BARRIERS: &str = "barrier";
 
-/// Finds barriers that not all lanes of a block reach. Such a barrier hangs the block or pairs with
-/// a different barrier.
+/// Finds barriers that only some lanes of a block may reach. Such a barrier hangs the block or
+/// pairs with a different barrier. Also finds predicated barriers, and functions with more barriers
+/// in the assembly than in the IR.
 pub(super) fn barriers(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.ir {

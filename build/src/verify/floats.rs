@@ -59,9 +59,9 @@ pub(super) fn rounding(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Finds approximations: `.approx`, `.ftz` and `.full` in PTX; for AMD the hardware's
-/// transcendental functions, reciprocals outside correctly rounded divisions and integer divisions,
-/// and modes that flush subnormals or do not round to nearest.
+/// Finds approximations. In PTX, these are `.approx`, `.ftz` and `.full`. For AMD, these are the
+/// hardware's transcendental functions, reciprocals outside correctly rounded divisions and integer
+/// divisions, and modes that flush subnormals or do not round to nearest.
 pub(super) fn approximations(image: &Image) -> Vec<Violation> {
     match image.target.vendor() {
         Vendor::Amd => amd(image),

@@ -32,8 +32,8 @@ pub struct Violation {
     pub kernel: String,
     /// Description of the violation.
     pub detail: String,
-    /// Debug locations of the instructions. The first is that of the instruction that breaks the
-    /// rule.
+    /// Debug locations. The first is the location of the instruction that breaks the rule. For a
+    /// barrier in divergent code, the second is the location of the branch.
     pub locations: Vec<u32>,
 }
 
@@ -54,7 +54,7 @@ impl Violation {
         Self::new(rule, kernel, code).at(location)
     }
 
-    /// Adds a location, if it is known.
+    /// Adds a debug location, unless it is 0, which means unknown.
     fn at(mut self, location: u32) -> Self {
         if location != 0 {
             self.locations.push(location);
@@ -209,14 +209,14 @@ pub fn advice(rule: &str) -> &'static str {
         .map_or("", |(_, advice)| advice)
 }
 
-/// Returns the name of the kernel of an entry. An exemption for a kernel also covers the kernel's
-/// grid form.
+/// Returns the name of the kernel to which an entry belongs: the name of the entry without the
+/// suffix of grid forms. An exemption for a kernel also covers its grid form.
 fn kernel(entry: &str) -> &str {
     entry.strip_suffix(GRID_SUFFIX).unwrap_or(entry)
 }
 
-/// Drops the violations that an exemption covers. Keeps the violations of a kernel that exceed the
-/// exemption's limit.
+/// Drops the violations that an exemption covers. If a kernel has more violations than the limit of
+/// the exemption, keeps all of them.
 pub fn without_allowed(all: Vec<Violation>, allow: &[Exemption]) -> Vec<Violation> {
     let covered = |violation: &Violation, allow: &Exemption| {
         allow.rule == violation.rule

@@ -10,8 +10,8 @@ pub(super) const MULTICAST: &str = "multicast";
 /// Finds wrong uses of `multimem` instructions. On GPUs that support multicast, the kernels that
 /// the crate lists must contain `multimem` instructions, and no other kernel may. Each instruction
 /// must access 16 bytes with system scope and accumulate 16-bit floats in f32. Alias fences must
-/// precede and follow it, because PTX does not otherwise order it with accesses through unicast
-/// addresses.
+/// precede and follow the instructions, because PTX does not otherwise order them with accesses
+/// through unicast addresses.
 pub(super) fn multicast(image: &Image) -> Vec<Violation> {
     if image.target.vendor() != Vendor::Nvidia {
         return Vec::new();
@@ -31,8 +31,8 @@ pub(super) fn multicast(image: &Image) -> Vec<Violation> {
         .collect()
 }
 
-/// Returns descriptions of the faults of a function. `listed` is true if the crate lists the
-/// function as a user of multicast, `exists` if the GPU supports multicast.
+/// Returns descriptions of the violations in a function. `listed` is true if the crate lists the
+/// function as a user of multicast. `exists` is true if the GPU supports multicast.
 fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
     let mut out = Vec::new();
     let mut accesses = 0;

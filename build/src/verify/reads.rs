@@ -10,7 +10,8 @@ pub(super) const NONCOHERENT: &str = "non-coherent-load";
 
 /// Finds non-coherent loads. `ld.global.nc` may hit a cache that is not invalidated while the
 /// kernel runs, so it may never return the value that a peer has written. Reads through `&T`
-/// parameters compile to such loads. Only constant tables in the image may be read by them.
+/// parameters compile to non-coherent loads. These loads are permitted only for constant tables in
+/// the image.
 pub(super) fn noncoherent(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.functions {
@@ -49,7 +50,7 @@ fn by_register(function: &AsmFunction) -> HashMap<&str, Vec<&str>> {
 /// loaded pointers.
 fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
     if !base.starts_with('%') {
-        return true; // a symbol itself
+        return true; // a symbol, not a register
     }
     let mut seen = HashSet::new();
     let mut open = vec![base];
@@ -61,8 +62,8 @@ fn is_constant(base: &str, definitions: &HashMap<&str, Vec<&str>>) -> bool {
         for line in definitions.get(register).into_iter().flatten() {
             let code = opcode(line).unwrap_or_default();
             if code.starts_with("ld.") {
-                // A loaded index is permitted, a loaded base pointer is not. A loaded 64-bit value
-                // may be a pointer. Indices are narrower and are widened before use.
+                // An index may be loaded, but the base pointer must not be. A loaded 64-bit value
+                // may be a pointer. A loaded index is narrower and is widened before use.
                 if code.ends_with("64") {
                     return false;
                 }

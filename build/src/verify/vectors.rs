@@ -9,9 +9,9 @@ use crate::{Image, Vendor};
 
 pub(super) const VECTORS: &str = "vector-move";
 
-/// Finds copies without 16-byte accesses. A kernel copies if a loop loads a value of less than 16
-/// bytes and stores it unchanged. Such a kernel must also have 16-byte loads and stores. The narrow
-/// loop is then the head, the tail or the unaligned case of the copy.
+/// Finds copies without 16-byte accesses. If a loop of a kernel loads values of less than 16 bytes
+/// and stores them unchanged, the kernel must also have 16-byte loads and stores. The narrow loop
+/// is then the head, the tail or the unaligned case of the copy.
 pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in image.ir.iter().filter(|function| function.kernel) {
@@ -36,13 +36,13 @@ pub(super) fn vectors(image: &Image) -> Vec<Violation> {
     out
 }
 
-/// Returns two flags: the function has plain 16-byte loads, and plain 16-byte stores, outside
-/// shared memory.
+/// Returns a pair of flags. The first is `true` if the function has plain 16-byte loads, the second
+/// if it has plain 16-byte stores. Accesses to shared memory do not count.
 fn wide_moves(function: &assembly::AsmFunction, vendor: Vendor) -> (bool, bool) {
     let is_wide = |code: &str| match vendor {
         Vendor::Amd => code.ends_with("dwordx4") && !code.starts_with("s_"),
         Vendor::Nvidia => {
-            // Relaxed accesses belong to packets, not to plain data.
+            // Relaxed accesses are accesses to packets, not to plain data.
             !code.contains(".relaxed.")
                 && !code.contains(".shared.")
                 && [
@@ -100,7 +100,7 @@ fn address(access: &str) -> Option<&str> {
     ir::names(access.split(", align").next()?).last()
 }
 
-/// Returns the values that may change between iterations: those computed from a phi.
+/// Returns the values that may change between iterations: phis and values computed from them.
 fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a str> {
     let mut out: HashSet<&str> = HashSet::new();
     loop {
@@ -120,8 +120,8 @@ fn advancing<'a>(blocks: impl Iterator<Item = &'a Block> + Clone) -> HashSet<&'a
     }
 }
 
-/// Returns `true` if a plain access (the text after `load` or `store`) accesses a scalar outside
-/// shared, local and constant memory.
+/// Returns `true` if a plain access, given as the text after `load` or `store`, accesses a scalar
+/// outside shared, local and constant memory.
 fn is_narrow_global(access: &str) -> bool {
     let width = match access.split([' ', ',']).next().unwrap_or_default() {
         "i8" => 1,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
-/// The fields that this module uses of a line of `--message-format=json`.
+/// A message that cargo prints with `--message-format=json`. Has only the fields used here.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -76,7 +76,7 @@ pub(super) fn build(workspace: &Path, tests: &[&str], bins: &[&str]) -> anyhow::
 }
 
 fn collect(command: &mut Command, programs: &mut Programs) -> anyhow::Result<()> {
-    // The current folder is the workspace's root, so cargo builds its default members.
+    // Cargo runs in the root of the workspace, so it builds the default members.
     command.arg("--release");
     command.arg("--message-format=json-render-diagnostics");
     let mut child = command
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(of(&line("tests", "test", true)), key("test"));
         assert_eq!(of(&line("models", "test", true)), None);
         assert_eq!(of(&line("cli", "bin", false)), key("bin"));
-        // The test harness of the program `cli` is neither a test of the bundle nor a program.
+        // The unit-test binary of the program `cli` is neither a test of the bundle nor a program.
         assert_eq!(of(&line("cli", "bin", true)), None);
         assert_eq!(of(r#"{"reason":"build-finished","success":true}"#), None);
     }

@@ -52,8 +52,8 @@ impl Manifest {
         }
     }
 
-    /// Compresses the program `path` of the folder to about a third of its size and lists it as
-    /// `path.gz`.
+    /// Compresses the program at `path` in `folder` to about a third of its size and adds `path.gz`
+    /// to the manifest.
     pub(super) fn add_packed(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let program = folder.join(path);
         if let Some(needed) = glibc(&read(&program)?) {
@@ -78,7 +78,7 @@ impl Manifest {
         self.add(folder, &format!("{path}.gz"))
     }
 
-    /// Adds the file `path` of the folder to the manifest.
+    /// Adds the file at `path` in `folder` to the manifest.
     pub(super) fn add(&mut self, folder: &Path, path: &str) -> anyhow::Result<()> {
         let bytes = read(&folder.join(path))?;
         self.files.push(File {
@@ -128,7 +128,7 @@ impl Manifest {
 }
 
 /// Creates `folder`, or removes the files of an earlier bundle from it. Keeps files that the
-/// manifest does not name, such as results.
+/// earlier bundle's manifest does not name, such as results.
 pub(super) fn prepare(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let mut entries =
@@ -244,7 +244,7 @@ fn glibc(bytes: &[u8]) -> Option<String> {
     const PREFIX: &[u8] = b"GLIBC_";
     let mut newest: Option<(Vec<u32>, String)> = None;
     for at in 0..bytes.len().saturating_sub(PREFIX.len()) {
-        // A name in the string table follows a zero byte and ends with one.
+        // In an ELF string table, a zero byte precedes and follows every name.
         if !bytes[at..].starts_with(PREFIX) || (at > 0 && bytes[at - 1] != 0) {
             continue;
         }
@@ -266,8 +266,8 @@ fn numbers(version: &str) -> Option<Vec<u32>> {
     version.split('.').map(|part| part.parse().ok()).collect()
 }
 
-/// Returns the images of the crate `name` that `fusewire-build build` left in cargo's target
-/// folder.
+/// Returns the images and the manifest of the crate `name` that `fusewire-build build` wrote to its
+/// default folder in `target`, cargo's target folder.
 pub(super) fn images(target: &Path, name: &str) -> Vec<PathBuf> {
     let folder = target.join("fusewire-gpu/out").join(name);
     let mut files: Vec<PathBuf> = fs::read_dir(folder)

@@ -28,8 +28,8 @@ pub(crate) struct Arguments {
     max_mib: u64,
 }
 
-/// Test binaries of `tests/` that a bundle includes. They run on the device in
-/// `FUSEWIRE_TEST_DEVICE` and need no other file.
+/// Test binaries of `tests/` that a bundle includes. They run on the device that
+/// `FUSEWIRE_TEST_DEVICE` names and need no other file.
 const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
 /// Test binaries that a bundle does not include, each with the reason.
@@ -116,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         stripper.copy(from, &folder.join(&path))?;
         packed.push(path);
         if kind == "bin" {
-            // target/release/fusewire.
+            // `from` is `target/release/fusewire`, so its second ancestor is `target`.
             target = from.ancestors().nth(2).map(Path::to_owned);
         }
     }
@@ -174,7 +174,8 @@ fn add_images(manifest: &mut Manifest, folder: &Path, target: &Path) -> anyhow::
     Ok(())
 }
 
-/// Adds the images of grid forms, which run under NVIDIA's sanitizers.
+/// Adds the images of grid forms. `run.sh` uses them to run several ranks under NVIDIA's
+/// sanitizers.
 fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
@@ -230,8 +231,8 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
     Ok(())
 }
 
-/// Adds the CUDA C++ baseline if nvcc is installed. `fusewire-benches versus cuda` compares the
-/// baseline with the kernels. Otherwise the GPU machine can compile it.
+/// Adds the cubins of the CUDA C++ baseline if nvcc is installed. Otherwise the GPU machine can
+/// compile the baseline. `fusewire-benches versus cuda` compares the baseline with the kernels.
 fn add_baseline(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let made = Command::new(folder.join("bin/fusewire-benches"))
         .args(["baseline", "--target", &BASELINE_TARGETS.join(","), "--out"])

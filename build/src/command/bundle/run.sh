@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs Fusewire's tests and benches on a device, from a folder that `fusewire-build bundle` made.
-# Needs a shell, coreutils, gzip and, for a GPU, its driver. Exit status: 0 if no section failed, 1
-# if a section failed, 2 for wrong usage or a missing device, 130 if interrupted.
+# Needs a shell, coreutils, awk, grep, sed, gzip and, for a GPU, its driver. Exit status: 0 if no
+# section failed, 1 if a section failed, 2 for wrong usage or a missing device, 130 if interrupted.
 set -u
 
 usage() {
@@ -64,8 +64,8 @@ for tool in timeout awk grep sed tr date cat; do
         wrong "$tool is not in the path; it is a part of coreutils, gawk, grep or sed"
 done
 
-# If the variables of an outer launcher were set, the tests would start as ranks of the launcher's
-# job.
+# Removes the variables of an outer launcher. Otherwise the tests would start as ranks of that
+# launcher's job.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT \
     TORCHCOMM_RANK TORCHCOMM_SIZE TORCHELASTIC_USE_AGENT_STORE \
     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS \
@@ -76,8 +76,8 @@ export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
 # Kernels of ranks in one process wait for each other, so each stream needs its own hardware queue.
 [ "$kind" != cuda ] || export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
 
-# Process of the running command. `timeout` puts the command into a process group and forwards
-# signals to it.
+# Process id of the `timeout` that runs the current command. `timeout` runs the command in a process
+# group and forwards signals to that group.
 child=
 interrupted() {
     trap '' INT TERM HUP
@@ -108,7 +108,7 @@ out=$(CDPATH='' cd -- "$out" && pwd) || wrong "--out cannot be entered"
 rows=$out/.rows
 { : >"$rows"; } 2>/dev/null || wrong "--out $out cannot be written"
 
-# The programs are compressed. They are unpacked into the folder of results and removed at exit.
+# The programs are compressed. Unpacks them into the results folder and removes them at exit.
 programs=$here
 if [ -e "$here/bin/fusewire.gz" ]; then
     command -v gzip >/dev/null 2>&1 || wrong 'gzip is not in the path'
@@ -118,8 +118,7 @@ if [ -e "$here/bin/fusewire.gz" ]; then
     for packed in "$here"/bin/*.gz "$here"/tests/*.gz; do
         to=${packed#"$here"/}
         to=$programs/${to%.gz}
-        # On failure, the section that needs the program reports an error, and so does the section
-        # `files`.
+        # If gzip fails, the section `files` and every section that needs the program will fail.
         gzip -dc "$packed" >"$to" 2>/dev/null
         chmod 755 "$to"
     done
@@ -146,7 +145,8 @@ esac
 
 # ---- sections ------------------------------------------------------------------------------------
 
-# Result of the current section, with its reasons. Set by `fail`, `skip` and `note`.
+# Result of the current section, and text that explains the result. `fail`, `skip` and `note` set
+# them.
 result='' what=''
 fail() {
     result=FAIL
@@ -166,7 +166,7 @@ left() {
     [ "$seconds_left" -ge 1 ] || seconds_left=1
 }
 
-# explain CODE NAME: fails the section with the reason why a command failed.
+# explain CODE NAME: fails the section, because the command NAME failed with status CODE.
 explain() {
     case $1 in
         124 | 137) fail "$2: not finished within the section's $limit s" ;;
@@ -176,7 +176,7 @@ explain() {
 }
 
 passed=0
-# tests BINARY WANTED ARGUMENTS..: runs tests, of which at least WANTED must pass.
+# tests BINARY WANTED ARGUMENTS..: runs the test binary BINARY. At least WANTED tests must pass.
 tests() {
     binary=$1 wanted=$2
     shift 2
@@ -207,14 +207,14 @@ tests() {
     rm -f "$part"
 }
 
-# exactly BINARY TEST..: runs the named tests. Each of them must exist and pass.
+# exactly BINARY TEST..: runs the named tests of BINARY. Every TEST must exist and pass.
 exactly() {
     binary=$1
     shift
     tests "$binary" $# --exact "$@"
 }
 
-# command_of NAME ARGUMENTS..: runs a program of bin/.
+# command_of NAME ARGUMENTS..: runs the program NAME in bin/.
 command_of() {
     program=$1
     shift
@@ -332,14 +332,14 @@ run_bitwise() {
 }
 
 ERRORS_FOUND=86
-# tool_options TOOL: prints the options of TOOL. By default, memcheck also reports driver calls that
-# fail. The library's queries of a GPU's capabilities may fail.
+# tool_options TOOL: prints the options of TOOL. Disables memcheck's reports of failed driver calls,
+# because the library's queries of a GPU's capabilities may fail.
 tool_options() {
     echo "--tool $1 --error-exitcode $ERRORS_FOUND --target-processes all --print-limit 20"
     [ "$1" != memcheck ] || echo '--report-api-errors no'
 }
 
-# sanitize TOOL TEST..: runs tests under a tool of compute-sanitizer.
+# sanitize TOOL TEST..: runs the TESTs under TOOL, a tool of compute-sanitizer.
 sanitize() {
     tool=$1
     shift
@@ -383,8 +383,8 @@ seeded_write() {
     fi
 }
 
-# grid_sanitizers: runs two ranks in a multi-rank grid, so that their blocks run concurrently under
-# any tool.
+# grid_sanitizers: runs two ranks in a multi-rank grid under each tool. The blocks of both ranks run
+# concurrently, because they belong to one grid.
 grid_sanitizers() {
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_2_ranks
@@ -408,9 +408,9 @@ under() {
     cat "$part" >>"$log"
 }
 
-# seeded_kernel TOOL REPORT RIGHT TEST..: TOOL must print REPORT for at least one TEST, and find no
-# error in the test RIGHT of the same kernel without the bug. The TESTs contain different forms of
-# the same bug.
+# seeded_kernel TOOL REPORT RIGHT TEST..: checks that TOOL prints REPORT for at least one TEST. The
+# TESTs contain different forms of the same bug. The test RIGHT runs the kernel without the bug, and
+# TOOL must find no error in RIGHT.
 seeded_kernel() {
     tool=$1 says=$2 right=$3
     shift 3
@@ -456,8 +456,8 @@ run_sanitizers() {
     bounded "$seconds_left" "$log" compute-sanitizer --version
     seeded_write
     seeded_kernels
-    # Uses a single rank, because kernels that wait for each other may not run concurrently under a
-    # tool.
+    # Uses a single rank. Under a tool, the kernels of several ranks may run one after another, but
+    # kernels that wait for each other must run concurrently.
     for tool in memcheck racecheck synccheck; do
         sanitize "$tool" short_form_of_1_rank
     done
@@ -469,7 +469,8 @@ run_sanitizers() {
     fi
 }
 
-# versus_cuda: also measures the CUDA C++ baseline if its cubins are bundled or nvcc is found.
+# versus_cuda: compares the kernels with the CUDA C++ baseline and measures the cost of bounded
+# waits. Does neither if the bundle has no cubins of the baseline and there is no nvcc.
 versus_cuda() {
     case $device in cuda:*) gpu=${device#*:} ;; *) gpu=0 ;; esac
     if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] &&
