@@ -90,10 +90,10 @@ struct Barrier {
         __syncthreads();
     }
 
-    // Barrier at the end of the kernel. With Relaxed, it waits until the peers have read the
-    // inputs: __syncthreads follows the use of every loaded value, so the loads have completed.
-    // With Release, it also waits until the peers' writes that this rank's next kernel reads are
-    // visible.
+    // Barrier at the end of the kernel. With Relaxed, the barrier waits until the peers have read
+    // the inputs: __syncthreads follows the use of every loaded value, so the loads have completed.
+    // With Release, the barrier also waits until the peers' writes that this rank's next kernel
+    // reads are visible.
     template <Order ORDER>
     __device__ __forceinline__ void finish() {
         __syncthreads();

@@ -193,7 +193,8 @@ __device__ __forceinline__ void packets_one_shot(const void *input, const Peers<
 //
 // Traffic per rank: reads n of input and 4 n (R - 1) / R of packets; writes 4 n (R - 1) / R of
 // packets to peers and n of output. There is no barrier, so the cost is two one-way latencies.
-// Intended for sizes between those of the one-shot algorithm and of the two stages with barriers.
+// The algorithm is for sizes between those of the one-shot algorithm and those of the kernels with
+// barriers and two stages.
 //
 // Who may overwrite what: as in the one-shot algorithm. Here too, every rank has started its launch
 // of exchange e + 1 when the sender's launch of that exchange has ended. At least one part is not

@@ -24,8 +24,8 @@ impl Drop for Group {
     fn drop(&mut self) {
         for child in &mut self.0 {
             if let Ok(None) = child.try_wait() {
-                // A launcher that receives SIGTERM also terminates its ranks. After SIGKILL, it
-                // could not do that.
+                // A launcher that receives SIGTERM also terminates its ranks. After SIGKILL, the
+                // launcher could not do that.
                 if let Ok(id) = libc::pid_t::try_from(child.id()) {
                     // SAFETY: `kill` accesses no memory of this process. The child has not been
                     // waited for, so its id has not been reused.
