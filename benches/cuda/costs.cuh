@@ -50,8 +50,8 @@ __device__ __forceinline__ void barrier_turns(const Peers<R> &pads, u32 turns, u
 // Sends a signal from rank 0 to rank 1 and back, `turns` times. One thread per rank takes part.
 //
 // Who may overwrite what: the other rank's next signal overwrites this rank's `signal`. The other
-// rank sends that signal only after it has received this rank's answer, and this rank answers only after its
-// wait for the previous signal has ended.
+// rank sends that signal only after it has received this rank's answer, and this rank answers only
+// after its wait for the previous signal has ended.
 template <Order ORDER>
 __device__ __forceinline__ void ping_pong(const Peers<2> &pads, u32 turns, u32 rank) {
     if (thread_of_grid() != 0) {
