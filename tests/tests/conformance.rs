@@ -86,8 +86,8 @@ fn multicast() {
     for ranks in 1..=8 {
         run(&Threads, base(ranks), "nvls");
     }
-    // Lanes are threads here and therefore slow. This part of the list still has all types,
-    // operations, counts and offsets.
+    // Lanes are threads here and therefore slow. A short run uses only part of the list, which
+    // still has all types, operations, counts and offsets.
     for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
         let setup = Setup {
             lanes,
@@ -106,7 +106,7 @@ fn multicast() {
     for mode in [CallMode::Async, CallMode::Graph] {
         run(&Threads, Setup { mode, ..base(3) }, "nvls");
     }
-    // Cases without multicast give the same results.
+    // Also run cases that multicast does not support. They must give the same results.
     run(&Threads, base(2), "core");
 }
 
@@ -199,8 +199,9 @@ fn ranks_as_processes() {
 
 #[test]
 fn blocks_in_different_rounds_use_disjoint_staging() {
-    // The last round is shorter than the other rounds. If the parts were divided again for the last
-    // round, they would overlap memory that a block still reads in the previous round.
+    // The last round is shorter than the other rounds. If the blocks divided staging again for the
+    // last round, their new parts would overlap memory that another block still reads in the
+    // previous round.
     for (operation, reduction) in [
         (Operation::AllGather, None),
         (Operation::AllGatherV, None),

@@ -1,4 +1,4 @@
-//! The file store between processes that are killed while they write.
+//! Tests the file store with processes that are killed while they write.
 
 use core::time::Duration;
 use std::thread;
@@ -37,7 +37,8 @@ fn a_file_survives_writers_that_are_killed() {
         // Dropping a process kills it with SIGKILL.
         drop(writers);
         let (n, log) = (store.add("n", 0).unwrap(), store.get("log", LONG).unwrap());
-        // In each round, each of the two writers may have been killed between its changes.
+        // In each round, each of the two writers may have been killed after it changed `n` and
+        // before it appended to `log`.
         let lost = n - log.len() as i64;
         assert!((0..=2 * (round as i64 + 1)).contains(&lost), "{n} {lost}");
         assert_eq!(store.get("large", LONG).unwrap(), vec![7; 100_000]);

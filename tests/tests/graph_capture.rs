@@ -1,5 +1,5 @@
-//! Tests the resources that captures keep, the driver calls that captures must not make, and
-//! captures begun by another library.
+//! Tests the resources that captures keep alive, the driver calls that must not be made during a
+//! capture, and captures that another library begins.
 //!
 //! On the fake of the CUDA driver, the tests need `--test-threads=1`, because the fake counts the
 //! calls of the whole process.
@@ -19,7 +19,7 @@ use fusewire_tests::device::{run_threads, stream, tensor};
 use fusewire_tests::fake::Fake;
 use fusewire_tests::mix::Mix;
 
-/// Returns options with one block, which the users' kernels require.
+/// Returns options with one block, which the user kernels require.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
@@ -41,7 +41,7 @@ fn capture(comm: &Communicator, calls: impl FnOnce() -> Result<()>) -> Result<Gr
     graph.instantiate()
 }
 
-/// Enqueues work that waits until the returned sender is used or dropped.
+/// Enqueues work that waits until the returned sender is dropped or sends a value.
 fn latch(stream: &Stream) -> Result<Sender<()>> {
     let (open, wait) = channel();
     let wait: Mutex<Receiver<()>> = Mutex::new(wait);
@@ -52,8 +52,8 @@ fn latch(stream: &Stream) -> Result<Sender<()>> {
     Ok(open)
 }
 
-/// Waits until `done` returns true. Allocates meanwhile, because the library polls its completed
-/// work on allocations.
+/// Waits until `done` returns true. Allocates in each iteration, because an allocation makes the
+/// library poll for completed work.
 fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> {
     for _ in 0..500 {
         drop(comm.tensor(DType::U8, 1)?);
@@ -65,8 +65,8 @@ fn soon(comm: &Communicator, what: &str, done: impl Fn() -> bool) -> Result<()> 
     panic!("{what} did not happen");
 }
 
-/// Returns the number of rounds: `usual` on the CPU, and fewer on a GPU, because a launch takes
-/// longer there.
+/// Returns the number of rounds: `usual` on the CPU and `usual / 20` on a GPU, because a launch
+/// takes longer on a GPU.
 fn rounds(usual: u32) -> u32 {
     if device().is_gpu() { usual / 20 } else { usual }
 }
@@ -138,7 +138,7 @@ fn warm_up_is_refused_in_a_capture_and_may_be_repeated() {
         comm.stream().begin_capture()?;
         let refused = comm.warm_up().expect_err("within a capture");
         assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
-        // The capture remains valid.
+        // The refused call leaves the capture valid.
         comm.barrier_async()?;
         comm.stream()
             .end_capture()?
@@ -147,7 +147,7 @@ fn warm_up_is_refused_in_a_capture_and_may_be_repeated() {
     });
 }
 
-/// Driver calls that load, allocate, free or wait.
+/// Driver calls that load, allocate, free or wait. Steady launches and replays must not make them.
 const DISTURBING: [&CStr; 16] = [
     c"cuMemAlloc_v2",
     c"cuMemCreate",
@@ -192,7 +192,8 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         stream.begin_capture()?;
         mix.issue(&on)?;
         let graph = stream.end_capture()?;
-        // `cuStreamSynchronize` is excluded, because the capture writes the table of the batch.
+        // `cuStreamSynchronize` is excluded, because the capture of the batch writes a table to the
+        // GPU and waits for the copy.
         let after = disturbed(&fake);
         barrier.wait();
         for ((name, before), (_, after)) in before.iter().zip(&after) {
@@ -201,7 +202,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
             }
         }
         let graph = graph.instantiate()?;
-        // The first use allocates some buffers.
+        // The first launches allocate some buffers.
         graph.run(&stream)?;
         mix.issue(&on)?;
         on.barrier()?;
@@ -217,7 +218,7 @@ fn warm_captures_launches_and_replays_neither_allocate_nor_synchronise() {
         assert_eq!(before, after, "steady launches and replays");
         barrier.wait();
         mix.check(1)?;
-        // A negative control: these calls must change the counters.
+        // Negative control: these calls must change the counters.
         let event = Event::new();
         stream.record(&event)?;
         stream.synchronize()?;
@@ -255,8 +256,8 @@ fn graphs_streams_events_and_memory_are_freed() {
             let streams = [stream(), stream()];
             for round in 0..3 {
                 let on = comm.on(&streams[round % 2]);
-                // An eager call is ordered after the work of the other stream. A replay without an
-                // eager call before it is not.
+                // This eager call orders the stream after the work on the other stream. A replay
+                // alone would not be ordered after that work.
                 on.barrier()?;
                 let x = comm.tensor(DType::F32, 70_000)?;
                 let graph = capture(&on, || on.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
@@ -264,13 +265,14 @@ fn graphs_streams_events_and_memory_are_freed() {
                 on.all_reduce(&x, ReduceOp::Sum)?;
                 let mix = Mix::new(&comm)?;
                 mix.issue(&on)?;
-                // The launch is still queued when the stream is dropped.
+                // This launch is still queued when its stream is dropped.
                 graph.launch(on.stream())?;
             }
             comm.barrier()
         });
     };
-    // The first run allocates the pools.
+    // Returns the numbers of live objects once they no longer change. Each allocation makes the
+    // library release completed work.
     let settled = || {
         let mut last = live(&fake);
         for _ in 0..200 {
@@ -284,6 +286,7 @@ fn graphs_streams_events_and_memory_are_freed() {
         }
         live(&fake)
     };
+    // The first run allocates the pools, so it is not part of the measurement.
     life();
     let before = settled();
     const LIVES: u64 = 8;
@@ -291,19 +294,19 @@ fn graphs_streams_events_and_memory_are_freed() {
         life();
     }
     for ((kind, before), (_, after)) in before.iter().zip(settled()) {
-        // Pools grow with the work that two ranks have in flight at once, by at most one allocation
-        // per run.
+        // Pools grow with the number of operations that two ranks have in flight at the same time,
+        // by at most one allocation per run.
         let pooled = [c"block", c"host"].contains(kind);
         let most = before + if pooled { LIVES } else { 0 };
         assert!(after <= most, "{kind:?}: {before}, then {after}");
     }
-    // A negative control.
+    // Negative control: a leaked stream must change the numbers.
     let before = settled();
     core::mem::forget(stream());
     assert_ne!(settled(), before);
 }
 
-/// Captures a graph by direct driver calls in every capture mode.
+/// Captures a graph with direct driver calls in every capture mode.
 #[test]
 fn a_capture_begun_by_another_library_keeps_its_resources() {
     const N: usize = 40_000;
@@ -333,7 +336,8 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
                 .end_capture()
                 .expect_err("a capture of another library");
             assert!(matches!(refused, Error::CaptureState { .. }), "{refused}");
-            // In global mode, calls of any thread can invalidate a capture.
+            // In global mode, calls of any thread can invalidate a capture, so both ranks wait
+            // before they end their captures.
             barrier.wait();
             let (graph, exec) = fake.end_capture(raw);
             captured?;
@@ -364,7 +368,8 @@ fn a_capture_begun_by_another_library_keeps_its_resources() {
                 fake.live(c"user_object") < before
             })?;
             barrier.wait();
-            // The communicator's last work was on that stream.
+            // The last work of the communicator was on `raw`, so move the communicator to its own
+            // stream before `raw` is destroyed.
             comm.barrier()?;
             fake.call("cuStreamDestroy_v2", raw);
             Ok(())
@@ -403,7 +408,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     }
 }
 
-/// A keeper of adopted memory that counts its drops.
+/// Keeps adopted memory alive and counts how often a keeper is dropped.
 struct DropCount(Arc<AtomicU32>);
 
 impl Drop for DropCount {
@@ -446,8 +451,8 @@ fn adopted_streams_and_memory_are_not_freed() {
             let on = comm.on(&stream);
             on.all_reduce_async(&x, ReduceOp::Sum)?;
             assert_eq!(stream.as_raw(), raw as *mut c_void);
-            // The communicator releases the adopted stream when it is used on another stream. The
-            // other stream then waits for the work of the adopted stream.
+            // The communicator releases the adopted stream when the communicator is used on another
+            // stream. The other stream then waits for the work of the adopted stream.
             let elsewhere = self::stream();
             comm.on(&elsewhere).barrier_async()?;
             drop((on, stream, x, elsewhere));

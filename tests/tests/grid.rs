@@ -23,7 +23,8 @@ fn regular() -> Breadth {
 fn setup(backend: &'static str, ranks: u32) -> Setup {
     Setup {
         backend,
-        // The default size of staging. Unlike the lists, the grid does not test multiple rounds.
+        // Staging has its default size, because the grid does not test multiple rounds as the lists
+        // do.
         staging: 1 << 20,
         ..Setup::new(ranks)
     }
@@ -54,7 +55,8 @@ fn processes(table: &mut Table, test: &'static str, backend: &'static str, ranks
     table.add(backend, &format!("{ranks} proc"), tally);
 }
 
-/// Runs the grid on one rank if this process is a child. Returns true if it is.
+/// If this process is a child, runs the grid on one rank and returns true. Otherwise, returns
+/// false.
 fn child() -> bool {
     Processes::child_of_each(|comm, breadth| {
         let breadth = match breadth {

@@ -11,8 +11,8 @@ use fusewire::{Communicator, Device, Options, ReduceOp};
 use fusewire_tests::process::{report, role};
 use fusewire_tests::skip::skip;
 
-/// Runs one rank that a launcher has started. The rank creates `times` communicators in sequence,
-/// because a later rendezvous must not find the keys of an earlier rendezvous.
+/// Runs one rank that a launcher has started. The rank creates `times` communicators in sequence to
+/// check that a later rendezvous does not find the keys of an earlier rendezvous.
 fn rank(times: u32) {
     for call in 0..times {
         let mut options = Options::default();
@@ -40,7 +40,7 @@ const OUTER: [&str; 6] = [
     "FUSEWIRE_STORE_SECRET",
 ];
 
-/// Runs `launcher` on test `test` of this binary. Panics if a rank does not report.
+/// Runs `launcher` with test `test` of this binary. Panics if a rank does not report.
 fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
     let output = start(launcher, test);
     let said = text(&output);
@@ -53,7 +53,7 @@ fn launch(launcher: &mut Command, test: &str, ranks: u32, times: u32) {
     }
 }
 
-/// Runs `launcher` on test `test` of this binary.
+/// Runs `launcher` with test `test` of this binary.
 fn start(launcher: &mut Command, test: &str) -> Output {
     for name in OUTER {
         launcher.env_remove(name);
@@ -137,9 +137,9 @@ fn pythons() -> Vec<String> {
     found
 }
 
-/// Hydra (MPICH, Intel MPI) does not name the job, so ranks find their rendezvous file by the
-/// process that has started them. The test emulates this process by a shell with the same name that
-/// sets Hydra's variables. Some ranks have another shell in between.
+/// Hydra (MPICH, Intel MPI) does not name the job, so ranks derive the name of their rendezvous
+/// file from Hydra's proxy process. The test emulates the proxy with a copy of the shell under the
+/// proxy's name, which sets Hydra's variables. Rank 2 runs in a second shell below the proxy.
 #[test]
 fn hydras_ranks_without_an_address() {
     const TEST: &str = "hydras_ranks_without_an_address";

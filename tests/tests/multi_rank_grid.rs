@@ -1,6 +1,6 @@
 //! Tests multi-rank grids on a machine without a GPU. Each test runs in a child process in which
-//! the executing fake of the driver replaces `libcuda.so.1`. An image in the child's environment
-//! declares the grid forms.
+//! the executing fake of the driver replaces `libcuda.so.1`. The child finds an image of grid
+//! forms: kernels whose names end with `__grid` and of which one launch runs all ranks.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -18,17 +18,17 @@ use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
-/// A timeout that the tests let expire.
+/// A time-out that the tests let expire.
 const SHORT: Duration = Duration::from_millis(700);
 /// A duration much longer than `SHORT` and much shorter than the other time limits.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Kind of image that the child finds under the name of the image of grid forms.
+/// Contents of the file that the child loads as the image of grid forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Image {
     /// A stand-in for the image of grid forms that `fusewire-build build --multi-rank-grid` writes.
     There,
-    /// An image of ordinary forms.
+    /// An image of ordinary forms, whose launches run one rank each.
     Ordinary,
     /// An image that claims to be built from other sources.
     Stale,
@@ -384,7 +384,7 @@ fn a_call_has_a_time_out_of_its_own() {
 fn waiting_ranks_get_aborts_and_failures_of_other_ranks() {
     let test = "waiting_ranks_get_aborts_and_failures_of_other_ranks";
     on_fake(test, Image::There, &[], || {
-        // An abort.
+        // Rank 1 aborts while rank 0 waits.
         let barrier = Barrier::new(2);
         for result in run(2, &multi_rank_grid(TEST_TIMEOUT), |comm| {
             comm.barrier()?;
@@ -472,7 +472,7 @@ fn captures_are_refused() {
     });
 }
 
-/// Returns every rank's error when it creates a communicator.
+/// Returns the error that each rank gets when it creates a communicator.
 fn refusals(size: u32, options: &Options) -> Vec<String> {
     let results = run(size, options, |_| Ok(()));
     let errors = results.into_iter().map(|result| result.expect_err("no"));
@@ -530,7 +530,7 @@ fn unsupported_communicators_are_refused() {
                 let error = result.expect_err("the CPU").to_string();
                 assert!(error.contains("the device is the CPU"), "{error}");
             }
-            // Only some ranks select the mode.
+            // Only rank 0 selects the mode.
             let store: std::sync::Arc<dyn fusewire::store::Store> =
                 std::sync::Arc::new(fusewire::store::MemoryStore::new());
             let make = |rank: u32| {
@@ -603,7 +603,8 @@ fn a_missing_image_is_reported() {
         println!("absent: reported");
         return;
     }
-    // The folder is outside cargo's target folder, because that may contain a built image.
+    // The folder is outside cargo's target folder, because cargo's folder may contain a built
+    // image.
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
     let copy = folder.path().join("multi_rank_grid");

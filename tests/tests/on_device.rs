@@ -1,6 +1,6 @@
-//! The first tests to run on a GPU. They cover everything briefly; each test is independent and
-//! takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. Runs on the CPU check that the tests
-//! work. `fusewire-build bundle` packs the tests for a machine with a GPU.
+//! The tests to run first on a new GPU. They cover every subject briefly. Each test is independent
+//! and takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. Runs on the CPU check that the tests
+//! themselves are correct. `fusewire-build bundle` packs the tests for a machine with a GPU.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -116,7 +116,7 @@ fn two_ranks_as_processes() {
     }
 }
 
-/// Checks a sum of `size` ranks on the device.
+/// Checks that `size` ranks can create a communicator and compute a sum on the device.
 fn works(size: u32) {
     for result in run_threads(size, &options(TEST_TIMEOUT), |comm| {
         let x = comm.alloc(DType::F32, 3000)?;
@@ -163,7 +163,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             let text = error.to_string();
             if multi_rank_grid {
                 // The host reports the missing rank, because the grid starts only when all ranks
-                // have called.
+                // have called the operation.
                 assert!(
                     text.contains(
                         "rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"
@@ -235,7 +235,7 @@ const REDUCTIONS: [ReduceOp; 6] = [
     ReduceOp::Average,
     ReduceOp::PreMulSum(0.3),
 ];
-/// Counts that select packets, staging, and one shot and two shots.
+/// Counts for which operations use packets, staging, one shot and two shots.
 const COUNTS: [usize; 3] = [331, 9001, 70_001];
 const HIDDEN: usize = 776;
 
@@ -245,7 +245,7 @@ fn filled(comm: &Communicator, dtype: DType, bytes: &[u8]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Returns each rank's results of all operations that round, by name.
+/// Returns the results of all operations that round, by name, for each rank.
 fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     let mut options = setup.options();
     options.packet_slot_bytes = 8192;
@@ -306,7 +306,7 @@ fn the_bits_are_those_of_the_cpu() {
         for blocks in [1, 3] {
             let setup = Setup {
                 blocks,
-                // On the CPU, the comparison is with a block of several lanes.
+                // On the CPU, compare blocks of one lane with blocks of several lanes.
                 lanes: if device().is_gpu() { 1 } else { 32 },
                 ..Setup::new(ranks)
             };
@@ -332,7 +332,8 @@ fn the_bits_are_those_of_the_cpu() {
 /// Allocates `bytes` bytes by `cuMemAlloc` and never frees them. A sanitizer knows the exact end of
 /// a `cuMemAlloc` allocation, but not of memory that is mapped in pages.
 fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String> {
-    /// Calls a function of the driver. Returns an error from the enclosing function if it fails.
+    /// Calls a function of the driver. Returns an error from the enclosing function if the call
+    /// fails.
     macro_rules! call {
         ($library:expr, $name:literal, ($($type:ty),*), $($argument:expr),*) => {{
             let symbol = concat!($name, "\0").as_bytes();
@@ -348,7 +349,7 @@ fn driver_memory(ordinal: u32, bytes: usize) -> core::result::Result<u64, String
             }
         }};
     }
-    // SAFETY: the driver's initialisers have no requirements.
+    // SAFETY: the driver's initializers have no requirements.
     let library =
         unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|error| error.to_string())?;
     let (mut ordinal_of, mut context) = (0i32, core::ptr::null_mut::<c_void>());

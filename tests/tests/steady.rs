@@ -22,7 +22,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The repeated calls of a rank: all_reduce with packets, one shot and two shots, in windows and on
-/// slices, operations that move data, and replays.
+/// slices, operations that move data, and graph replays.
 struct Steady {
     comm: Communicator,
     tensors: [Tensor; 3],
@@ -125,7 +125,7 @@ fn the_counter_counts() {
     }
 }
 
-/// Runs ranks as threads, restricts each to the system calls `allowed`, and ends the process.
+/// Runs ranks as threads, restricts each rank to the system calls `allowed`, and ends the process.
 fn filtered(ranks: u32, allowed: &'static [i64], forbidden: bool) -> ! {
     let done = AtomicU32::new(0);
     let refused: Mutex<Option<io::Error>> = Mutex::default();

@@ -1,6 +1,6 @@
-//! Tests the clients and servers of the TCP store with servers and clients of PyTorch. The tests
-//! use the Python interpreter that `FUSEWIRE_PYTHON` names and `/usr/bin/python3`. If none of them
-//! has PyTorch, the tests are skipped, or fail if `FUSEWIRE_REQUIRE` names `torch`.
+//! Tests this library's TCP store clients and servers with PyTorch's servers and clients. The tests
+//! use the Python interpreter that `FUSEWIRE_PYTHON` names and `/usr/bin/python3`. If no
+//! interpreter has PyTorch, the tests are skipped, or fail if `FUSEWIRE_REQUIRE` names `torch`.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ struct Python {
     new: bool,
 }
 
-/// A running script, killed when the value is dropped.
+/// A running script. Dropping the value kills the script.
 struct Script {
     child: Child,
     input: ChildStdin,
@@ -56,7 +56,7 @@ impl Python {
 }
 
 impl Script {
-    /// Returns the next line. Panics if it does not begin with `expected`.
+    /// Returns the next line. Panics if the line does not begin with `expected`.
     fn line(&mut self, expected: &str) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("text");
@@ -80,7 +80,7 @@ impl Drop for Script {
     }
 }
 
-/// Returns the Python interpreters that can import PyTorch. Skips the test if none can.
+/// Returns the Python interpreters that can import PyTorch. Skips the test if no interpreter can.
 fn pythons() -> Vec<Python> {
     let named = std::env::var("FUSEWIRE_PYTHON").ok();
     let paths = named.into_iter().chain(["/usr/bin/python3".to_owned()]);
@@ -163,7 +163,7 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     } else {
         assert!(store.append("m1", b"+").is_err());
     }
-    // One wait times out. A later call completes another wait while other clients add keys.
+    // This wait times out. The next wait completes while other clients add to a key.
     let error = store.wait(&["k", "never"], SHORT).unwrap_err();
     assert!(
         matches!(&error, Error::StoreTimeout { key, .. } if key == "never"),

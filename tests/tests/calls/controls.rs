@@ -12,8 +12,8 @@ use fusewire_tests::rank::{BufferRanges, CallMode, Rank};
 
 type TamperFn = fn(&mut [u8], &BufferRanges);
 
-/// Runs all_reduce operations and tampers with their memory on rank 1. Returns the errors of each
-/// rank.
+/// Runs all_reduce operations and tampers with the buffers of one operation on rank 1. Returns the
+/// errors of each rank.
 fn tampered(tamper: TamperFn) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     for memory in MEMORIES {

@@ -1,6 +1,6 @@
-//! Ten thousand operations in sequence with random sizes, types, algorithms and memory. One rank is
-//! late in each operation, and every result is verified. Epochs start at 0 and just below values at
-//! which words wrap.
+//! Runs ten thousand operations in sequence with random sizes, types, algorithms and memory. One
+//! rank is late in each operation, and every result is verified. Epochs start at 0 and just below
+//! values at which words wrap.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ fn stress(setup: Setup, operations: usize, large: usize) {
     );
 }
 
-/// Delays a rank in one of several ways.
+/// Delays a rank in one of several ways, which `how` selects.
 fn delay(how: usize) {
     match how {
         0 => std::thread::sleep(Duration::from_micros(100)),
@@ -140,7 +140,7 @@ fn setup(ranks: u32, first_epoch: u64) -> Setup {
     }
 }
 
-/// Returns an epoch just below `at`, so that each communicator soon crosses it.
+/// Returns an epoch just below `at`, so that each communicator soon passes `at`.
 const fn below(at: u64) -> u64 {
     at - 100
 }
@@ -190,7 +190,8 @@ fn enqueued_and_replayed() {
 
 #[test]
 fn lanes_as_threads_across_skipped_flags() {
-    // Packets of GPUs have 32-bit flags that skip 0 and keep the parity of the slots.
+    // GPU packets have 32-bit flags that are never 0. When the flag would be 0, two epochs are
+    // skipped, so that slots still alternate.
     for first_epoch in [(1 << 32) - 10, (1 << 31) - 10, 0] {
         let setup = Setup {
             lanes: 32,

@@ -1,5 +1,5 @@
-//! Ranks that are late, abort, or make different calls cause errors within the time-out, and later
-//! calls return the same error.
+//! Checks that ranks that are late, abort, or make different calls cause errors within the
+//! time-out, and that later calls return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;

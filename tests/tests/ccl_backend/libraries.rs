@@ -1,4 +1,4 @@
-//! Tests libraries that are missing, wrong, named by the environment, or installed.
+//! Tests libraries that are missing, invalid, selected by the environment, or installed.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ fn all_usual_names_are_tried() {
             Err(error) => report(error.to_string().replace('\n', " ")),
         };
     }
-    // The error lists the tried names only if no library with one of these names is installed.
+    // The error lists the names that were tried only if no library with one of these names is
+    // installed.
     if Library::open(Kind::Rccl, None).is_ok() {
         return skip("no-rccl", "RCCL is installed");
     }
@@ -80,7 +81,8 @@ fn another_library_is_refused() {
     );
 }
 
-/// Tests both variables in a child process, because the environment is global to a process.
+/// Tests both environment variables in child processes, because the environment is global to a
+/// process.
 #[test]
 fn the_environment_names_the_library() {
     const TEST: &str = "libraries::the_environment_names_the_library";

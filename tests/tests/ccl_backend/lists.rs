@@ -5,7 +5,7 @@ use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
 
 use crate::Fake;
 
-/// Returns the values that rank `from` has for rank `to`.
+/// Returns the values that rank `from` sends to rank `to`.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     (0..count as i32)
         .map(|i| i * 7 + from as i32 * 1000 + to as i32 * 100_000)
@@ -18,8 +18,8 @@ fn tensor(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Allocates tensors of these lengths. If `joined` is true, they are contiguous slices of one
-/// tensor; otherwise each tensor has separate memory.
+/// Allocates tensors of the given lengths. If `joined` is true, the tensors are contiguous slices
+/// of one tensor. Otherwise, each tensor has separate memory.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     let each = |length: &usize| Tensor::new(DType::I32, *length);
     if !joined {

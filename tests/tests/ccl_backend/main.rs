@@ -128,7 +128,7 @@ impl Fake {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("fake.so");
         std::fs::copy(built(), &path).expect("a copy of the fake");
-        // SAFETY: the fake's library has no initialisers.
+        // SAFETY: the fake's library has no initializers.
         let object = unsafe { libloading::Library::new(&path) }.expect("the fake");
         let fake = Self {
             path,
@@ -146,7 +146,7 @@ impl Fake {
         fake
     }
 
-    /// Returns the calls since the last `take`.
+    /// Returns the calls that the fake has recorded since the last `take`.
     fn take(&self) -> Vec<Record> {
         type TakeFn = unsafe extern "C" fn(*mut c_char, usize) -> usize;
         let mut text = vec![0u8; 1 << 16];

@@ -123,7 +123,7 @@ fn types() {
             |_| one(&format!("ncclAllGather 5 of {number}")),
         );
     }
-    // For versions before 2.24, 8-bit floats are passed as bytes.
+    // For versions before 2.24, the adapter passes 8-bit floats as bytes.
     let old = Fake::of_version(22_304);
     for dtype in [DType::E4m3, DType::E5m2] {
         check(
@@ -284,8 +284,8 @@ fn messages() {
     );
 }
 
-/// Operations that the libraries lack, or support only for equal sizes, are composed of grouped
-/// sends and receives.
+/// Checks that operations are composed of grouped sends and receives if the libraries lack them or
+/// support them only for equal sizes.
 #[test]
 fn composed() {
     let fake = Fake::new();
@@ -431,7 +431,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
     );
 }
 
-/// The adapter calls AMD's spelling only in AMD's libraries, for any version.
+/// Checks that the adapter uses AMD's spelling only with AMD's libraries, for any version.
 #[test]
 fn all_to_all_has_each_vendors_spelling() {
     for (backend, version, call) in [

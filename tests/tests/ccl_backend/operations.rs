@@ -308,7 +308,7 @@ fn one_to_eight_ranks() {
     }
 }
 
-/// A version without all_to_all, split and 8-bit floats gives the same results.
+/// Checks that a version without all_to_all, split and 8-bit floats gives the same results.
 #[test]
 fn an_old_version_gives_the_same() {
     let fake = Fake::of_version(21_105);

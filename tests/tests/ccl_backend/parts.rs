@@ -26,7 +26,7 @@ fn split_uses_the_library() {
         let mut first = [comm.rank()];
         part.broadcast(first.as_mut_slice(), 0)?;
         let total = sum(&part, 1 << comm.rank())?;
-        // Splits the communicator of the part again.
+        // Split the communicator of the part again.
         let alone = part
             .split(&[part.rank()], "alone")?
             .expect("it is in its list");
@@ -53,7 +53,7 @@ fn split_uses_the_library() {
         calls.sort_unstable();
         calls
     };
-    // The colour is the lowest rank of the list. The key is the position of the rank in the list.
+    // The color is the lowest rank of the list. The key is the position of the rank in the list.
     let split = [(0, 0, 1), (1, 1, 1), (2, -1, 0), (3, 0, 0), (4, 1, 0)];
     assert_eq!(world("ncclCommSplit"), split);
     assert_eq!(world("ncclCommInitRank").len(), 5);
@@ -133,7 +133,8 @@ fn an_adopted_communicator_works_and_is_destroyed() {
     }
 }
 
-/// Checks that calls go to the right one of two libraries with the same symbols.
+/// Checks that each call goes to the library of its communicator if two loaded libraries export the
+/// same symbols.
 #[test]
 fn two_libraries_in_one_process() {
     let (nvidia, amd) = (Fake::of_version(23_203), Fake::of_version(22_106));

@@ -1,4 +1,4 @@
-//! Checks all driver calls that repeated launches and replays make.
+//! Checks which driver calls repeated launches and replays make.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ fn calls(fake: &Fake) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Number of times that the work is issued to compute the average.
+/// Number of times that the work is issued to compute an average.
 const TIMES: u64 = 10;
 
-/// Returns the driver calls of issuing `work` once. The stream is blocked meanwhile, so no work
-/// completes.
+/// Returns the driver calls that issuing `work` once makes. The stream is blocked during the
+/// measurement, so no work completes.
 fn of(
     fake: &Fake,
     stream: &Stream,
@@ -73,7 +73,8 @@ fn list(calls: &[(&str, u64)]) -> BTreeMap<String, u64> {
     calls.iter().map(owned).collect()
 }
 
-/// Launches and replays neither allocate nor wait, and query the capture state only once.
+/// Checks that launches and replays neither allocate nor wait, and query the capture state only
+/// once.
 #[test]
 fn driver_calls_of_steady_launches_and_replays() {
     let test = "calls::driver_calls_of_steady_launches_and_replays";
@@ -109,16 +110,18 @@ fn driver_calls_of_steady_launches_and_replays() {
     });
 }
 
-/// Driver calls of one launch on a stream with unfinished work: the query of the capture state, the
+/// Driver calls of one launch on a stream with unfinished work: a query of the capture state, a
 /// query of the oldest work, the launch, and the record of an event. The query of the oldest work
-/// runs in relaxed mode, so captures of other threads stay valid.
+/// runs in relaxed capture mode, so captures of other threads stay valid. Two calls switch the
+/// mode.
 const EAGER: &[(&str, u64)] = &[
     ("cuStreamGetCaptureInfo_v3", 1),
     ("cuThreadExchangeStreamCaptureMode", 2),
     ("cuEventQuery", 1),
     ("cuLaunchKernel", 1),
     ("cuEventRecord", 1),
-    // The current context of the thread is checked before each of the other calls.
+    // The current context of the thread is checked before each call above that does not switch the
+    // mode.
     ("cuCtxGetCurrent", 4),
 ];
 

@@ -29,7 +29,7 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     }
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
-    // Stand-ins for the images that `fusewire-build` makes of users' crates.
+    // Stand-ins for the images that `fusewire-build` builds from user crates.
     for (name, kernels) in [
         ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
         ("seeded-bugs.sm_80.ptx", seeded_bugs::KERNELS),
@@ -105,7 +105,7 @@ fn ranks_as_processes() {
     });
 }
 
-/// Returns options with one block, which the users' kernels require.
+/// Returns options with one block, which the user kernels require.
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);

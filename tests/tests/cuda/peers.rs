@@ -1,5 +1,5 @@
-//! Tests ranks that share a GPU: blocks that cannot be resident at the same time, and memory that
-//! is shared between processes.
+//! Tests ranks that share a GPU: blocks that cannot all be resident at the same time, and memory
+//! that processes share.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -142,7 +142,8 @@ fn exchange(options: &Options) -> Result<()> {
     window.free()
 }
 
-/// Returns two flags: memory was shared by file descriptor, and memory was shared by IPC handle.
+/// Returns whether memory was shared by file descriptors, and whether memory was shared by IPC
+/// handles.
 fn ways() -> (bool, bool) {
     let fake = Fake::open().expect("the fake");
     let used = |name| fake.calls(name) > 0;
@@ -175,7 +176,7 @@ fn memory_with_descriptors_is_shared_by_descriptor() {
     );
 }
 
-/// Owner of allocated memory. Counts how often it is notified that the memory is no longer used.
+/// Keeps allocated memory alive. Counts how often an owner is dropped.
 struct Owner(Arc<AtomicU32>);
 
 impl Drop for Owner {

@@ -1,5 +1,5 @@
-//! Tests the shapes and attributes of users' launches that reach the driver, and those that the
-//! library refuses.
+//! Tests the shapes and attributes of user launches: those that must reach the driver, and those
+//! that the library must refuse.
 
 use fusewire::{
     Communicator, DType, Device, Error, LaunchAttributes, ReduceOp, Result, Tensor, Work,
@@ -105,7 +105,7 @@ fn asked() -> Vec<(LaunchAttributes, Value)> {
     ]
 }
 
-/// Returns the launches that the fake has recorded after the first `before`.
+/// Returns the launches that the fake has recorded after the first `before` launches.
 fn seen(fake: &Fake, before: usize) -> Vec<Value> {
     let all: Value = serde_json::from_str(&fake.launches(c"quantize")).expect("JSON");
     all.as_array().expect("a list")[before..].to_vec()

@@ -1,5 +1,5 @@
-//! Ranks that are late, killed or aborted cause errors within the time-out. The errors contain the
-//! library's message, and later calls return the same error.
+//! Checks that ranks that are late, killed or aborted cause errors within the time-out. The errors
+//! contain the library's message, and later calls return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;

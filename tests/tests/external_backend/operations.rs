@@ -1,5 +1,4 @@
-//! Compares every operation of a communicator with the sample backend with the sequential
-//! reference.
+//! Compares the results of every operation of the sample backend with the sequential reference.
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
@@ -201,8 +200,8 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     checks.all::<i32>()?;
     checks.all::<i64>()?;
     checks.all::<u8>()?;
-    // The messages are larger than socket buffers in both directions. A backend that sends all data
-    // before it receives would block here.
+    // These messages are larger than the socket buffers in both directions. A backend that sends
+    // all data before it receives any would block.
     checks.movements::<f32>(400_000, comm.size() - 1)?;
     checks.reductions::<i64>(300_001, 0)?;
     Ok(checks.done)
@@ -229,7 +228,7 @@ fn two_processes_named_by_the_environment() {
         let comm =
             new_comm("sample", Device::Cpu, "processes", options()).expect("by its variable");
         let done = every_operation(&comm).expect("every operation");
-        // No rank exits before all ranks have read.
+        // No rank exits before all ranks have received their data.
         comm.barrier().expect("all are done");
         report(done);
         return;

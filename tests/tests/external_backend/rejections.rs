@@ -1,5 +1,5 @@
-//! Libraries that are not backends, or that have another version, cause an error that contains the
-//! path, the actual value and the expected value.
+//! Checks that a library that is not a backend, or that has another version, causes an error that
+//! contains the library's path, the actual value and the expected value.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,8 +47,8 @@ fn error_of(name: &str, path: &Path) -> Error {
     new_comm(name, Device::Cpu, "refused", options).expect_err("refused")
 }
 
-/// Builds a library and checks that it is refused. The message must contain the path and all of
-/// `expected`.
+/// Builds a library and checks that it is refused. The error message must contain the library's
+/// path and every string in `expected`.
 fn refused(name: &str, defines: &[&str], expected: &[&str]) {
     let path = build(name, defines);
     let error = error_of(name, &path);

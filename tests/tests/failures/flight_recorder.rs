@@ -1,5 +1,5 @@
-//! Tests dumps of the flight recorder. They are written automatically when a communicator fails,
-//! and PyTorch's analyser can read them.
+//! Tests dumps of the flight recorder. The library must write a dump automatically when a
+//! communicator fails, and PyTorch's analyser must be able to read it.
 //!
 //! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by
 //! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. The analyser

@@ -1,5 +1,5 @@
-//! Tests overlapping launches of one communicator, and different communicators, which may run
-//! concurrently.
+//! Tests overlapping launches of one communicator, which must be reported, and concurrent launches
+//! of different communicators, which are permitted.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -56,7 +56,7 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
                 graph(&comm, &streams[0], sizes[0])?,
                 graph(&comm, &streams[1], sizes[1])?,
             ];
-            // All ranks have captured before any rank may fail.
+            // A rank may fail as soon as replays start, so all ranks finish their captures first.
             barrier.wait();
             let replay = |which: usize| -> (u64, Option<Error>) {
                 let (graph, x, y) = &graphs[which];
@@ -214,8 +214,8 @@ fn finished(comm: &Communicator) -> u64 {
 #[test]
 fn no_launch_goes_uncounted_when_launches_overlap() {
     // If a launch read epochs before it owned the communicator, two launches could use the same
-    // epoch. The number of finished operations is in device memory. On GPUs, the host can read it
-    // only on the fake.
+    // epoch, and the number of finished operations would be too low. This number is in device
+    // memory, which the host can read only on the CPU and on the fake.
     if device().is_gpu() && Fake::open().is_none() {
         return;
     }

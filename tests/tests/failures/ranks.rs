@@ -290,7 +290,7 @@ fn memory_files() -> usize {
 fn a_communicator_frees_its_memory() {
     let test = "ranks::a_communicator_frees_its_memory";
     if role().is_some() {
-        // Runs in its own process, because concurrent tests have memory files, too.
+        // Runs in a separate process, because concurrent tests also have memory files.
         assert_eq!(memory_files(), 0);
         for fail in [false, true] {
             for result in run_threads(3, &options(), |comm| {
@@ -349,8 +349,8 @@ fn a_rank_that_never_calls_is_named() {
 
 #[test]
 fn the_slowest_rank_is_blamed_and_not_one_that_waits_for_it() {
-    // Rank 1 waits in the second operation for rank 2, which never calls it. Rank 0 is two
-    // operations ahead of rank 2.
+    // Ranks 0 and 1 wait in the second operation for rank 2, which never calls it. Rank 1 calls it
+    // later than rank 0, but only rank 2 must be blamed.
     let results = run_threads(3, &options(), |comm| {
         let mut x = [1f32; 8];
         comm.barrier()?;
@@ -437,8 +437,8 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
     }
 }
 
-/// Starts ranks 0 and 1 of 4. Regression test: nothing was printed before the time-out. Rank 0
-/// serves the store, and when it exited first, rank 1 got "the server closed the connection".
+/// Starts only ranks 0 and 1 of 4. Regression test: no report was printed before the time-out. When
+/// rank 0, which serves the store, exited first, rank 1 got "the server closed the connection".
 #[test]
 fn ranks_that_do_not_join_are_reported_and_named_by_all() {
     let test = "ranks::ranks_that_do_not_join_are_reported_and_named_by_all";

@@ -1,5 +1,5 @@
-//! Tests new sets of members of a communicator: the same members, shrink, grow, merge and split,
-//! also after an abort and after a rank was killed.
+//! Tests communicators with new sets of members: the same members, shrink, grow, merge and split,
+//! including after an abort and after a rank was killed.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};
@@ -86,7 +86,7 @@ fn identity_shrink_grow_and_back() {
     threads(4, |i, store, barrier| {
         let comm = first(i, 4, "world", &store)?;
         check(&comm, 4)?;
-        // The same members.
+        // Reconfigure with the same members.
         let handles = exchange(&*store, "a", i, 4, &comm.init_handle()?)?;
         let all = ReconfigureOptions::new(1, Members::Set(handles.clone()));
         let same = comm.reconfigure(&all)?;
@@ -98,7 +98,7 @@ fn identity_shrink_grow_and_back() {
             text.contains("generation 0 was replaced by generation 1"),
             "{text}"
         );
-        // Shrink: the last rank leaves, then one in the middle.
+        // Shrink: first the last rank leaves, then the middle rank.
         let handles = exchange(&*store, "b", i, 4, &same.init_handle()?)?;
         if i == 3 {
             barrier.wait();
@@ -320,7 +320,7 @@ fn survivor() -> bool {
     let handles = exchange(&**comm.store(), "before", rank, size, &handle).expect("all handles");
     comm.barrier().expect("all alive");
     report("running");
-    // Rank 5 is killed during or before this operation.
+    // The parent kills rank 5 before or during this allocation.
     let victim = 5;
     let x = comm.alloc(DType::F32, 1000);
     if rank == victim {

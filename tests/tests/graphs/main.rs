@@ -1,4 +1,4 @@
-//! Graphs that are captured once and replayed with changing contents of the memory.
+//! Tests graphs that are captured once and replayed with changing memory contents.
 
 mod overlapped;
 mod replays;
@@ -23,7 +23,8 @@ fn all(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Sync) {
     }
 }
 
-/// Returns the number of rounds: `usual` on the CPU, 1 in 25 on a GPU, where a launch takes longer.
+/// Returns the number of rounds: `usual` on the CPU and `usual / 25` on a GPU, because a launch
+/// takes longer on a GPU.
 fn rounds(usual: u64) -> u64 {
     if device().is_gpu() { usual / 25 } else { usual }
 }
@@ -160,7 +161,7 @@ fn memory_lives_as_long_as_the_graph() {
             Ok(())
         })?;
         drop((between, splits, weight));
-        // These allocations reuse memory of the graph if it was freed too early.
+        // If the graph's memory was freed too early, these allocations reuse and overwrite it.
         let noise: Vec<Tensor> = (0..20)
             .map(|_| tensor(DType::F32, 50_000))
             .collect::<Result<_>>()?;
@@ -287,8 +288,7 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
         (1 << 61, 1 << 61),
     ] {
         all(1, |comm| {
-            // The tensors are parts of larger tensors. Elements outside these parts must not
-            // change.
+            // The tensors are parts of larger tensors. Elements outside the parts must not change.
             let (inside, outside) = (comm.alloc(DType::U32, 64)?, comm.alloc(DType::U32, 64)?);
             let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
             let splits = tensor(DType::U64, 2)?;

@@ -1,8 +1,8 @@
 //! Graphs of an operation and a concurrent computation. Every chunk and every tile that a replay
 //! reads must belong to that replay. Negative controls show that the checks detect stale contents.
 //!
-//! The computation copies each chunk directly after the wait for its flag. On every device, the
-//! copies are operations of a single-rank communicator on the compute stream.
+//! The computation copies each chunk directly after the wait for the flag of that chunk. On every
+//! device, the copies are operations of a single-rank communicator on the compute stream.
 
 use core::time::Duration;
 
@@ -16,7 +16,7 @@ const COUNT: usize = 700;
 const CHUNK: usize = 256;
 
 /// Returns the number of replays. The number is high, because the errors that the tests look for
-/// are rare. It is lower on a GPU, because a launch takes longer there.
+/// are rare. It is lower on a GPU, because a launch takes longer on a GPU.
 fn replays() -> u64 {
     if device().is_gpu() { 150 } else { 1500 }
 }
@@ -58,7 +58,7 @@ impl Parts {
         graph.instantiate()
     }
 
-    /// Returns the chunks of a tensor of rows: row, first element, length.
+    /// Returns row, first element and length of each chunk of a tensor with one row per rank.
     fn pieces(&self) -> Vec<(usize, usize, usize)> {
         let per_row = COUNT.div_ceil(CHUNK);
         let ranks = self.comm.size() as usize;
@@ -75,7 +75,8 @@ fn value(round: u64, rank: usize) -> u64 {
     round * 16 + rank as u64 + 1
 }
 
-/// A gather whose chunks are copied to `seen` when the flags of `watched` are set.
+/// An all_gather with ready flags. The compute stream copies each chunk from `y` to `seen` once the
+/// chunk's flag is set.
 struct Gather {
     parts: Parts,
     x: Tensor,
@@ -166,7 +167,8 @@ fn flags_that_are_not_cleared_give_stale_chunks() {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
         let (flags, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
-        // All flags are set from the start, as in a second replay that does not clear the flags.
+        // All flags are set before the replay, as if the previous replay's flags had not been
+        // cleared.
         let graph = gather.capture(&flags, &raised)?;
         raised.words().copy_from(&vec![1_u32; count])?;
         let mut stale = 0;

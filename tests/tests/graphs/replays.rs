@@ -1,6 +1,6 @@
-//! Many replays of all operations mixed with users' kernels: of several graphs, on several streams,
-//! between eager launches, and with different first epochs. Also tests the errors of replays if a
-//! rank is late.
+//! Tests many replays of all operations mixed with user kernels: replays of several graphs, on
+//! several streams, between eager launches, and with different first epochs. Also tests the errors
+//! of replays if a rank is late.
 
 use core::panic::AssertUnwindSafe;
 use core::time::Duration;
@@ -14,7 +14,7 @@ use fusewire_tests::device::{run_threads, stream};
 use fusewire_tests::mix::Mix;
 use fusewire_tests::rng::Rng;
 
-/// Returns options with one block, which the users' kernels require.
+/// Returns options with one block, which the user kernels require.
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
@@ -84,7 +84,7 @@ fn the_check_of_a_mix_can_fail() {
     }
 }
 
-/// Runs a mix once, either eagerly or by one of two forms of replay.
+/// Issues a mix once: eagerly, by a blocking replay or by an enqueued replay.
 fn once(
     rng: &mut Rng,
     comm: &Communicator,
@@ -146,7 +146,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
     }
 }
 
-/// Returns the failure of a time-out.
+/// Returns the failure that a time-out error contains.
 fn timed_out(error: &Error) -> &Failure {
     match error {
         Error::Timeout(failure) => failure,

@@ -25,7 +25,7 @@ fn options(ranks: u32) -> Options {
     options
 }
 
-/// Starts a rank on each of the host names `hosts`.
+/// Starts one rank per element of `hosts`, on a host with that name.
 fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String)]) -> Ranks {
     let host = |rank: usize| vec![("FUSEWIRE_HOST_ID", hosts[rank].to_owned())];
     let size = hosts.len() as u32;
@@ -43,8 +43,8 @@ fn is_inexact(case: &Case) -> bool {
     REDUCING.contains(&case.operation) && is_float && case.reduction.is_some_and(sums)
 }
 
-/// Returns all cases for a communicator on several hosts whose results must be bitwise identical to
-/// the reference.
+/// Returns the cases whose results must be bitwise identical to the reference on a communicator of
+/// several hosts.
 fn list(ranks: u32) -> Vec<Case> {
     let mut list = cases::sizes(ranks);
     list.extend(cases::types(ranks));
@@ -73,8 +73,8 @@ fn f32s(bytes: &[u8], dtype: DType) -> Vec<f32> {
     reference::widen(dtype, bytes)
 }
 
-/// Checks sums of floats that may be added in any order. They must be close to the reference and
-/// bitwise identical on all ranks.
+/// Checks sums of floats that may be added in any order. The sums must be close to the reference
+/// and bitwise identical on all ranks.
 fn sums_are_near(comm: &Communicator) {
     let ranks = comm.size();
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -203,7 +203,7 @@ fn conforms() -> bool {
     true
 }
 
-/// Returns the hosts of the tests below by their number of ranks.
+/// Returns the host name of each rank for the tests with `ranks` ranks.
 fn hosts_of(ranks: u32) -> &'static [&'static str] {
     match ranks {
         4 if std::env::var("FUSEWIRE_TEST_UNEVEN").is_ok() => &["x", "y", "y", "z"],

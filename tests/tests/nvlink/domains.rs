@@ -1,4 +1,4 @@
-//! Tests ranks on hosts that differ only in their names, with GPUs in one NVLink domain or in
+//! Tests ranks on hosts that differ only in their names. Their GPUs are in one NVLink domain or in
 //! several domains.
 
 use core::time::Duration;
@@ -116,7 +116,7 @@ fn hosts_of_one_domain_work_as_one() {
             ],
             "by two_shot",
         ),
-        // Two ranks of three on one host, and a switch.
+        // Two of the three ranks are on one host, and the GPUs have a switch.
         (
             vec![
                 host("x", "1", &[reported, switch]),
@@ -168,7 +168,7 @@ fn hosts_of_different_domains_do_not_share_memory() {
     let no_fabric = ("FUSEWIRE_CUDA_FAKE_FABRIC", "");
     for (one, other) in [
         (vec![named("d")], vec![named("e")]),
-        // An empty name means no domain, even if NVML reports a domain.
+        // An empty name means that the rank is in no domain, even if NVML reports a domain.
         (vec![named(""), cluster], vec![named(""), cluster]),
         // A name has no effect if the devices have no fabric handles.
         (vec![named("d"), no_fabric], vec![named("d"), no_fabric]),
@@ -206,8 +206,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
     }
 }
 
-/// If this process is a child, rank 1 waits until the parent kills it, and rank 0 reports the time
-/// after which its call fails and returns true. Returns false if this process is not a child.
+/// Runs in a child: rank 1 waits until the parent kills it, and rank 0 reports the time after which
+/// its call fails and returns true. Returns false if this process is not a child.
 fn outlives() -> bool {
     if role().as_deref() != Some("outlives") {
         return false;
@@ -250,7 +250,8 @@ fn a_death_on_another_host_is_found_by_the_timeout() {
             .next_report(TEST_TIMEOUT)
             .expect("a report");
         let took: u32 = took.parse().expect("milliseconds");
-        // On one host, the library watches the process.
+        // On the same host, the library watches the peer's process, so the call fails before the
+        // time-out.
         assert!(bounds.contains(&took), "{other}: {took} ms");
         started.processes[0]
             .succeed(TEST_TIMEOUT)

@@ -1,9 +1,9 @@
-//! Tests emulated multicast: the cases in which the plan selects it, the cases in which it is
-//! refused, and the elements that it reduces.
+//! Tests emulated multicast: when the plan selects it, when the library refuses it, and which
+//! elements it reduces.
 //!
-//! The switch returns rounded sums of bf16, so multicast rounds an average twice, and the other
-//! algorithms round once. With inputs for which these results differ, every element of the output
-//! shows which algorithm reduced it.
+//! The switch returns rounded sums of bf16, so multicast rounds an average twice, while the other
+//! algorithms round once. The tests use inputs for which the two results differ, so every element
+//! of the output shows which algorithm reduced it.
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
@@ -61,8 +61,8 @@ fn read(tensor: &Tensor) -> Vec<bf16> {
         .collect()
 }
 
-/// Returns true for each of `length` elements that multicast reduces. Multicast reduces only whole
-/// vectors. The first element is at element `offset` of a window.
+/// Returns one flag per element, which is true if multicast reduces the element. Multicast reduces
+/// only whole vectors. The first of the `length` elements is at element `offset` of a window.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
     let end = head + (length - head) / VECTOR * VECTOR;
@@ -110,13 +110,14 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
         let me = comm.rank() as usize;
         for count in [0, 1, 7, 8, 9, 64, 200, 1001] {
             for offset in [0, 1, 5, 8, 15] {
-                // Multicast reduces in place, or if the distance of input and output is a multiple
-                // of 16 bytes.
+                // Multicast reduces in place, and out of place if the distance between input and
+                // output is a multiple of 16 bytes.
                 all_reduce(&comm, &memory, offset, offset, count, true)?;
                 all_reduce(&comm, &memory, offset, offset + 2048, count, true)?;
                 // The distance is not a multiple of 16 bytes.
                 all_reduce(&comm, &memory, offset, offset + 2049, count, false)?;
-                // The offsets differ on all ranks, on one rank, and only for the output.
+                // The offsets differ on all ranks, on rank 1 only, and on rank 1 for the output
+                // only.
                 let moved = offset + 8 * me;
                 all_reduce(&comm, &memory, moved, moved, count, false)?;
                 let moved = offset + 8 * usize::from(me == 1);
@@ -124,7 +125,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
                 all_reduce(&comm, &memory, offset, moved + 2048, count, false)?;
             }
         }
-        // The buffers are not in a window, on all ranks or on one rank.
+        // The buffers are outside windows, first on all ranks and then on rank 2 only.
         let ordinary = Tensor::new(DType::Bf16, 4096)?;
         all_reduce(&comm, &ordinary, 0, 2048, 1001, false)?;
         let one = if me == 2 { &ordinary } else { &memory };
@@ -137,7 +138,7 @@ fn all_reduce_carries_whole_vectors_where_offsets_agree() {
 
 #[test]
 fn the_ordinary_algorithms_round_once() {
-    // Control of the previous test: the other algorithms round once for the same inputs.
+    // Negative control of the previous test: for the same inputs, the other algorithms round once.
     for algorithm in [Algorithm::Auto, Algorithm::Signal, Algorithm::TwoShot] {
         for result in run_threads(RANKS, &options(algorithm), |comm| {
             let memory = comm.alloc(DType::Bf16, 4096)?;
@@ -260,7 +261,7 @@ fn the_plan_names_multicast() {
             algorithm(Operation::Reduce, DType::F32, Some(ReduceOp::Sum))?,
             (false, true)
         );
-        // The CPU has no multicast, so it is emulated only on request.
+        // The CPU has no multicast hardware, so multicast is emulated only on request.
         let auto = comm.with_options(&CallOptions::new().hint("algorithm", "auto"))?;
         let memory = comm.alloc(DType::F32, 16)?;
         let plan = auto.plan(reduce, 1 << 20, DType::F32, Some(ReduceOp::Sum))?;

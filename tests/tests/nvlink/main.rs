@@ -1,5 +1,5 @@
 //! Tests NVLink switches on a machine without a GPU: multicast objects, and domains with ranks of
-//! several hosts. The executing fake of the driver supports both.
+//! several hosts. The executing fake of the driver supports switches and domains.
 
 mod domains;
 mod emulated;
@@ -22,7 +22,7 @@ impl Driver {
         Self(folder)
     }
 
-    /// Returns the environment of a process that uses the fake, with `more`.
+    /// Returns the environment of a process that uses the fake, extended by `more`.
     fn environment<'a>(&self, device: &str, more: &[(&'a str, &str)]) -> Vec<(&'a str, String)> {
         let mut all = vec![
             ("LD_LIBRARY_PATH", self.0.path().display().to_string()),

@@ -25,7 +25,7 @@ const fn devices(count: &str) -> [(&str, &str); 2] {
     [("FUSEWIRE_CUDA_FAKE_DEVICES", count), SWITCH]
 }
 
-/// Returns the numbers of live multicast objects and of the objects of their memory.
+/// Returns the numbers of live multicast objects and of the driver objects that belong to them.
 fn live(fake: &Fake) -> [u64; 5] {
     [
         c"multicast",
@@ -38,7 +38,7 @@ fn live(fake: &Fake) -> [u64; 5] {
 }
 
 /// Waits until the numbers of live objects are `wanted`. A device releases the resources of its
-/// last operation only when it is used again.
+/// last operation only when the device is used again.
 fn settles(fake: &Fake, wanted: &[u64]) {
     let devices = std::env::var("FUSEWIRE_CUDA_FAKE_DEVICES").expect("set by the parent");
     let devices: u32 = devices.parse().expect("a number");
@@ -177,8 +177,8 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
     });
 }
 
-/// Driver functions, each with the number of the call that fails. Each rank maps the memory of all
-/// three ranks, so these numbers depend on the number of ranks.
+/// Driver functions, each with the number of the call that fails. These numbers depend on the
+/// number of ranks, because each rank maps the memory of all three ranks.
 const REFUSED: [(&CStr, u64); 9] = [
     (c"cuMulticastCreate", 1),
     // The export of the multicast object, after the exports of three windows.
@@ -214,8 +214,8 @@ fn a_driver_error_on_one_rank_disables_multicast_on_all() {
                 let held = live(&fake)[..2].to_vec();
                 barrier.wait();
                 sum(&comm, &window)?;
-                // The second window gets a multicast address, but large operations use the first
-                // window.
+                // The second window gets a multicast address even if the first window has none. The
+                // plan of a large operation still follows the first window.
                 sum(&comm, &comm.alloc(DType::F32, 1000)?)?;
                 assert_eq!(algorithm(&comm)?, by);
                 Ok((by, said, held))
@@ -247,7 +247,7 @@ fn ranks_that_share_a_gpu_do_not_use_multicast() {
     let test = "multicast::ranks_that_share_a_gpu_do_not_use_multicast";
     on_fake(test, &devices("2"), || {
         let fake = Fake::open().expect("the fake");
-        // Runs `ranks` ranks on two devices. Returns true if they exchange a window's object.
+        // Runs `ranks` ranks on two devices. Returns true if the ranks exchange a multicast object.
         let asked = |ranks: u32, expected: Algorithm| {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
             thread::scope(|scope| {

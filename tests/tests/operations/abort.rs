@@ -188,8 +188,8 @@ fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
         .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// If this process is a child, makes the communicator fail, so the watchdog ends the process.
-/// Returns true if the process is a child and still alive.
+/// If this process is a child, lets an operation time out, so that the watchdog may end the
+/// process. Returns true if the process is a child and survives.
 fn watched() -> bool {
     let Some(kind) = role() else { return false };
     let mut options = Options::default();

@@ -14,7 +14,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 /// A prime number that is small enough for packets with any number of lanes.
 const COUNT: usize = 331;
 
-/// Returns the inputs of a rank: ordinary numbers, and all pairs of special numbers.
+/// Returns the inputs of a rank: ordinary numbers and special numbers.
 fn inputs(dtype: DType, rank: u32) -> Vec<u8> {
     let size = dtype.size();
     let mut bytes = oracle::fill(dtype, rank, 77, COUNT);
@@ -44,7 +44,7 @@ fn inputs(dtype: DType, rank: u32) -> Vec<u8> {
         _ => return bytes,
     };
     for i in 0..64 {
-        // Two ranks have all pairs of special numbers.
+        // The inputs of an even and an odd rank together contain all pairs of special numbers.
         let which = if rank.is_multiple_of(2) { i % 8 } else { i / 8 };
         let at = (100 + i) * size;
         bytes[at..at + size].copy_from_slice(&special[which].to_le_bytes()[..size]);

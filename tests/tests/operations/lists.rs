@@ -1,4 +1,4 @@
-//! Tests operations on lists of tensors, persistent all_gather, and quantised reduce_scatter.
+//! Tests operations on lists of tensors, persistent all_gather, and quantized reduce_scatter.
 
 use core::time::Duration;
 
@@ -19,7 +19,7 @@ fn all<R: Send>(ranks: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> 
         .collect()
 }
 
-/// Returns the values that rank `from` has for rank `to`.
+/// Returns the values that rank `from` sends to rank `to`.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     (0..count as i32)
         .map(|i| i * 7 + from as i32 * 1000 + to as i32 * 100_000)
@@ -32,8 +32,8 @@ fn filled(values: &[i32]) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Allocates tensors of these lengths. If `joined` is true, they are contiguous slices of one
-/// tensor; otherwise each tensor has separate memory.
+/// Allocates tensors of the given lengths. If `joined` is true, the tensors are contiguous slices
+/// of one tensor. Otherwise, each tensor has separate memory.
 fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
     if !joined {
         return lengths
@@ -52,7 +52,7 @@ fn list(lengths: &[usize], joined: bool) -> Result<Vec<Tensor>> {
         .collect()
 }
 
-/// Blocking, enqueued, and captured with two replays.
+/// Form of a call: blocking, enqueued, or captured and replayed twice.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     Blocking,
@@ -284,8 +284,8 @@ fn quantised_reduce_scatter() {
                     .sum()
             })
             .collect();
-        // The error of one result is at most four times the spacing of bf16, once per term. The
-        // error of the mean of many results is much smaller.
+        // Each of the four terms is rounded by at most one bf16 spacing, so a result is wrong by at
+        // most four spacings. The mean of many results is much closer to the exact sum.
         let mut mean = vec![0.0f64; COUNT];
         const ROUNDS: u64 = 64;
         for seed in 0..ROUNDS {
@@ -319,7 +319,8 @@ fn quantised_reduce_scatter() {
             .sum::<f64>()
             / COUNT as f64;
         // The mean of 64 results has an eighth of the error of one result. With rounding to
-        // nearest, the mean would have the error of one result, about 1/1024.
+        // nearest, all results would be equal, and their mean would have the error of one result,
+        // about 1/1024.
         assert!(nearest < 4e-4, "{nearest}");
         // Rounding does not change values that bf16 represents exactly.
         input.copy_from(&vec![1.5f32; COUNT * size])?;
@@ -343,8 +344,8 @@ fn quantised_reduce_scatter() {
     });
 }
 
-/// Sets the flag of this thread that flushes subnormal results to zero. Threads of new streams
-/// inherit the flag.
+/// Sets or clears the flag of this thread that flushes subnormal results to zero. Threads of
+/// streams that this thread creates inherit the flag.
 #[cfg(target_arch = "x86_64")]
 fn flush_to_zero(on: bool) {
     let mut flags = 0u32;

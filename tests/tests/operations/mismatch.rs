@@ -171,7 +171,7 @@ const CASES: &[(&str, Call, Call)] = &[
 fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &Options) {
     let started = Instant::now();
     let results = run_threads(ranks, options, |comm| {
-        // A slow rank may get the mismatch in an earlier call.
+        // A slow rank may detect the mismatch in a call before `call`.
         let call = if comm.rank() == who { odd } else { usual };
         let first = comm
             .barrier()
@@ -425,8 +425,8 @@ fn local_options_may_differ() {
 
 #[test]
 fn a_wrong_packet_header_is_seen_without_a_stall() {
-    // Waits poll for a long time before they check anything else, so only the packet header can
-    // reveal the mismatch.
+    // Waits poll for a long time before they check for failures of other ranks, so only the packet
+    // header can reveal the mismatch in time.
     let mut options = Options::default();
     options.timeout = TIMEOUT;
     options.lanes = 32;

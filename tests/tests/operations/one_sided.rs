@@ -1,4 +1,5 @@
-//! Tests put with signal in a ring: the library's kernel, launched like a user's kernel.
+//! Tests `RING_PUT`, the library's put with signal in a ring. The kernel is launched like a user
+//! kernel.
 
 use core::time::Duration;
 
@@ -36,8 +37,8 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 };
                 let tensors = [Some(&source), Some(&target), Some(&launches)];
                 comm.stream().begin_capture()?;
-                // SAFETY: the tensors have `count` elements, and the target is the same window on
-                // all ranks.
+                // SAFETY: the tensors have `count` elements, and the target is in the same window
+                // on all ranks.
                 let captured = unsafe { comm.launch_async(&RING_PUT, params, tensors) };
                 let graph = comm.stream().end_capture()?.instantiate()?;
                 captured?;
@@ -50,8 +51,8 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 for round in 0..rounds {
                     source.copy_from(&from(round, comm.rank()))?;
                     if round % 2 == 0 {
-                        // SAFETY: as for the captured launch: the tensors have `count` elements,
-                        // and the target is in the same window on all ranks.
+                        // SAFETY: the tensors have `count` elements, and the target is in the same
+                        // window on all ranks.
                         unsafe { comm.launch(&RING_PUT, params, tensors)? };
                     } else {
                         graph.run(comm.stream())?;

@@ -95,8 +95,8 @@ fn gather(
     Ok(())
 }
 
-/// Counts and chunk lengths: empty, less than a chunk, multiples of a chunk, other counts, and
-/// counts larger than staging.
+/// Counts and chunk lengths: empty, less than a chunk, multiples of a chunk, counts with a shorter
+/// last chunk, and counts larger than staging.
 const SHAPES: [[usize; 2]; 8] = [
     [0, 5],
     [1, 1],
@@ -152,7 +152,8 @@ fn scatter(
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
         let work =
             comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)?;
-        // Tiles are produced in a different order from that in which the operation reads them.
+        // The producer finishes the tiles in reverse order, which is not the order in which the
+        // operation reads them.
         for index in (0..per_row * rows).rev() {
             tiles.stream_write(compute, index, 3)?;
         }
@@ -254,7 +255,8 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
                 2,
                 ReduceOp::Sum,
             )?;
-            // The flags and counters are cleared once the compute stream has been synchronized.
+            // The compute stream clears the flags and counters. Wait for it before the host waits
+            // for flags and sets counters.
             compute.synchronize()?;
             let per_row = COUNT.div_ceil(CHUNK);
             for chunk in 0..per_row {
@@ -352,8 +354,8 @@ fn a_gather_that_fails_releases_its_consumer() {
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
         }
-        // On the CPU, the waits of the compute stream fail. On a GPU, a wait of a stream has no
-        // result and returns.
+        // On the CPU, the waits of the compute stream fail. On a GPU, a stream's wait cannot fail
+        // and returns, so `synchronize` succeeds.
         assert_eq!(compute.synchronize().is_err(), !device().is_gpu());
         let error = work.wait_blocking().expect_err("rank 1 does not call it");
         assert!(matches!(error, Error::Timeout(_)), "{error}");

@@ -33,7 +33,7 @@ struct Case {
     dtype: DType,
     rows: usize,
     vocabulary: usize,
-    /// Number of greatest logits; 0 for none.
+    /// Number of greatest logits to select. 0 selects none.
     k: usize,
     sums: bool,
     values: bool,
@@ -216,7 +216,7 @@ fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Returns one case per kind of contents and shape. The other settings alternate.
+/// Returns one case per kind of contents and shape. The other settings alternate between cases.
 fn cases(shapes: &[(usize, usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (c, contents) in Contents::ALL.into_iter().enumerate() {
@@ -293,8 +293,8 @@ fn lanes_give_the_same_bits() {
             lanes,
             ..Setup::new(ranks)
         };
-        // The shapes have fewer and more lanes than k, and candidates that fit and do not fit into
-        // the buffer.
+        // The shapes include k below and above the number of lanes, and candidates that fit and do
+        // not fit into the buffer.
         let shapes = [
             (2, 300, 5),
             (1, 5000, 64),

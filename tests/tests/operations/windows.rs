@@ -152,8 +152,8 @@ fn windows_are_allocated_and_freed_repeatedly() {
             }
             comm.barrier()?;
         }
-        // Concurrent tests also open descriptors, so the bound is loose. Sixty leaked windows of
-        // two ranks would be hundreds of descriptors.
+        // Concurrent tests also open file descriptors, so the bound is loose. Sixty leaked windows
+        // of two ranks would need hundreds of descriptors.
         assert!(descriptors() < first + 60, "{first} then {}", descriptors());
         Ok(())
     });
@@ -214,7 +214,7 @@ fn ranks_that_register_different_sizes_are_reported() {
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
     assert!(results.iter().all(Result::is_err));
-    // Memory of equal size, slices of different lengths.
+    // The memory has equal size on both ranks, but the slices have different lengths.
     let results = run_threads(2, &options(), |comm| {
         let tensor = tensor(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
@@ -232,8 +232,8 @@ fn captured_and_replayed() {
         let peer = 1 - comm.rank();
         let window = comm.alloc_window(DType::U64, 4, WindowOptions::default())?;
         let source = tensor(DType::U64, 4)?;
-        // Each replay adds to the signal, and the receiver resets it between replays. If replays
-        // set it to the same value, later waits would return immediately.
+        // The put adds 1 to the peer's signal, and the peer resets its signal between replays.
+        // Without the reset, the waits of later replays would return immediately.
         let on_stream = window.on(&stream);
         stream.begin_capture()?;
         on_stream.put_signal_async(&source, peer, 0, 1)?;

@@ -11,7 +11,7 @@ pub(super) const EPSILON: f32 = 1e-6;
 pub(super) const SCALE: f32 = 0.37;
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// Reduction of the rows over ranks.
+/// Operation that reduces the rows over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     AllReduce(Algorithm),
@@ -55,7 +55,7 @@ pub(super) struct Case {
     pub(super) rows: usize,
     pub(super) hidden: usize,
     pub(super) memory: Memory,
-    /// The output overwrites the input, and the sum overwrites the residual.
+    /// If true, the output overwrites the input, and the sum overwrites the residual.
     pub(super) in_place: bool,
 }
 
@@ -283,7 +283,7 @@ impl Buffers {
         }
         if form.output_format == OutputFormat::Unquantized {
             let found = widen(dtype, &self.output.to_bytes()?);
-            // The bound covers three roundings of the type and sums in f32.
+            // The bound covers three roundings to the type, and the error of sums in f32.
             let bound = if dtype == DType::F32 { 1e-4 } else { 0.02 };
             for (i, want) in want.exact.iter().enumerate() {
                 let off = (f64::from(found[i]) - want).abs();
@@ -312,7 +312,7 @@ impl Buffers {
             at.unwrap_or(0),
             want.len()
         );
-        // In place, the guard elements hold inputs instead of poison.
+        // If the norm is in place, the guard elements hold inputs instead of poison.
         if !self.case.in_place {
             assert!(
                 found[want.len()..].iter().all(|byte| *byte == 0x5a),
@@ -364,7 +364,7 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
             buffers.call(&comm, index % 2 == 1)?;
             comm.stream().synchronize()?;
             buffers.check(&comm, round)?;
-            // All ranks have checked before any rank poisons its memory.
+            // No rank poisons its memory before all ranks have checked their results.
             comm.barrier()?;
         }
         Ok(())
@@ -373,7 +373,8 @@ pub(super) fn run(setup: &Setup, cases: &[Case]) {
     }
 }
 
-/// Returns every form and route for one type, with kinds of memory in turn.
+/// Returns one case per form, route and shape for one type. The cases alternate between the kinds
+/// of memory.
 pub(super) fn cases(dtype: DType, shapes: &[(usize, usize)]) -> Vec<Case> {
     let mut out = Vec::new();
     for (f, form) in NormForm::all().into_iter().enumerate() {

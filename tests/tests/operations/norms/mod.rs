@@ -1,7 +1,7 @@
 //! Compares fused norms with an independent oracle. Results must be bitwise identical to the oracle
-//! for every form, type, route, and number of ranks and lanes, and close to f64. Buffers are
-//! registered, staged or in place. Graphs have changing inputs, and some rows are longer than
-//! shared memory.
+//! for every form, type, route, and number of ranks and lanes, and close to a norm in f64. The
+//! cases include registered, staged and in-place buffers, graphs with changing inputs, and rows
+//! that are longer than shared memory.
 
 mod case;
 
