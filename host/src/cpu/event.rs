@@ -32,7 +32,7 @@ struct State {
     completed: u64,
     /// Time at which the latest completed record completed.
     at: Option<Instant>,
-    /// Number of waiting threads. If it is 0, completing a record makes no system call.
+    /// Number of waiting threads. If no thread waits, completing a record makes no system call.
     waiting: u32,
     /// The capture in which the event was last recorded, if any.
     capture: Weak<Capture>,

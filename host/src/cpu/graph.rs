@@ -34,8 +34,8 @@ pub(crate) enum Node {
 pub(crate) struct Branch(CpuStream);
 
 impl Branch {
-    /// Enqueues `node` on the stream of the branch. An event record gets its number here, on the
-    /// replaying thread, so that a later wait on any stream applies to this record.
+    /// Enqueues `node` on the stream of the branch. This function also numbers an event record, on
+    /// the replaying thread, so that a later wait on any stream applies to that record.
     fn enqueue(&self, node: &Arc<Node>) -> Result<()> {
         let item = match &**node {
             Node::Record(event) => Item::Record(event.clone()),

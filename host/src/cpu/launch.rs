@@ -1,5 +1,5 @@
-//! Launches: the native entry and the arguments of a kernel, and the execution of its blocks and
-//! lanes.
+//! Launches: the native entry and the arguments of a kernel, and the execution of the kernel's
+//! blocks and lanes.
 
 use core::any::Any;
 use core::cell::OnceCell;
@@ -78,7 +78,7 @@ impl Default for Grid {
     }
 }
 
-/// Values that a launch keeps alive until it is complete.
+/// Values that a launch keeps alive until the launch and every graph that contains it are dropped.
 pub type KeepAlive = [Option<Arc<dyn Any + Send + Sync>>; 4];
 
 /// The native entry, the arguments and the shape of a kernel. A stream executes a launch, and a
@@ -290,7 +290,7 @@ pub(super) fn on_threads(
     }
 }
 
-/// Runs `body` with the thread-local state of a block of one lane. Converts a panic to an error.
+/// Runs `body` with the thread-local state of a block with one lane. Converts a panic to an error.
 fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
     thread_local! {
         static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
@@ -307,7 +307,7 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
         .map_err(|_| Error::launch("this thread is ending"))?
 }
 
-/// Runs one block of one lane on this thread, without a [`Launch`].
+/// Runs one block with one lane on this thread, without a [`Launch`].
 ///
 /// # Safety
 /// `params` must point at the parameter struct of `entry`, which must support one lane. The

@@ -236,8 +236,8 @@ impl Segment {
         self.descriptor.bytes
     }
 
-    /// Returns the descriptor with which a peer can [`Segment::open`] this segment until its
-    /// creator drops it.
+    /// Returns the descriptor with which a peer can [`Segment::open`] this segment until the
+    /// creator drops the segment.
     pub fn descriptor(&self) -> SegmentDescriptor {
         self.descriptor
     }

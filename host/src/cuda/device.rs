@@ -92,7 +92,7 @@ pub(super) fn properties(
     })
 }
 
-/// Formats the architecture, such as `sm_90` for 9 and 0.
+/// Formats the architecture, such as `sm_90` for compute capability 9.0.
 pub(super) fn architecture(major: u32, minor: u32) -> String {
     format!("sm_{major}{minor}")
 }
@@ -121,7 +121,7 @@ fn bus(library: &Library, device: sys::CUdevice) -> Result<CString> {
     Ok(CStr::from_bytes_until_nul(&bus).unwrap_or_default().into())
 }
 
-/// Returns the UUID of the device, or of its MIG slice.
+/// Returns the UUID of the device or, if the device is a MIG instance, the UUID of the instance.
 fn uuid(library: &Library, device: sys::CUdevice) -> Result<[u8; 16]> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: `uuid` is writable.

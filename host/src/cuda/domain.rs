@@ -77,7 +77,7 @@ struct Nvml {
 }
 
 impl Nvml {
-    /// Opens the library. Returns `None` if it or one of its functions is missing.
+    /// Opens the library. Returns `None` if the library or one of the functions is missing.
     fn open(name: &str) -> Option<Self> {
         // SAFETY: loading a library runs its initialisers. The initialisers of NVML have no
         // preconditions.
@@ -119,7 +119,7 @@ impl Nvml {
             version: VERSION,
             ..FabricInfo::default()
         };
-        // SAFETY: NVML returned `device`. `info` is writable and contains the version number of its
+        // SAFETY: NVML returned `device`. `info` is writable and contains the version number of the
         // structure.
         let code = unsafe { (self.get_info)(device, &raw mut info) };
         if code != SUCCESS {

@@ -299,8 +299,8 @@ impl Library {
     /// Returns the library. The first call opens and initialises it.
     ///
     /// # Errors
-    /// `Error::NoDevice` if there is no driver or no device, `Error::Driver` if a symbol is
-    /// missing.
+    /// `Error::NoDevice` if there is no driver or no device, or if the driver is older than
+    /// [`OLDEST`]; `Error::Driver` if a required symbol is missing or if a call fails.
     pub(super) fn open() -> Result<&'static Self> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         let library = match LIBRARY.get() {

@@ -63,8 +63,8 @@ pub(super) fn queues_of(value: Option<&str>) -> u32 {
 /// runtime also use, and may wait for the device.
 ///
 /// # Errors
-/// `Error::NoDevice` if there is no driver or no such device, `Error::Driver` if the driver is too
-/// old or fails.
+/// `Error::NoDevice` if there is no driver, if the driver does not support CUDA 12.0, or if there
+/// is no such device; `Error::Driver` if the driver lacks a required symbol or if a call fails.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
     static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -249,9 +249,9 @@ pub(super) fn import<'a>(library: &'a Library, import: Import<'_>) -> Result<Phy
     Ok(Physical::new(library, handle))
 }
 
-/// Returns true if this process can create, export and import memory with these handle types, which
-/// include fabric handles. A process without an IMEX channel has no permission for fabric handles,
-/// even if the device supports them.
+/// Returns true if this process can create, export and import memory with the handle types in
+/// `handles`, which must include fabric handles. A process without an IMEX channel has no
+/// permission for fabric handles, even if the device supports them.
 pub(super) fn probe_fabric(
     library: &Library,
     device: sys::CUdevice,

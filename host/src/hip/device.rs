@@ -92,7 +92,7 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
     }
 }
 
-/// Guard that keeps the calling thread in relaxed capture mode until it is dropped.
+/// Guard that keeps the calling thread in relaxed capture mode until the guard is dropped.
 #[derive(Debug)]
 pub(super) struct RelaxedCapture {
     functions: &'static Functions,

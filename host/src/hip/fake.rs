@@ -21,7 +21,7 @@ use super::library::Functions;
 pub(super) struct State {
     /// Allocations: base address and memory.
     memory: RefCell<BTreeMap<usize, Box<[u64]>>>,
-    /// Current device of the thread, -1 if it has not been set.
+    /// Current device of the thread, or -1 if no device has been set.
     pub(super) device: Cell<c_int>,
     /// Capture mode of the thread.
     pub(super) mode: Cell<c_uint>,

@@ -31,7 +31,7 @@ impl Graph {
     /// Creates a runnable graph. The [`GraphExec`] stays valid after this [`Graph`] is dropped.
     ///
     /// # Errors
-    /// The error of the GPU driver if it cannot instantiate the graph.
+    /// The error of the GPU driver if the driver cannot instantiate the graph.
     pub fn instantiate(&self) -> Result<GraphExec> {
         Ok(GraphExec(match &self.0 {
             GraphKind::Cpu(graph) => ExecKind::Cpu(graph.instantiate()?),

@@ -17,7 +17,7 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     // SAFETY: the `BlockShared` lives as long as the block runs.
     let shared = unsafe { &*context.shared };
     let slots = shared.shared().cast::<u64>();
-    // SAFETY: each lane writes a different slot, and the slots of 64 lanes take 512 bytes of the 16
+    // SAFETY: each lane writes a different slot, and the slots of 64 lanes take 512 bytes of the 38
     // KiB of shared memory.
     unsafe {
         slots

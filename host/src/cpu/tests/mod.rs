@@ -63,7 +63,7 @@ type Entry = unsafe fn(*const LaneContext, *const u8);
 
 fn launch_grid(entry: Entry, target: &Arc<AtomicU64>, amount: u64, grid: Grid) -> Launch {
     let words = [Arc::as_ptr(target) as u64, amount];
-    // SAFETY: the words have the layout of `Params`, and the launch keeps its target alive.
+    // SAFETY: the words have the layout of `Params`, and the launch keeps `target` alive.
     let launch = unsafe { Launch::new(entry, bytemuck::bytes_of(&words), grid) }.unwrap();
     launch.keeping([Some(Arc::clone(target) as _), None, None, None])
 }

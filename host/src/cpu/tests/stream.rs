@@ -284,7 +284,7 @@ fn waiting_for_a_stream_from_its_own_work_is_refused() {
         let call = move || own.run(&inner);
         stream.enqueue(Item::HostFn(Arc::new(call))).unwrap();
     });
-    // The same check for work that runs directly on this thread.
+    // Repeats the check with work that runs directly on this thread.
     let _ = stream.synchronize();
     assert!(
         exec.run(&stream)
