@@ -1,4 +1,4 @@
-//! Operations composed from the primitives of a backend whose library lacks them.
+//! Composes the operations that a backend's library lacks from the backend's primitives.
 
 use fusewire_device::DType;
 
@@ -83,7 +83,8 @@ pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
         for (peer, count) in counts.iter().enumerate() {
             let count = *count as usize;
             if count > 0 && !(in_place && peer as u32 == backend.rank()) {
-                // SAFETY: `to` holds the rows of all ranks; this one begins at `at`.
+                // SAFETY: `to` holds the rows of all ranks, and the row of `peer` begins at byte
+                // `at`.
                 unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, args)? };
             }
             at += args.bytes(count);
@@ -156,7 +157,7 @@ pub(super) unsafe fn gather<B: Backend + ?Sized>(
     })
 }
 
-/// Runs an all_reduce of one element, which completes only after every rank has called it.
+/// Runs an all_reduce of one element. It completes only after every rank has called `barrier`.
 pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
     let mut word = [0u8; 4];
     let args = &CallArgs {
@@ -164,7 +165,7 @@ pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Resu
         ..*args
     };
     let at = word.as_mut_ptr();
-    // SAFETY: the element has four bytes, in place, in host memory. Backends of other devices have
-    // a barrier of their own.
+    // SAFETY: `at` points to one f32 in host memory, and all_reduce may run in place. Backends that
+    // cannot access host memory do not use this function, but implement `Backend::barrier`.
     unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

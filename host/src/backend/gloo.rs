@@ -1,8 +1,9 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
-//! Gloo has no average, no scaled sum and no reduce_scatter; this module composes them. Gloo
-//! reduces in a ring, so the order of the ranks depends on an element's index. The results are
-//! bitwise identical on all ranks, but differ from a reduction in rank order.
+//! Gloo has no average, no scaled sum and no reduce_scatter, so this module composes these
+//! operations. Gloo reduces in a ring, so the order of the ranks in a sum depends on an element's
+//! index. The results are bitwise identical on all ranks, but may differ from a reduction in rank
+//! order.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,7 @@ const NAME: &str = "gloo";
 #[derive(Debug)]
 pub(crate) struct Gloo {
     context: sys::Context,
-    /// Messages of the open group, if there is one.
+    /// Messages of the open group, if a group is open.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -37,7 +38,7 @@ pub(super) struct Message {
     pub(super) timeout: Duration,
 }
 
-/// The communicator's store, through Gloo's rendezvous interface.
+/// Implements Gloo's rendezvous interface on the communicator's store.
 struct Rendezvous {
     store: Arc<dyn Store>,
     timeout: Duration,
@@ -83,8 +84,8 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
     )?))
 }
 
-/// Returns Gloo's type for a reduction of `dtype`. u32 maps to i32, because sums, products and bit
-/// operations have the same bits for both types.
+/// Returns Gloo's type for a reduction of `dtype`. Gloo has no u32. i32 is used instead, because
+/// sums, products and bit operations give the same bits for both types.
 pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
@@ -103,8 +104,8 @@ pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::
     })
 }
 
-/// Returns Gloo's reduction. Averages and scaled sums become sums, with a local step before or
-/// after the sum.
+/// Returns Gloo's reduction for `code`. An average becomes a sum followed by a local division. A
+/// scaled sum becomes a sum preceded by a local multiplication.
 const fn reduction(code: ReductionCode) -> sys::ReduceOp {
     match code {
         ReductionCode::Product => sys::ReduceOp::Product,
@@ -121,7 +122,8 @@ const fn reduction(code: ReductionCode) -> sys::ReduceOp {
 /// stores the results at `to`.
 ///
 /// # Safety
-/// `from` is readable and `to` is writable for `count` elements of `dtype`. They may be equal.
+/// `from` is readable and `to` is writable for `count` elements of `dtype`. `from` and `to` may be
+/// equal.
 pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
     macro_rules! each {
         ($t:ty) => {
@@ -165,7 +167,7 @@ pub(super) enum Scale {
 }
 
 impl Gloo {
-    /// Connects rank `rank` of `size` to the other ranks, with a rendezvous in `store`.
+    /// Connects rank `rank` to the other ranks of `size` ranks, with a rendezvous in `store`.
     pub(super) fn connect(
         rank: u32,
         size: u32,
@@ -196,7 +198,8 @@ impl Gloo {
         sys::Call::new().timeout(args.timeout)
     }
 
-    /// Returns a scaled copy of the input, if the reduction needs one.
+    /// Returns a copy of the input, multiplied by this rank's factor, if the reduction is a scaled
+    /// sum.
     ///
     /// # Safety
     /// `from` holds `count` elements.
@@ -217,13 +220,13 @@ impl Gloo {
         Some(bytemuck::cast_slice(&copy).to_vec())
     }
 
-    /// Divides the result of an average by the number of ranks.
+    /// Divides the elements by the number of ranks if the reduction is an average.
     ///
     /// # Safety
     /// `to` holds `count` elements.
     unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, args: &CallArgs) {
         if op == ReduceOp::Average {
-            // SAFETY: `to` holds `count` elements; input and output may be equal.
+            // SAFETY: `to` holds `count` elements, and `scale` permits equal input and output.
             unsafe { scale(to, to, count, args.dtype, Scale::Over(self.size())) };
         }
     }
@@ -279,8 +282,8 @@ impl Gloo {
                 }
             })
             .collect();
-        // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the end of the
-        // group.
+        // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid until the
+        // group has completed.
         unsafe {
             self.context
                 .batch(&transfers, sys::Call::new().timeout(timeout))
@@ -347,8 +350,8 @@ impl Backend for Gloo {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, reduction) = Self::types("all_reduce", op, args)?;
-        // SAFETY: `Backend::all_reduce` requires the buffers that `Context::allreduce` does; the
-        // scaled copy has the same size.
+        // SAFETY: the preconditions of `Backend::all_reduce` include those of `Context::allreduce`,
+        // and the scaled copy has the size of `from`.
         unsafe {
             let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
@@ -379,8 +382,8 @@ impl Backend for Gloo {
         } else {
             scratch.as_mut_ptr().cast()
         };
-        // SAFETY: `Backend::reduce` requires the buffers that `Context::reduce` does; the scratch
-        // buffer has the output's size.
+        // SAFETY: the preconditions of `Backend::reduce` include those of `Context::reduce`, and
+        // the scratch buffer has the size of the output.
         unsafe {
             let scaled = Self::scaled(from, count, op, args);
             let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
@@ -402,7 +405,7 @@ impl Backend for Gloo {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: `Backend::broadcast` requires the buffer that `Context::broadcast` does.
+        // SAFETY: the preconditions of `Backend::broadcast` include those of `Context::broadcast`.
         unsafe {
             self.context
                 .broadcast(buffer, args.bytes(count), root as usize, Self::call(args))
@@ -417,7 +420,7 @@ impl Backend for Gloo {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: `Backend::all_gather` requires the buffers that `Context::allgather` does.
+        // SAFETY: the preconditions of `Backend::all_gather` include those of `Context::allgather`.
         unsafe {
             self.context
                 .allgather(from, to, args.bytes(count), Self::call(args))
@@ -437,7 +440,7 @@ impl Backend for Gloo {
         let Some(total) = count.checked_mul(ranks) else {
             return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
         };
-        // Gloo has no reduce_scatter: all rows are reduced, and this rank's row is copied.
+        // Gloo has no reduce_scatter, so this method reduces all rows and copies this rank's row.
         let mut all = vec![0u64; args.bytes(total).div_ceil(8)];
         let at = all.as_mut_ptr().cast::<u8>();
         // SAFETY: `all` holds all rows, and this rank's row has the output's size.
@@ -478,7 +481,7 @@ impl Backend for Gloo {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: `Backend::all_to_all` requires the buffers that `Context::alltoall` does.
+        // SAFETY: the preconditions of `Backend::all_to_all` include those of `Context::alltoall`.
         unsafe {
             self.context
                 .alltoall(from, to, args.bytes(count), Self::call(args))

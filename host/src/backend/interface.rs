@@ -1,4 +1,4 @@
-//! Choice of the address at which other hosts reach this host.
+//! Chooses the address at which other hosts reach this host.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::net::{ToSocketAddrs, UdpSocket};
@@ -9,9 +9,10 @@ use fusewire_gloo_sys as sys;
 use super::Reach;
 
 /// Returns the address to listen on. The first of these environment variables that is set
-/// determines it: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE`, `GLOO_SOCKET_IFNAME`. If
-/// none is set and all ranks are on one host, returns the loopback address. Otherwise returns the
-/// address from which this host reaches `MASTER_ADDR`, or else the address of its host name.
+/// determines the address: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE`,
+/// `GLOO_SOCKET_IFNAME`. If none is set and all ranks are on one host, returns the loopback
+/// address. Otherwise returns the address from which this host reaches `MASTER_ADDR`, or else the
+/// address of its host name.
 pub(super) fn device(reach: Reach) -> sys::TcpOptions {
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {

@@ -1,16 +1,15 @@
 //! Backends: libraries that carry out operations instead of Fusewire's own kernels.
 //!
-//! The trait has NCCL's structure: a few primitives that every library has, groups of
+//! [`Backend`] has NCCL's structure: a few primitives that every library has, groups of
 //! point-to-point calls that run together, and operations that are composed from the primitives if
-//! a library lacks them. The caller has checked the arguments of a backend's calls. It makes one
-//! call at a time, in the order of the communicator's operations, on the thread that runs the
-//! stream.
+//! a library lacks them. The communicator checks the arguments before it calls a backend. It makes
+//! one call at a time, in the order of its operations, on the thread that runs the stream.
 //!
 //! Backends are chosen by name. [`register_backend`] adds a backend, [`backend_names`] lists them.
-//! A shared library can also be a backend, without a new build of Fusewire, if it exports the C
-//! table of the crate `fusewire-backend-abi`. Its path is given by [`register_external_backend`] or
-//! by the environment variable `FUSEWIRE_BACKEND_PATH_<NAME>` (or torchcomms'
-//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`).
+//! A shared library that exports the C table of the crate `fusewire-backend-abi` can also be a
+//! backend. Fusewire need not be rebuilt for it. The library's path is given by
+//! [`register_external_backend`] or by the environment variable `FUSEWIRE_BACKEND_PATH_<NAME>` (or
+//! torchcomms' `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`).
 
 mod ccl;
 mod compose;
@@ -48,7 +47,7 @@ pub struct CallArgs {
     pub dtype: DType,
     /// Timeout of the call.
     pub timeout: Duration,
-    /// The device's stream, as a driver handle; 0 on the CPU, where calls block.
+    /// Driver handle of the device's stream. 0 on the CPU, where calls block.
     pub stream: u64,
 }
 
@@ -84,13 +83,13 @@ impl Route {
     }
 }
 
-/// Communicator of another library.
+/// This rank's part of a communicator of another library.
 ///
 /// Pointers refer to memory of the communicator's device and are aligned to the element type. A
 /// `count` is a number of elements. An operation may run in place (`from == to`, or this rank's row
 /// of a gathered buffer) if NCCL allows it for that operation.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// Returns the name, such as `nccl`.
+    /// Returns the name of the backend, such as `nccl`.
     fn name(&self) -> &str;
 
     /// Returns the version that the library reports.
@@ -103,7 +102,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn size(&self) -> u32;
 
     /// Returns true if the backend supports `operation` on elements of `dtype`, with `reduction` if
-    /// the operation reduces. Includes operations that are composed from primitives.
+    /// the operation reduces. This includes operations that are composed from primitives.
     fn supports(
         &self,
         operation: Operation,
@@ -162,7 +161,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Reduces `count` elements to `root`.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; only the root uses `to`.
+    /// The preconditions of [`Backend::all_reduce`]. Only the root uses `to`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -195,7 +194,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Gathers `count` elements of every rank r as row r of `to`.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; `to` holds one row per rank.
+    /// The preconditions of [`Backend::all_reduce`], where `to` holds one row of `count` elements
+    /// per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -211,7 +211,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// `count` elements.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; `from` holds one row per rank.
+    /// The preconditions of [`Backend::all_reduce`], where `from` holds one row per rank.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -244,12 +244,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`Error::Backend`].
     unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()>;
 
-    /// Sends row r of `from` to rank r, which stores it as row s of `to`, where s is the sender.
-    /// Rows have `count` elements.
+    /// Sends row r of `from` to each rank r. The receiver stores the row of sender s as row s of
+    /// `to`. Rows have `count` elements.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; both buffers hold one row per rank and do not
-    /// overlap.
+    /// The preconditions of [`Backend::all_reduce`], where both buffers hold one row per rank and
+    /// do not overlap.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -260,11 +260,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         count: usize,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: both methods have the same preconditions.
+        // SAFETY: this method and the called function have the same preconditions.
         unsafe { compose::all_to_all(self, from, to, count, args) }
     }
 
-    /// [`Backend::all_to_all`] with one length per rank. Rows are contiguous.
+    /// Runs [`Backend::all_to_all`] with a separate row length for each rank. Rows are contiguous.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_to_all`], with the given lengths.
@@ -279,11 +279,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         to_counts: &[u64],
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: both methods have the same preconditions.
+        // SAFETY: this method and the called function have the same preconditions.
         unsafe { compose::all_to_all_v(self, from, from_counts, to, to_counts, args) }
     }
 
-    /// [`Backend::all_gather`] with one length per rank. Rows are contiguous.
+    /// Runs [`Backend::all_gather`] with a separate row length for each rank. Rows are contiguous.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_gather`], with the given lengths.
@@ -297,14 +297,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         counts: &[u64],
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: both methods have the same preconditions.
+        // SAFETY: this method and the called function have the same preconditions.
         unsafe { compose::all_gather_v(self, from, to, counts, args) }
     }
 
     /// Sends row r of the root's `from` to rank r's `to`.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; only the root uses `from`, which holds one row
+    /// The preconditions of [`Backend::all_reduce`]. Only the root uses `from`, which holds one row
     /// per rank.
     ///
     /// # Errors
@@ -317,14 +317,14 @@ pub trait Backend: Send + Sync + fmt::Debug {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: both methods have the same preconditions.
+        // SAFETY: this method and the called function have the same preconditions.
         unsafe { compose::scatter(self, from, to, count, root, args) }
     }
 
     /// Gathers the `from` of every rank r as row r of the root's `to`.
     ///
     /// # Safety
-    /// The preconditions of [`Backend::all_reduce`]; only the root uses `to`, which holds one row
+    /// The preconditions of [`Backend::all_reduce`]. Only the root uses `to`, which holds one row
     /// per rank.
     ///
     /// # Errors
@@ -337,12 +337,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
         root: u32,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: both methods have the same preconditions.
+        // SAFETY: this method and the called function have the same preconditions.
         unsafe { compose::gather(self, from, to, count, root, args) }
     }
 
-    /// Returns after all ranks have called it. On a GPU, the call returns at once, and the stream
-    /// waits until all ranks have called it.
+    /// Blocks until all ranks have called `barrier`. On a GPU, the call returns immediately, and
+    /// the stream waits until all ranks have called `barrier`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -354,7 +354,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// [`Backend::deregister`].
     ///
     /// # Safety
-    /// The memory stays valid until it is deregistered.
+    /// The memory must stay valid until it is deregistered.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -371,9 +371,10 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
 
     /// Creates a communicator of the listed ranks, in the order of the list. Returns `None` if the
-    /// library cannot split; the caller then creates a communicator through the store. All ranks of
-    /// this communicator call it, with disjoint lists. Ranks that join no part pass an empty list,
-    /// and get `None`.
+    /// library cannot split a communicator; the caller then creates one through the store. All
+    /// ranks of this communicator must call `split`. Ranks of one part pass the same list, and the
+    /// lists of different parts are disjoint. Ranks that join no part pass an empty list, and get
+    /// `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].
@@ -381,11 +382,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Ends all waits in this communicator. May be called from any thread. The communicator cannot
-    /// be used afterwards.
+    /// Aborts the communicator: all waits in it return. May be called from any thread. The
+    /// communicator cannot be used afterwards.
     fn abort(&self);
 
-    /// Returns a failure that the library has detected since the last call.
+    /// Returns an error if the library has detected a failure asynchronously.
     ///
     /// # Errors
     /// [`Error::Backend`].

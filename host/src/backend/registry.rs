@@ -1,4 +1,4 @@
-//! Backends by name.
+//! Registry of backends by name.
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// Arguments for the creation of a backend. Every rank creates its part at the same time.
+/// Arguments for the creation of a backend. All ranks create their parts at the same time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Setup {
@@ -18,7 +18,8 @@ pub struct Setup {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
-    /// Store for the rendezvous of the ranks. Other communicators cannot access its keys.
+    /// Store for the rendezvous of the ranks. Its keys are separate from those of other
+    /// communicators.
     pub store: Arc<dyn Store>,
     /// Name of the communicator.
     pub name: String,
@@ -41,7 +42,7 @@ pub enum Reach {
     Network,
 }
 
-/// Creates a backend's part of a communicator. All ranks call it.
+/// Function that creates this rank's part of a communicator. Every rank calls the function.
 pub type Factory = Arc<dyn Fn(&Setup) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 #[derive(Default)]
@@ -64,7 +65,7 @@ fn table() -> MutexGuard<'static, Table> {
 /// Returns the backends that are compiled into this build.
 fn built_in() -> Table {
     let mut table = Table::default();
-    // A library is opened when a communicator is created.
+    // The factory opens the library when a communicator is created.
     for (name, kind) in ccl::NAMES {
         let factory: Factory = Arc::new(move |setup| ccl::create(name, kind, setup));
         table.0.insert(name.to_owned(), factory);
@@ -79,7 +80,8 @@ fn built_in() -> Table {
 /// Names of all known backends, including those that are not compiled into this build.
 const KNOWN: [&str; 6] = ["fusewire", "nccl", "ncclx", "rccl", "rcclx", "gloo"];
 
-/// Registers in this process a backend that [`crate::new_comm`] creates under `name`.
+/// Registers a backend under `name` in this process. [`crate::new_comm`] calls `factory` to create
+/// a communicator of this backend.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if the name is empty or already registered.

@@ -1,4 +1,4 @@
-//! Creation of a library's communicators, with a rendezvous in the store, and adoption of existing
+//! Creates a library's communicators, with a rendezvous in the store, and adopts existing
 //! communicators.
 
 use core::ffi::{c_char, c_void};
@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// Names of the backends, and the library of each.
+/// Name of each backend, and the library that implements it.
 pub(in crate::backend) const NAMES: [(&str, Kind); 4] = [
     ("nccl", Kind::Nccl),
     ("ncclx", Kind::Ncclx),
@@ -42,7 +42,8 @@ pub(in crate::backend) fn create(
     } else {
         learn(setup, init)?
     };
-    // All ranks have opened their libraries, so no rank waits here for a rank that cannot join.
+    // All ranks have opened their libraries, so `init_rank` does not wait for a rank that cannot
+    // join.
     let comm = library
         .init_rank(setup.size as usize, id, setup.rank as usize)
         .map_err(|error| init(error.to_string()))?;
@@ -64,8 +65,9 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
     Ok(library)
 }
 
-/// Reports to rank 0 that this rank is ready. Rank 0 waits for the reports of all ranks and stores
-/// the first error under `ID`, where all ranks read it.
+/// Reports to rank 0 that this rank is ready or has failed. Rank 0 waits for the reports of all
+/// ranks. If a rank has failed, rank 0 stores the first error under [`ID`], where all ranks read
+/// it.
 fn agree<'a>(
     setup: &Setup,
     prepared: &'a Result<Library>,
@@ -135,17 +137,18 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
 
 /// Adopts a communicator that another part of the program has created with the C interface. `raw`
 /// is an `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens
-/// at `path`, or at its usual location. The library must be the same file as the one that created
-/// `raw`. The returned backend can be passed to [`crate::Communicator::adopt`]. Dropping the
-/// backend destroys the communicator.
+/// at `path`, or at its usual location. The file of this library must be the file of the library
+/// that created `raw`. The returned backend can be passed to [`crate::Communicator::adopt`].
+/// Dropping the backend destroys the communicator.
 ///
 /// # Safety
-/// `raw` is a live, initialised, blocking communicator of that library. No other code uses or frees
-/// it after this call.
+/// `raw` must be a live, initialized, blocking communicator of that library. No other code may use
+/// or free it after this call.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for another name, or null; [`Error::Backend`] if the library cannot
-/// be opened, or if it does not accept the communicator, which is then aborted.
+/// [`Error::InvalidArgument`] if `name` is none of these names or `raw` is null. [`Error::Backend`]
+/// if the library cannot be opened, or if it does not accept the communicator. In the latter case,
+/// the communicator is aborted.
 pub unsafe fn adopt_nccl(
     name: &str,
     path: Option<&Path>,
@@ -164,7 +167,8 @@ pub unsafe fn adopt_nccl(
     }
     let failed = |error: fusewire_ccl_sys::Error| backend_error(name, "adopt", error.to_string());
     let library = Library::open(kind, path).map_err(failed)?;
-    // SAFETY: `raw` is not null, and the caller passes a live communicator of this library.
+    // SAFETY: `raw` is not null (checked above), and the caller guarantees that it is a live
+    // communicator of this library.
     let comm = unsafe { Comm::from_raw(library, raw) }.map_err(failed)?;
     let timeout: Duration = Options::default().timeout;
     Ok(Arc::new(Ccl::new(comm, timeout)?))

@@ -1,4 +1,4 @@
-//! Timeouts for library calls, which have no timeouts of their own.
+//! Timeouts for library calls. The library itself has no timeouts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -30,7 +30,7 @@ struct Shared {
 struct WatchState {
     /// Deadline of the current call.
     until: Option<Instant>,
-    /// Time at which the thread wakes up; `None` if the thread sleeps until it is notified.
+    /// Time at which the thread wakes up, or `None` if it sleeps until it is notified.
     sleeps: Option<Instant>,
     expired: bool,
     end: bool,
@@ -102,8 +102,9 @@ impl Guard {
         let mut watched = self.shared.watched();
         let until = Instant::now().checked_add(timeout);
         watched.until = until;
-        // The thread may sleep until the deadline of an earlier call. If that deadline comes first,
-        // the thread then finds the deadline of this call, so it need not be notified.
+        // The thread may be asleep until the deadline of an earlier call. If that deadline is
+        // before the deadline of this call, the thread wakes up in time to read the new deadline,
+        // so it need not be notified.
         let late = until.is_some_and(|until| watched.sleeps.is_none_or(|sleeps| until < sleeps));
         drop(watched);
         if late {

@@ -1,4 +1,4 @@
-//! Conversion of types and reductions to NCCL's numbers.
+//! Converts types and reductions to NCCL's constants.
 
 use fusewire_ccl_sys::sys::*;
 use fusewire_ccl_sys::{Library, RedOp};
@@ -8,12 +8,13 @@ use half::{bf16, f16};
 
 use crate::options::ReduceOp;
 
-/// First version that has the average.
+/// First version of the library that has the average.
 const AVERAGE: i32 = 21_000;
-/// First version that has 8-bit floats. Earlier versions move them as bytes.
+/// First version of the library that has 8-bit floats. With earlier versions, they are transferred
+/// as bytes.
 const FLOAT8: i32 = 22_400;
 
-/// Returns the library's number for `dtype`.
+/// Returns the library's constant for `dtype`.
 pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDataType_t> {
     Some(match dtype {
         DType::F64 => ncclFloat64,
@@ -32,8 +33,8 @@ pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDat
     })
 }
 
-/// Returns the library's reduction. Returns `None` for the scaled sum, which is created for each
-/// call, and for reductions that the library lacks.
+/// Returns the library's reduction for `code`. Returns `None` for the scaled sum, whose reduction
+/// is created for each call, and for reductions that the library lacks.
 pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
     Some(match code {
         ReductionCode::Sum => RedOp::SUM,
@@ -69,7 +70,8 @@ pub(super) fn scalar(op: ReduceOp, dtype: DType) -> [u64; 1] {
         DType::F32 => bytes[..4].copy_from_slice(&(value as f32).to_ne_bytes()),
         DType::F16 => bytes[..2].copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
         DType::Bf16 => bytes[..2].copy_from_slice(&bf16::from_f64(value).to_ne_bytes()),
-        // `word` holds the bits of an f64, or an integer, whose low bytes come first.
+        // `word` holds an f64 or an integer. In little-endian order, an integer of `dtype` is at
+        // the start of the word.
         _ => bytes = word.to_le_bytes(),
     }
     [u64::from_ne_bytes(bytes)]

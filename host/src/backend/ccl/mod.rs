@@ -1,10 +1,10 @@
-//! NCCL, NCCLX, RCCL and RCCLX, opened at run time.
+//! Backends that use NCCL, NCCLX, RCCL or RCCLX. The library is opened at run time.
 //!
 //! All four libraries have NCCL's C interface, which this adapter calls directly. Operations that a
 //! library lacks (all_gather_v, scatter, gather, and all_to_all in old versions) are composed from
-//! grouped sends and receives. The timeout bounds a call on the CPU, and the enqueueing of a call
-//! on a GPU. After the timeout a thread aborts the library's communicator, which makes the call
-//! return.
+//! grouped sends and receives. The timeout limits a whole call on the CPU, but only the enqueueing
+//! of a call on a GPU. After the timeout, a thread aborts the library's communicator, which makes
+//! the call return.
 
 mod create;
 mod guard;
@@ -31,15 +31,15 @@ use crate::{Error, Result};
 struct Ccl {
     comm: Arc<Comm>,
     guard: Guard,
-    /// Messages of the open group, if there is one.
+    /// Messages of the open group, if a group is open.
     group: Mutex<Option<Vec<Message>>>,
     /// Element that a barrier reduces, if the library cannot access host memory.
     word: OnceLock<Memory>,
-    /// Timeout of calls that have no timeout of their own.
+    /// Timeout of the calls that have no [`CallArgs`].
     timeout: core::time::Duration,
 }
 
-/// Send or receive of a group.
+/// Send or receive.
 #[derive(Clone, Copy, Debug)]
 struct Message {
     is_send: bool,
@@ -104,7 +104,8 @@ impl Ccl {
         })
     }
 
-    /// Runs a library call with a timeout and the library's reduction for `op`.
+    /// Runs a library call that reduces, with a timeout. Passes the library's type and reduction
+    /// for `op` to `call`.
     fn reduction(
         &self,
         operation: &'static str,
@@ -127,8 +128,8 @@ impl Ccl {
             // an element of `dtype`.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
             let called = call(comm, dtype, red);
-            // The library keeps the data that its enqueued calls need. After an abort nothing must
-            // be freed.
+            // The library keeps the data that its enqueued calls need, so the reduction can be
+            // freed now. After an abort, `destroy_op` returns an error without calling the library.
             let freed = comm.destroy_op(red);
             called.and(freed)
         })
@@ -140,8 +141,8 @@ impl Ccl {
             return Ok(());
         }
         self.call(operation, message.args.timeout, |comm| {
-            // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the
-            // operation completes.
+            // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid until
+            // the operation completes.
             unsafe { Self::issue(comm, &message) }
         })
     }
@@ -157,7 +158,8 @@ impl Ccl {
             ..
         } = *message;
         let (peer, stream) = (message.peer as usize, stream(&args));
-        // SAFETY: the caller passes a message with a valid buffer; its stream is live.
+        // SAFETY: the caller guarantees that the message's buffer is valid. The message's stream is
+        // live.
         unsafe {
             if message.is_send {
                 comm.send(at as *const c_void, count, dtype, peer, stream)
@@ -173,7 +175,7 @@ impl Ccl {
     }
 }
 
-/// Returns the backend's name for a communicator's library.
+/// Returns the name of the backend that uses the library of `comm`.
 fn name_of(comm: &Comm) -> &'static str {
     match comm.library().kind() {
         Kind::Nccl => "nccl",
@@ -218,7 +220,8 @@ impl Backend for Ccl {
         Ok(())
     }
 
-    /// The library binds a group to a thread, so this call makes all calls of the group.
+    /// In the library, a group belongs to one thread. This method therefore starts the library's
+    /// group, issues all messages and ends the group.
     fn group_end(&self) -> Result<()> {
         let messages = self.group().take().unwrap_or_default();
         let Some(timeout) = messages.iter().map(|message| message.args.timeout).max() else {
@@ -227,8 +230,8 @@ impl Backend for Ccl {
         self.call("group_end", timeout, |comm| {
             let group = comm.library().group()?;
             for message in &messages {
-                // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the
-                // end of the group.
+                // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid
+                // until the group has completed.
                 unsafe { Self::issue(comm, message)? };
             }
             group.end()
@@ -243,7 +246,7 @@ impl Backend for Ccl {
         op: ReduceOp,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: `Backend::all_reduce` requires the buffers that `Comm::all_reduce` does.
+        // SAFETY: the preconditions of `Backend::all_reduce` include those of `Comm::all_reduce`.
         self.reduction("all_reduce", op, args, |comm, dtype, red| unsafe {
             comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
@@ -264,8 +267,8 @@ impl Backend for Ccl {
         } else {
             core::ptr::null_mut()
         };
-        // SAFETY: `Backend::reduce` requires the buffers that `Comm::reduce` does. Off the root the
-        // library accepts a null output.
+        // SAFETY: the preconditions of `Backend::reduce` include those of `Comm::reduce`. On ranks
+        // other than the root, the library accepts a null output.
         self.reduction("reduce", op, args, |comm, dtype, red| unsafe {
             comm.reduce(
                 from.cast(),
@@ -287,7 +290,7 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         let (dtype, root) = (self.data_type("broadcast", args)?, root as usize);
-        // SAFETY: `Backend::broadcast` requires the buffer that `Comm::broadcast` does.
+        // SAFETY: the preconditions of `Backend::broadcast` include those of `Comm::broadcast`.
         self.call("broadcast", args.timeout, |comm| unsafe {
             let from = buffer.cast_const().cast();
             comm.broadcast(from, buffer.cast(), count, dtype, root, stream(args))
@@ -302,7 +305,7 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         let dtype = self.data_type("all_gather", args)?;
-        // SAFETY: `Backend::all_gather` requires the buffers that `Comm::all_gather` does.
+        // SAFETY: the preconditions of `Backend::all_gather` include those of `Comm::all_gather`.
         self.call("all_gather", args.timeout, |comm| unsafe {
             comm.all_gather(from.cast(), to.cast(), count, dtype, stream(args))
         })
@@ -316,7 +319,8 @@ impl Backend for Ccl {
         op: ReduceOp,
         args: &CallArgs,
     ) -> Result<()> {
-        // SAFETY: `Backend::reduce_scatter` requires the buffers that `Comm::reduce_scatter` does.
+        // SAFETY: the preconditions of `Backend::reduce_scatter` include those of
+        // `Comm::reduce_scatter`.
         self.reduction("reduce_scatter", op, args, |comm, dtype, red| unsafe {
             comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(args))
         })
@@ -354,11 +358,11 @@ impl Backend for Ccl {
         args: &CallArgs,
     ) -> Result<()> {
         if !self.comm.library().features().has("ncclAlltoAll") {
-            // SAFETY: both functions have the preconditions of `Backend::all_to_all`.
+            // SAFETY: `compose::all_to_all` has the preconditions of `Backend::all_to_all`.
             return unsafe { compose::all_to_all(self, from, to, count, args) };
         }
         let dtype = self.data_type("all_to_all", args)?;
-        // SAFETY: `Backend::all_to_all` requires the buffers that `Comm::all_to_all` does.
+        // SAFETY: the preconditions of `Backend::all_to_all` include those of `Comm::all_to_all`.
         self.call("all_to_all", args.timeout, |comm| unsafe {
             comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(args))
         })
@@ -372,13 +376,14 @@ impl Backend for Ccl {
         } else if let Some(memory) = self.word.get() {
             memory.as_ptr()
         } else {
-            // The barrier ignores the content of the memory.
+            // The memory need not be initialized, because the barrier ignores the sum.
             let memory = Memory::new(library, size_of::<f32>())
                 .map_err(|error| self.refused("barrier", error.to_string()))?;
             self.word.get_or_init(|| memory).as_ptr()
         };
-        // SAFETY: one element, in place, in memory that the library can access. In host memory the
-        // call blocks, so the element outlives the call.
+        // SAFETY: `word` points to one f32 in memory that the library can access, and all_reduce
+        // may run in place. If the f32 is in host memory, the call blocks, so the f32 outlives the
+        // operation.
         self.call("barrier", args.timeout, |comm| unsafe {
             comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
         })
@@ -388,7 +393,8 @@ impl Backend for Ccl {
         if !self.comm.library().features().has("ncclCommRegister") {
             return Ok(0);
         }
-        // SAFETY: `Backend::register` requires memory that stays valid until it is deregistered.
+        // SAFETY: the caller of `Backend::register` guarantees that the memory stays valid until it
+        // is deregistered.
         self.call("register", self.timeout, |comm| unsafe {
             comm.register(at.cast(), bytes)
         })
@@ -399,7 +405,7 @@ impl Backend for Ccl {
         if handle == 0 {
             return Ok(());
         }
-        // SAFETY: `handle` is a result of `register`, which the caller deregisters once.
+        // SAFETY: `handle` is a result of `register`, and the caller deregisters it only once.
         self.call("deregister", self.timeout, |comm| unsafe {
             comm.deregister(handle as *mut c_void)
         })

@@ -1,4 +1,4 @@
-//! Implementation of [`Backend`] for a library's handle.
+//! Implements [`Backend`] for the handle of an external library.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,7 +13,7 @@ use crate::Result;
 use crate::backend::{Backend, CallArgs, backend_error, compose};
 use crate::options::ReduceOp;
 
-/// Converts `args` to the table's struct.
+/// Converts `args` and `op` to the C struct that the table's functions take.
 fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
     FusewireCall {
         struct_bytes: size_of::<FusewireCall>() as u32,
@@ -30,15 +30,15 @@ fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
 }
 
 /// Calls a function of the table. If the function is null, evaluates the expression after `else`,
-/// which composes the operation from others.
+/// which composes the operation from other operations. Without `else`, returns an error.
 macro_rules! forward {
     ($self:ident.$function:ident($($arg:expr),*), $args:expr, $op:expr) => {
         match $self.library.table.$function {
             Some(function) => {
                 let given = call_of($args, $op);
                 $self.call(stringify!($function), |handle, error| {
-                    // SAFETY: the trait method requires valid buffers; handle, call and error are
-                    // live.
+                    // SAFETY: the caller of the trait method guarantees valid buffers. Handle, call
+                    // and error are live.
                     unsafe { function(handle, $($arg,)* &raw const given, error) }
                 })
             }
@@ -62,10 +62,10 @@ impl Backend for External {
 
     fn version(&self) -> String {
         let table = &self.library.table;
-        // SAFETY: `version` takes no arguments; the returned text lives as long as the process (the
-        // table's rules).
+        // SAFETY: `version` takes no arguments. By the table's rules, the returned text lives as
+        // long as the process.
         let version = table.version.map(|version| unsafe { text(version()) });
-        // SAFETY: the name lives as long as the process (the table's rules).
+        // SAFETY: by the table's rules, the name lives as long as the process.
         let name = unsafe { text(table.name) };
         format!("{name} {}", version.unwrap_or_default())
     }
@@ -89,7 +89,7 @@ impl Backend for External {
             return false;
         };
         let has = |operation: Operation, dtype: DType, reduction: u32| {
-            // SAFETY: the handle is live.
+            // SAFETY: the handle is live, and `supports` may be called at any time.
             unsafe { supports(self.handle, operation as u32, dtype as u32, reduction) == 1 }
         };
         let own = |there: bool| {
@@ -139,8 +139,8 @@ impl Backend for External {
     fn group_end(&self) -> Result<()> {
         let function = self.library.table.group_end;
         let function = function.ok_or_else(|| lacks(&self.name, "group_end"))?;
-        // SAFETY: handle and error are live. The callers of the group's sends and receives keep
-        // their buffers valid until the group ends.
+        // SAFETY: handle and error are live. The callers of `send` and `recv` guarantee that the
+        // buffers are valid until the group has completed.
         self.call("group_end", |handle, error| unsafe {
             function(handle, error)
         })
@@ -320,8 +320,8 @@ impl Backend for External {
         if let Some(function) = self.library.table.register_memory {
             let out = &raw mut registration;
             self.call("register", |handle, error| {
-                // SAFETY: the caller's memory is valid until it is deregistered; handle, result and
-                // error are live.
+                // SAFETY: the caller guarantees that the memory stays valid until it is
+                // deregistered. Handle, result and error are live.
                 unsafe { function(handle, at.cast(), bytes as u64, out, error) }
             })?;
         }
@@ -333,7 +333,7 @@ impl Backend for External {
             return Ok(());
         };
         self.call("deregister", |handle, error| {
-            // SAFETY: handle and error are live; the library checks the registration number.
+            // SAFETY: handle and error are live. The library checks the registration number.
             unsafe { function(handle, registration, error) }
         })
     }
@@ -392,7 +392,7 @@ impl Backend for External {
 }
 
 impl External {
-    /// Checks the number of counts: the library reads one per rank.
+    /// Checks that there is one count per rank, because the library reads this number of counts.
     fn lengths(&self, operation: &'static str, counts: &[u64]) -> Result<()> {
         if counts.len() == self.size as usize {
             return Ok(());

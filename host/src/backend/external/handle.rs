@@ -1,4 +1,4 @@
-//! Handle of an external library: creation, calls, destruction.
+//! Handle of an external backend: creation, calls and destruction.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::fmt;
@@ -20,22 +20,22 @@ use crate::{Error, Result};
 /// Maximum length of a library's message in bytes.
 const MESSAGE_BYTES: usize = 2048;
 
-/// Handle of an external library.
+/// This rank's part of a communicator of an external backend. Owns the library's handle.
 pub(super) struct External {
     pub(super) name: String,
     pub(super) library: &'static Library,
     pub(super) handle: *mut c_void,
     pub(super) rank: u32,
     pub(super) size: u32,
-    /// Locked during a call, because calls of a handle must not overlap.
+    /// Locked during a call, because calls with one handle must not overlap.
     pub(super) calls: Mutex<()>,
-    /// Store of the handle. `drop` destroys the handle before the fields are dropped, so the store
-    /// outlives the handle.
+    /// Store that the library uses through the handle. `drop` destroys the handle before the fields
+    /// are dropped, so the store outlives the handle.
     pub(super) store: Arc<StoreContext>,
 }
 
-// SAFETY: the table's rules allow calls from any thread, one at a time; `calls` ensures that calls
-// do not overlap. `supports`, `is_bitwise` and `abort` may be called at any time.
+// SAFETY: the table's rules allow calls from any thread, one at a time, and `calls` ensures that
+// calls do not overlap. `supports`, `is_bitwise` and `abort` may be called at any time.
 unsafe impl Send for External {}
 // SAFETY: the rules that make the handle `Send` also allow shared use.
 unsafe impl Sync for External {}
@@ -54,13 +54,13 @@ impl fmt::Debug for External {
 impl Drop for External {
     fn drop(&mut self) {
         if let Some(destroy) = self.library.table.destroy {
-            // SAFETY: the handle is live, and this is its last call.
+            // SAFETY: the handle is live, and no other call uses it afterwards.
             unsafe { destroy(self.handle) };
         }
     }
 }
 
-/// Returns the error for `code` and the message in `buffer`.
+/// Returns an error with the meaning of `code` and the message in `buffer`.
 fn failure(name: &str, operation: &'static str, code: i32, buffer: &[u8]) -> Error {
     let said = CStr::from_bytes_until_nul(buffer)
         .map_or(String::new(), |text| text.to_string_lossy().into_owned());
@@ -91,7 +91,7 @@ fn c_string(name: &str, what: &str, value: &str) -> Result<CString> {
 }
 
 impl External {
-    /// Creates this rank's handle. Called by all ranks.
+    /// Creates this rank's handle. All ranks call this function.
     pub(super) fn create(name: &str, library: &'static Library, setup: &Setup) -> Result<Self> {
         let store = StoreContext::new(Arc::clone(&setup.store));
         let communicator = c_string(name, "the name", &setup.name)?;
@@ -133,8 +133,8 @@ impl External {
         let mut error = FusewireError::new(&mut buffer);
         let create = library.table.create;
         let create = create.ok_or_else(|| lacks(name, "create"))?;
-        // SAFETY: all pointers of `given` refer to live memory, and the library's table was
-        // checked.
+        // SAFETY: all pointers in `given` refer to live memory, and `library::open` has checked the
+        // library's table.
         let handle = unsafe { create(&raw const given, &raw mut error) };
         if handle.is_null() {
             return Err(failure(name, "create", error.code, &buffer));
@@ -150,7 +150,8 @@ impl External {
         })
     }
 
-    /// Runs `call` on the handle, under its lock, and converts a failure to an error.
+    /// Runs `call` with the handle while `calls` is locked, and converts a failure code to an
+    /// error.
     pub(super) fn call(
         &self,
         operation: &'static str,

@@ -1,4 +1,5 @@
-//! Opens libraries and checks their tables before any other function of the library is called.
+//! Opens libraries. Checks the table of each library before any other function of the library is
+//! called.
 
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;
@@ -19,7 +20,8 @@ use crate::backend::backend_error;
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) path: PathBuf,
-    /// Copy of the table in this build's layout. Functions that an older library lacks are null.
+    /// Copy of the library's table, in the layout of this build. Functions that an older library
+    /// lacks are null.
     pub(super) table: Table,
 }
 
@@ -34,7 +36,7 @@ pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
         let detail = format!("{}: {detail}", path.display());
         backend_error(name, "load", detail)
     })?;
-    // Never freed, because the library is never closed.
+    // The value is never freed, because the library is never closed.
     let library: &'static Library = Box::leak(Box::new(Library {
         path: path.to_owned(),
         table,
@@ -44,11 +46,12 @@ pub(super) fn open(name: &str, path: &Path) -> Result<&'static Library> {
 }
 
 fn load(path: &Path) -> Result<Table, String> {
-    // SAFETY: the user who names the library is responsible for its initialisers.
+    // SAFETY: opening a library runs its initializers. The user who gives the path of the library
+    // is responsible for them.
     let opened = unsafe { Opened::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
         .map_err(|error| format!("cannot be opened: {error}"))?;
-    // The library is never closed, even if its table is refused: its initialisers may have started
-    // threads or registered callbacks.
+    // The library is never closed, even if its table is refused, because its initializers may have
+    // started threads or registered callbacks.
     let opened = core::mem::ManuallyDrop::new(opened);
     // SAFETY: the symbol's name includes the table's version, so the symbol has this type.
     let entry = unsafe { opened.get::<EntryFn>(ENTRY_SYMBOL.as_bytes()) }.map_err(|error| {
@@ -59,16 +62,16 @@ fn load(path: &Path) -> Result<Table, String> {
     })?;
     // SAFETY: the entry function has no arguments and no preconditions.
     let table = unsafe { entry() };
-    // SAFETY: the table lives as long as the process, and has the size that it states (the table's
-    // rules).
+    // SAFETY: by the table's rules, the table lives as long as the process, and has the size that
+    // it states.
     unsafe { judge(table) }
 }
 
 /// Checks the magic number, version, size and required functions of a table, and copies the table.
 ///
 /// # Safety
-/// `table` is null or readable for 24 bytes. If these bytes begin a table of this major version,
-/// `table` is readable for `struct_bytes` bytes.
+/// `table` is null or readable for 24 bytes. If these bytes are the start of a table of this major
+/// version, `table` is readable for `struct_bytes` bytes.
 unsafe fn judge(table: *const Table) -> Result<Table, String> {
     if table.is_null() {
         return Err(format!("{ENTRY_SYMBOL} returned null instead of a table"));
@@ -139,9 +142,10 @@ pub(super) unsafe fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();
     }
-    // SAFETY: `at` is not null, and the caller passes a string that ends with a zero byte.
+    // SAFETY: `at` is not null (checked above), so the caller guarantees that it is a string that
+    // ends with a zero byte.
     unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
 }
 
-// The first 24 bytes include all fields that are read before the size is known.
+// The first 24 bytes must include all fields that `judge` reads before it knows the size.
 const _: () = assert!(offset_of!(Table, struct_bytes) + size_of::<u32>() <= 24);

@@ -1,11 +1,12 @@
 //! External backends: shared libraries that are opened at run time.
 //!
-//! A library exports the table of [`fusewire_backend_abi`], which documents the rules. Its path is
-//! given by [`register_external_backend`] or by an environment variable:
-//! `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, where `<NAME>` is the
-//! backend's name in upper case, with `_` for every character that is not a letter or digit. A
-//! library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is never closed,
-//! because its threads may still run, and its handles may outlive the code that opened it.
+//! A library exports the table of [`fusewire_backend_abi`]. That crate documents the rules of the
+//! table. The library's path is given by [`register_external_backend`] or by an environment
+//! variable: `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, where `<NAME>`
+//! is the backend's name in upper case, with `_` for every character that is not a letter or digit.
+//! A library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is never closed,
+//! because the library's threads may still run, and handles of the library may outlive the code
+//! that opened it.
 
 mod adapter;
 mod handle;
@@ -19,8 +20,8 @@ use self::handle::External;
 use super::{Backend, Setup, register_backend};
 use crate::Result;
 
-/// Registers the shared library at `path` in this process as a backend that [`crate::new_comm`]
-/// creates under `name`. The library is opened when the first communicator is created.
+/// Registers the shared library at `path` as backend `name` in this process. [`crate::new_comm`]
+/// opens the library when it creates the first communicator of this backend.
 ///
 /// # Errors
 /// The errors of [`register_backend`].
@@ -37,7 +38,7 @@ pub(super) fn path_of_environment(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Returns the variables that can name the library of backend `name`.
+/// Returns the environment variables that can give the path of the library of backend `name`.
 pub(super) fn variables(name: &str) -> [String; 2] {
     let name = name
         .to_ascii_uppercase()
@@ -48,7 +49,8 @@ pub(super) fn variables(name: &str) -> [String; 2] {
     ]
 }
 
-/// Creates this rank's part of a communicator of backend `name`, which is the library at `path`.
+/// Creates this rank's part of a communicator of backend `name`, which the library at `path`
+/// implements.
 pub(super) fn create(name: &str, path: &Path, setup: &Setup) -> Result<Arc<dyn Backend>> {
     let library = library::open(name, path)?;
     Ok(Arc::new(External::create(name, library, setup)?))

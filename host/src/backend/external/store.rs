@@ -1,4 +1,4 @@
-//! The communicator's store as C functions for external backends.
+//! C functions through which external backends access the communicator's store.
 
 use core::ffi::{c_char, c_void};
 use core::panic::AssertUnwindSafe;
@@ -14,18 +14,18 @@ use fusewire_backend_abi::{
 use crate::Error;
 use crate::store::Store;
 
-/// Context of the store functions, and the struct that lists the functions. Both are boxed, so that
-/// neither moves.
+/// Store, and the struct with the C functions that access it. The value is in an `Arc`, so neither
+/// field moves.
 #[derive(Debug)]
 pub(super) struct StoreContext {
     store: Arc<dyn Store>,
     table: FusewireStore,
 }
 
-// SAFETY: the struct's only pointer is the address of the boxed value itself. Nothing is written
-// after `new`, and a store is `Send + Sync`.
+// SAFETY: the only raw pointer is `table.context`, the address of this value. Nothing is written
+// after `new`, and the store is `Send + Sync`.
 unsafe impl Send for StoreContext {}
-// SAFETY: nothing is written after `new`, and the store is `Sync`.
+// SAFETY: nothing is written after `new`, and the store is `Send + Sync`.
 unsafe impl Sync for StoreContext {}
 
 impl StoreContext {
@@ -35,7 +35,7 @@ impl StoreContext {
             table: FusewireStore {
                 struct_bytes: size_of::<FusewireStore>() as u32,
                 reserved: 0,
-                // The value is boxed, so this is its final address.
+                // An `Arc` does not move its value, so this is the final address.
                 context: this.as_ptr().cast_mut().cast(),
                 set: Some(set),
                 get: Some(get),
@@ -50,7 +50,7 @@ impl StoreContext {
     }
 }
 
-/// Failure of a store function: code and message.
+/// Code and message of a failed store function.
 type StoreFailure = (i32, String);
 
 fn invalid(detail: impl Into<String>) -> StoreFailure {
@@ -66,16 +66,19 @@ fn failed(error: &Error) -> StoreFailure {
     (code, error.to_string())
 }
 
-/// Runs the body of a store function. Catches panics and refuses a null context.
+/// Runs the body of a store function. Returns an error code if the body panics or `context` is
+/// null.
 ///
 /// # Safety
-/// `context` is null or points to a [`StoreContext`]; `error` is valid for [`FusewireError::set`].
+/// `context` is null or points to a [`StoreContext`], and `error` is valid for
+/// [`FusewireError::set`].
 unsafe fn guarded(
     context: *mut c_void,
     error: *mut FusewireError,
     body: impl FnOnce(&dyn Store) -> Result<(), StoreFailure>,
 ) -> i32 {
-    // SAFETY: the caller passes null or a `StoreContext`, which lives as long as the handle.
+    // SAFETY: the caller passes null or the address of a `StoreContext`, which lives as long as the
+    // backend's handle.
     let Some(bound) = (unsafe { context.cast::<StoreContext>().as_ref() }) else {
         // SAFETY: the caller passes an `error` that is valid for `FusewireError::set`.
         unsafe { FusewireError::set(error, CODE_INVALID, "the store's context is null") };
@@ -91,7 +94,7 @@ unsafe fn guarded(
     code
 }
 
-/// Returns the bytes at `at`, after checking pointer and length.
+/// Checks pointer and length, and returns the bytes at `at`.
 ///
 /// # Safety
 /// `at` is null or readable for `bytes` bytes.
@@ -114,16 +117,17 @@ unsafe fn bytes<'a>(
             "the {what} has {bytes} bytes; at most {most} are allowed"
         )));
     }
-    // SAFETY: `at` is not null, and the caller passes `bytes` readable bytes.
+    // SAFETY: `at` is not null (checked above), and the caller guarantees that `bytes` bytes are
+    // readable.
     Ok(unsafe { core::slice::from_raw_parts(at, bytes) })
 }
 
-/// Returns the key at `at`, after checking pointer, length and encoding.
+/// Checks pointer, length and encoding, and returns the key at `at`.
 ///
 /// # Safety
 /// The preconditions of [`bytes`].
 unsafe fn key<'a>(at: *const c_char, length: usize) -> Result<&'a str, StoreFailure> {
-    // SAFETY: this function has the preconditions of `bytes`.
+    // SAFETY: this function and `bytes` have the same preconditions.
     let key = unsafe { bytes("key", at.cast(), length, MAX_KEY_BYTES) }?;
     match core::str::from_utf8(key) {
         Ok("") => Err(invalid("the key is empty")),
@@ -142,13 +146,13 @@ unsafe extern "C" fn set(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
+        // SAFETY: by the table's rules, the backend passes `key_bytes` readable bytes.
         let key = unsafe { key(key_at, key_bytes) }?;
-        // SAFETY: the backend passes `value_bytes` readable bytes (the table's rules).
+        // SAFETY: by the table's rules, the backend passes `value_bytes` readable bytes.
         let value = unsafe { bytes("value", value, value_bytes, MAX_VALUE_BYTES) }?;
         store.set(key, value).map_err(|error| failed(&error))
     };
-    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
+    // SAFETY: by the table's rules, the backend passes the store's context and a valid error.
     unsafe { guarded(context, error, body) }
 }
 
@@ -163,7 +167,7 @@ unsafe extern "C" fn get(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
+        // SAFETY: by the table's rules, the backend passes `key_bytes` readable bytes.
         let key = unsafe { key(key_at, key_bytes) }?;
         if value_bytes.is_null() || (value.is_null() && capacity > 0) {
             return Err(invalid("there is no memory for the value or its length"));
@@ -179,13 +183,13 @@ unsafe extern "C" fn get(
             )));
         }
         if !found.is_empty() {
-            // SAFETY: `value` is writable for `capacity` bytes (the table's rules), at least
-            // `found.len()`.
+            // SAFETY: by the table's rules, `value` is writable for `capacity` bytes, and
+            // `found.len() <= capacity` (checked above).
             unsafe { core::ptr::copy_nonoverlapping(found.as_ptr(), value, found.len()) };
         }
         Ok(())
     };
-    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
+    // SAFETY: by the table's rules, the backend passes the store's context and a valid error.
     unsafe { guarded(context, error, body) }
 }
 
@@ -197,12 +201,12 @@ unsafe extern "C" fn wait(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
+        // SAFETY: by the table's rules, the backend passes `key_bytes` readable bytes.
         let key = unsafe { key(key_at, key_bytes) }?;
         let found = store.wait(&[key], Duration::from_nanos(timeout_ns));
         found.map_err(|error| failed(&error))
     };
-    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
+    // SAFETY: by the table's rules, the backend passes the store's context and a valid error.
     unsafe { guarded(context, error, body) }
 }
 
@@ -215,7 +219,7 @@ unsafe extern "C" fn add(
     error: *mut FusewireError,
 ) -> i32 {
     let body = |store: &dyn Store| {
-        // SAFETY: the backend passes `key_bytes` readable bytes (the table's rules).
+        // SAFETY: by the table's rules, the backend passes `key_bytes` readable bytes.
         let key = unsafe { key(key_at, key_bytes) }?;
         let total = store.add(key, amount).map_err(|error| failed(&error))?;
         if !sum.is_null() {
@@ -224,7 +228,7 @@ unsafe extern "C" fn add(
         }
         Ok(())
     };
-    // SAFETY: the backend passes the store's context and a valid error (the table's rules).
+    // SAFETY: by the table's rules, the backend passes the store's context and a valid error.
     unsafe { guarded(context, error, body) }
 }
 
@@ -233,7 +237,8 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    /// Calls `get` for `key` with a buffer of `capacity` bytes. Returns code, length and value.
+    /// Calls `get` for `key` with a buffer of `capacity` bytes. Returns the code, the value's
+    /// length and the buffer.
     fn read(bound: &StoreContext, key: &[u8], capacity: usize) -> (i32, usize, Vec<u8>) {
         let (mut value, mut length) = (vec![0u8; capacity], 0);
         let timeout = Duration::from_millis(20).as_nanos() as u64;
@@ -263,7 +268,8 @@ mod tests {
             let mut error = FusewireError::new(&mut text);
             let set = bound.table.set.expect("it is there");
             let context = bound.table.context;
-            // SAFETY: the key is live. The value is live, or `set` refuses it before it reads it.
+            // SAFETY: the key is live. The value is live, or `set` refuses the value before reading
+            // it.
             let code = unsafe {
                 set(
                     context,

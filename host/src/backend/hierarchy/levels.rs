@@ -1,6 +1,6 @@
-//! Hierarchical operations, which first combine the ranks of each host, then the hosts. Reductions
-//! combine the ranks of each host first, and the hosts in Gloo's order. [`crate::Determinism::Any`]
-//! allows this order.
+//! Hierarchical operations, which have separate steps within each host and between hosts.
+//! Reductions combine the ranks of each host first, and then the hosts in Gloo's order.
+//! [`crate::Determinism::Any`] allows this order.
 
 use fusewire_device::DType;
 
@@ -11,8 +11,8 @@ use crate::backend::gloo::{Message, Scale, scale};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output};
 
-/// Returns the reduction to use within a host. An average becomes a sum, which the last step
-/// divides.
+/// Returns the reduction to use within a host. An average becomes a sum, which
+/// [`Hierarchy::finish`] divides later.
 const fn first(op: ReduceOp) -> ReduceOp {
     match op {
         ReduceOp::Average => ReduceOp::Sum,
@@ -30,12 +30,12 @@ const fn then(op: ReduceOp) -> ReduceOp {
 }
 
 const fn input<'a>(at: *const u8, count: usize, dtype: DType) -> Input<'a> {
-    // SAFETY: the callers keep the memory valid while they use the input.
+    // SAFETY: the callers of `input` keep the memory valid as long as they use the result.
     unsafe { Input::from_raw(at, count, dtype) }
 }
 
 const fn output<'a>(at: *mut u8, count: usize, dtype: DType) -> Output<'a> {
-    // SAFETY: the callers keep the memory valid while they use the output.
+    // SAFETY: the callers of `output` keep the memory valid as long as they use the result.
     unsafe { Output::from_raw(at, count, dtype) }
 }
 
@@ -45,13 +45,14 @@ impl Hierarchy {
         self.peers.as_ref().ok_or_else(none)
     }
 
-    /// Divides the result of an average by the number of ranks.
+    /// Divides the elements by the number of ranks if the reduction is an average.
     ///
     /// # Safety
     /// `to` is writable for `count` elements.
     unsafe fn finish(&self, to: *mut u8, count: usize, op: ReduceOp, clock: &Clock) {
         if op == ReduceOp::Average {
-            // SAFETY: the caller passes `count` writable elements; input and output may be equal.
+            // SAFETY: the caller passes `count` writable elements, and `scale` permits equal input
+            // and output.
             unsafe { scale(to, to, count, clock.args.dtype, Scale::Over(self.size())) };
         }
     }
@@ -74,8 +75,8 @@ impl Hierarchy {
         let each = count / here;
         let body = each * here;
         let shard = to.wrapping_add(clock.bytes(each * self.own().local as usize));
-        // The remainder (fewer elements than ranks) lies after the shards. It must not be
-        // overwritten before it is read.
+        // The remainder lies after the shards, and has fewer elements than the host has ranks. If
+        // the operation runs in place, the remainder must not be overwritten before it is read.
         self.local(clock)
             .reduce_scatter_single(
                 output(shard, each, dtype),
@@ -83,7 +84,7 @@ impl Hierarchy {
                 first(op),
             )
             .map_err(self.here_failed(name))?;
-        // SAFETY: the shard and the remainder lie within the output.
+        // SAFETY: the shard lies within the output.
         unsafe {
             self.peers(name)?
                 .all_reduce(shard, shard, each, then(op), &clock.args())
@@ -97,7 +98,8 @@ impl Hierarchy {
             return Ok(());
         }
         let rest = clock.bytes(body);
-        // SAFETY: the remainder lies within both buffers. The Gloo backend itself divides averages.
+        // SAFETY: the remainder lies within both buffers. `Gloo::all_reduce` also divides averages,
+        // so `finish` is not needed here.
         unsafe {
             let (from, to) = (from.add(rest), to.add(rest));
             self.all
@@ -106,7 +108,7 @@ impl Hierarchy {
         }
     }
 
-    /// Reduces to the first rank of each host, then runs all_reduce between these ranks, then
+    /// Reduces to the first rank of each host, then runs all_reduce between these first ranks, then
     /// broadcasts on each host.
     ///
     /// # Safety
@@ -143,7 +145,8 @@ impl Hierarchy {
             .map_err(self.here_failed(name))
     }
 
-    /// Returns the local rank that exchanges data with other hosts in a call with this root.
+    /// Returns the leader of each host, as a local rank: the rank that exchanges data with other
+    /// hosts in a call with this root.
     fn leader(&self, root: u32) -> u32 {
         if self.is_even() {
             self.coordinates[root as usize].local
@@ -152,8 +155,8 @@ impl Hierarchy {
         }
     }
 
-    /// Reduces to one rank of each host, then to that rank of the root's host. If this rank is not
-    /// the root, it then sends the result to the root.
+    /// Reduces to the leader of each host, then to the leader of the root's host. If this leader is
+    /// not the root, it then sends the result to the root.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce`].
@@ -194,7 +197,7 @@ impl Hierarchy {
             )
             .map_err(self.here_failed(name))?;
         if is_leader {
-            // SAFETY: the buffer of the sum holds `count` elements.
+            // SAFETY: `sum` points to `count` elements, because this rank is the leader.
             unsafe {
                 self.peers(name)?
                     .reduce(sum, sum, count, then(op), target.host, &clock.args())
@@ -224,7 +227,8 @@ impl Hierarchy {
         self.exchange(&[message], name)
     }
 
-    /// Broadcasts from the root's host to one rank of each other host, then on each host.
+    /// Broadcasts from the leader of the root's host to the leaders of the other hosts, then on
+    /// each host.
     ///
     /// # Safety
     /// The preconditions of [`Backend::broadcast`].
@@ -248,7 +252,8 @@ impl Hierarchy {
                 .map_err(self.here_failed(name))
         };
         let is_source = own.host == source.host;
-        // The rank that sends to the other hosts must receive the data first.
+        // If the root is not the leader of its host, the leader must receive the data before it
+        // sends the data to the other hosts.
         if is_source && leader != source.local {
             within(source.local)?;
         }
@@ -283,7 +288,7 @@ impl Hierarchy {
         let here = self.here() as usize;
         let mut column = scratch(bytes * hosts);
         let column_at = column.as_mut_ptr().cast::<u8>();
-        // SAFETY: the column holds one row for each host.
+        // SAFETY: `from` holds one row, and the column holds one row for each host.
         unsafe {
             self.peers(name)?
                 .all_gather(from, column_at, count, &clock.args())
@@ -305,8 +310,9 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Reduces on each host the rows of each rank's peers, then runs reduce_scatter between peers.
-    /// Requires the same number of ranks on all hosts.
+    /// Runs reduce_scatter on each host. Each rank then holds its host's partial results for itself
+    /// and its peers. The peers exchange these rows, and each rank reduces the rows that it
+    /// receives. Requires the same number of ranks on all hosts.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce_scatter`].
@@ -320,7 +326,7 @@ impl Hierarchy {
     ) -> Result<()> {
         let name = "reduce_scatter";
         let (bytes, dtype, hosts) = (clock.bytes(count), clock.args.dtype, self.hosts.len());
-        // The rows, sorted so that the rows of peers are adjacent.
+        // Rows of `from`, sorted so that the rows of peers are adjacent.
         let mut sorted = scratch(bytes * self.coordinates.len());
         let at = sorted.as_mut_ptr().cast::<u8>();
         for (rank, own) in self.coordinates.iter().enumerate() {

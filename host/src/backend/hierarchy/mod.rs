@@ -3,10 +3,11 @@
 //! The ranks of a host form a local communicator. One Gloo context connects all ranks. If all hosts
 //! have the same number of ranks, a second Gloo context connects *peers*: the ranks with the same
 //! local rank on different hosts. Otherwise only the first ranks of the hosts are peers. Reductions
-//! with guaranteed bits use [`ordered`]; other reductions use [`levels`].
+//! with [`Determinism::Bitwise`] use [`ordered`], and other reductions use [`levels`].
 //!
-//! If one of these communicators fails, the backend fails: the communicator aborts the backend,
-//! which aborts all of them.
+//! If an operation fails on the local communicator or in a Gloo context, the call of the backend
+//! fails. The communicator then aborts the backend, which aborts the local communicator and the
+//! Gloo contexts.
 
 mod levels;
 mod ordered;
@@ -33,8 +34,9 @@ use crate::{Error, Result};
 
 const NAME: &str = "fusewire";
 
-/// Additional time that a rank waits for other ranks of its host. If a rank waits for another host
-/// at the same time, that wait times out first, and its error is more precise.
+/// Time that is added to the timeouts of waits for ranks of the same host. If one of these ranks
+/// waits for another host at the same time, its wait times out first and reports the more precise
+/// error.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Position of a rank: its host, and its index on the host.
@@ -45,7 +47,7 @@ struct Coordinates {
     local: u32,
 }
 
-/// Communicator over several hosts.
+/// This rank's part of a communicator over several hosts.
 pub(crate) struct Hierarchy {
     rank: u32,
     /// Communicator of this host's ranks.
@@ -54,12 +56,13 @@ pub(crate) struct Hierarchy {
     coordinates: Vec<Coordinates>,
     /// Ranks of each host.
     hosts: Vec<Vec<u32>>,
-    /// Gloo over all ranks.
+    /// Gloo context of all ranks.
     all: Gloo,
-    /// Gloo between peers; ranks are numbered by host. `None` on ranks without peers.
+    /// Gloo context of this rank and its peers, which numbers the ranks by host. `None` if this
+    /// rank has no peers.
     peers: Option<Gloo>,
     determinism: Determinism,
-    /// Messages of the open group, if there is one.
+    /// Messages of the open group, if a group is open.
     group: Mutex<Option<Vec<Message>>>,
 }
 
@@ -72,7 +75,7 @@ impl fmt::Debug for Hierarchy {
     }
 }
 
-/// Deadline of one call, which all steps of the call share.
+/// Arguments and deadline of one call. All steps of the call share the deadline.
 #[derive(Clone, Copy)]
 struct Clock {
     args: CallArgs,
@@ -108,7 +111,7 @@ fn scratch(bytes: usize) -> Vec<u64> {
 
 impl Hierarchy {
     /// Connects the hosts. `here` lists the ranks of this host, in the order of their local ranks.
-    /// Called by all ranks.
+    /// All ranks call this function.
     pub(crate) fn new(setup: &Setup, local: Communicator, here: Vec<u32>) -> Result<Self> {
         let timeout = setup.options.timeout;
         let connect = |part: &str, rank: u32, size: u32| {
@@ -123,7 +126,7 @@ impl Hierarchy {
         let first = here.first().copied().unwrap_or(setup.rank);
         let mut firsts = vec![0u32; setup.size as usize];
         let args = CallArgs::new(DType::U32, timeout);
-        // SAFETY: the input holds one element, and the output holds one element per rank.
+        // SAFETY: `first` is one u32, and `firsts` holds one u32 per rank.
         unsafe {
             all.all_gather(
                 (&raw const first).cast(),
@@ -175,12 +178,13 @@ impl Hierarchy {
         is_even(&self.hosts)
     }
 
-    /// Returns the communicator of this host, with the remaining time of the call as its timeout.
+    /// Returns the communicator of this host, with the remaining time of the call plus [`GRACE`] as
+    /// its timeout.
     fn local(&self, clock: &Clock) -> Communicator {
         self.local.with_timeout(clock.args().timeout + GRACE)
     }
 
-    /// Adds the ranks of this host to an error of the host's communicator.
+    /// Returns a function that adds the ranks of this host to an error of the local communicator.
     fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let why = match &error {
@@ -198,7 +202,7 @@ impl Hierarchy {
         }
     }
 
-    /// Adds this rank to an error between hosts.
+    /// Returns a function that adds this rank to an error of the Gloo context of all ranks.
     fn between_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let detail = format!(
@@ -210,7 +214,8 @@ impl Hierarchy {
         }
     }
 
-    /// Adds the peers to an error between hosts, in which Gloo numbers the ranks by host.
+    /// Returns a function that adds the peers to an error of the peers' Gloo context, which numbers
+    /// the ranks by host.
     fn peers_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
@@ -222,7 +227,7 @@ impl Hierarchy {
         }
     }
 
-    /// Returns this rank's peer on the host whose ranks are `ranks`.
+    /// Returns this rank's peer on the host that has the ranks `ranks`.
     fn peer_of(&self, ranks: &[u32]) -> u32 {
         ranks[if self.is_even() {
             self.own().local as usize
@@ -478,8 +483,8 @@ impl Backend for Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        // The stream is idle, because every call blocked. The calls have already returned their
-        // failures.
+        // The stream is idle, because every call blocked. The result is ignored, because the calls
+        // have already returned their failures.
         let _ = self.local.finalize();
     }
 }

@@ -10,12 +10,12 @@ use super::{Backend, Clock, Hierarchy, Message, scratch};
 use crate::Result;
 use crate::options::ReduceOp;
 
-/// Number of elements that are reduced at a time. Their accumulators fit the L1 cache.
+/// Number of elements that are reduced at a time. Their accumulators fit in the L1 cache.
 const BLOCK: usize = 512;
 
 impl Hierarchy {
-    /// Gathers the inputs of all ranks. Then `root`, or every rank if `root` is `None`, reduces
-    /// them.
+    /// Gathers the inputs of all ranks on every rank. Then `root` reduces the inputs, or every rank
+    /// if `root` is `None`.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`] and [`Backend::reduce`].
@@ -51,7 +51,7 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Reduces on each rank its shard of all inputs; then all ranks gather the shards.
+    /// Reduces one shard of the inputs on each rank, then gathers the reduced shards on all ranks.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`].
@@ -66,8 +66,8 @@ impl Hierarchy {
         let shards = self.shards(count);
         let own = shards[self.rank as usize].clone();
         let target = to.wrapping_add(clock.bytes(own.start));
-        // SAFETY: every shard lies within the buffers. In place, this rank's shard is written after
-        // all other shards have been sent.
+        // SAFETY: every shard lies within the buffers. If the operation runs in place, `reduce_own`
+        // writes this rank's shard only after it has sent all other shards.
         unsafe { self.reduce_own(from, target, &shards, op, "all_reduce", clock)? };
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
         let messages = others.flat_map(|peer| {
@@ -82,7 +82,7 @@ impl Hierarchy {
         self.exchange(&messages, "all_reduce")
     }
 
-    /// Reduces on each rank its shard of all inputs; then the root gathers the shards.
+    /// Reduces one shard of the inputs on each rank, then gathers the reduced shards on the root.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce`].
@@ -99,8 +99,8 @@ impl Hierarchy {
         let own = shards[self.rank as usize].clone();
         if root == self.rank {
             let target = to.wrapping_add(clock.bytes(own.start));
-            // SAFETY: every shard lies within the buffers. In place, this rank's shard is written
-            // after all other shards have been sent.
+            // SAFETY: every shard lies within the buffers. If the operation runs in place,
+            // `reduce_own` writes this rank's shard only after it has sent all other shards.
             unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
             let others = (0..self.size()).filter(|peer| *peer != self.rank);
             let messages = others.map(|peer| {
@@ -113,7 +113,8 @@ impl Hierarchy {
         }
         let mut reduced = scratch(clock.bytes(own.len()));
         let target = reduced.as_mut_ptr().cast::<u8>();
-        // SAFETY: the scratch buffer holds the shard.
+        // SAFETY: every shard lies within `from`, and the scratch buffer has the size of this
+        // rank's shard.
         unsafe { self.reduce_own(from, target, &shards, op, "reduce", clock)? };
         if own.is_empty() {
             return Ok(());
@@ -121,7 +122,7 @@ impl Hierarchy {
         self.exchange(&[message(true, target, own.len(), root, clock)], "reduce")
     }
 
-    /// Reduces on each rank its row of all inputs.
+    /// Reduces row r of the inputs on each rank r.
     ///
     /// # Safety
     /// The preconditions of [`Backend::reduce_scatter`].
@@ -140,11 +141,12 @@ impl Hierarchy {
         unsafe { self.reduce_own(from, to, &rows, op, "reduce_scatter", clock) }
     }
 
-    /// Sends each rank its shard of `from`, and reduces this rank's shard of all inputs to `to`.
+    /// Sends to each other rank that rank's shard of `from`, and reduces this rank's shard of all
+    /// inputs to `to`.
     ///
     /// # Safety
-    /// `from` is readable for all shards, `to` writable for this rank's shard. `to` may be this
-    /// rank's shard of `from`.
+    /// `from` is readable for all shards, and `to` is writable for this rank's shard. `to` may be
+    /// this rank's shard of `from`.
     unsafe fn reduce_own(
         &self,
         from: *const u8,
@@ -173,12 +175,12 @@ impl Hierarchy {
         self.exchange(&messages, name)?;
         let mut rows = rows_of(at, bytes, shards.len());
         rows[self.rank as usize] = from.wrapping_add(clock.bytes(own.start));
-        // SAFETY: every row holds the shard, and so does the caller's `to`.
+        // SAFETY: every row and the caller's `to` hold `own.len()` elements.
         unsafe { fold(&rows, &scalars, to, own.len(), clock.args.dtype, op) };
         Ok(())
     }
 
-    /// Returns each rank's factor.
+    /// Returns the scalar word of each rank. For a scaled sum, the ranks exchange their factors.
     fn scalars(&self, op: ReduceOp, name: &'static str, clock: &Clock) -> Result<Vec<u64>> {
         let own = op.scalar(clock.args.dtype);
         let mut scalars = vec![own; self.size() as usize];
@@ -186,7 +188,7 @@ impl Hierarchy {
             let mut args = clock.args();
             args.dtype = DType::U64;
             let at = scalars.as_mut_ptr().cast();
-            // SAFETY: the input holds one word, the output one per rank.
+            // SAFETY: `own` is one u64, and `scalars` holds one u64 per rank.
             unsafe {
                 self.all
                     .all_gather((&raw const own).cast(), at, 1, &args)
@@ -246,19 +248,19 @@ pub(super) unsafe fn fold(
     let code = op.code() as u8;
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor supports AVX2. The caller of this function guarantees the other
-        // preconditions.
+        // SAFETY: the CPU supports AVX2 (checked above). The caller of `fold` guarantees the
+        // preconditions of `fold`.
         unsafe { fold_avx2(fold, dtype, code) };
         return;
     }
     let _ = dispatch(dtype as u8, code, fold);
 }
 
-/// Runs `fold` compiled for wider registers. The results are bitwise identical, because the
-/// compiler does not contract operations.
+/// Runs `fold`, compiled for AVX2 registers. The results are bitwise identical to those without
+/// AVX2, because the compiler does not contract multiplications and additions.
 ///
 /// # Safety
-/// The processor supports AVX2, and the preconditions of [`fold`] hold.
+/// The CPU supports AVX2, and the preconditions of [`fold`] hold.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn fold_avx2(fold: Fold<'_>, dtype: DType, code: u8) {

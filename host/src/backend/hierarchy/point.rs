@@ -1,5 +1,5 @@
-//! Point-to-point messages: through the local communicator's channels within a host, through Gloo
-//! between hosts.
+//! Point-to-point messages. Messages within a host use the channels of the local communicator, and
+//! messages between hosts use Gloo.
 
 use std::sync::PoisonError;
 use std::thread;
@@ -54,8 +54,8 @@ impl Hierarchy {
         if there.is_empty() {
             return self.exchange_here(&here, operation);
         }
-        // The two halves run concurrently. In sequence, a ring of messages through both halves
-        // would deadlock.
+        // Messages within the host and between hosts are exchanged concurrently. In sequence, ranks
+        // that send in a ring over both kinds of messages would deadlock.
         thread::scope(|scope| {
             let between = scope.spawn(|| {
                 let ran = self.exchange_there(&there, operation);
@@ -73,8 +73,9 @@ impl Hierarchy {
             let between = between
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // If one half aborted the other, the error of the abort is not the cause of the
-            // failure.
+            // If one exchange failed and aborted the other one, the other error is not the cause.
+            // The message contains both errors, because this function does not know which failed
+            // first.
             match (inside, between) {
                 (Err(inside), Err(between)) => {
                     let detail = format!("{inside}; {between}");
@@ -113,8 +114,8 @@ impl Hierarchy {
             return Ok(());
         }
         let local = self.local.with_timeout(timeout + GRACE);
-        // SAFETY: the callers of `send` and `recv` pass buffers that are valid until the end of the
-        // group.
+        // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid until the
+        // group has completed.
         unsafe { local.exchange_raw(&raw) }.map_err(self.here_failed(operation))
     }
 }

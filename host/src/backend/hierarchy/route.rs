@@ -1,9 +1,9 @@
-//! Choice of a route, as a pure function of values that are equal on all ranks.
+//! Chooses the route of an operation, as a pure function of values that are equal on all ranks.
 //!
 //! The thresholds are estimates for a network that is slower than host memory. They were not
 //! measured on such a network. A test with two network namespaces on one machine with two cores
 //! shows no gain from the hierarchy: with four ranks and 64 MiB, Gloo over all ranks took 249 ms,
-//! the levels 347 ms, and rank order 478 ms (best of three).
+//! the routes of `levels` took 347 ms, and the route in rank order took 478 ms (best of three).
 
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
@@ -16,19 +16,20 @@ use crate::backend::gloo::data_type;
 /// every other rank. Estimated.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
-/// Minimum size in bytes for shards. For smaller sizes, the three steps of the shards cost more
-/// than an exchange of all data by one rank of each host. Estimated.
+/// Minimum size in bytes for all_reduce by shards. For smaller sizes, the three steps with shards
+/// cost more than an exchange of all data by one rank of each host. Estimated.
 pub(super) const SHARDS_BYTES: usize = 64 << 10;
 
 /// Minimum size in bytes of a row for all_gather by shards. For smaller rows, one Gloo operation
-/// over all ranks is faster than three steps. Estimated.
+/// over all ranks is faster than the steps with shards. Estimated.
 pub(super) const ROW_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HierarchyRoute {
     /// Every rank gathers all inputs and reduces them in rank order.
     Gathered,
-    /// Ranks exchange shards, reduce them in rank order, and gather the results.
+    /// Ranks exchange shards, each rank reduces one shard in rank order, and the ranks gather the
+    /// results.
     Ordered,
     /// Each rank of a host exchanges its shard with its peers.
     Shards,
@@ -40,11 +41,11 @@ pub(super) enum HierarchyRoute {
     Messages,
 }
 
-/// Inputs of the choice.
+/// Inputs of [`choose`].
 pub(super) struct RouteParams {
     pub(super) operation: Operation,
     pub(super) reduction: Option<(DType, ReductionCode)>,
-    /// Size in bytes. For operations on rows: size of one row.
+    /// Size of the data in bytes. For operations on rows: size of one row in bytes.
     pub(super) bytes: usize,
     pub(super) bitwise: bool,
     /// True if all hosts have the same number of ranks.
@@ -62,7 +63,8 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         ..
     } = *params;
     if let Some((dtype, code)) = params.reduction {
-        // This module reduces types and reductions that Gloo lacks.
+        // The module `ordered` reduces without Gloo, so it also serves types and reductions that
+        // Gloo lacks.
         if params.bitwise || data_type(dtype, code).is_none() {
             return match operation {
                 Operation::ReduceScatter => HierarchyRoute::Ordered,
@@ -77,7 +79,7 @@ pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
         }
         Operation::AllReduce if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
         Operation::AllReduce | Operation::Reduce | Operation::Broadcast => HierarchyRoute::Leaders,
-        // Gloo has no reduce_scatter: the flat route would reduce all rows on all ranks.
+        // Gloo has no reduce_scatter, so the flat route would reduce all rows on all ranks.
         Operation::ReduceScatter if even && !alone => HierarchyRoute::Shards,
         Operation::ReduceScatter => HierarchyRoute::Ordered,
         Operation::AllGather if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
