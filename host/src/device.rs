@@ -21,7 +21,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Returns the kind of the device, as in `--device`: `cpu`, `cuda`, `hip`.
+    /// Returns the kind of the device, as the option `--device` accepts it: `cpu`, `cuda` or `hip`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -30,7 +30,7 @@ impl Device {
         }
     }
 
-    /// Returns true for a GPU, whose memory is not host memory.
+    /// Returns true if the device is a GPU. The memory of a GPU is not host memory.
     pub const fn is_gpu(self) -> bool {
         !matches!(self, Self::Cpu)
     }
@@ -48,7 +48,7 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Parses `cpu`, `cuda`, `cuda:1`, `hip`, `hip:1`.
+    /// Parses `cpu`, `cuda`, `cuda:N`, `hip` or `hip:N`. Without a number, N is 0.
     fn from_str(text: &str) -> Result<Self> {
         let (name, ordinal) = text.split_once(':').unwrap_or((text, "0"));
         match (name, ordinal.parse()) {
@@ -63,8 +63,9 @@ impl FromStr for Device {
     }
 }
 
-/// Returns the best instruction set of this machine that has native entries, or the one that
-/// `FUSEWIRE_ISA` names (`baseline`, `avx2`, `avx512`) if the machine supports it.
+/// Returns the instruction set for native kernels: the set that the variable `FUSEWIRE_ISA` names
+/// (`baseline`, `avx2` or `avx512`), or the best set that this machine supports if the variable
+/// does not name a supported set.
 pub fn isa() -> Isa {
     let best = detect();
     match std::env::var("FUSEWIRE_ISA").as_deref() {

@@ -1,8 +1,8 @@
-//! Memory that ranks share, on any device.
+//! Memory that ranks share, on a CPU or a GPU.
 //!
-//! The host accesses CPU memory directly. It reads and writes GPU memory by copies, which run
-//! concurrently with the GPU's work. A copy of eight aligned bytes is not torn, but there is no
-//! atomic compare-exchange.
+//! The host accesses CPU memory directly. The host reads and writes GPU memory by copies, which run
+//! concurrently with the GPU's work. A copy of eight aligned bytes is atomic, but GPU memory has no
+//! atomic compare-exchange from the host.
 
 use core::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Memory {
     Device(Arc<gpu::Memory>),
 }
 
-/// Descriptor from which a peer opens memory.
+/// Descriptor with which a peer maps this rank's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryDescriptor {
     Host(SegmentDescriptor),
@@ -45,8 +45,8 @@ impl From<Arc<Segment>> for Memory {
 }
 
 impl Memory {
-    /// Allocates `bytes` zeroed bytes on `device`. `name` appears in `/proc/<pid>/maps` for CPU
-    /// memory.
+    /// Allocates `bytes` zeroed bytes on `device`. For CPU memory, `name` appears in
+    /// `/proc/<pid>/maps`.
     pub(crate) fn create(device: Device, bytes: u64, name: &str) -> Result<Self> {
         Ok(match device {
             Device::Cpu => Self::Host(Segment::create(bytes, name)?),
@@ -54,7 +54,8 @@ impl Memory {
         })
     }
 
-    /// Opens the memory that `descriptor`, sent by `rank`, describes, for access from `device`.
+    /// Maps the memory that `descriptor` describes for access from `device`. `rank` is the rank
+    /// that sent the descriptor.
     pub(crate) fn open(device: Device, descriptor: &MemoryDescriptor, rank: u32) -> Result<Self> {
         match (device, descriptor) {
             (Device::Cpu, MemoryDescriptor::Host(descriptor)) => {
@@ -74,7 +75,7 @@ impl Memory {
         }
     }
 
-    /// Returns the descriptor with which a peer calls [`Memory::open`].
+    /// Returns the descriptor that a peer passes to [`Memory::open`].
     pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
         Ok(match self {
             Self::Host(segment) if segment.is_foreign() => {
@@ -92,7 +93,8 @@ impl Memory {
         })
     }
 
-    /// Returns the whole allocation, if this process allocated it on a GPU.
+    /// Returns the allocation if this process allocated it with the virtual memory API of a GPU.
+    /// Only such an allocation can be bound to a multicast object.
     pub(crate) fn whole(&self) -> Option<RawMemory> {
         match self {
             Self::Host(_) => None,
@@ -116,7 +118,7 @@ impl Memory {
         }
     }
 
-    /// Returns the size in bytes, as requested.
+    /// Returns the requested size in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Host(segment) => segment.bytes(),
@@ -124,15 +126,15 @@ impl Memory {
         }
     }
 
-    /// Copies bytes to byte `offset`.
+    /// Copies `bytes` to this memory at byte `offset`.
     ///
     /// # Safety
-    /// No other access to these bytes races with this call.
+    /// No other access to these bytes of the memory may race with this call.
     pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: `check` verified that the range lies in the segment; the caller excludes
+                // SAFETY: `check` verified that the range lies in the segment. The caller excludes
                 // racing accesses.
                 unsafe {
                     let to = segment.ptr().add(offset as usize);
@@ -144,15 +146,15 @@ impl Memory {
         }
     }
 
-    /// Copies bytes from byte `offset`.
+    /// Fills `bytes` from this memory at byte `offset`.
     ///
     /// # Safety
-    /// No write to these bytes races with this call.
+    /// No write to these bytes of the memory may race with this call.
     pub(crate) unsafe fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
-                // SAFETY: `check` verified that the range lies in the segment; the caller excludes
+                // SAFETY: `check` verified that the range lies in the segment. The caller excludes
                 // racing writes.
                 unsafe {
                     let from = segment.ptr().add(offset as usize);
@@ -164,16 +166,16 @@ impl Memory {
         }
     }
 
-    /// Reads the word at byte `offset`. All accesses to this word must be atomic. Returns 0 if the
-    /// GPU's driver has failed.
+    /// Reads the word at byte `offset`. All accesses to this word must be atomic. Returns 0 if
+    /// `offset` is out of bounds or the GPU driver fails.
     pub(crate) fn load(&self, offset: u64) -> u64 {
         match self {
             Self::Host(_) => {
                 let Some(at) = self.word(offset) else {
                     return 0;
                 };
-                // SAFETY: `word` returns an address inside the mapped segment; offsets are
-                // multiples of 8.
+                // SAFETY: `word` returns an address inside the mapped segment. Callers pass offsets
+                // of aligned `u64` words.
                 unsafe { mem::load_u64(at, Order::Acquire, Scope::System) }
             }
             Self::Device(memory) => {
@@ -186,13 +188,14 @@ impl Memory {
         }
     }
 
-    /// Writes the word at byte `offset`. All accesses to this word must be atomic.
+    /// Writes the word at byte `offset`. All accesses to this word must be atomic. In CPU memory,
+    /// ignores an `offset` that is out of bounds.
     pub(crate) fn store(&self, offset: u64, value: u64) -> Result<()> {
         match self {
             Self::Host(_) => {
                 if let Some(at) = self.word(offset) {
-                    // SAFETY: `word` returns an address inside the mapped segment; offsets are
-                    // multiples of 8.
+                    // SAFETY: `word` returns an address inside the mapped segment. Callers pass
+                    // offsets of aligned `u64` words.
                     unsafe { mem::store_u64(at, value, Order::Release, Scope::System) };
                 }
                 Ok(())
@@ -201,8 +204,8 @@ impl Memory {
         }
     }
 
-    /// Replaces the word at byte `offset` by `new` if the word equals `old`. Returns the previous
-    /// word. On a GPU the exchange is not atomic: a store by another agent between the read and the
+    /// Replaces the word at byte `offset` with `new` if the word equals `old`. Returns the previous
+    /// word. In GPU memory the exchange is not atomic: a concurrent store between the read and the
     /// write is lost.
     pub(crate) fn compare_exchange(&self, offset: u64, old: u64, new: u64) -> u64 {
         match self {
@@ -210,8 +213,8 @@ impl Memory {
                 let Some(at) = self.word(offset) else {
                     return old;
                 };
-                // SAFETY: `word` returns an address inside the mapped segment; offsets are
-                // multiples of 8.
+                // SAFETY: `word` returns an address inside the mapped segment. Callers pass offsets
+                // of aligned `u64` words.
                 unsafe { mem::compare_exchange_u64(at, old, new, Order::AcqRel, Scope::System) }
             }
             Self::Device(_) => {
@@ -286,7 +289,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// Returns the UUID of the GPU.
+    /// Returns the UUID of the GPU that owns the memory, or `None` for CPU memory.
     pub(crate) fn uuid(&self) -> Option<[u8; 16]> {
         match self {
             Self::Host(_) => None,
@@ -294,7 +297,7 @@ impl MemoryDescriptor {
         }
     }
 
-    /// Returns true if the GPU can be part of a multicast object.
+    /// Returns true if the memory is on a GPU that supports multicast objects.
     pub(crate) fn has_multicast(&self) -> bool {
         match self {
             Self::Host(_) => false,

@@ -22,7 +22,7 @@ use super::stream;
 use crate::device::Device;
 use crate::{Error, Result};
 
-/// A GPU. A process has one [`Gpu`] per device, which lives until the process exits.
+/// A GPU. Each device that the process opens has one [`Gpu`], which is never dropped.
 pub struct Gpu {
     device: Device,
     driver: Arc<dyn Driver>,
@@ -31,23 +31,24 @@ pub struct Gpu {
     /// The image with the multi-rank grid forms of the kernels, loaded on first use.
     multi_rank_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
-    /// Values that driver callbacks and completion reports release. They must not be dropped there,
-    /// because dropping may call the driver.
+    /// Values that were released in a driver callback or in a completion report. [`Gpu::reap`]
+    /// drops them later, because dropping a value may call the driver, which a callback must not do
+    /// and which may block.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Set if several ranks of this process share the GPU.
     shared: AtomicBool,
     /// Number of operations in flight.
     in_flight: AtomicU64,
-    /// Read-locked while work is enqueued, write-locked while memory is freed.
+    /// Read-locked while work is enqueued. Write-locked while memory of a shared GPU is freed.
     launching: RwLock<()>,
-    /// Unused memory, to be freed when no work is in flight.
+    /// Unused memory that has not been freed yet. See [`Gpu::free`].
     unfreed: Mutex<Vec<RawMemory>>,
     /// Free lines of page-locked host memory. They are never returned to the driver, because
     /// freeing page-locked memory may wait for the device.
     lines: Mutex<Vec<HostLine>>,
     /// All live streams.
     streams: Mutex<Vec<Weak<stream::Inner>>>,
-    /// Work in flight on dropped streams.
+    /// Work that was in flight when its stream was dropped.
     deferred: Mutex<Vec<DeferredRelease>>,
 }
 
@@ -65,11 +66,12 @@ impl Drop for InFlightGuard {
 pub(crate) struct HostLine(pub(crate) HostMemory);
 
 // SAFETY: a `HostLine` holds two addresses of page-locked memory, and page-locked memory is valid
-// on all threads. Dereferencing an address is a separate `unsafe` operation of the user.
+// on all threads. Dereferencing an address requires a separate `unsafe` operation.
 unsafe impl Send for HostLine {}
 
-/// Bytes of a line, and number of lines per allocation.
+/// Bytes of a [`HostLine`].
 const LINE: usize = 64;
+/// Number of lines per allocation.
 const LINES: usize = 64;
 
 impl fmt::Debug for Gpu {
@@ -238,8 +240,8 @@ impl Gpu {
             .copied()
     }
 
-    /// Returns the kernel that `info` describes. The kernel belongs to the library or to a user
-    /// image, which is searched for next to the binary and in `FUSEWIRE_IMAGES`.
+    /// Returns the kernel that `info` describes, from the library's images or from the image of a
+    /// user crate. [`Images::find`] documents where user images are searched for.
     pub(crate) fn kernel(&self, info: &KernelInfo) -> Result<&'static Kernel> {
         if let Some(kernel) = self.loaded_kernel(info.name) {
             return Ok(kernel);
@@ -281,7 +283,9 @@ impl Gpu {
         });
     }
 
-    /// Fails if the blocks of a launch wait for each other and do not all fit on the GPU at once.
+    /// Fails if, for any loaded kernel, `ranks` launches of `blocks` blocks each do not fit on the
+    /// GPU at once. The blocks of these launches wait for each other, so a block that is not
+    /// resident would make the other blocks hang.
     pub(crate) fn check_resident(&self, blocks: u32, threads: u32, ranks: u32) -> Result<()> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let properties = self.properties();
@@ -341,7 +345,7 @@ impl Gpu {
     }
 
     /// Starts an operation. The operation counts as in flight until the [`InFlightGuard`] is
-    /// dropped, and no memory is freed until the lock guard is dropped.
+    /// dropped. On a shared GPU, no memory is freed until the lock guard is dropped.
     pub(super) fn launch(self: &Arc<Self>) -> (InFlightGuard, RwLockReadGuard<'_, ()>) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let guard = self
@@ -351,10 +355,10 @@ impl Gpu {
         (InFlightGuard(Arc::clone(self)), guard)
     }
 
-    /// Frees unused memory, now or later. The driver may wait for the device while it frees memory.
-    /// If several ranks share the device, a kernel of another rank may be running that waits for a
-    /// launch by the calling thread. In that case memory is freed only when no operation is in
-    /// flight.
+    /// Frees unused memory, immediately or later. The driver may wait for the device while it frees
+    /// memory. If several ranks of this process share the GPU, this wait could deadlock, because
+    /// the kernel of another rank may be waiting for a launch by the calling thread. Memory of a
+    /// shared GPU is therefore freed only while no operation is in flight.
     pub(super) fn free(&self, memory: RawMemory) {
         self.unfreed
             .lock()
@@ -383,8 +387,8 @@ impl Gpu {
         };
         for memory in unfreed.drain(..) {
             // SAFETY: `free` receives memory that `allocate` or `import` returned, after the last
-            // user has dropped it. The memory was removed from the list above, so it is released
-            // once.
+            // user has dropped it. `drain` removes each entry from the list, so no memory is
+            // released twice.
             if let Err(error) = unsafe { self.driver.release(memory) } {
                 tracing::warn!(%error, bytes = memory.bytes, "device memory could not be freed");
             }
@@ -442,10 +446,10 @@ impl Gpu {
         for stream in &streams {
             stream.poll();
         }
-        // The upgraded handle in this list may be the last one. The stream is then dropped here.
+        // If `streams` holds the last handle of a stream, the stream is dropped here.
         drop(streams);
-        // The lock of `streams` is not held here, because callbacks of owners may create and drop
-        // streams.
+        // The list is taken out of the mutex, so that no lock is held during the polls: callbacks
+        // of owners may create and drop streams.
         let mut deferred = {
             let mut deferred = self.deferred.lock().unwrap_or_else(PoisonError::into_inner);
             core::mem::take(&mut *deferred)

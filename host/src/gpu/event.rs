@@ -58,7 +58,7 @@ impl Event {
 impl Drop for Inner {
     fn drop(&mut self) {
         // SAFETY: `new` created the event, and its last handle is being dropped. The driver keeps
-        // the event's state until all waits that were enqueued on streams are complete.
+        // the event's state until all enqueued waits for the event are complete.
         if let Err(error) = unsafe { self.gpu.driver().destroy_event(self.raw) } {
             tracing::warn!(%error, "an event could not be destroyed");
         }

@@ -1,5 +1,6 @@
-//! Graphs of a GPU. The driver library captures them, and a log records the nodes whose replays are
-//! reported to owners.
+//! GPU graphs. The driver library captures the graphs. A log records the captured launches and host
+//! calls, because every replay notifies the owners of the launches and collects the errors of the
+//! host calls.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -14,7 +15,7 @@ use super::in_flight::HostCall;
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
-/// A captured node whose replays are reported: a launch to its owner, a host call to its result.
+/// A captured node of the log.
 #[derive(Clone)]
 pub(super) enum LoggedNode {
     Launch(Arc<dyn LaunchOwner>, LaunchInfo),
@@ -23,7 +24,8 @@ pub(super) enum LoggedNode {
 
 type Log = Arc<Mutex<Vec<LoggedNode>>>;
 
-/// Returns the logs of the captures that this crate began, by GPU and the driver's capture number.
+/// Returns the logs of the captures that this crate began, keyed by GPU and the driver's capture
+/// number.
 fn captures() -> MutexGuard<'static, HashMap<(usize, u64), Log>> {
     static CAPTURES: OnceLock<Mutex<HashMap<(usize, u64), Log>>> = OnceLock::new();
     CAPTURES
@@ -51,14 +53,15 @@ pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: LoggedNode) {
     }
 }
 
-/// Ends the log of a capture and returns it.
+/// Removes the log of a capture and returns its nodes.
 pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<LoggedNode> {
     let log = captures().remove(&key(gpu, capture));
     log.map(|log| core::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner)))
         .unwrap_or_default()
 }
 
-/// A value that a graph keeps alive, and the GPU that drops it after the graph is destroyed.
+/// A value that a graph keeps alive. When the graph is destroyed, the value is passed to
+/// [`Gpu::leave`].
 struct RetainedValue {
     gpu: Arc<Gpu>,
     value: Box<dyn Any + Send>,
@@ -72,7 +75,8 @@ pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>
         // function once.
         let retained = unsafe { Box::from_raw(data.cast::<RetainedValue>()) };
         let RetainedValue { gpu, value } = *retained;
-        // The driver must not be called here, and dropping the value may free device memory.
+        // A callback must not call the driver, and dropping the value here could free device
+        // memory.
         gpu.leave(value);
     }
     let data = Box::into_raw(Box::new(RetainedValue {
@@ -193,8 +197,8 @@ impl Exec {
     }
 
     /// Calls [`LaunchOwner::before`] for every captured launch, and stores the results in `words`
-    /// for [`Exec::settle`]. Returns the number of the replay, and the first error of an owner that
-    /// refuses its launch.
+    /// for [`Exec::settle`]. Returns the number of the replay. If an owner refuses its launch,
+    /// calls [`LaunchOwner::after`] for the earlier launches and returns the owner's error.
     pub(super) fn admit(&self, words: &mut Vec<u64>) -> (u64, Result<()>) {
         let number = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         words.clear();
@@ -215,7 +219,7 @@ impl Exec {
     }
 
     /// Calls [`LaunchOwner::after`] for the launches that have an entry in `words`. `ran` is true
-    /// if the replay is complete, and false if it was not launched.
+    /// if the replay has completed, and false if it was not launched or the device was lost.
     pub(super) fn settle(&self, number: u64, words: &[u64], ran: bool) -> Result<()> {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {
@@ -233,8 +237,8 @@ impl Exec {
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: `instantiate` returned the graph, and this drops its last handle. A running
-        // replay is not affected.
+        // SAFETY: `instantiate` returned the instantiated graph, and its last handle is being
+        // dropped. A running replay is not affected.
         if let Err(error) = unsafe { self.gpu.driver().destroy_exec(self.raw) } {
             tracing::warn!(%error, "an instantiated graph could not be destroyed");
         }
@@ -242,7 +246,7 @@ impl Drop for Exec {
     }
 }
 
-/// Returns the error for a graph and a stream of different devices.
+/// Returns the error for launching a graph on a stream of another device.
 pub(crate) fn other_device() -> Error {
     Error::launch("the graph was captured on another device than the stream's")
 }

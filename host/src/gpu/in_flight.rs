@@ -24,8 +24,8 @@ pub(crate) struct Copy {
     pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
 }
 
-/// A closure that the driver calls, and the first error of the closure that has not been reported
-/// yet.
+/// A closure that the driver calls. `error` is the first error of the closure that has not been
+/// reported yet.
 pub(super) struct HostCall {
     pub(super) call: HostFn,
     pub(super) error: Mutex<Option<Error>>,
@@ -59,7 +59,7 @@ impl HostCall {
     }
 }
 
-/// The kind of an operation in flight, with the values that it keeps alive.
+/// The kind of an operation in flight, with the values that the operation keeps alive.
 pub(super) enum WorkKind {
     Launch(Option<Arc<dyn LaunchOwner>>, u64, LaunchInfo, KeepAlive),
     Graph(Arc<Exec>, u64, Vec<u64>),
@@ -84,8 +84,9 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Reports to the owners that the work is complete. `lost` is the error of the device if the
-    /// device was lost. Returns the result of the work, and a list of words for reuse.
+    /// Notifies the owners that the work is complete. If the device was lost, `lost` is the
+    /// driver's error, which becomes the result of the work. Returns the result and, for a graph,
+    /// the list of words for reuse.
     pub(super) fn settle(kind: WorkKind, lost: Option<Error>) -> (Result<()>, Option<Vec<u64>>) {
         let ran = lost.is_none();
         let mut words = None;
@@ -125,8 +126,8 @@ impl InFlight {
     }
 }
 
-/// Work that was in flight when its stream was dropped. Includes the handle of the stream if the
-/// stream must be destroyed after the work is complete.
+/// Work that was in flight when its stream was dropped. `stream` is the stream to destroy after the
+/// work is complete, or `None` if this crate did not create the stream.
 pub(super) struct DeferredRelease {
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) stream: Option<RawStream>,
@@ -137,9 +138,9 @@ impl DeferredRelease {
     pub(super) fn poll(&mut self, gpu: &Gpu) -> bool {
         let driver = gpu.driver();
         while !self.in_flight.is_empty() {
-            // Work without a recorded event is known to be complete when a later event of the
-            // stream is complete. If no later event exists, the completion of the work cannot be
-            // detected. Its memory is then leaked, because freeing it could be too early.
+            // Work without a recorded event is complete when a later event of the stream is
+            // complete. If no later event exists, the completion of the work cannot be detected,
+            // and the memory of the work is leaked, because the work may still use it.
             let later = self.in_flight.iter().find(|it| it.unrecorded.is_none());
             let lost = match later.map(|work| driver.query_event(work.event)) {
                 None | Some(Ok(false)) => return false,
@@ -153,8 +154,8 @@ impl DeferredRelease {
             if let Err(error) = result {
                 tracing::warn!(%error, "work of a stream that was dropped has failed");
             }
-            // SAFETY: `create_event` created the event for this entry. The entry was the only owner
-            // of the event and has been removed.
+            // SAFETY: `create_event` returned the event. The entry that was just removed from the
+            // queue was the only owner of the event.
             let _ = unsafe { driver.destroy_event(work.event) };
         }
         if let Some(stream) = self.stream.take() {
@@ -166,8 +167,8 @@ impl DeferredRelease {
 
 /// Destroys a stream that `create_stream` returned and that is not used any more.
 pub(super) fn end_stream(driver: &dyn Driver, stream: RawStream) {
-    // SAFETY: both callers pass a stream that this crate created (`owned`), after the last handle
-    // of the stream was dropped.
+    // SAFETY: both callers pass a stream that `create_stream` returned (`Inner::owned`), after the
+    // last handle of the stream was dropped.
     if let Err(error) = unsafe { driver.destroy_stream(stream) } {
         tracing::warn!(%error, "a stream could not be destroyed");
     }

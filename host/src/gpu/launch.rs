@@ -21,7 +21,7 @@ const MAX_PARAMS: usize = MAX_PARAM_BYTES / 4;
 /// A kernel of a loaded module. It stays loaded until the process exits.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Symbol.
+    /// Exported symbol.
     pub(crate) name: &'static str,
     /// The driver's handle.
     pub(crate) raw: RawFunction,
@@ -79,7 +79,7 @@ impl fmt::Debug for Launch {
 }
 
 impl Launch {
-    /// Creates a launch of `kernel`. Copies `params`, the bytes of its parameter struct.
+    /// Creates a launch of `kernel`. Copies `params`, the bytes of the kernel's parameter struct.
     ///
     /// # Safety
     /// `params` must be the parameter struct of `kernel`. The requirements of the kernel, such as
@@ -138,17 +138,16 @@ impl Launch {
         self
     }
 
-    /// Keeps memory alive until neither the launch nor a graph that contains the launch can run any
-    /// more.
+    /// Keeps memory alive until the launch is complete. If the launch was captured, keeps the
+    /// memory alive until the graph and its instances are destroyed.
     #[must_use]
     pub(crate) fn keeping(mut self, keep: [Option<Arc<dyn Any + Send + Sync>>; 4]) -> Self {
         self.keep = keep;
         self
     }
 
-    /// Adds a copy of a table to the device before the kernel. The source is page-locked memory. It
-    /// must be kept alive by [`Launch::keeping`] and must not be written until the copy is
-    /// complete.
+    /// Enqueues `upload`, if given, before the kernel. [`Launch::keeping`] must keep the source and
+    /// the target of the copy alive, and the source must not be written until the copy is complete.
     #[must_use]
     pub(crate) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;

@@ -27,8 +27,8 @@ pub struct Function {
     pub raw: RawFunction,
     /// Resource usage.
     pub properties: FunctionProperties,
-    /// Offset and size in bytes of each parameter, in order. The parameter struct and the image
-    /// agree on these values.
+    /// Offset and size in bytes of each parameter, in order. They are equal in the program's
+    /// parameter struct and in the image.
     pub params: Vec<(usize, usize)>,
 }
 
@@ -81,7 +81,7 @@ impl Module {
         })
     }
 
-    /// Returns the kernel family of the library, or the name of the user crate.
+    /// Returns the name of the image: a kernel family of the library, or a user crate.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -157,7 +157,8 @@ pub fn load_library(
     Ok(modules)
 }
 
-/// Looks up a kernel and compares its parameters with those of the program.
+/// Looks up a kernel in a module and compares the parameters in the image with those of the
+/// program.
 fn function(
     driver: &dyn Driver,
     image: &Image,
@@ -212,13 +213,13 @@ fn function(
     })
 }
 
-/// The remedy in the error for an image of another version.
+/// Advice in the error for an image of another version.
 const REBUILD: &str = "image and program are of different versions: rebuild the image \
                        (`fusewire-build images` for the library's own, `fusewire-build build` for \
                        others)";
 
-/// Describes the first parameter whose offset or size in the image (`read`) differs from the
-/// program (`put`).
+/// Describes the first difference between the parameters of the program (`put`) and of the image
+/// (`read`). Returns `None` if they agree.
 fn difference(put: &[ParamField], read: &[(usize, usize)]) -> Option<String> {
     for (index, field) in put.iter().enumerate() {
         let expected = (field.offset, field.size);

@@ -8,7 +8,7 @@ use super::device::Gpu;
 use super::driver::{HostMemory, MemoryKind, RawMemory};
 use crate::Result;
 
-/// The free pieces.
+/// The pieces that no [`Scratch`] owns.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     free: Mutex<Vec<Piece>>,
@@ -55,13 +55,13 @@ impl fmt::Debug for Scratch {
 }
 
 impl Gpu {
-    /// Fills the pool: afterwards it has at least `pieces` free pieces with mirrors of each size
-    /// class up to `greatest` bytes.
+    /// Fills the pool until it contains, for each size class up to `greatest` bytes, at least
+    /// `pieces` free pieces with mirrors.
     pub(crate) fn fill_pool(self: &Arc<Self>, greatest: usize, pieces: usize) -> Result<()> {
         let mut bytes = 1 << LEAST;
         while bytes <= greatest {
-            // Takes all pieces before the first piece returns to the pool. Otherwise the same piece
-            // would be taken again.
+            // Takes all pieces before it returns any of them to the pool. Otherwise the same piece
+            // would be taken repeatedly.
             let mut taken = Vec::with_capacity(pieces);
             for _ in 0..pieces {
                 let mut scratch = Scratch::take_like(self, bytes, true)?;
@@ -84,8 +84,8 @@ impl Scratch {
         Self::take_like(gpu, bytes, false)
     }
 
-    /// Takes a piece of at least `bytes` bytes. Prefers a free piece with a mirror if `mirrored` is
-    /// true, or without a mirror otherwise.
+    /// Takes a piece of at least `bytes` bytes. Prefers free pieces with a mirror if `mirrored` is
+    /// true, and free pieces without a mirror otherwise.
     fn take_like(gpu: &Arc<Gpu>, bytes: usize, mirrored: bool) -> Result<Self> {
         let class = (bytes.max(1).next_power_of_two().trailing_zeros()).max(LEAST);
         let found = {
@@ -119,8 +119,9 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Takes a piece and returns an [`Upload`], with which a stream copies `bytes` to the piece.
-    /// The [`Scratch`] must live until all work that uses the piece is complete.
+    /// Takes a piece and copies `bytes` to its mirror. The returned [`Upload`] describes the copy
+    /// from the mirror to the piece, which a stream must execute. The [`Scratch`] must live until
+    /// all work that uses the piece is complete.
     pub(crate) fn filled_by_stream(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<(Self, Upload)> {
         let mut scratch = Self::take_like(gpu, bytes.len(), true)?;
         let mirror = scratch.mirror()?;

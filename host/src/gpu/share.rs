@@ -1,26 +1,26 @@
-//! Exchange of file descriptors with other processes of this host. A descriptor of exported GPU
-//! memory cannot be opened through `/proc`, unlike the descriptor of a memory file. Therefore it is
-//! sent over a Unix socket with `SCM_RIGHTS`.
+//! Exchange of file descriptors with other processes of this host. A process can open another
+//! process's memfd through `/proc`, but not its descriptors of exported GPU memory. Such
+//! descriptors are therefore sent over a Unix socket with `SCM_RIGHTS`.
 //!
 //! The owner publishes a descriptor ([`publish`]) and sends the [`Token`] to its peers over the
 //! store. A peer with the token can [`fetch()`] the descriptor any number of times until the
 //! [`PublishedDescriptor`] is dropped. A server thread in the owner's process sends the
-//! descriptors. The thread starts with the first published descriptor and stops when the last one
-//! is dropped. The socket has a random name in the abstract namespace. Therefore no file remains
-//! after the process exits, even if it is killed.
+//! descriptors. The thread starts when the first descriptor is published and stops when the last
+//! published descriptor is withdrawn. Its socket has a random name in the abstract namespace, so no
+//! file remains after the process exits, even if the process is killed.
 //!
 //! # Trust
-//! The server thread replies only to processes of the same user or of root, and sends a descriptor
-//! only if the request contains the secret of the token. A peer sends the secret only to the
-//! process that the token identifies.
+//! The server thread accepts requests only from processes of the same user or of root, and sends a
+//! descriptor only if the request contains the secret of the descriptor's token. A peer sends the
+//! secret only to the process that the token identifies.
 //!
 //! # Forks
 //! A forked child inherits the descriptors of its parent, but not the server thread. Descriptors
-//! that the parent published remain published by the parent. The child starts its own server thread
-//! with another socket name when it publishes a descriptor. Dropping an inherited
-//! [`PublishedDescriptor`] in the child closes the child's copy of the descriptor and does not
-//! withdraw it. Two descriptors of the parent's server thread stay open in the child until the
-//! child exits or executes another program.
+//! that the parent published remain published by the parent. When the child publishes a descriptor,
+//! it starts a separate server thread with another socket name. Dropping an inherited
+//! [`PublishedDescriptor`] in the child closes the child's copy of the descriptor. The parent's
+//! publication is not withdrawn. The child inherits the listener and the eventfd of the parent's
+//! server thread. They stay open in the child until the child exits or executes another program.
 
 mod fetch;
 mod message;
@@ -42,11 +42,12 @@ pub(crate) use self::token::Token;
 use crate::{Error, Result};
 
 /// A descriptor that other processes can fetch until this value is dropped. Dropping the value
-/// closes the descriptor.
+/// withdraws and closes the descriptor.
 pub(crate) struct PublishedDescriptor {
     token: Token,
     /// The only long-lived reference to the descriptor. The server thread holds a second reference
-    /// only while it sends the descriptor, under the lock that withdrawing also takes.
+    /// only while it sends the descriptor and holds the lock of the table. [`server::remove`] takes
+    /// the same lock, so after the withdrawal no second reference exists.
     _descriptor: Arc<OwnedFd>,
 }
 

@@ -1,9 +1,10 @@
-//! A macro that implements [`Driver`](super::Driver) by calls to inherent methods of the same
-//! names, which can be spread over several files.
+//! A macro that implements [`Driver`](super::Driver) for a type by calling inherent methods with
+//! the names of the trait methods. Unlike a trait implementation, inherent methods can be spread
+//! over several files.
 
-/// Implements [`Driver`](super::Driver) for a type that has all of its methods as inherent methods,
-/// and a field `properties`: `driver_by_methods!(Type, "name of the library")`. A third argument
-/// `multicast` adds the methods of multicast objects.
+/// Implements [`Driver`](super::Driver) for `$type`. `$library` is the name of the driver library.
+/// The type must have a field `properties` and an inherent method for every method that is listed
+/// below. The third argument `multicast` also forwards the methods of multicast objects.
 macro_rules! driver_by_methods {
     ($type:ident, $library:expr $(, $multicast:ident)?) => {
         const _: () = {
@@ -12,8 +13,8 @@ macro_rules! driver_by_methods {
             use $crate::Result;
             use $crate::gpu::driver::*;
 
-            // If the type lacks the inherent method, `Self::name` is the trait method, and the call
-            // recurses without end.
+            // If the type lacks an inherent method, `Self::name` resolves to the trait method,
+            // which then calls itself. This lint turns the infinite recursion into a compile error.
             #[deny(unconditional_recursion)]
             impl Driver for $type {
                 fn library(&self) -> &'static str {
@@ -112,8 +113,8 @@ macro_rules! driver_by_methods {
         )*
         $(
             unsafe fn $name(&self, $($b: $B),*) -> $S {
-                // SAFETY: the inherent method has the safety contract of the trait method of the
-                // same name, and the caller of the trait method fulfils that contract.
+                // SAFETY: the inherent method has the same safety contract as the trait method, and
+                // the caller of the trait method fulfils the contract.
                 unsafe { Self::$name(self, $($b),*) }
             }
 

@@ -5,7 +5,7 @@
 pub struct FunctionProperties {
     /// Registers per thread.
     pub registers: u32,
-    /// Bytes of local memory per thread (spills).
+    /// Bytes of local memory per thread (register spills and stack).
     pub local_bytes: u32,
     /// Bytes of statically allocated shared memory.
     pub shared_bytes: u32,
@@ -25,11 +25,11 @@ pub struct LaunchShape {
     /// Blocks per cluster, or 0 for a launch without clusters. Requires an NVIDIA GPU of sm_90 or
     /// later.
     pub cluster: u32,
-    /// Requires that all blocks are resident at the same time; otherwise the launch returns an
-    /// error.
+    /// Requires that all blocks are resident at the same time. If they do not fit on the GPU, the
+    /// launch returns an error.
     pub cooperative: bool,
     /// Allows the kernel to begin before the previous kernel on the stream has finished
     /// (programmatic dependent launch). The kernel must execute `griddepcontrol.wait` before it
-    /// accesses memory of the previous kernel.
+    /// accesses memory that the previous kernel uses.
     pub dependent: bool,
 }

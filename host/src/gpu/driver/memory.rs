@@ -7,8 +7,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 pub enum MemoryKind {
     /// Used by this device only.
     Private,
-    /// Read and written by peers while kernels run. The memory is exportable, and coherent with
-    /// peers within a kernel (on AMD GPUs it is uncached).
+    /// Read and written by peers while kernels run. The memory is exportable. A running kernel sees
+    /// the writes of peers; for this purpose the memory is uncached on AMD GPUs.
     Shared,
 }
 
@@ -17,9 +17,10 @@ pub enum MemoryKind {
 pub struct RawMemory {
     /// Device address.
     pub address: u64,
-    /// Size of the mapping in bytes, a multiple of the allocation granularity.
+    /// Size of the mapping in bytes. For allocated memory, a multiple of the allocation
+    /// granularity.
     pub bytes: u64,
-    /// Handle of the allocation, or 0 if the library frees the allocation by its address.
+    /// Handle of the allocation, or 0 if the driver library frees the allocation by its address.
     pub handle: u64,
     /// Origin of the mapping.
     pub origin: Origin,
@@ -28,9 +29,9 @@ pub struct RawMemory {
 /// The origin of a mapping, which determines how it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Allocated by virtual memory management.
+    /// Allocated and mapped by the virtual memory API (`cuMemCreate`, `cuMemMap`).
     Virtual,
-    /// Allocated and mapped by one call (`cuMemAlloc`, `hipExtMallocWithFlags`).
+    /// Allocated and mapped by one call (`cuMemAlloc`, `hipMalloc`, `hipExtMallocWithFlags`).
     Whole,
     /// Memory of a peer, imported from a descriptor or a fabric handle.
     ImportedVirtual,
@@ -41,14 +42,15 @@ pub enum Origin {
 /// Bytes of an IPC handle or a fabric handle.
 pub const HANDLE_BYTES: usize = 64;
 
-/// An exported handle, with which another process can map the memory.
+/// An exported handle with which another process can map the memory or import the multicast object.
 #[derive(Debug)]
 pub enum Export {
     /// A file descriptor, to be passed over a Unix socket.
     Descriptor(OwnedFd),
-    /// A fabric handle, valid in the NVLink domain.
+    /// A fabric handle, valid on all hosts of the NVLink domain.
     Fabric([u8; HANDLE_BYTES]),
-    /// An IPC handle, valid on this host, and the byte offset of the memory in its allocation.
+    /// An IPC handle, valid on this host, and the byte offset of the exported memory in its
+    /// allocation.
     Ipc([u8; HANDLE_BYTES], u64),
 }
 
@@ -59,7 +61,7 @@ pub enum Import<'a> {
     Descriptor(BorrowedFd<'a>),
     /// The counterpart of [`Export::Fabric`].
     Fabric(&'a [u8; HANDLE_BYTES]),
-    /// The counterpart of [`Export::Ipc`]. The whole allocation is mapped.
+    /// The counterpart of [`Export::Ipc`]. Importing the handle maps the whole allocation.
     Ipc(&'a [u8; HANDLE_BYTES]),
 }
 
@@ -74,8 +76,8 @@ pub struct HostMemory {
     pub bytes: usize,
 }
 
-/// A multicast object. A store to its mapped address writes the memory of every device in the
-/// object.
+/// A multicast object. A store to the address at which the object is mapped writes the memory of
+/// every device in the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawMulticast {
     /// The driver library's handle.

@@ -1,15 +1,17 @@
 //! The interface to GPU driver libraries, implemented for CUDA and HIP.
 //!
-//! Handles are the driver library's own handles as integers. They are `Copy`, and dropping a handle
-//! frees nothing. A handle that is passed to a method must be live: it comes from this driver (or,
-//! for a stream, from the same primary context) and has not been destroyed. The owning types of
-//! this crate guarantee that. Every method makes the device's primary context current on the
-//! calling thread. A method allocates device memory, waits for the device or uses the legacy
-//! default stream only if its documentation says so.
+//! Handles such as [`RawStream`] are the driver library's handles as integers. They are `Copy`, and
+//! dropping a handle frees nothing. A handle that is passed to a method must be live: it comes from
+//! this driver (or, for a stream, from the same primary context) and has not been destroyed. The
+//! owning types of this crate guarantee that their handles are live.
 //!
-//! Every error is [`Error::Driver`] with the name of the failed library function and its message.
-//! Methods that query or wait for a stream or an event also report earlier asynchronous failures on
-//! the device.
+//! Every method makes the device's primary context current on the calling thread. A method
+//! allocates device memory, waits for the device or uses the legacy default stream only if its
+//! documentation says so.
+//!
+//! Every error is [`Error::Driver`] with the name of the library function that failed and the
+//! library's message. Methods that query or wait for a stream or an event also report earlier
+//! asynchronous failures on the device.
 
 mod forward;
 mod handles;
@@ -36,12 +38,13 @@ pub enum CaptureStatus {
     None,
     /// Capturing: the driver's number of the capture, and the graph under construction.
     Active(u64, RawGraph),
-    /// The capture is invalid. The only permitted operation is to end the capture.
+    /// Capturing, but an earlier call invalidated the capture. The only permitted operation is to
+    /// end the capture.
     Invalidated,
 }
 
-/// A function that the driver library calls with the `data` pointer that was passed with the
-/// function.
+/// A function that the driver library calls. The argument is the `data` pointer that was registered
+/// together with the function.
 pub type Callback = unsafe extern "C" fn(*mut c_void);
 
 /// A driver library, bound to one device.
@@ -68,19 +71,20 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn release(&self, memory: RawMemory) -> Result<()>;
 
-    /// Exports memory that `allocate` returned for [`MemoryKind::Shared`], for [`Driver::import`]
-    /// in another process.
+    /// Exports memory that `allocate` returned for [`MemoryKind::Shared`]. Another process passes
+    /// the handle to [`Driver::import`].
     ///
     /// # Errors
     /// `Error::Driver`.
     fn export(&self, memory: &RawMemory) -> Result<Export>;
 
-    /// Exports device memory that was allocated elsewhere, as an IPC handle. Also returns the base
-    /// address and the size in bytes of the allocation that contains `address`.
+    /// Exports device memory that other code allocated. Also returns the base address and the size
+    /// in bytes of the allocation that contains `address`. The handle is an IPC handle if the
+    /// memory has one, and a file descriptor or a fabric handle otherwise.
     ///
     /// # Errors
-    /// `Error::Driver` if `address` is not device memory, or is memory of a kind that has no IPC
-    /// handle.
+    /// `Error::Driver` if `address` is not device memory, or if memory of this kind cannot be
+    /// exported.
     fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)>;
 
     /// Maps a peer's memory. `bytes` is the peer's [`RawMemory::bytes`].
@@ -106,9 +110,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn release_host(&self, memory: HostMemory) -> Result<()>;
 
-    /// Copies host bytes to the device and blocks until the copy is complete. Uses an internal
-    /// stream of the driver object, so the copy runs concurrently with other work. Every aligned
-    /// group of eight bytes is written atomically.
+    /// Copies host bytes to the device and blocks until the copy is complete. The copy runs on an
+    /// internal stream of the driver object, concurrently with other work. Every aligned group of
+    /// eight bytes is written atomically.
     ///
     /// # Safety
     /// The device memory must be mapped, and no concurrent access may race with the copy.
@@ -117,8 +121,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()>;
 
-    /// Copies device bytes to the host on the stream of [`Driver::write`] and blocks until the copy
-    /// is complete.
+    /// Copies device bytes to the host and blocks until the copy is complete. The copy runs on the
+    /// same internal stream as [`Driver::write`]. Every aligned group of eight bytes is read
+    /// atomically.
     ///
     /// # Safety
     /// The device memory must be mapped, and no concurrent access may race with the copy.
@@ -144,14 +149,14 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver` with the log of the library's compiler.
     fn load(&self, image: &[u8]) -> Result<RawModule>;
 
-    /// Returns the kernel with the symbol `name`, or `None` if the module has none.
+    /// Returns the kernel with the symbol `name`, or `None` if the module has no such kernel.
     ///
     /// # Errors
     /// `Error::Driver`.
     fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>>;
 
-    /// Returns the offset and size of each parameter from the image's metadata, or `None` if the
-    /// library does not report them.
+    /// Returns the offset and size in bytes of each parameter of a kernel, as the image declares
+    /// them, or `None` if the driver library does not report parameters.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -178,8 +183,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Launches a kernel. `parameters` holds the addresses of the kernel's arguments, in order.
     ///
     /// # Safety
-    /// The arguments must have the number and types that the kernel expects. They must fulfil the
-    /// kernel's requirements until the kernel has finished.
+    /// The number and types of the arguments must be those of the kernel's parameters. The
+    /// arguments must fulfil the kernel's safety requirements until the kernel has finished.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -233,12 +238,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
         data: *mut c_void,
     ) -> Result<()>;
 
-    /// Makes later work of a stream wait until the u32 at device address `at` has reached `value`,
-    /// that is, until the wrapping difference of the u32 and `value`, read as a signed number, is
-    /// not negative. The wait has no time limit.
+    /// Makes later work of a stream wait until the u32 at device address `at` has reached `value`:
+    /// until the wrapping difference `*at - value`, interpreted as an i32, is not negative. The
+    /// wait has no time limit.
     ///
     /// # Safety
-    /// `at` must be aligned to 4 bytes, and must stay mapped until the stream has executed the
+    /// `at` must be aligned to 4 bytes and must stay mapped until the stream has executed the
     /// operation.
     ///
     /// # Errors
@@ -252,7 +257,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// the stream's earlier work.
     ///
     /// # Safety
-    /// `at` must be aligned to 4 bytes, and must stay mapped until the stream has executed the
+    /// `at` must be aligned to 4 bytes and must stay mapped until the stream has executed the
     /// operation.
     ///
     /// # Errors
@@ -272,7 +277,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Creates an event. [`Driver::elapsed`] requires `timed` events.
+    /// Creates an event. `timed` must be true for events that are passed to [`Driver::elapsed`].
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -287,7 +292,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn destroy_event(&self, event: RawEvent) -> Result<()>;
 
-    /// Records an event after all work of a stream.
+    /// Records an event after all earlier work of a stream.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -319,7 +324,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn begin_capture(&self, stream: RawStream) -> Result<()>;
 
-    /// Ends a capture and returns its graph.
+    /// Ends the capture of a stream and returns the captured graph.
     ///
     /// # Errors
     /// `Error::Driver` if the capture is invalid.
@@ -331,15 +336,15 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
 
-    /// Attaches `data` to a graph. The driver calls `callback` once with `data`, after the graph,
-    /// all its clones and all their instances have been destroyed. The callback must not call the
+    /// Attaches `data` to a graph. After the graph, all its clones and all their instances have
+    /// been destroyed, the driver calls `callback` once with `data`. The callback must not call the
     /// driver.
     ///
     /// # Safety
     /// `callback` must be callable with `data` on any thread.
     ///
     /// # Errors
-    /// `Error::Driver`; then `callback` is never called.
+    /// `Error::Driver`. If the call fails, `callback` is never called.
     unsafe fn retain(&self, graph: RawGraph, callback: Callback, data: *mut c_void) -> Result<()>;
 
     /// Returns the number of nodes of a graph.
@@ -357,8 +362,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Launches a graph on a stream.
     ///
     /// # Safety
-    /// The requirements of every kernel and copy in the graph must be fulfilled until the replay
-    /// has finished.
+    /// The safety requirements of every kernel and copy in the graph must hold until the replay has
+    /// finished.
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -373,7 +378,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `Error::Driver`.
     unsafe fn destroy_graph(&self, graph: RawGraph) -> Result<()>;
 
-    /// Destroys an instantiated graph. A running launch is not affected.
+    /// Destroys an instantiated graph. A running replay is not affected.
     ///
     /// # Safety
     /// `exec` must come from `instantiate` and must not be used any more.
@@ -391,7 +396,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Exports a multicast object, for [`Driver::import_multicast`] in another process.
+    /// Exports a multicast object. Another process passes the handle to
+    /// [`Driver::import_multicast`].
     ///
     /// # Errors
     /// `Error::Driver`.
@@ -419,7 +425,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Err(self.no_multicast())
     }
 
-    /// Binds this device's memory to a multicast object at offset 0, and maps the object. Returns
+    /// Binds memory of this device to a multicast object at offset 0 and maps the object. Returns
     /// the address of the mapping.
     ///
     /// # Errors

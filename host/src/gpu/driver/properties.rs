@@ -21,16 +21,16 @@ pub struct Properties {
     pub max_threads: u32,
     /// Maximum bytes of shared memory per block.
     pub shared_bytes: u32,
-    /// CUDA version that the driver supports (13000 for 13.0), or version of the HIP runtime.
+    /// CUDA version that the driver supports (13000 for 13.0), or the version of the HIP runtime.
     pub version: u32,
     /// Set if memory can be exported as a file descriptor. Otherwise only IPC handles are
     /// available.
     pub descriptors: bool,
     /// Set if memory can be exported as a fabric handle (NVLink between hosts).
     pub fabric: bool,
-    /// The NVLink domain of the GPU, if GPUs of other hosts can access its memory. Ranks whose GPUs
-    /// are in the same domain can access each other's memory across hosts. `None` if `fabric` is
-    /// false.
+    /// The NVLink domain of the GPU, or `None` if GPUs of other hosts cannot access its memory.
+    /// Ranks whose GPUs are in the same domain can access each other's memory across hosts. Always
+    /// `None` if `fabric` is false.
     pub domain: Option<String>,
     /// Set if the GPU supports multicast objects (NVLink SHARP).
     pub multicast: bool,

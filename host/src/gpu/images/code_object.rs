@@ -43,7 +43,7 @@ pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
         .ok_or_else(|| "it is an ELF file, but no code object of an AMD GPU".to_owned())?;
     let metadata: Metadata = rmp_serde::from_slice(metadata)
         .map_err(|error| format!("its metadata cannot be understood: {error}"))?;
-    // An example of a target is `amdgcn-amd-amdhsa--gfx942:sramecc+`.
+    // The target has a form like `amdgcn-amd-amdhsa--gfx942:sramecc+`.
     let target = metadata.target.rsplit_once("--").map_or("", |(_, gpu)| gpu);
     let target = target.split(':').next().unwrap_or_default().to_owned();
     let kernels = metadata.kernels.into_iter().map(|kernel| Entry {
@@ -58,7 +58,7 @@ pub(super) fn parse(file: &[u8]) -> Result<(String, Vec<Entry>), String> {
     Ok((target, kernels.collect()))
 }
 
-/// Returns the metadata's bytes in a 64-bit little-endian ELF file.
+/// Returns the bytes of the metadata in a 64-bit little-endian ELF file.
 fn metadata(file: &[u8]) -> Option<&[u8]> {
     let is_64_bit_little = file.get(4..6)? == [2, 1];
     if !is_64_bit_little || half(file, 18)? != MACHINE_AMDGPU {

@@ -1,7 +1,8 @@
 //! The metadata of a cubin: its target, and the parameters of its kernels.
 //!
-//! NVIDIA does not document the format. The header flags are taken from `BinaryFormat/ELF.h` of
-//! LLVM. This parser was compared with the output of `ptxas` 12.8 and 13.5:
+//! NVIDIA does not document the format. The flags of the ELF header are taken from LLVM's
+//! `BinaryFormat/ELF.h`. This parser was checked against the output of `ptxas` 12.8 and 13.5. The
+//! encoding of the target depends on the ELF ABI version:
 //!
 //! | ELF ABI version | written by | architecture in `e_flags` | for this architecture only |
 //! |---|---|---|---|
@@ -20,15 +21,17 @@ const SECTION_SYMBOLS: u32 = 2;
 const SYMBOL_FUNCTION: u8 = 2;
 /// `STO_CUDA_ENTRY`.
 const OTHER_ENTRY: u8 = 0x10;
-/// An attribute whose value is longer than two bytes.
+/// Format of an attribute that states the length of its value. Attributes of other formats have
+/// four bytes.
 const FORMAT_LONG: u8 = 4;
-/// `EIATTR_KPARAM_INFO`: the size of the parameter is in 14 bits, starting at bit 18.
+/// `EIATTR_KPARAM_INFO`. Encodes the size of the parameter in 14 bits, starting at bit 18 of the
+/// third word.
 const ATTRIBUTE_PARAMETER: u8 = 0x17;
-/// The variant of `EIATTR_KPARAM_INFO` for kernels with more than 4 KiB of parameters. The size of
-/// the parameter has 16 bits.
+/// The variant of `EIATTR_KPARAM_INFO` for kernels with more than 4 KiB of parameters. Encodes the
+/// size of the parameter in 16 bits.
 const ATTRIBUTE_LARGE: u8 = 0x45;
 
-/// Returns whether an ELF file is for an NVIDIA GPU.
+/// Returns true if the file is an ELF file for an NVIDIA GPU.
 pub(super) fn is_cubin(file: &[u8]) -> bool {
     file.starts_with(b"\x7fELF") && half(file, 18) == Some(MACHINE_CUDA)
 }
@@ -62,7 +65,7 @@ fn target(file: &[u8]) -> Result<String, String> {
     Ok(format!("sm_{architecture}{}", if only { "a" } else { "" }))
 }
 
-/// A section's header.
+/// A section of the ELF file.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     name: usize,
@@ -79,7 +82,8 @@ fn section(file: &[u8], index: usize) -> Option<Section<'_>> {
     let kind = word(header, 4)?;
     let start = usize::try_from(long(header, 24)?).ok()?;
     let bytes = usize::try_from(long(header, 32)?).ok()?;
-    // A section of type 8 (NOBITS), such as shared memory, has no bytes in the file.
+    // A section of type 8 (`SHT_NOBITS`), such as shared memory, has a size but no bytes in the
+    // file.
     let bytes = if kind == 8 { 0 } else { bytes };
     Some(Section {
         name: word(header, 0)? as usize,
@@ -89,7 +93,7 @@ fn section(file: &[u8], index: usize) -> Option<Section<'_>> {
     })
 }
 
-/// Returns the string at `at` in a string table.
+/// Returns the string that starts at byte `at` of a string table.
 fn text(table: Section<'_>, at: usize) -> Option<&str> {
     let rest = table.bytes.get(at..)?;
     let end = rest.iter().position(|byte| *byte == 0)?;

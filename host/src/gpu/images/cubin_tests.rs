@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::*;
 
-/// Two kernels, and a function that is not a kernel.
+/// PTX with two kernels, `copy` and `empty`, and the function `helper`, which is not a kernel.
 const PTX: &str = ".version 8.0\n.target sm_80\n.address_size 64\n\
     .visible .func (.param .b32 r) helper(.param .b32 a)\n{\n.reg .b32 %x;\nld.param.b32 %x, [a];\n\
     st.param.b32 [r], %x;\nret;\n}\n\
@@ -40,8 +40,8 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
         symbols.extend([0x12, other]);
         symbols.extend([0; 18]);
     }
-    // Attributes that the parser must skip, before and after the parameters: one with a half-word
-    // value, one without a value, one with four bytes.
+    // Adds attributes that the parser must skip: before the parameters one with a half-word value
+    // and one with a four-byte value, after the parameters one without a value.
     let mut copy = vec![3, 0x1b, 0xff, 0, 4, 0x37, 4, 0, 0x87, 0, 0, 0];
     for (ordinal, field) in FIELDS.into_iter().enumerate().rev() {
         copy.extend(parameter(large, ordinal as u16, field));
@@ -77,8 +77,9 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
     file
 }
 
-/// ABI and flags of `ptxas` 12.8 and 13.5.
+/// OS ABI and ELF ABI version that `ptxas` 12.x writes for GPUs before Blackwell.
 const V7: (u8, u8) = (0x33, 7);
+/// OS ABI and ELF ABI version that `ptxas` 13 writes, and `ptxas` 12.8 for Blackwell.
 const V8: (u8, u8) = (0x41, 8);
 
 #[test]
@@ -200,8 +201,8 @@ fn damaged_cubins_do_no_harm() {
     assert!(detail(Image::new("narrow", narrow)).contains("64 bits"));
 }
 
-/// Parses the output of `ptxas`. The test is skipped if `FUSEWIRE_PTXAS` does not name an
-/// assembler, or fails in that case if `FUSEWIRE_REQUIRE=ptx` is set.
+/// Parses the output of the assembler that `FUSEWIRE_PTXAS` names. If the variable is not set, the
+/// test is skipped, or fails if `FUSEWIRE_REQUIRE` contains `ptx`.
 #[test]
 fn output_of_ptxas_is_parsed() {
     let Some(ptxas) = std::env::var_os("FUSEWIRE_PTXAS") else {
@@ -234,8 +235,8 @@ fn output_of_ptxas_is_parsed() {
                 .is_empty()
         );
     }
-    // Compares the parameters of the library's kernels in the cubin and in the PTX. Uses only small
-    // families, to save time.
+    // Compares the kernel parameters in cubins of the library's kernels with those in the PTX.
+    // Skips large families to save time.
     let mut compared = 0;
     for target in ["sm_80", "sm_90"] {
         let images = Images::in_folders(target, Vec::new());
@@ -263,7 +264,7 @@ fn output_of_ptxas_is_parsed() {
         }
     }
     assert!(compared > 0, "no family is small");
-    // A kernel with more parameter bytes than attribute 0x17 can describe.
+    // Parses a kernel whose first parameter is larger than attribute 0x17 can describe.
     let large = ".version 8.1\n.target sm_90\n.address_size 64\n\
         .visible .entry large(.param .align 8 .b8 a[20000], .param .u32 b)\n{\nret;\n}\n";
     let (from, to) = (folder.path().join("m.ptx"), folder.path().join("m.cubin"));
@@ -276,7 +277,7 @@ fn output_of_ptxas_is_parsed() {
 fn assemble(ptxas: &Path, text: &str, target: &str, from: &Path, to: &Path) {
     std::fs::write(from, text).expect("a file");
     let mut command = Command::new(ptxas);
-    // Optimisation is off to save time: only the metadata is read.
+    // Turns optimisation off to save time, because the test reads only the metadata.
     command
         .args(["-O0", "-arch", target, "-o"])
         .arg(to)

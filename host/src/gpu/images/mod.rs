@@ -1,9 +1,10 @@
-//! GPU images: the images of the library's own kernels, which are part of every build, and the
-//! images of user kernel crates.
+//! GPU images: the images of the library's own kernels, which the feature `images` embeds in the
+//! library, and the images of user kernel crates.
 //!
-//! On an NVIDIA GPU the driver compiles PTX. The PTX with the newest target that is not newer than
-//! the GPU is chosen. An AMD GPU needs a code object for exactly its architecture. User kernels can
-//! also be cubins, which the driver does not have to compile.
+//! Images for NVIDIA GPUs are usually PTX, which the driver compiles. PTX runs on its target and on
+//! all later GPUs, so the PTX with the newest target that the GPU can run is chosen. Images for AMD
+//! GPUs are code objects, which run only on their target architecture. User kernels for NVIDIA GPUs
+//! can also be cubins, which the driver does not have to compile.
 //!
 //! # User kernels
 //! `fusewire-build build --crate FOLDER --out OUT` writes `NAME.TARGET.ptx` and `NAME.TARGET.co`,
@@ -12,20 +13,20 @@
 //!
 //! 1. in the folders that `FUSEWIRE_IMAGES` lists, separated as in `PATH`;
 //! 2. in the program's folder, and in `images` next to the program;
-//! 3. in `fusewire-gpu/out/NAME` of cargo's target folder, if the program is in one: the default
-//!    output of `fusewire-build build`.
+//! 3. in `fusewire-gpu/out/NAME` in cargo's target folder, if the program is in a target folder.
+//!    `fusewire-build build` writes to this folder by default.
 //!
 //! The search stops at the first folder with an image for the device. In that folder, a cubin that
-//! the GPU can run is preferred to PTX. The GPU can run a cubin for its own major version and the
-//! same or an older minor version. An architecture-specific cubin (`sm_90a`) requires a GPU of
-//! exactly that version. [`Images::from_path`] reads a given file. Files with the additional suffix
-//! `.lzma` are decompressed.
+//! the GPU can run is preferred to PTX. A GPU can run a cubin if the major version of the target is
+//! that of the GPU and the minor version is not newer. An architecture-specific cubin (`sm_90a`)
+//! requires a GPU of exactly that version. Files with the additional suffix `.lzma` are
+//! decompressed. [`Images::from_path`] reads one file without a search.
 //!
 //! # Replacing the library's images
 //! If the environment variable [`LIBRARY_IMAGES`] names a folder, images in that folder
-//! (`all_reduce.sm_90.ptx`) replace the library's images of the same kernel families. This makes it
-//! possible to measure changed kernels without rebuilding the program. Loading compares the kernel
-//! parameters in these images with those of the program.
+//! (`all_reduce.sm_90.ptx`) replace the library's images of the same kernel families. Modified
+//! kernels can thus be measured without rebuilding the program. When an image is loaded, its kernel
+//! parameters are compared with those of the program.
 
 mod code_object;
 mod cubin;
@@ -44,7 +45,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// The environment variable that names a folder whose images replace the library's own.
+/// The environment variable that names a folder whose images replace the library's own images.
 pub const LIBRARY_IMAGES: &str = "FUSEWIRE_LIBRARY_IMAGES";
 
 /// Maximum size in bytes of an image file.
@@ -53,13 +54,13 @@ const MOST_BYTES: u64 = 256 << 20;
 /// An image that a driver can load: kernels for one architecture.
 #[derive(Clone)]
 pub struct Image {
-    /// The kernel family of the library, or the name of the user crate.
+    /// A kernel family of the library, or the name of a user crate.
     pub name: String,
     /// Target architecture: `sm_90`, `gfx942`.
     pub target: String,
     /// PTX with its terminating zero byte, a cubin, or a code object.
     pub bytes: Vec<u8>,
-    /// Kernels in the image.
+    /// The kernels in the image.
     pub entries: Vec<Entry>,
 }
 
@@ -68,7 +69,7 @@ pub struct Image {
 pub struct Entry {
     /// Exported symbol.
     pub name: String,
-    /// Offset and size in bytes of each parameter, in order, from the image's metadata.
+    /// Offset and size in bytes of each parameter, in order.
     pub parameters: Vec<(usize, usize)>,
 }
 
@@ -128,8 +129,8 @@ impl Image {
         })
     }
 
-    /// Returns the hash of the sources that PTX was built from, if it records one (`fusewire-build
-    /// build --multi-rank-grid`).
+    /// Returns the hash of the sources that this image was built from, or `None` if the image has
+    /// no such hash. `fusewire-build build --multi-rank-grid` adds a comment with the hash to PTX.
     pub(super) fn sources(&self) -> Option<&str> {
         const MARK: &str = "\n// fusewire sources ";
         let text = core::str::from_utf8(&self.bytes).ok()?;
@@ -151,29 +152,31 @@ impl Image {
     }
 }
 
-/// The kind of an image, which determines how its target is matched with a device.
+/// The kind of an image. The rules for the targets that a device can run depend on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     /// Machine code for an NVIDIA GPU.
     Cubin,
-    /// PTX or a code object. The target determines which of the two.
+    /// PTX or a code object. The name of the target distinguishes the two (`sm_` or `gfx`).
     Other,
 }
 
-/// The sources of images for one device.
+/// Image lookup for one device, in the library and in folders.
 #[derive(Clone, Debug)]
 pub struct Images {
     architecture: String,
     folders: Vec<PathBuf>,
-    /// Output folders of `fusewire-build` in cargo target folders that may contain the program.
+    /// Possible output folders of `fusewire-build`: one in each folder above the program that may
+    /// be cargo's target folder.
     around: Vec<PathBuf>,
-    /// The folder whose images replace the library's own.
+    /// The folder whose images replace the library's own images.
     library: Option<PathBuf>,
 }
 
 impl Images {
-    /// Returns the sources of images for a device of `architecture` (see
-    /// [`Properties::architecture`](super::driver::Properties::architecture)).
+    /// Creates the image lookup for a device of `architecture` (see
+    /// [`Properties::architecture`](super::driver::Properties::architecture)). Reads the
+    /// environment variables.
     pub fn new(architecture: &str) -> Self {
         let listed = std::env::var_os("FUSEWIRE_IMAGES").unwrap_or_default();
         let mut folders: Vec<PathBuf> = std::env::split_paths(&listed)
@@ -187,8 +190,9 @@ impl Images {
         {
             folders.push(program_folder.to_owned());
             folders.push(program_folder.join("images"));
-            // The program is in target/release, target/release/examples or
-            // target/TRIPLE/release/deps, for example.
+            // Cargo places programs in target/release, target/release/examples or
+            // target/TRIPLE/release/deps, so one of the three folders above the program's folder is
+            // the target folder.
             let outer = program_folder.ancestors().skip(1).take(3);
             around.extend(outer.map(|folder| folder.join("fusewire-gpu/out")));
         }
@@ -200,7 +204,8 @@ impl Images {
         }
     }
 
-    /// Returns the sources of images for a device of `architecture`, restricted to these folders.
+    /// Creates the image lookup for a device of `architecture`. User images are searched for only
+    /// in `folders`.
     pub fn in_folders(architecture: &str, folders: Vec<PathBuf>) -> Self {
         Self {
             architecture: architecture.to_owned(),
@@ -224,8 +229,8 @@ impl Images {
         library::families(&self.architecture)
     }
 
-    /// Returns the image of a kernel family of the library. An image in the folder of
-    /// [`LIBRARY_IMAGES`] has priority.
+    /// Returns the image of a kernel family of the library. An image in the folder that
+    /// [`LIBRARY_IMAGES`] names has priority.
     ///
     /// # Errors
     /// `Error::Image` if the library has no such image for the device, or if the image is damaged.
@@ -253,9 +258,9 @@ impl Images {
     /// crate's name may be written with `-` or `_`.
     ///
     /// # Errors
-    /// `Error::Image`. If no image was found, the error lists the searched paths and the images for
-    /// other devices in these paths. If an image was found but is invalid, the error describes the
-    /// defect.
+    /// `Error::Image`. If no image was found, the error lists the searched folders and the images
+    /// for other devices in these folders. If an image was found but is invalid, the error
+    /// describes the defect.
     pub fn find(&self, name: &str) -> Result<Image> {
         let command = format!(
             "`fusewire-build build --crate FOLDER --target {} --out FOLDER`",
@@ -264,8 +269,8 @@ impl Images {
         self.find_made_by(name, &command)
     }
 
-    /// Finds an image like [`Images::find`]. The error names `command` as the command that builds
-    /// it.
+    /// Finds an image like [`Images::find`]. If no image is found, the error names `command` as the
+    /// command that builds the image.
     pub(super) fn find_made_by(&self, name: &str, command: &str) -> Result<Image> {
         let mut folders = self.folders.clone();
         for outer in &self.around {
@@ -304,7 +309,8 @@ impl Images {
     /// Reads the image in a file.
     ///
     /// # Errors
-    /// `Error::Image` if the file cannot be read, is not an image, or is for other devices.
+    /// `Error::Image` if the file cannot be read, is not an image, or is an image for other
+    /// devices.
     pub fn from_path(&self, path: &Path) -> Result<Image> {
         let shown = path.display().to_string();
         let wrong = |detail: String| Error::Image {
@@ -344,7 +350,7 @@ impl Images {
     }
 }
 
-/// A file whose name is that of an image.
+/// A file that has the name of an image, such as `NAME.TARGET.ptx`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     target: String,
@@ -352,7 +358,7 @@ struct Candidate {
     path: PathBuf,
 }
 
-/// Returns the image files in `folder` for kernel family or crate `name`.
+/// Returns the image files in `folder` for the kernel family or user crate `name`.
 fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
     let wanted = name.replace('-', "_");
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -379,7 +385,8 @@ fn candidates(folder: &Path, name: &str) -> Vec<Candidate> {
 /// File name extension of a compressed image.
 const PACKED: &str = "lzma";
 
-/// Returns the candidate that runs best on a device of `architecture`.
+/// Returns the best candidate that a device of `architecture` can run: a cubin if possible, then
+/// the newest target.
 fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Path> {
     let of = |kind| {
         candidates
@@ -388,8 +395,8 @@ fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Pat
     };
     let cubin = of(Kind::Cubin)
         .filter(|candidate| runs_cubin(architecture, &candidate.target))
-        // If the versions are equal, the longer target wins: an architecture-specific cubin is
-        // preferred.
+        // If the versions are equal, the longer target name wins, so `sm_90a` is preferred to
+        // `sm_90`.
         .max_by_key(|candidate| (number(&candidate.target), candidate.target.len()));
     let other = || {
         let best = best(architecture, of(Kind::Other).map(|it| it.target.as_str()))?;
@@ -400,8 +407,8 @@ fn chosen<'a>(architecture: &str, candidates: &'a [Candidate]) -> Option<&'a Pat
         .map(|candidate| candidate.path.as_path())
 }
 
-/// Splits `NAME.TARGET.ptx`, `NAME.TARGET.cubin` or `NAME.TARGET.co`, compressed or not, into name
-/// and target.
+/// Splits `NAME.TARGET.ptx`, `NAME.TARGET.cubin` or `NAME.TARGET.co` into name and target. Ignores
+/// the suffix of a compressed file.
 fn split(file: &str) -> Option<(&str, &str)> {
     let file = file
         .strip_suffix(PACKED)
@@ -414,7 +421,7 @@ fn split(file: &str) -> Option<(&str, &str)> {
     stem.rsplit_once('.')
 }
 
-/// Returns the target that runs best on a device of `architecture`.
+/// Returns the best PTX or code object target in `targets` that a device of `architecture` can run.
 fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // Ignores feature flags, as in `gfx942:sramecc+:xnack-`.
     let architecture = architecture.split(':').next().unwrap_or_default();
@@ -440,14 +447,15 @@ fn runs_cubin(architecture: &str, target: &str) -> bool {
     made_for == device || (!only && made_for / 10 == device / 10 && made_for < device)
 }
 
-/// Parses the version of `sm_90` or `sm_90a` (90).
+/// Parses a target such as `sm_90` or `sm_90a` and returns its version, here 90.
 fn number(target: &str) -> Option<u32> {
     let plain = target.strip_suffix(['a', 'f']).unwrap_or(target);
     compute(plain)
 }
 
-/// Parses the version of `sm_90` (90). Returns `None` for an architecture-specific target such as
-/// `sm_90a`. PTX for such a target does not run on later GPUs, so it is not used.
+/// Parses a target such as `sm_90` and returns its version, here 90. Returns `None` for an
+/// architecture-specific target such as `sm_90a`. Such a target is not used for PTX, because its
+/// PTX does not run on later GPUs.
 fn compute(target: &str) -> Option<u32> {
     target.strip_prefix("sm_")?.parse().ok()
 }

@@ -26,8 +26,8 @@ pub(super) fn parse(text: &str) -> Result<(String, Vec<Entry>), String> {
     Ok((target.to_owned(), entries))
 }
 
-/// Computes the offsets of parameters like a C compiler: each offset is the next multiple of the
-/// parameter's alignment.
+/// Parses a parameter list. Computes the offsets like a C compiler: each parameter starts at the
+/// next multiple of its alignment. Returns the text of the first invalid parameter as the error.
 fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
     let mut out = Vec::new();
     let mut end = 0usize;
@@ -37,8 +37,8 @@ fn parameters(list: &str) -> Result<Vec<(usize, usize)>, &str> {
         .filter(|part| !part.is_empty())
     {
         let (mut size, mut align) = (None, None);
-        // Attributes after `.ptr` describe the memory that the pointer refers to, not the
-        // parameter.
+        // Attributes after `.ptr` describe the memory that the pointer refers to, not the parameter
+        // itself.
         let mut of_target = false;
         let mut words = parameter.split_whitespace();
         while let Some(word) = words.next() {

@@ -1,4 +1,4 @@
-//! Tests of the library's own images and of the search for user images.
+//! Tests of the library's images and of the search for user images.
 
 use std::path::Path;
 
@@ -18,8 +18,8 @@ fn detail(result: Result<Image>) -> String {
 }
 
 /// Checks that every image is intact and that its metadata agrees with the manifest. Also checks
-/// that the images of each target contain all kernels of the program, with the parameter offsets of
-/// the program.
+/// that the images of each target contain every kernel of the program, and that each kernel has the
+/// same parameter offsets and sizes in the image and in the program.
 #[test]
 fn carried_images_are_whole_and_fit_the_program() {
     let mut bytes = 0;
@@ -158,7 +158,8 @@ fn users_images_are_found_in_the_order_of_the_folders() {
     assert_eq!(image.entries.len(), 1);
     assert_eq!(image.entry("argmax").unwrap().parameters, [(0, 8), (8, 4)]);
 
-    // An image in an earlier folder is preferred, even if its target is older.
+    // An image in an earlier folder is preferred to an image in a later folder, even if its target
+    // is older.
     put(
         &second,
         "my-argmax.sm_90.ptx",

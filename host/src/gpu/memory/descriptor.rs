@@ -23,14 +23,13 @@ pub(crate) struct MemoryDescriptor {
     pub(super) wire: Wire,
 }
 
-/// Returns a random number, drawn once per process. Together with the process id it identifies this
-/// process across hosts and containers.
+/// Returns a random number, which is generated once per process. The number and the process id
+/// together identify this process across hosts and containers.
 pub(super) fn own_process() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
         let mut bytes = [0; 8];
-        // Falls back to the start time of the process if the system has no source of random
-        // numbers.
+        // If the system provides no random numbers, uses the start time of the process instead.
         match getrandom::fill(&mut bytes) {
             Ok(()) => u64::from_le_bytes(bytes),
             Err(_) => crate::process::start_time(process::id()).unwrap_or_default(),

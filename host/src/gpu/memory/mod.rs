@@ -19,17 +19,19 @@ use super::share::PublishedDescriptor;
 use super::stream;
 use crate::{Error, Result};
 
-/// Device memory. It is freed when the last `Arc<Memory>` is dropped.
+/// Device memory. Dropping the value frees the memory, unless the memory is foreign or was exported
+/// by IPC.
 pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
     bytes: u64,
-    /// Identity of the allocation within this process.
+    /// Key of this value in the table of [`pieces`], or 0 for a part of `_whole`, which is not in
+    /// the table.
     id: u64,
-    /// True if this `Memory` does not free the memory, because it was adopted or is a part of
-    /// `_whole`.
+    /// True if dropping this value does not free the memory, because the memory was adopted or is a
+    /// part of `_whole`.
     foreign: bool,
-    /// The mapping that contains this memory.
+    /// The mapping that contains this memory, if this memory is only a part of a mapping.
     _whole: Option<Arc<Self>>,
     published: Mutex<Option<(Wire, Option<PublishedDescriptor>)>>,
 }
@@ -45,7 +47,7 @@ impl fmt::Debug for Memory {
 
 type Pieces = HashMap<u64, Weak<Memory>>;
 
-/// Returns the table of the registered memory of this process, by identity. Ranks that are threads
+/// Returns the table of the memory of this process, keyed by `Memory::id`. Ranks that are threads
 /// of the same process find each other's memory in this table and need no second mapping.
 fn pieces() -> MutexGuard<'static, Pieces> {
     static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
@@ -63,7 +65,7 @@ impl Memory {
         Ok(Self::register(gpu, raw, bytes, false))
     }
 
-    /// Wraps memory that was allocated elsewhere and outlives the returned value.
+    /// Wraps memory that other code allocated. The memory must outlive the returned value.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, address: u64, bytes: u64) -> Arc<Self> {
         let raw = RawMemory {
             address,
@@ -89,7 +91,7 @@ impl Memory {
         memory
     }
 
-    /// Maps the memory that `descriptor` of `rank` describes.
+    /// Maps the memory that `descriptor` describes. `rank` is the rank that sent the descriptor.
     pub(crate) fn open(
         gpu: &Arc<Gpu>,
         descriptor: &MemoryDescriptor,
@@ -100,8 +102,9 @@ impl Memory {
             let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
             let piece =
                 piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
-            // Memory from the virtual memory API is mapped only for the GPU that owns it. Another
-            // GPU needs its own mapping.
+            // Memory from the virtual memory API is mapped only for the GPU that owns the memory.
+            // Another GPU needs a separate mapping. An IPC handle cannot be opened in the process
+            // that created it, so the owner's address is used.
             if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
                 return Ok(piece);
             }
@@ -121,8 +124,8 @@ impl Memory {
         if offset == 0 {
             return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
         }
-        // An IPC handle maps the whole allocation. The returned `Memory` is a part of it and keeps
-        // the mapping of the whole allocation alive.
+        // An IPC handle maps the whole allocation. The returned `Memory` is a part of this mapping
+        // and keeps the mapping alive.
         let whole = Self::register(gpu, raw, descriptor.mapped, false);
         Ok(Arc::new(Self {
             gpu: Arc::clone(gpu),
@@ -135,7 +138,7 @@ impl Memory {
         }))
     }
 
-    /// Returns the descriptor with which a peer can [`Memory::open`] this memory.
+    /// Returns the descriptor that a peer passes to [`Memory::open`] to map this memory.
     pub(crate) fn descriptor(&self) -> Result<MemoryDescriptor> {
         let mut published = self
             .published
@@ -190,7 +193,8 @@ impl Memory {
         self.raw.address
     }
 
-    /// Returns the allocation if this process created it and it can be bound to a multicast object.
+    /// Returns the allocation if this process allocated it with the virtual memory API. Only such
+    /// an allocation can be bound to a multicast object.
     pub(crate) fn whole(&self) -> Option<RawMemory> {
         (self.raw.origin == Origin::Virtual && !self.foreign).then_some(self.raw)
     }
@@ -203,7 +207,7 @@ impl Memory {
         &self.gpu
     }
 
-    /// Copies `bytes` to byte `offset`, concurrently with other work on the device.
+    /// Copies `bytes` to this memory at byte `offset`, concurrently with other work on the device.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         // SAFETY: `check` has established that the range lies in the mapped memory. A race with a
@@ -212,7 +216,7 @@ impl Memory {
         unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
     }
 
-    /// Copies bytes from byte `offset`, concurrently with other work on the device.
+    /// Fills `bytes` from this memory at byte `offset`, concurrently with other work on the device.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         // SAFETY: `check` has established that the range lies in the mapped memory. The target is a
@@ -252,8 +256,9 @@ impl Drop for Memory {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if self.raw.origin == Origin::Whole && matches!(published, Some((Wire::Ipc(..), _))) {
-            // Freeing memory that another process has mapped by IPC is undefined behaviour, and the
-            // other process does not report when it unmaps the memory.
+            // Freeing memory that another process has mapped by IPC is undefined behaviour. This
+            // process cannot detect whether the other process has unmapped the memory, so the
+            // memory is leaked.
             tracing::warn!(
                 bytes = self.raw.bytes,
                 "device memory that was shared by IPC stays allocated until the process ends"
@@ -270,7 +275,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory without users. Dropping it passes the memory to [`Gpu::free`].
+/// Memory that is not used any more. Dropping this value passes the memory to [`Gpu::free`].
 struct UnusedMemory {
     gpu: Arc<Gpu>,
     raw: RawMemory,

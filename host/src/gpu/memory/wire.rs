@@ -1,4 +1,4 @@
-//! Exported memory handles in the form in which processes exchange them.
+//! The encoding in which processes exchange exported memory handles.
 
 use core::time::Duration;
 use std::os::fd::AsFd;
@@ -7,10 +7,10 @@ use crate::gpu::driver::{Driver, Export, HANDLE_BYTES, Import, RawMulticast};
 use crate::gpu::share::{self, PublishedDescriptor, Token};
 use crate::{Error, Result};
 
-/// Time limit for the transfer of a descriptor from another process.
+/// Time limit for fetching a file descriptor from another process.
 const FETCH: Duration = Duration::from_secs(10);
 
-/// A handle in the form in which it is published to another process.
+/// An exported memory handle that can be sent to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wire {
     Descriptor(Token),
@@ -19,8 +19,9 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    /// Publishes an exported handle. A file descriptor can be fetched until the returned
-    /// [`PublishedDescriptor`] is dropped.
+    /// Publishes an exported handle. Peers can fetch a file descriptor until the returned
+    /// [`PublishedDescriptor`] is dropped. Other handles need no server and are copied into the
+    /// result.
     pub(super) fn offer(export: Export) -> Result<(Self, Option<PublishedDescriptor>)> {
         Ok(match export {
             Export::Descriptor(fd) => {

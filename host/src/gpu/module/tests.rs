@@ -1,4 +1,4 @@
-//! Tests of modules with a fake driver that parses images like a real driver library.
+//! Tests of module loading with a fake driver that parses images, as a driver library does.
 
 use core::ffi::{CStr, c_void};
 use std::collections::BTreeMap;
@@ -13,11 +13,12 @@ use crate::gpu::driver::{
 };
 use crate::gpu::images::Entry;
 
-/// A fake driver that loads images. All other methods are unused by the tests.
+/// A fake driver that loads images. Every method that module loading must not call panics.
 #[derive(Debug)]
 struct Fake {
     properties: Properties,
-    /// Set if the driver reports parameters.
+    /// True if [`Driver::parameters`] returns the parameters from the image, false if it returns
+    /// `None`.
     reports: bool,
     local_bytes: u32,
     modules: Mutex<Vec<Image>>,
@@ -90,7 +91,7 @@ impl Driver for Fake {
                 detail: "PTX without its zero byte".to_owned(),
             });
         }
-        // Parses the bytes again, because a driver gets only the bytes of the image.
+        // Parses the bytes again, because a driver receives only the bytes of an image.
         let image = Image::new("loaded", image.to_vec())?;
         let mut modules = self.modules.lock().unwrap();
         modules.push(image);
@@ -199,8 +200,8 @@ fn detail(result: Result<Module>) -> String {
     }
 }
 
-/// Loads a module twice: with parameters from the driver, and with parameters from the metadata of
-/// the image.
+/// Loads all library images with two drivers for each architecture: one that reports kernel
+/// parameters, and one that does not, for which the parameters in the image's metadata are used.
 #[test]
 fn a_library_loads_whole_on_every_architecture() {
     for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
@@ -239,7 +240,8 @@ fn an_older_gpu_is_refused_with_a_list_of_images() {
     assert!(error.unwrap_err().to_string().contains("there are gfx90a"));
 }
 
-/// Checks that the message for one wrong number names the kernel, the parameter and both offsets.
+/// Changes one parameter in an image. Checks that the error names the kernel and the parameter and
+/// contains the values of program and image.
 #[test]
 fn a_shifted_or_resized_parameter_is_refused() {
     let driver = Fake::new("sm_90", false);
@@ -290,7 +292,8 @@ fn a_shifted_or_resized_parameter_is_refused() {
     );
 }
 
-/// Checks that the driver's parameters take precedence over the manifest's.
+/// Checks that the parameters that the driver reports take precedence over the parameters in the
+/// manifest.
 #[test]
 fn the_images_own_metadata_counts_first() {
     let driver = Fake::new("gfx942", true);
@@ -327,7 +330,7 @@ fn ptx_without_its_zero_byte_is_the_drivers_error() {
     assert!(matches!(error, Error::Driver { .. }), "{error}");
 }
 
-/// Checks that spills are reported but are not an error.
+/// Checks that a kernel with local memory loads without an error.
 #[test]
 fn local_memory_is_no_error() {
     let mut driver = Fake::new("sm_90", true);

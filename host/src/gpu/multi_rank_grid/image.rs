@@ -32,9 +32,9 @@ struct GridForm {
 }
 
 impl GridImage {
-    /// Finds and loads the image and looks up the grid forms of `kernels`. All kernels are looked
-    /// up in advance, because loading a kernel later could block on a running kernel that waits for
-    /// its launch.
+    /// Finds and loads the image and looks up the grid forms of `kernels`. All grid forms are
+    /// looked up in advance, because a later lookup could block until a running kernel completes,
+    /// and that kernel may wait for a launch that needs the lookup.
     pub(crate) fn load(driver: &dyn Driver, kernels: &[&'static KernelInfo]) -> Result<Self> {
         let architecture = driver.properties().architecture.clone();
         let command = format!("`{COMMAND} {architecture} --out FOLDER`");
@@ -43,7 +43,7 @@ impl GridImage {
         if let Some(found) = image.sources()
             && found != images.sources()?
         {
-            // The grid forms of all kernels have the same parameters, so a comparison of parameters
+            // The grid forms of all kernels have the same parameters, so comparing parameters
             // cannot detect an image of another version. The hashes of the sources are compared
             // instead.
             return Err(other_version(
@@ -69,8 +69,8 @@ impl GridImage {
         self.forms.len()
     }
 
-    /// Fails if the blocks of all ranks do not fit on the GPU at once, for at least one of the
-    /// kernels.
+    /// Fails if, for any kernel of the image, the blocks of all ranks do not fit on the GPU at
+    /// once.
     pub(crate) fn check_resident(
         &self,
         gpu: &Gpu,
@@ -112,7 +112,7 @@ fn other_version(image: &Image, detail: &str) -> Error {
     }
 }
 
-/// Looks up a grid form and checks the number and sizes of its arguments.
+/// Looks up the grid form of a kernel and checks the offsets and sizes of its arguments.
 fn form(
     driver: &dyn Driver,
     image: &Image,

@@ -1,4 +1,4 @@
-//! The launch of a grid after all ranks have called `launch`.
+//! Launches a grid after all ranks have called [`MultiRankGrid::launch`].
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -17,13 +17,13 @@ use crate::{Error, Result};
 struct PreparedLaunch {
     function: RawFunction,
     shape: LaunchShape,
-    /// The parameter structs of all ranks, for the table on the device.
+    /// The parameter structs of all ranks, to be written to the table on the device.
     table: Vec<u8>,
     blocks_per_rank: u32,
 }
 
 impl MultiRankGrid {
-    /// Launches one grid for all pending launches and sets the outcome of the launches.
+    /// Launches one grid for the pending launches of all ranks and sets their outcome.
     pub(super) fn launch_grid(&self, state: &mut State) {
         let launches: Vec<RankLaunch> =
             state.launches.iter_mut().filter_map(Option::take).collect();
@@ -33,12 +33,12 @@ impl MultiRankGrid {
         };
         match self.enqueue(state, &launches, &prepared) {
             Ok(()) => state.finish(Ok(())),
-            // Part of the work may already be enqueued, so later launches would be out of step.
+            // Part of the work may already be enqueued, so the `MultiRankGrid` cannot continue.
             Err(error) => state.fail(&error),
         }
     }
 
-    /// Makes all checks that can fail, before any work is enqueued.
+    /// Checks the launch and prepares its arguments. Enqueues no work.
     fn prepare(&self, state: &mut State, launches: &[RankLaunch]) -> Result<PreparedLaunch> {
         let Some(first) = launches.first() else {
             return Err(invalid("no rank has launched".to_owned()));
@@ -63,7 +63,7 @@ impl MultiRankGrid {
         })
     }
 
-    /// Looks up the grid form of a kernel and checks its arguments.
+    /// Looks up the grid form of a kernel and checks the offsets and sizes of its arguments.
     fn function(&self, state: &mut State, kernel: &str) -> Result<RawFunction> {
         if let Some(function) = state.functions.get(kernel) {
             return Ok(*function);
@@ -130,9 +130,9 @@ impl MultiRankGrid {
         self.wait_complete(ended)?;
         let slot_bytes = u64::from(self.options.size) * SLOT_BYTES;
         let mut address = self.table.address + slot as u64 * slot_bytes;
-        // SAFETY: the slot lies in the table, because `slot < slots` and the structs of all ranks
-        // take at most `size * SLOT_BYTES` bytes. The previous grid that read this slot is complete
-        // (`wait_complete` above).
+        // SAFETY: the slot lies in the table, because `slot` is less than the number of slots, and
+        // the structs of all ranks take at most `size * SLOT_BYTES` bytes. The previous grid that
+        // read this slot is complete (`wait_complete` above).
         unsafe { self.driver.write(address, &prepared.table) }?;
         for (launch, &event) in launches.iter().zip(&state.before) {
             self.driver.record_event(event, launch.stream)?;
@@ -143,9 +143,9 @@ impl MultiRankGrid {
             (&raw mut address).cast::<c_void>(),
             (&raw mut blocks_per_rank).cast::<c_void>(),
         ];
-        // SAFETY: `function` compared the arguments with the metadata of the image. The table
-        // contains one parameter struct per rank. Each rank's caller guarantees that the struct of
-        // its rank fulfils the requirements of the kernel.
+        // SAFETY: the method `function` has checked that the grid form takes these arguments. The
+        // table contains one parameter struct per rank, and each caller of `launch` guarantees that
+        // the struct of its rank fulfils the requirements of the kernel.
         unsafe {
             self.driver.launch(
                 prepared.function,
@@ -161,7 +161,7 @@ impl MultiRankGrid {
         Ok(())
     }
 
-    /// Blocks until `event`, which was recorded after a grid, is complete.
+    /// Blocks until the grid before `event` is complete.
     fn wait_complete(&self, event: RawEvent) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         while !self.driver.query_event(event)? {

@@ -1,11 +1,11 @@
-//! Multi-rank grids: one kernel launch for all ranks that share a GPU. Used by tests with more
-//! ranks than GPUs.
+//! Multi-rank grids: one kernel launch for all ranks that share a GPU. Tests with more ranks than
+//! GPUs use multi-rank grids.
 //!
 //! The ranks are threads of one process. Their kernels wait for each other, so the blocks of all
-//! ranks must be resident at the same time. Separate launches do not guarantee that. A
-//! [`MultiRankGrid`] collects the launches of all ranks and launches the grid form of the kernel
-//! ([`fusewire_device::multi_rank_grid`]) once, with the blocks of all ranks. If the blocks fit on
-//! the GPU, they are all resident. If they do not fit, the launch returns an error instead of
+//! ranks must be resident at the same time. Separate launches do not guarantee residency. A
+//! [`MultiRankGrid`] therefore collects the launches of all ranks and launches the grid form of the
+//! kernel ([`fusewire_device::multi_rank_grid`]) once, with the blocks of all ranks. If all blocks
+//! fit on the GPU at once, they are all resident. Otherwise the launch returns an error instead of
 //! hanging.
 
 mod image;
@@ -34,10 +34,11 @@ use crate::{Error, Result};
 pub struct MultiRankGridOptions {
     /// Number of ranks.
     pub size: u32,
-    /// Maximum time that a rank waits for the other ranks to launch the same kernel.
+    /// Maximum time that a rank waits for the other ranks to launch the same kernel. Also limits
+    /// the wait for a free slot.
     pub timeout: Duration,
-    /// Maximum number of enqueued grids. A further launch waits until the oldest grid is complete.
-    /// Each slot has its own part of the parameter table.
+    /// Maximum number of grids in flight. If all slots are in use, the next launch waits until the
+    /// oldest grid is complete. Each slot is a separate part of the parameter table.
     pub slots: u32,
 }
 
@@ -55,21 +56,22 @@ impl MultiRankGridOptions {
 /// Combines the launches of all ranks of a process on one GPU into one grid.
 ///
 /// All ranks must launch the same kernels in the same order, and each rank must use a separate
-/// thread. If a rank does not launch in time, or if the launches of the ranks differ, the
-/// [`MultiRankGrid`] is broken: the current launch and all later launches return the same error on
-/// every rank. If a check fails before any work is enqueued (unknown kernel, too many blocks), the
-/// launch returns the same error on every rank, and the [`MultiRankGrid`] remains usable.
+/// thread. If a rank does not launch in time, if the launches of the ranks differ, or if a driver
+/// call fails while the grid is enqueued, the [`MultiRankGrid`] is broken: the current launch and
+/// all later launches return the same error on every rank. If a check fails before any work is
+/// enqueued (unknown kernel, too many blocks), the launch returns the same error on every rank, and
+/// the [`MultiRankGrid`] remains usable.
 #[derive(Debug)]
 pub struct MultiRankGrid {
     driver: Arc<dyn Driver>,
-    /// The GPU that frees the table, if `on` created this value. The GPU defers freeing until no
-    /// operation is in flight.
+    /// The GPU that frees the table, if [`MultiRankGrid::on`] created this value. A shared GPU
+    /// defers freeing until no operation is in flight.
     gpu: Option<Arc<Gpu>>,
     module: RawModule,
     options: MultiRankGridOptions,
     /// The stream on which all grids run, in order.
     stream: RawStream,
-    /// The table of parameter structs: one struct per rank and slot.
+    /// Device memory for the parameter structs, one struct per rank and slot.
     table: RawMemory,
     state: Mutex<State>,
     changed: Condvar,
@@ -79,12 +81,12 @@ pub struct MultiRankGrid {
 const SLOT_BYTES: u64 = MAX_PARAM_BYTES as u64;
 
 impl MultiRankGrid {
-    /// Creates a grid that launches kernels of `module`. The image must have been built with
-    /// `fusewire-build build --multi-rank-grid`, and `driver` must have loaded it. Allocates device
-    /// memory for the parameters, a stream and events.
+    /// Creates a [`MultiRankGrid`] that launches kernels of `module`. The image must have been
+    /// built with `fusewire-build build --multi-rank-grid`, and `driver` must have loaded the image
+    /// as `module`. Allocates device memory for the parameters, and creates a stream and events.
     ///
     /// # Safety
-    /// The module must stay loaded until the grid is dropped.
+    /// The module must stay loaded until the [`MultiRankGrid`] is dropped.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the number of ranks or slots is 0; [`Error::Driver`].
@@ -102,7 +104,7 @@ impl MultiRankGrid {
         let bytes = u64::from(options.slots) * u64::from(options.size) * SLOT_BYTES;
         let table = driver.allocate(bytes, MemoryKind::Private)?;
         let stream = driver.create_stream();
-        // If a call below fails, dropping `grid` releases the resources that were created before.
+        // If a later step fails, dropping `grid` releases the resources that exist by then.
         let mut grid = Self {
             gpu: None,
             module,
@@ -132,9 +134,10 @@ impl MultiRankGrid {
         Ok(grid)
     }
 
-    /// Creates a grid on a GPU of this process. The GPU frees the table when no operation is in
-    /// flight, because another rank's kernel may wait for a launch by the thread that drops the
-    /// grid. `module` must be the module of a [`GridImage`].
+    /// Creates a [`MultiRankGrid`] on a GPU of this process. `module` must be the module of a
+    /// [`GridImage`]. Dropping the value passes the parameter table to [`Gpu::free`] instead of
+    /// freeing it immediately, because freeing may wait for the device, and the kernel of another
+    /// rank may be waiting for a launch by the thread that drops the value.
     pub(crate) fn on(
         gpu: &Arc<Gpu>,
         module: RawModule,
@@ -152,35 +155,36 @@ impl MultiRankGrid {
         self.options.size
     }
 
-    /// Returns the error that broke the grid, if it is broken.
+    /// Returns the error that broke the [`MultiRankGrid`], or `None` if it is not broken.
     pub fn failure(&self) -> Option<Error> {
         self.lock().broken.clone()
     }
 
-    /// Breaks the grid. Waiting and later launches return `error`, or the earlier error if the grid
-    /// was already broken.
+    /// Breaks the [`MultiRankGrid`]. Launches that are waiting return `error`. Later launches
+    /// return the first error that broke the [`MultiRankGrid`].
     pub fn fail(&self, error: &Error) {
         self.lock().fail(error);
         self.changed.notify_all();
     }
 
-    /// Launches `kernel` for `rank` on `shape.blocks` blocks, together with all other ranks.
-    /// `kernel` is the name of the ordinary entry, not of the grid form. Blocks until all ranks
-    /// have called this method and the grid is enqueued. The grid is ordered after all earlier work
-    /// and before all later work of every rank's `stream`. `params` is the parameter struct of the
-    /// kernel, which is copied.
+    /// Launches `kernel` for `rank` on `shape.blocks` blocks, in one grid with the launches of all
+    /// other ranks. `kernel` is the name of the ordinary entry, not of the grid form. `params`
+    /// contains the bytes of the kernel's parameter struct, which are copied.
+    ///
+    /// Blocks until all ranks have called this method and the grid is enqueued. The grid is ordered
+    /// after all earlier work and before all later work of every rank's `stream`.
     ///
     /// # Safety
-    /// `params` must be the bytes of the parameter struct of `kernel` and fulfil the requirements
-    /// of the kernel until the grid is complete. `stream` must be a live stream of the driver of
-    /// this grid.
+    /// `params` must contain the bytes of the parameter struct of `kernel`. The arguments must
+    /// fulfil the safety requirements of the kernel until the grid is complete. `stream` must be a
+    /// live stream of the driver of this [`MultiRankGrid`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], on this rank only, if an argument of this rank is invalid. The
-    /// following errors are the same on every rank: [`Error::Launch`] if a rank does not launch in
-    /// time, if the launches of the ranks differ, if the image does not contain the grid form of
-    /// the kernel, or if the blocks do not fit on the GPU at once; [`Error::Driver`] if a driver
-    /// call fails.
+    /// [`Error::InvalidArgument`] if an argument of this rank is invalid. Only this rank returns
+    /// the error. The following errors are the same on every rank: [`Error::Launch`] if a rank does
+    /// not launch in time, if the launches of the ranks differ, if the image does not contain the
+    /// grid form of the kernel, or if the blocks of all ranks do not fit on the GPU at once;
+    /// [`Error::Driver`] if a driver call fails.
     pub unsafe fn launch(
         &self,
         rank: u32,
@@ -323,19 +327,20 @@ impl Drop for MultiRankGrid {
                 tracing::warn!(%error, "a grid's grids have not ended; its memory is leaked");
                 return;
             }
-            // SAFETY: `create_stream` returned the stream. Only this grid uses the stream, and all
-            // work on it is complete.
+            // SAFETY: `create_stream` returned the stream. Only this value uses the stream, and all
+            // work on the stream is complete.
             let _ = unsafe { self.driver.destroy_stream(self.stream) };
         }
         for event in state.slots.drain(..).chain(state.before.drain(..)) {
-            // SAFETY: `create_event` returned the event, and only this grid records it. The driver
-            // keeps the state of the event until waits on the ranks' streams are complete.
+            // SAFETY: `create_event` returned the event, and only this value uses the event. The
+            // driver keeps the state of the event until the enqueued waits of the ranks' streams
+            // are complete.
             let _ = unsafe { self.driver.destroy_event(event) };
         }
         match self.gpu.take() {
             Some(gpu) => gpu.free(self.table),
-            // SAFETY: `allocate` returned the table. Only the launched grids access it, and they
-            // are complete.
+            // SAFETY: `allocate` returned the table. Only the launched grids access the table, and
+            // all of them are complete.
             None => drop(unsafe { self.driver.release(self.table) }),
         }
     }

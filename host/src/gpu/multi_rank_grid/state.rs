@@ -1,5 +1,5 @@
-//! The state of the launch rendezvous: the pending launches of the ranks for the next grid, and the
-//! outcome of that grid.
+//! The state of a [`MultiRankGrid`](super::MultiRankGrid): the ranks' pending launches for the next
+//! grid, and the outcome of that grid.
 
 use core::fmt::Write as _;
 use core::time::Duration;
@@ -15,13 +15,13 @@ pub(super) struct State {
     pub(super) launches: Vec<Option<RankLaunch>>,
     /// The outcome of the next grid, shared with the ranks that wait for it.
     pub(super) outcome: Arc<OnceLock<Result<()>>>,
-    /// The error that broke the grid.
+    /// The error that broke the [`MultiRankGrid`](super::MultiRankGrid).
     pub(super) broken: Option<Error>,
     pub(super) functions: HashMap<String, RawFunction>,
-    /// Per slot, the event that is recorded after the latest grid that used the slot.
+    /// For each slot, the event that was recorded after the latest grid that used the slot.
     pub(super) slots: Vec<RawEvent>,
     pub(super) next_slot: usize,
-    /// Per rank, the event that is recorded on the stream of the rank before a grid is launched.
+    /// For each rank, the event that is recorded on the rank's stream before a grid is launched.
     pub(super) before: Vec<RawEvent>,
 }
 
@@ -59,18 +59,19 @@ impl State {
         for launch in &mut self.launches {
             *launch = None;
         }
-        // `set` cannot fail: `take` replaces the outcome with a new cell, so every cell is set
+        // `set` cannot fail: `take` replaces the cell with a new one, so every cell is set only
         // once.
         let _ = core::mem::take(&mut self.outcome).set(result);
     }
 
-    /// Breaks the grid with `error`, unless it is broken already.
+    /// Breaks the [`MultiRankGrid`](super::MultiRankGrid) with `error`, unless it is already
+    /// broken. Sets `error` as the outcome for the waiting ranks.
     pub(super) fn fail(&mut self, error: &Error) {
         self.broken.get_or_insert_with(|| error.clone());
         self.finish(Err(error.clone()));
     }
 
-    /// Returns an error if the launch of `rank` differs from a pending one.
+    /// Returns an error if the launch of `rank` differs from the pending launches.
     pub(super) fn mismatch(&self, rank: u32, launch: &RankLaunch) -> Option<Error> {
         let (other, earlier) = self
             .launches

@@ -16,9 +16,9 @@ use super::{MultiRankGrid, MultiRankGridOptions, SLOT_BYTES};
 use crate::{Error, Result};
 use fake::{Call, Fake};
 
-/// Counts all blocks at `counter` and waits up to two seconds until `all` blocks have arrived. Then
-/// each block writes the number of blocks of its rank and `mark` to its element of `own`. If a
-/// block is missing, the elements stay 0.
+/// Increments `counter` once per block and waits up to two seconds until `all` blocks have arrived.
+/// Then each block writes the number of blocks of its rank and `mark + bias` to its element of
+/// `own`. If a block is missing, the elements stay 0.
 #[kernel]
 unsafe fn grid_barrier(
     block: Block<impl Machine>,
@@ -43,8 +43,8 @@ unsafe fn grid_barrier(
     block.sync();
     if block.is_leader() {
         let word = (u64::from(block.count()) << 32) | (u64::from(mark) + u64::from(bias));
-        // SAFETY: `own` has one element per block of the rank, and only this lane writes the
-        // element of this block.
+        // SAFETY: `own` has one element per block of the rank, and only the leader of a block
+        // writes the element of the block.
         unsafe { *own.add(block.index() as usize) = word };
     }
 }
@@ -80,12 +80,12 @@ fn shape(blocks: u32, threads: u32) -> LaunchShape {
     }
 }
 
-/// Returns the stream of a rank.
+/// Returns the handle of a rank's stream.
 fn stream(rank: u32) -> RawStream {
     RawStream(1000 + rank as usize)
 }
 
-/// Returns the bytes of a parameter struct, with zeros as padding.
+/// Returns the bytes of a parameter struct of `grid_barrier`, with zeros as padding.
 fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
     let mut bytes = vec![0; size_of::<GridBarrierParams>()];
     let mut put = |name: &str, value: &[u8]| {
@@ -104,7 +104,7 @@ fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
     bytes
 }
 
-/// Launches a barrier of all ranks. Returns true if each block wrote the expected element.
+/// Launches `grid_barrier` for all ranks. Returns true if every block wrote the expected element.
 fn all_arrive(
     grid: &MultiRankGrid,
     blocks: u32,
@@ -120,8 +120,9 @@ fn all_arrive(
             let mark = first_mark + rank as u8;
             let params = bytes(counter, all, &mut own, mark);
             let shape = shape(blocks, lanes);
-            // SAFETY: `params` is the parameter struct of the kernel. The memory that it points to
-            // outlives the grid, because the fake driver completes the grid within the call.
+            // SAFETY: `params` contains the parameter struct of `grid_barrier`. The memory that the
+            // struct points to outlives the grid, because the fake driver completes the grid within
+            // the call.
             unsafe { grid.launch(rank, "grid_barrier", &params, shape, stream(rank)) }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
@@ -135,15 +136,15 @@ fn all_arrive(
     })
 }
 
-/// Launches `kernel` with 8 bytes of parameters for one rank.
+/// Launches `kernel` for one rank, with a parameter struct of 8 zero bytes.
 fn idle(grid: &MultiRankGrid, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
     // SAFETY: the parameter struct of `grid_idle` has 8 bytes. Launches of other kernels with this
     // size fail before they run.
     unsafe { grid.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
 }
 
-/// Calls `idle` for every rank on a separate thread, with the kernel and number of blocks in
-/// `launches`. Returns the results in the order of the ranks.
+/// Calls `idle` for ranks 0, 1, ... on separate threads. `launches` contains the kernel and the
+/// number of blocks of each rank. Returns the results in the order of the ranks.
 fn idle_all(grid: &MultiRankGrid, launches: &[(&str, u32)]) -> Vec<Result<()>> {
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
@@ -163,7 +164,7 @@ fn ranks_synchronise_in_a_multi_rank_grid() {
     let driver = fake(64);
     for (ranks, blocks, lanes) in [(1, 1, 1), (4, 3, 1), (3, 2, 4)] {
         let grid = grid(&driver, ranks);
-        // More launches than slots.
+        // Launches more grids than there are slots.
         for round in 0..5 {
             assert!(all_arrive(&grid, blocks, lanes, ranks * blocks, round * 10).unwrap());
         }
@@ -185,7 +186,8 @@ fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
         || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
         let timeout = Duration::from_millis(timeout);
-        // SAFETY: the parameter struct of `grid_idle` has 8 bytes without requirements.
+        // SAFETY: the parameter struct of `grid_idle` has 8 bytes, and the kernel has no
+        // requirements.
         unsafe { grid.launch_within(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
     let grid = make().unwrap();
@@ -343,7 +345,8 @@ fn a_refused_launch_fails_on_all_ranks_and_leaves_the_grid_usable() {
         assert_eq!(said[0], said[1]);
     }
     driver.mistakes.store(true, Ordering::Relaxed);
-    // `grid_barrier` has not been looked up before this launch.
+    // Launches `grid_barrier`, because its arguments have not been checked yet: the earlier
+    // launches looked up other kernels.
     for result in idle_all(&grid, &[("grid_barrier", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }
@@ -385,10 +388,11 @@ fn a_table_is_not_written_while_a_grid_reads_it() {
 fn driver_errors_reach_every_rank() {
     let driver = fake(64);
     let grid = grid(&driver, 2);
-    // Native execution does not support this number of lanes.
+    // Native execution supports at most 64 lanes.
     let launch = |rank| {
         let shape = shape(1, 65);
-        // SAFETY: the parameter struct of `grid_idle` has 8 bytes without requirements.
+        // SAFETY: the parameter struct of `grid_idle` has 8 bytes, and the kernel has no
+        // requirements.
         unsafe { grid.launch(rank, "grid_idle", &[0; 8], shape, stream(rank)) }
     };
     thread::scope(|scope| {

@@ -14,30 +14,30 @@ use super::token::Token;
 use crate::process;
 use crate::transport::{credentials, entry, poll};
 
-/// Interval between checks of an owner process without a process descriptor, and between requests
-/// to a busy process.
+/// Interval between checks that the owner process is still running, if no process descriptor is
+/// available. Also the interval between requests to a busy server.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Maximum time to wait until an exiting process has exited.
+/// Maximum time to wait for an exiting process to exit completely.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The remedy in the error if ranks cannot reach each other's sockets.
+/// Advice in the errors that occur if ranks cannot reach each other's sockets.
 const NAMESPACES: &str = "ranks that share memory need one network namespace and one process id \
     namespace: set FUSEWIRE_HOST_ID to different values for ranks of different containers";
 
-/// The kind of a failure.
+/// The kind of a [`FetchError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FetchFailure {
-    /// The process has exited, or its id now belongs to another process.
+    /// The owner process has exited, or its id now belongs to another process.
     Gone,
-    /// The process is running in another network or process id namespace.
+    /// The owner process is running in another network or process id namespace.
     Namespace,
-    /// The process is running and has withdrawn the descriptor.
+    /// The owner process is running and has withdrawn the descriptor.
     Withdrawn,
-    /// The process does not accept requests from this user, or the listening process is not the
-    /// process of the token.
+    /// The owner process does not accept requests from this user, or another process than the one
+    /// that the token identifies listens on the socket.
     Refused,
-    /// The process did not reply in time.
+    /// The owner process did not reply in time.
     TimedOut,
     /// The reply is invalid, or the descriptor was not delivered.
     Answer,
@@ -51,7 +51,7 @@ pub(crate) struct FetchError {
     /// The kind of the failure.
     #[cfg_attr(not(test), expect(dead_code, reason = "only tests match on it"))]
     pub(crate) failure: FetchFailure,
-    /// Description of the failure and the remedy.
+    /// Description of the failure, with advice on how to fix it.
     pub(crate) detail: String,
 }
 
@@ -66,7 +66,7 @@ impl core::error::Error for FetchError {}
 /// Fetches the descriptor that `token` identifies. The returned descriptor is closed on `exec`.
 ///
 /// # Errors
-/// [`FetchError`]. If the owner process exits, the error is returned immediately and not at the
+/// [`FetchError`]. If the owner process exits, the function returns immediately instead of at the
 /// timeout.
 pub(crate) fn fetch(token: &Token, timeout: Duration) -> Result<OwnedFd, FetchError> {
     let owner = Owner::find(token, timeout)?;
@@ -89,7 +89,7 @@ struct Owner<'a> {
     timeout: Duration,
 }
 
-/// The state of a connection.
+/// The state of a connection to the server.
 #[derive(PartialEq, Eq)]
 enum Line {
     Open,
@@ -99,8 +99,8 @@ enum Line {
 impl<'a> Owner<'a> {
     fn find(token: &'a Token, timeout: Duration) -> Result<Self, FetchError> {
         // The process descriptor must be opened before the start time is checked. If the start time
-        // then matches, the descriptor belongs to the right process or reports that this process
-        // has exited.
+        // matches afterwards, the process that the token identifies existed when the descriptor was
+        // opened, so the descriptor refers to that process.
         let owner = Self {
             token,
             process: process::descriptor(token.pid),
@@ -119,14 +119,14 @@ impl<'a> Owner<'a> {
         Ok(owner)
     }
 
-    /// Sends one request. Returns `None` if the process is busy.
+    /// Sends one request. Returns `None` if the server is busy.
     fn ask(&self) -> Result<Option<OwnedFd>, FetchError> {
         let Some(socket) = self.connect()? else {
             return Ok(None);
         };
         self.identify(&socket)?;
-        // The peer may have sent its reply before it closed the connection, so a lost connection is
-        // not an error yet.
+        // The server may have replied before it closed the connection, so a lost connection is not
+        // an error here.
         let request = message::request(&self.token.secret);
         let mut sent = 0;
         while sent < request.len() {
@@ -140,7 +140,7 @@ impl<'a> Owner<'a> {
         self.receive(&socket)
     }
 
-    /// Connects. Returns `None` if the listener's queue is full.
+    /// Connects to the server. Returns `None` if the listener's queue is full.
     fn connect(&self) -> Result<Option<Socket>, FetchError> {
         let name = format!("\0{}", self.token.socket_name());
         let address =
@@ -184,7 +184,8 @@ impl<'a> Owner<'a> {
     }
 
     fn receive(&self, socket: &Socket) -> Result<Option<OwnedFd>, FetchError> {
-        // One byte longer than a valid reply, to detect replies that are too long.
+        // The buffer is one byte longer than a valid reply, so that replies that are too long are
+        // detected.
         let mut bytes = [0; REPLY_BYTES + 1];
         let mut count = 0;
         let mut descriptors = Vec::new();
@@ -237,7 +238,7 @@ impl<'a> Owner<'a> {
         }
     }
 
-    /// Blocks until the socket is ready. Fails if the process exits or the deadline has passed.
+    /// Blocks until the socket is ready. Fails if the owner process exits or the deadline passes.
     fn wait(&self, socket: &Socket, events: i16) -> Result<(), FetchError> {
         self.sleep(Some((socket, events)), None)?;
         self.check()
@@ -267,7 +268,7 @@ impl<'a> Owner<'a> {
         Ok(())
     }
 
-    /// Fails if the process has exited or the deadline has passed.
+    /// Fails if the owner process has exited or the deadline has passed.
     fn check(&self) -> Result<(), FetchError> {
         if self.has_ended() {
             return Err(self.gone("it ended before it answered"));
@@ -306,19 +307,20 @@ impl<'a> Owner<'a> {
         )
     }
 
-    /// Waits for the end of a process that is exiting, because its sockets are closed shortly
-    /// before it has exited. Fails if the process has exited.
+    /// If the owner process is exiting, waits until the exit is complete, because the sockets of an
+    /// exiting process are closed shortly before its exit is complete. Fails if the process has
+    /// exited.
     fn await_end(&self) -> Result<(), FetchError> {
         let since = Instant::now();
-        // The wait is bounded, because a process whose main thread has exited looks the same and
-        // can continue to run.
+        // The wait is bounded, because a process whose main thread has exited also counts as
+        // exiting, and its other threads can continue to run.
         while process::is_ending(self.token.pid, self.token.start_time) && since.elapsed() < GRACE {
             self.pause()?;
         }
         Ok(())
     }
 
-    /// Returns the error for a running process that does not listen at the socket.
+    /// Returns the error for a refused connection: no process listens on the socket.
     fn unreachable(&self) -> FetchError {
         if let Err(error) = self.await_end() {
             return error;
@@ -372,7 +374,7 @@ impl<'a> Owner<'a> {
     }
 }
 
-/// Returns whether the error means that the peer has closed the connection.
+/// Returns true if the error means that the peer has closed the connection.
 fn lost(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,5 +1,5 @@
-//! The message formats. A request has a fixed size and contains the secret. A reply has a fixed
-//! size and carries one descriptor if the request is granted.
+//! The message formats. Requests and replies have fixed sizes. A request contains the secret of a
+//! descriptor. If the request is granted, the descriptor is attached to the reply.
 
 use core::mem;
 use core::ptr;
@@ -18,9 +18,9 @@ pub(super) const REPLY_BYTES: usize = 8;
 const REQUEST_MAGIC: [u8; 8] = *b"FWFETCH1";
 const REPLY_MAGIC: [u8; 7] = *b"FWGIVE1";
 
-/// Capacity of a receiver's buffer in descriptors. The capacity is one more than expected, so that
-/// the receiver detects an additional descriptor. The system closes descriptors that do not fit and
-/// sets `MSG_CTRUNC`.
+/// Maximum number of descriptors that one call of [`receive`] accepts. A valid reply has at most
+/// one descriptor; the second place lets the receiver detect an unexpected one. The system closes
+/// descriptors that do not fit and sets `MSG_CTRUNC`.
 const CAPACITY: usize = 2;
 
 /// The status in a reply.
@@ -33,7 +33,8 @@ pub(super) enum Reply {
     Unknown = 2,
     /// The requesting process belongs to another user.
     Refused = 3,
-    /// The system is out of resources; send the request again.
+    /// The server has too many connections, or the system is out of resources. The peer must send
+    /// the request again.
     Busy = 4,
 }
 
@@ -55,7 +56,7 @@ impl Reply {
     }
 }
 
-/// Encodes the request for the descriptor with this secret.
+/// Encodes the request for the descriptor with the secret `secret`.
 pub(super) fn request(secret: &Random) -> [u8; REQUEST_BYTES] {
     let mut bytes = [0; REQUEST_BYTES];
     bytes[..8].copy_from_slice(&REQUEST_MAGIC);
@@ -63,7 +64,7 @@ pub(super) fn request(secret: &Random) -> [u8; REQUEST_BYTES] {
     bytes
 }
 
-/// Returns the secret in a request.
+/// Returns the secret in a request, or `None` if the request is invalid.
 pub(super) fn secret(request: &[u8]) -> Option<Random> {
     let request = <&[u8; REQUEST_BYTES]>::try_from(request).ok()?;
     let secret = request.strip_prefix(&REQUEST_MAGIC)?;
@@ -74,8 +75,8 @@ pub(super) fn secret(request: &[u8]) -> Option<Random> {
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Returns the size in bytes of a control message with `count` descriptors, with and without
-/// padding.
+/// Returns the size in bytes of a control message with `count` descriptors: first with trailing
+/// padding, then without.
 const fn control_bytes(count: usize) -> (usize, usize) {
     let payload = (count * size_of::<RawFd>()) as u32;
     // SAFETY: CMSG_SPACE only computes, and the small payload does not overflow.
@@ -102,7 +103,7 @@ pub(super) fn send(
 /// Sends like [`send`], with several descriptors.
 ///
 /// # Panics
-/// If `descriptors` has more elements than `control` can hold.
+/// Panics if `descriptors` has more elements than fit in a [`Control`] buffer.
 pub(super) fn send_several(
     socket: &impl AsRawFd,
     bytes: &[u8],
@@ -153,14 +154,14 @@ pub(super) fn send_several(
 pub(super) struct ReceivedMessage {
     /// Number of bytes; 0 at the end of the stream.
     pub(super) count: usize,
-    /// All received descriptors, each closed on `exec`.
+    /// All received descriptors. They are closed on `exec`.
     pub(super) descriptors: Vec<OwnedFd>,
     /// True if the system dropped descriptors that did not fit.
     pub(super) cut: bool,
 }
 
-/// Receives bytes into `buffer`, and the attached descriptors. Returns `None` if no data is
-/// available. Never blocks.
+/// Receives bytes into `buffer`, and up to [`CAPACITY`] attached descriptors. Returns `None` if no
+/// data is available. Never blocks.
 pub(super) fn receive(
     socket: &impl AsRawFd,
     buffer: &mut [u8],

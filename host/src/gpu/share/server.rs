@@ -20,7 +20,7 @@ use crate::Result;
 use crate::process::start_time;
 use crate::transport::{WakeFd, credentials, entry, poll};
 
-/// Time limit for a connected process to send its request.
+/// Time limit for a peer to send its request after the connection was accepted.
 pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);
 
 /// Maximum number of connections with incomplete requests. If the limit is exceeded, the server
@@ -30,8 +30,9 @@ pub(super) const MAX_CALLERS: usize = 64;
 /// Pause after `accept` failed because the process has too many open descriptors.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The published descriptors of this process. A forked child creates a new [`Process`], because the
-/// inherited one may be locked forever and has no server thread.
+/// The server of this process. A forked child creates a new [`Process`], because the mutex of the
+/// inherited [`Process`] may be locked forever, and because the inherited server thread does not
+/// run in the child.
 struct Process {
     pid: u32,
     server: Mutex<Option<Server>>,
@@ -57,15 +58,15 @@ struct Table {
 }
 
 impl Process {
-    /// Returns the [`Process`] of this process. The first call in each process creates it, also
-    /// in a forked child.
+    /// Returns the [`Process`] of the calling process. The first call in each process, including
+    /// forked children, creates the value.
     fn current() -> &'static Self {
         static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
         let pid = process::id();
         let mut seen = CURRENT.load(Ordering::Acquire);
         loop {
-            // SAFETY: every non-null pointer in `CURRENT` came from `Box::into_raw` and is never
-            // freed.
+            // SAFETY: every non-null pointer that was stored in `CURRENT` came from `Box::into_raw`
+            // and is never freed.
             let current: Option<&'static Self> = unsafe { seen.as_ref() };
             if let Some(current) = current.filter(|current| current.pid == pid) {
                 return current;
@@ -87,7 +88,7 @@ impl Process {
     }
 
     fn server(&self) -> MutexGuard<'_, Option<Server>> {
-        // The state is valid after every statement, so a poisoned lock can be used.
+        // The protected value is valid after every statement, so a poisoned lock can be used.
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,7 +128,7 @@ impl Server {
     }
 }
 
-/// Publishes a descriptor.
+/// Publishes a descriptor. Starts the server thread if it is not running.
 pub(super) fn add(descriptor: Weak<OwnedFd>) -> Result<Token> {
     let process = Process::current();
     let secret = random()?;
@@ -146,8 +147,8 @@ pub(super) fn add(descriptor: Weak<OwnedFd>) -> Result<Token> {
     })
 }
 
-/// Withdraws a descriptor. After this function returns, the descriptor is not sent to any process.
-/// Withdrawing the last descriptor stops the server thread.
+/// Withdraws a descriptor. After this function returns, the server thread does not send the
+/// descriptor to any process. Withdrawing the last descriptor stops the server thread.
 pub(super) fn remove(token: &Token) {
     let process = Process::current();
     if process.pid != token.pid {
@@ -244,10 +245,11 @@ fn run(shared: &Shared, listener: &UnixListener) {
     }
 }
 
-/// Accepts waiting connections. Returns false if the system cannot open another one.
+/// Accepts waiting connections. Returns false if `accept` fails because the system is out of
+/// resources.
 fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
-    // Accepts at most half of the capacity per call, so that every connection is read at least once
-    // before it can become the oldest and be closed.
+    // Accepts at most half of `MAX_CALLERS` per call, so that the server reads from every
+    // connection at least once before a newer connection can displace it.
     for _ in 0..MAX_CALLERS / 2 {
         match listener.accept() {
             Ok((socket, _)) => {
@@ -257,7 +259,7 @@ fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
                     continue;
                 }
                 if callers.len() == MAX_CALLERS {
-                    // `callers` is in the order of acceptance.
+                    // `callers` is in the order of acceptance, so the first entry is the oldest.
                     let oldest = callers.remove(0);
                     reply(&oldest.socket, Reply::Busy);
                     hang_up(&oldest.socket);
@@ -283,11 +285,11 @@ fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
 }
 
 impl Caller {
-    /// Reads from the connection and replies to a complete request. Returns true if the connection
-    /// can be closed.
+    /// Reads from the connection and replies if the request is complete. Returns true if the
+    /// connection can be closed.
     fn receive(&mut self, shared: &Shared) -> bool {
-        // The system closes descriptors that the peer attaches, because this call has no buffer for
-        // them.
+        // If the peer attaches descriptors, the system closes them, because `read` provides no
+        // buffer for them.
         match (&self.socket).read(&mut self.request[self.count..]) {
             Ok(0) => return true,
             Ok(count) => self.count += count,
@@ -311,10 +313,11 @@ impl Caller {
     }
 
     fn answer(&self, shared: &Shared, secret: &Random) {
-        // Holds the lock while the descriptor is sent, so that no descriptor is sent after it was
-        // withdrawn.
+        // Holds the lock of the table while the descriptor is sent, so that no descriptor is sent
+        // after `remove` has returned.
         let table = shared.table();
-        // Compares all entries, so that the run time does not reveal which entry matches.
+        // Compares the secret with all entries, so that the run time does not reveal which entry
+        // matches.
         let mut found = None;
         for (of_entry, descriptor) in &table.entries {
             if same(of_entry, secret) {
@@ -358,16 +361,17 @@ fn reply(socket: &UnixStream, reply: Reply) {
     }
 }
 
-/// Shuts down a connection. This also works if a forked child has a copy of the descriptor.
+/// Shuts down a connection. Unlike closing the descriptor, this also works if a forked child has a
+/// copy of the descriptor.
 fn hang_up(socket: &UnixStream) {
     // Ignores the error, because the peer may have closed the connection.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
-/// Replies [`Reply::Unknown`] to all waiting peers.
+/// Stops listening and replies [`Reply::Unknown`] to all waiting peers.
 fn close(listener: &UnixListener, callers: Vec<Caller>) {
-    // Shuts down the socket, because a forked child may have a copy of the descriptor. SAFETY:
-    // `listener` keeps the descriptor open, and the call accesses no memory.
+    // Shuts down the socket, because a forked child may have a copy of the descriptor.
+    // SAFETY: `listener` keeps the descriptor open, and the call accesses no memory.
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
     let waiting = core::iter::from_fn(|| listener.accept().ok()).map(|(socket, _)| socket);
     for socket in callers

@@ -1,4 +1,5 @@
-//! Tokens, which identify published descriptors.
+//! Tokens. A token identifies a published descriptor and authorizes a process to fetch the
+//! descriptor.
 
 use core::fmt;
 use core::hint::black_box;
@@ -14,9 +15,9 @@ pub(super) type Random = [u8; 16];
 pub(crate) struct Token {
     /// Process that published the descriptor.
     pub(super) pid: u32,
-    /// Start time of that process in clock ticks since boot.
+    /// Start time of process `pid` in clock ticks since boot.
     pub(super) start_time: u64,
-    /// Name of the server socket of the process.
+    /// Random part of the name of the process's server socket.
     pub(super) socket: Random,
     /// Secret of the descriptor. Only processes with the token know it.
     pub(super) secret: Random,
@@ -65,7 +66,7 @@ impl Token {
         })
     }
 
-    /// Returns the name of the socket in the abstract namespace.
+    /// Returns the name of the server socket in the abstract namespace.
     pub(super) fn socket_name(&self) -> String {
         socket_name(&self.socket)
     }
@@ -82,7 +83,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Returns the name of a socket in the abstract namespace.
+/// Returns the name in the abstract namespace of the socket with the random part `id`.
 pub(super) fn socket_name(id: &Random) -> String {
     use core::fmt::Write;
     id.iter()
@@ -102,7 +103,7 @@ pub(super) fn same(a: &Random, b: &Random) -> bool {
     black_box(difference) == 0
 }
 
-/// Returns `N` bytes from byte `at`.
+/// Returns the `N` bytes that start at byte `at`.
 fn part<const N: usize>(bytes: &[u8; Token::ENCODED_BYTES], at: usize) -> [u8; N] {
     let mut part = [0; N];
     part.copy_from_slice(&bytes[at..at + N]);

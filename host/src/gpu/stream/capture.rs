@@ -33,8 +33,8 @@ impl Stream {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
         if let Some(ended) = self.state().capture.take() {
-            // Code outside this crate has ended the capture that this stream began, so its log is
-            // discarded.
+            // Code outside this crate has ended the capture that this stream began. Discards the
+            // log of that capture.
             let _ = graph::end(gpu, ended);
         }
         gpu.driver().begin_capture(self.inner.raw)?;

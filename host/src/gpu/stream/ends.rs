@@ -12,20 +12,21 @@ use crate::gpu::driver::CaptureStatus;
 use crate::gpu::in_flight::InFlight;
 use crate::{Error, Result};
 
-/// Number of failures whose results are kept.
+/// Maximum number of failed operations per stream whose errors are kept.
 const MAX_FAILURES: usize = 1024;
 
-/// Time for which a wait spins before it sleeps between polls.
+/// Time for which [`Stream::wait`] spins before it starts to sleep between polls.
 const SPIN: Duration = Duration::from_micros(50);
 
 thread_local! {
-    /// Address of the stream whose completed work this thread is reporting to an owner, or 0. If
-    /// the owner waited for this stream, the wait would never return.
+    /// Address of the stream whose completed work this thread is reporting to an owner, or 0. An
+    /// owner must not wait for this stream in the report, because the wait would never return.
     static SETTLING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns true if this thread is reporting completed work. In this state the thread must not free
-/// device memory, because freeing may block on work that waits for this thread.
+/// Returns true if this thread is reporting completed work to an owner. During the report, the
+/// thread must not free device memory, because freeing may block on work that waits for this
+/// thread.
 pub(in crate::gpu) fn is_settling() -> bool {
     SETTLING.get() != 0
 }
@@ -44,7 +45,7 @@ impl Stream {
         self.inner.completed.load(Ordering::Acquire) >= number
     }
 
-    /// Returns the result of an operation, or `None` while it is not complete.
+    /// Returns the result of an operation, or `None` if the operation is not complete.
     pub(crate) fn result(&self, number: u64) -> Option<Result<()>> {
         self.is_complete(number).then(|| self.failure_of(number))
     }
@@ -83,7 +84,8 @@ impl Stream {
         self.failure_of(number)
     }
 
-    /// Blocks until all work is complete and returns the first failure since the last call.
+    /// Blocks until all work on the stream is complete. Returns the first failure of a `sticky`
+    /// operation since the last call.
     pub(crate) fn synchronize(&self) -> Result<()> {
         if self.is_capturing() {
             return Err(Error::capture("a capturing stream cannot be synchronized"));
@@ -100,7 +102,8 @@ impl Stream {
         if !self.state().in_flight.is_empty() {
             return false;
         }
-        // A capturing stream counts as idle, because a query would invalidate the capture.
+        // A capturing stream counts as idle. It is not queried, because a query would invalidate
+        // the capture.
         let driver = self.inner.gpu.driver();
         self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
     }
@@ -158,8 +161,8 @@ impl Inner {
         }
     }
 
-    /// Returns true if an operation without an event is complete. This is known only if the whole
-    /// stream is idle.
+    /// Returns true if the whole stream is idle. An operation without a recorded event is known to
+    /// be complete only if the whole stream is idle.
     fn is_past_unrecorded(&self) -> Result<bool> {
         let driver = self.gpu.driver();
         match driver.capture_status(self.raw)? {

@@ -23,7 +23,7 @@ pub(crate) enum Task {
     Launch(Launch),
     /// A closure that a graph may replay.
     Host(HostFn),
-    /// A closure that is called immediately and enqueues work on the driver's stream.
+    /// A closure that is called immediately and itself enqueues work on the driver's stream.
     Call(HostFn),
     /// Copies, executed in order.
     Copies(Arc<[Copy]>),
@@ -52,8 +52,8 @@ impl Stream {
             return Ok(0);
         }
         self.poll();
-        // Creates the event before the work is enqueued, because enqueued work without an event
-        // could not be tracked.
+        // Creates the event before the work is enqueued. If creating the event failed afterwards,
+        // the enqueued work could not be tracked.
         let spare = self.state().events.pop();
         let event = match spare {
             Some(event) => event,
@@ -70,7 +70,8 @@ impl Stream {
     }
 
     /// Enqueues work on the stream. If a call fails after part of the work may have been enqueued,
-    /// the result is [`WorkKind::Failed`], which keeps its position in the order of the operations.
+    /// returns a kind that contains the error, so that the failed operation is tracked like any
+    /// other.
     fn issue(&self, task: Task) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
@@ -102,8 +103,8 @@ impl Stream {
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
                 WorkKind::Host(call)
             }
-            // If the closure fails, part of its work may already be on the stream, so the operation
-            // is tracked.
+            // If the closure fails, part of its work may already be enqueued, so the operation is
+            // tracked.
             Task::Call(call) => {
                 let failed = call().err();
                 WorkKind::Call(call, failed)
@@ -119,9 +120,9 @@ impl Stream {
                 let mut words = self.state().words.pop().unwrap_or_default();
                 let (number, admitted) = exec.inner.admit(&mut words);
                 let launched = admitted.and_then(|()| {
-                    // SAFETY: the code that enqueued the captured work guarantees its requirements
-                    // for every replay (`Launch::new`), and the graph retains the memory that the
-                    // work uses.
+                    // SAFETY: the code that captured the work guarantees that the requirements of
+                    // the work hold at every replay (`Launch::new`), and the graph retains the
+                    // memory that the work uses.
                     let launched = unsafe { driver.launch_graph(exec.inner.raw, raw) };
                     launched.inspect_err(|_| {
                         let _ = exec.inner.settle(number, &words, false);
@@ -138,7 +139,7 @@ impl Stream {
 
     fn copy_all(&self, copies: &[Copy]) -> Result<()> {
         for copy in copies.iter().filter(|copy| copy.bytes > 0) {
-            // SAFETY: `keep` keeps both ranges mapped until the copy is complete.
+            // SAFETY: `copy.keep` keeps both ranges mapped until the copy is complete.
             unsafe {
                 self.inner
                     .gpu
@@ -154,8 +155,8 @@ impl Stream {
         let driver = gpu.driver();
         match task {
             Task::Launch(launch) => {
-                // Retains the memory before the launch is captured. Otherwise, if retaining failed,
-                // the graph would contain a launch whose memory could be freed.
+                // Retains the memory before the launch is captured. In the opposite order, a
+                // failure to retain would leave a launch in the graph whose memory can be freed.
                 let keep = Box::new((launch.keep.clone(), launch.owner.clone()));
                 graph::retain(gpu, raw_graph, keep)?;
                 launch.issue(driver, self.inner.raw)?;
@@ -170,8 +171,8 @@ impl Stream {
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
-                // SAFETY: the graph retains `call`, to which `data` points, until all instances of
-                // the graph are destroyed.
+                // SAFETY: the graph retains `call`, to which `data` points, until the graph and all
+                // its instances are destroyed.
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
                 graph::log_node(gpu, capture, LoggedNode::Host(call));
             }
@@ -210,7 +211,8 @@ impl Stream {
         number
     }
 
-    /// Creates events in advance for `count` operations in flight.
+    /// Creates events in advance, so that `count` operations can be in flight without creating
+    /// another event.
     pub(crate) fn prime(&self, count: usize) -> Result<()> {
         self.poll();
         let missing = {

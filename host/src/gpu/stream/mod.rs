@@ -1,9 +1,9 @@
-//! GPU streams. A stream has a list of its work in flight. The list keeps the memory of the work
-//! alive, and completed or failed work is reported to its owners.
+//! GPU streams. Each stream has a list of its work in flight, which keeps the memory of the work
+//! alive. When work completes or fails, the stream notifies the owners of the work.
 //!
-//! Only [`Stream::wait`] and [`Stream::synchronize`] wait for the device. Dropping a stream passes
-//! its work in flight to the [`Gpu`] and does not wait. No background thread exists: completed work
-//! is detected when a method polls.
+//! Only [`Stream::wait`], [`Stream::synchronize`] and launches of a multi-rank grid wait for the
+//! device. Dropping a stream passes its work in flight to the [`Gpu`] and does not wait. No
+//! background thread exists: completed work is detected when a method polls.
 
 mod capture;
 mod ends;
@@ -33,8 +33,8 @@ pub(crate) struct Stream {
 pub(super) struct Inner {
     gpu: Arc<Gpu>,
     raw: RawStream,
-    /// True if this crate created the driver's stream. Dropping this value then destroys the
-    /// driver's stream.
+    /// True if this crate created the driver's stream. In that case, the driver's stream is
+    /// destroyed after this value has been dropped and the work is complete.
     owned: bool,
     state: Mutex<State>,
     /// Locked by the thread that polls.
@@ -47,12 +47,13 @@ struct State {
     /// Number of the last enqueued operation.
     issued: u64,
     in_flight: VecDeque<InFlight>,
-    /// Events and lists for reuse.
+    /// Unused events, for reuse.
     events: Vec<RawEvent>,
+    /// Unused lists for the results of `LaunchOwner::before` in graph replays, for reuse.
     words: Vec<Vec<u64>>,
     sticky: Option<Error>,
     failures: VecDeque<(u64, Error)>,
-    /// The number of the capture that this crate began on this stream.
+    /// The driver's number of the capture that this crate began on this stream.
     capture: Option<u64>,
 }
 
@@ -73,8 +74,8 @@ impl Stream {
         Ok(Self::over(gpu, raw, true))
     }
 
-    /// Wraps a stream that other code created. The stream must outlive this value and all work that
-    /// is enqueued through it.
+    /// Wraps a stream that other code created. The stream must outlive the returned value and all
+    /// work that is enqueued through the value.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
         Self::over(gpu, raw, false)
     }
@@ -101,13 +102,13 @@ impl Stream {
         self.inner.raw
     }
 
-    /// Returns an identifier that is equal for clones of one stream and for values that adopted the
-    /// same driver stream.
+    /// Returns an identifier of the stream. It is equal for clones of a [`Stream`] and for all
+    /// values that adopted the same driver stream.
     pub(crate) fn id(&self) -> usize {
         if self.inner.owned {
             Arc::as_ptr(&self.inner) as usize
         } else {
-            // An odd number, which differs from every address of a [`Stream`].
+            // An odd number, so that it differs from the address of every `Inner`.
             self.inner.raw.0 << 1 | 1
         }
     }
@@ -155,9 +156,9 @@ impl Drop for Inner {
             // SAFETY: `create_event` returned the event, and this list was its only owner.
             let _ = unsafe { driver.destroy_event(event) };
         }
-        // Enqueued work continues to run, and its memory must live until it is complete. `drop`
-        // must not wait for the work, because the work may wait for a later call of this thread,
-        // and the stream may belong to other code.
+        // Enqueued work continues to run, and its memory must live until the work is complete.
+        // `drop` must not wait for the work, because the work may be waiting for a later call by
+        // this thread, and because the stream may belong to other code.
         let in_flight = core::mem::take(&mut state.in_flight);
         let stream = self.owned.then_some(self.raw);
         if in_flight.is_empty() {

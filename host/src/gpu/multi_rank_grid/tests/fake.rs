@@ -37,9 +37,11 @@ pub(super) struct Fake {
     pub(super) hangs: AtomicBool,
     /// If set, all streams report that they are capturing.
     pub(super) captures: AtomicBool,
-    /// Seeded bug: all blocks run as blocks of rank 0. The tests must detect this bug.
+    /// Seeded bug: all blocks run as blocks of rank 0. The test of `grid_barrier` must detect this
+    /// bug.
     pub(super) miscounts: AtomicBool,
-    /// Seeded bug: the driver reports one argument per kernel. The grid must detect this bug.
+    /// Seeded bug: the driver reports that every grid form has only one argument. The
+    /// `MultiRankGrid` must detect this bug.
     pub(super) mistakes: AtomicBool,
 }
 
@@ -139,7 +141,7 @@ impl Driver for Fake {
     }
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         self.log(Call::Write(to));
-        // SAFETY: the grid writes only to its table, which `allocate` returned.
+        // SAFETY: a `MultiRankGrid` writes only to its table, which `allocate` returned.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
@@ -195,8 +197,8 @@ impl Driver for Fake {
         };
         let ranks = shape.blocks / params.blocks_per_rank;
         let kernel = &self.kernels[function.0];
-        // SAFETY: the table contains one parameter struct per rank. With `miscounts`, only the
-        // struct of rank 0 is read.
+        // SAFETY: the table contains one parameter struct per rank. If `miscounts` is set, the grid
+        // has one rank, so only the struct of rank 0 is read.
         unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
     }
     fn create_stream(&self) -> Result<RawStream> {

@@ -1,4 +1,5 @@
-//! Tests with invalid replies. Each reply must cause an error, and no descriptor may be leaked.
+//! Tests with a fake server that sends invalid replies. Every invalid reply must cause an error,
+//! and no descriptor may be leaked.
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -9,8 +10,8 @@ use std::sync::mpsc::channel;
 use super::message::{REPLY_BYTES, REQUEST_BYTES, Reply};
 use super::*;
 
-/// Replies to a request with the bytes `answer` and copies of `descriptor`. Returns the result of
-/// [`fetch`].
+/// Starts a server that replies to one request with the bytes `answer` and copies of `descriptors`.
+/// Returns the result of [`fetch`] from this server.
 fn answered(
     answer: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -38,7 +39,8 @@ fn answered(
                 assert_eq!(sent, Some(answer.len()));
             }
             if answer.len() < REPLY_BYTES && !timeout.is_zero() {
-                // Keeps the connection open until the peer gives up, or closes it immediately.
+                // With timeout `LONG`, closes the connection immediately. Otherwise keeps the
+                // connection open until the fetch times out.
                 let bound = if timeout == LONG {
                     Duration::ZERO
                 } else {
@@ -53,7 +55,7 @@ fn answered(
     })
 }
 
-/// Closes `descriptor`. Returns true if this process has no other descriptor of the same memory.
+/// Closes `descriptor`. Returns true if this process has no other descriptor of the same file.
 fn closed(descriptor: OwnedFd) -> bool {
     let file = File::from(descriptor);
     let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());

@@ -1,4 +1,4 @@
-//! Tests with descriptors that are shared within one process, and with unexpected connections to
+//! Tests in which one process publishes and fetches descriptors, and tests with invalid clients of
 //! the server thread.
 
 mod fakes;
@@ -43,7 +43,7 @@ fn failure(result: Result<OwnedFd, FetchError>) -> FetchFailure {
     error.failure
 }
 
-/// Connects to the server thread of the token's process without sending a request.
+/// Connects to the server thread of the process that the token identifies. Sends no request.
 fn stranger(token: &Token) -> UnixStream {
     let address = SocketAddr::from_abstract_name(token.socket_name()).unwrap();
     let stream = UnixStream::connect_addr(&address).unwrap();
@@ -64,7 +64,8 @@ fn a_fetched_descriptor_is_of_the_same_memory_and_closed_on_exec() {
     // SAFETY: `fetched` keeps the descriptor open, and the call accesses no memory.
     let flags = unsafe { libc::fcntl(fetched.as_raw_fd(), libc::F_GETFD) };
     assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
-    // The descriptor can be fetched again, and fetched descriptors outlive the publication.
+    // A descriptor can be fetched several times, and fetched descriptors stay valid after the
+    // withdrawal.
     let again = fetch(&token, LONG).unwrap();
     drop(published);
     assert_eq!(contents(&again), "sEven");
@@ -107,7 +108,7 @@ fn a_wrong_secret_and_a_wrong_process_get_nothing() {
         assert_eq!(error.failure, FetchFailure::Gone);
         assert!(error.detail.contains("FUSEWIRE_HOST_ID"), "{error}");
     }
-    // Process 1 exists, but does not listen at this socket.
+    // Process 1 exists, but another process listens on the socket of the token.
     let other = Token {
         pid: 1,
         start_time: crate::process::start_time(1).unwrap(),
@@ -126,14 +127,14 @@ fn callers_that_say_nothing_or_half_hold_up_no_process() {
     let silent: Vec<_> = (0..2 * MAX_CALLERS + 5).map(|_| stranger(&token)).collect();
     let mut half = stranger(&token);
     half.write_all(&request[..10]).unwrap();
-    // A connection that is closed in the middle of a request.
+    // Closes a connection in the middle of a request.
     stranger(&token).write_all(&request[..23]).unwrap();
     for _ in 0..20 {
         fetch(&token, LONG).unwrap();
     }
     assert!(start.elapsed() < CALLER_TIME, "{:?}", start.elapsed());
 
-    // The late second half still gets a reply.
+    // A request whose second half arrives late still gets a reply.
     half.write_all(&request[10..]).unwrap();
     let mut answer = Vec::new();
     half.read_to_end(&mut answer).unwrap();
@@ -177,7 +178,7 @@ fn invalid_requests_get_no_reply() {
         let _ = stream.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?}");
     }
-    // Negative control: a valid request over the same kind of connection succeeds.
+    // Control: a valid request over the same kind of connection succeeds.
     let mut stream = stranger(&token);
     stream.write_all(&request).unwrap();
     let mut answer = Vec::new();

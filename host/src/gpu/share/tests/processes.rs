@@ -114,10 +114,11 @@ fn outcome(token: &Token) -> String {
     }
 }
 
-/// Makes SIGUSR1 interrupt system calls of this process, without other effects.
+/// Installs a SIGUSR1 handler that does nothing, so that the signal only interrupts system calls.
 fn interruptible() {
     extern "C" fn nothing(_: i32) {}
-    // SAFETY: all zeros are a valid `sigaction`. Without flags, calls are not restarted.
+    // SAFETY: a zeroed `sigaction` is valid. Without the flag `SA_RESTART`, interrupted calls are
+    // not restarted.
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
     action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
     // SAFETY: the handler does nothing, and `action` is a live local variable.
@@ -167,8 +168,8 @@ fn serve() {
     }
 }
 
-/// Describes the outcome of a fetch if the descriptor limit permits the two descriptors that a
-/// fetch opens, but not the fetched one.
+/// Fetches when the process can open only two more descriptors: the two that [`fetch`] itself
+/// opens. The fetched descriptor exceeds the limit. Describes the outcome in one line.
 fn full_table(token: &Token) -> String {
     let limit = libc::rlimit {
         rlim_cur: 64,
@@ -232,7 +233,7 @@ fn a_killed_process_is_noticed_at_once_and_a_stopped_one_in_time() {
         thread::sleep(Duration::from_millis(100));
         assert!(!pending.is_finished());
         let start = Instant::now();
-        // The process is not waited for, so it remains a zombie.
+        // The test does not wait for the killed process, so the process remains a zombie.
         peer.signal(libc::SIGKILL);
         assert_eq!(failure(pending.join().unwrap()), FetchFailure::Gone);
         assert!(
@@ -322,7 +323,7 @@ fn another_user_is_refused() {
     let mut other = Peer::start_as("serve", Some(65534));
     let reply = other.ask(&command);
     assert!(reply.starts_with("Refused: "), "{reply}");
-    // A process of root receives replies from every process.
+    // A process of root can fetch from processes of every user.
     let token = other.publish("y");
     assert_eq!(outcome(&token), "got y");
 }
@@ -343,19 +344,19 @@ fn another_network_namespace_is_named() {
     assert!(reply.contains("FUSEWIRE_HOST_ID"), "{reply}");
 }
 
-/// Returns the numbers of descriptors and threads of this process.
+/// Returns the number of open descriptors and the number of threads of this process.
 fn counts() -> (usize, usize) {
     let count = |path| fs::read_dir(path).unwrap().count();
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// Lists the Unix sockets of this network namespace with their names.
+/// Returns the list of Unix sockets in this network namespace, with their names.
 fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").unwrap()
 }
 
-/// Publishes and fetches a thousand descriptors, first in sequence and then concurrently. Describes
-/// the leaked descriptors and threads.
+/// Publishes and fetches 1000 descriptors one after another, then 500 descriptors that are
+/// published at the same time. Describes the leaked descriptors, threads and sockets.
 fn leaks() -> String {
     let before = counts();
     let mut names = Vec::new();
@@ -380,7 +381,7 @@ fn leaks() -> String {
         let fetched = fetch(&published.token(), LONG).unwrap();
         assert_eq!(contents(fetched), at.to_string());
     }
-    // One server thread for all descriptors, with its listener and its event.
+    // 500 published descriptors, the listener and the eventfd of the server, and one server thread.
     let expected = (before.0 + 502, before.1 + 1);
     settle(expected);
     assert_eq!(counts(), expected);
@@ -393,8 +394,8 @@ fn leaks() -> String {
     format!("{clean} {before:?} {one_by_one:?} {after:?} {left} sockets")
 }
 
-/// Waits until the counts of descriptors and threads are as expected. A joined thread may remain
-/// listed and a connection may remain open for a short time.
+/// Waits up to two seconds until [`counts`] returns `expected`. For a short time, a joined thread
+/// may remain listed and a connection may remain open.
 fn settle(expected: (usize, usize)) {
     let start = Instant::now();
     while counts() != expected && start.elapsed() < Duration::from_secs(2) {
@@ -410,8 +411,9 @@ fn a_thousand_descriptors_leave_nothing_behind() {
     assert!(peer.child.wait().unwrap().success());
 }
 
-/// Checks, in a forked child, its copy of the parent's publication. Returns 0, or the number of the
-/// failed check.
+/// Runs in a forked child. Checks that the child can fetch the parent's descriptor and publish a
+/// descriptor, and that dropping the child's copy of `of_parent` does not withdraw the parent's
+/// descriptor. Returns 0, or the number of the first failed check.
 fn in_forked_child(of_parent: PublishedDescriptor) -> i32 {
     let token = of_parent.token();
     let sees_parent = outcome(&token) == "got parent";
@@ -428,7 +430,8 @@ fn in_forked_child(of_parent: PublishedDescriptor) -> i32 {
     wrong.map_or(0, |at| at as i32 + 1)
 }
 
-/// Checks what a forked child and its parent share. Returns "ok" or a description of the failure.
+/// Checks publication and withdrawal before and after a fork. Returns "ok" or a description of the
+/// failure.
 fn forks() -> String {
     let of_parent = publish(memory("parent")).unwrap();
     let token = of_parent.token();
@@ -439,8 +442,8 @@ fn forks() -> String {
     };
     let first = fork();
     if first == 0 {
-        // Without this, a panic would end the only thread of the child, and the child would exit
-        // with status 0.
+        // Without `catch_unwind`, a panic would end the only thread of the child, and the child
+        // would exit with status 0.
         let code = catch_unwind(AssertUnwindSafe(|| in_forked_child(of_parent))).unwrap_or(99);
         // SAFETY: _exit has no preconditions. It skips the parent's exit handlers.
         unsafe { libc::_exit(code) };
@@ -455,7 +458,8 @@ fn forks() -> String {
         return "the parent's descriptor went with the child's".to_owned();
     }
 
-    // Copies of the sockets in a child do not keep the name alive.
+    // The copies of the sockets in a child must not keep the socket name alive after the
+    // withdrawal.
     let second = fork();
     if second == 0 {
         loop {
