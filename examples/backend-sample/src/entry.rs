@@ -1,5 +1,6 @@
-//! The exported function table and its C functions. They convert failures and panics of the Rust
-//! code to error codes.
+//! The exported function table and its C functions. The functions convert failures and panics of
+//! the Rust code to error codes. Comments cite rules such as "Lifetime", which the documentation of
+//! `fusewire-backend-abi` states.
 
 use core::ffi::{c_char, c_void};
 use core::panic::AssertUnwindSafe;
@@ -37,7 +38,7 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     reduce_scatter: Some(reduce_scatter),
     send: Some(send),
     recv: Some(recv),
-    // The host composes the missing operations from send, recv and all_reduce.
+    // The host composes these operations from `send`, `recv` and `all_reduce`.
     all_to_all: None,
     all_to_all_v: None,
     all_gather_v: None,
@@ -46,7 +47,7 @@ static TABLE: FusewireBackendTable = FusewireBackendTable {
     barrier: None,
     register_memory: None,
     deregister_memory: None,
-    // Without `split`, the host calls `create` for the ranks of a split.
+    // Without `split`, the host calls `create` on the ranks of each new communicator.
     split: None,
     abort: Some(abort),
     async_error: None,
@@ -77,7 +78,7 @@ unsafe fn guard<T>(
     (failure.code, None)
 }
 
-/// Calls `body` with the handle.
+/// Calls `body` with the `Handle` that `handle` points to.
 ///
 /// # Safety
 /// `handle` must be null, or a pointer that `create` returned and that is not yet destroyed.
@@ -178,12 +179,14 @@ unsafe extern "C" fn abort(handle: *mut c_void) {
 }
 
 unsafe extern "C" fn group_start(handle: *mut c_void, error: *mut FusewireError) -> i32 {
-    // SAFETY: the host passes a live handle from `create` and its own error.
+    // SAFETY: the host passes a live handle from `create`, and an error that lives until this call
+    // returns.
     unsafe { with_handle(handle, error, Handle::group_start) }
 }
 
 unsafe extern "C" fn group_end(handle: *mut c_void, error: *mut FusewireError) -> i32 {
-    // SAFETY: the host passes a live handle from `create` and its own error.
+    // SAFETY: the host passes a live handle from `create`, and an error that lives until this call
+    // returns.
     unsafe { with_handle(handle, error, Handle::group_end) }
 }
 
@@ -205,7 +208,8 @@ macro_rules! operations {
                 // "Groups").
                 unsafe { handle.$method($($given,)* &call) }
             };
-            // SAFETY: the host passes a live handle from `create` and its own error.
+            // SAFETY: the host passes a live handle from `create`, and an error that lives until
+            // this call returns.
             unsafe { with_handle(handle, error, body) }
         }
     )*};

@@ -1,5 +1,5 @@
-//! Concurrent transfer of messages. A message never waits for a message of a different pair of
-//! ranks, so no order of sends and receives can deadlock.
+//! Concurrent transfer of messages. A message never waits for a message of another pair of ranks,
+//! so no order of sends and receives can deadlock.
 //!
 //! A message is sent as its length (8 bytes, little endian) followed by its data. Messages of a
 //! pair arrive in the order in which they were sent.
@@ -16,7 +16,7 @@ use fusewire_backend_abi as abi;
 use crate::failure::{Failure, Result};
 use crate::mesh::Mesh;
 
-/// Bytes of the length field.
+/// Size of the length field in bytes.
 const HEADER: usize = 8;
 /// Maximum sleep between two checks of the abort flag.
 const NAP: Duration = Duration::from_millis(50);
@@ -179,7 +179,7 @@ impl StreamError {
     }
 }
 
-/// Messages between this rank and one peer, in both directions.
+/// Messages between this rank and one peer, or from this rank to itself.
 #[derive(Default)]
 struct Lane {
     sends: VecDeque<Message<*const u8>>,
@@ -200,7 +200,7 @@ impl Lane {
     /// Copies the messages that this rank sends to itself.
     ///
     /// # Safety
-    /// The requirements of [`Exchange::run`].
+    /// The caller must meet the requirements of [`Exchange::run`].
     unsafe fn within(&mut self) -> Result<()> {
         if self.sends.len() != self.recvs.len() {
             return Err(Failure::invalid(format!(
@@ -229,7 +229,7 @@ impl Lane {
     /// Transfers as much as possible without waiting. Returns true if any byte was transferred.
     ///
     /// # Safety
-    /// The requirements of [`Exchange::run`].
+    /// The caller must meet the requirements of [`Exchange::run`].
     unsafe fn pump(&mut self, stream: &TcpStream) -> Result<bool, StreamError> {
         let mut moved = false;
         while let Some(message) = self.sends.front_mut() {

@@ -12,7 +12,7 @@ use crate::mesh::Mesh;
 use crate::reduce;
 use crate::store::Store;
 
-/// State that the C handle points to.
+/// State of a communicator, to which the C handle points.
 #[derive(Debug)]
 pub(crate) struct Handle {
     mesh: Mesh,
@@ -116,7 +116,8 @@ impl Handle {
         Err(Failure::invalid(format!("there is no rank {root}")))
     }
 
-    /// Fails inside a group, where collectives are not allowed, and after an earlier failure.
+    /// Returns an error inside a group, where collectives are not allowed, and after an earlier
+    /// failure.
     fn start(&self) -> Result<()> {
         let state = self.state();
         if let Some(broken) = &state.broken {
@@ -130,10 +131,10 @@ impl Handle {
         Ok(())
     }
 
-    /// Transfers messages. A failure aborts this communicator on all ranks.
+    /// Transfers messages. If the transfer fails, aborts the communicator on all ranks.
     ///
     /// # Safety
-    /// The requirements of [`Exchange::run`].
+    /// The caller must meet the requirements of [`Exchange::run`].
     unsafe fn run(&self, exchange: Exchange, timeout: Duration) -> Result<()> {
         // SAFETY: this function has the same safety requirements as `Exchange::run`.
         let ran = unsafe { exchange.run(&self.mesh, timeout) };
@@ -170,8 +171,8 @@ impl Handle {
             let timeout = core::mem::take(&mut state.timeout);
             (core::mem::take(&mut state.grouped), timeout)
         };
-        // SAFETY: the host keeps the buffers of a group's calls until `group_end` returns (rule
-        // "Groups").
+        // SAFETY: the host keeps the buffers of a group's calls valid until `group_end` returns
+        // (rule "Groups").
         unsafe { self.run(exchange, timeout) }
     }
 
@@ -207,8 +208,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name, for this and all following
-    /// operations.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn send(
         &self,
         from: *const u8,
@@ -222,7 +222,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn recv(
         &self,
         to: *mut u8,
@@ -236,7 +236,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn broadcast(
         &self,
         buffer: *mut u8,
@@ -260,7 +260,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn all_gather(
         &self,
         from: *const u8,
@@ -275,8 +275,8 @@ impl Handle {
             exchange.send(peer, from, row);
             exchange.recv(peer, to.wrapping_add(row * peer as usize), row);
         }
-        // SAFETY: the caller guarantees that `from` has one row and `to` has one row per rank. In
-        // place, this rank's row is copied onto itself.
+        // SAFETY: the caller guarantees that `from` has one row and `to` has one row per rank. If
+        // the call is in place, this rank's row is copied onto itself.
         unsafe { self.run(exchange, call.timeout) }
     }
 
@@ -316,7 +316,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn all_reduce(
         &self,
         from: *const u8,
@@ -349,7 +349,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn reduce(
         &self,
         from: *const u8,
@@ -373,7 +373,7 @@ impl Handle {
     }
 
     /// # Safety
-    /// The requirements of the table's function of the same name.
+    /// The caller must meet the requirements of the table's function of the same name.
     pub(crate) unsafe fn reduce_scatter(
         &self,
         from: *const u8,

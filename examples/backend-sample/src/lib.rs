@@ -1,16 +1,16 @@
 //! A sample backend: a shared library that Fusewire loads at run time.
 //!
-//! It sends data by TCP between the processes (or threads) of one host. It is complete and small,
-//! but not fast. Use it as a template.
+//! The backend sends data by TCP between the processes (or threads) of one host. It is complete and
+//! small, but not fast. Use it as a template.
 //!
 //! # Usage
 //! ```sh
 //! cargo build --release -p fusewire-backend-sample
 //! export FUSEWIRE_BACKEND_PATH_SAMPLE=$PWD/target/release/libfusewire_backend_sample.so
 //! ```
-//! With this variable, `fusewire::new_comm("sample", ...)` creates communicators with this backend
-//! in any program. The program need not depend on this crate. Instead of setting the variable, a
-//! program can call `fusewire::backend::register_external_backend("sample", path)`.
+//! If this variable is set, `fusewire::new_comm("sample", ...)` creates communicators with this
+//! backend in any program. The program need not depend on this crate. Instead of setting the
+//! variable, a program can call `fusewire::backend::register_external_backend("sample", path)`.
 //!
 //! # Writing a backend
 //! 1. Depend on `fusewire-backend-abi` and build a `cdylib`. In C or C++, include

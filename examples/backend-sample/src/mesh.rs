@@ -24,8 +24,8 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects to the other ranks until `deadline`. Rank r connects to the ranks below it and
-    /// accepts connections from the ranks above it.
+    /// Connects to the other ranks. Fails if not all are connected by `deadline`. Rank r connects to
+    /// the ranks below r and accepts connections from the ranks above r.
     pub(crate) fn connect(
         rank: u32,
         size: u32,
@@ -79,7 +79,7 @@ impl Mesh {
     }
 }
 
-/// Returns a random-looking number, which an unrelated process is unlikely to send by accident.
+/// Returns a number that an unrelated process is unlikely to send by accident.
 fn token(rank: u32) -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -161,8 +161,8 @@ fn accept(
     Ok(())
 }
 
-/// Returns the rank at the other end of an incoming connection; `None` if it does not send the
-/// token.
+/// Returns the rank at the other end of an incoming connection, or `None` if that end does not send
+/// the token.
 fn hello(mut stream: TcpStream, token: u64, deadline: Instant) -> Option<(usize, TcpStream)> {
     let bound = left(deadline, "listen").ok()?.min(HELLO);
     stream.set_nonblocking(false).ok()?;

@@ -2,7 +2,7 @@
 
 use fusewire_backend_abi as abi;
 
-/// Returns the size in bytes of an element of type `dtype`; `None` for an unknown type.
+/// Returns the size in bytes of an element of type `dtype`, or `None` for an unknown type.
 pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     Some(match dtype {
         abi::DTYPE_F64 | abi::DTYPE_I64 | abi::DTYPE_U64 => 8,

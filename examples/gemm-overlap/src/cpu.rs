@@ -21,8 +21,8 @@ impl Gemm for Cpu {
         let product = move || {
             let (row, column) = (|elements: usize| elements as isize, 1);
             // SAFETY: the tensors have at least these sizes, as asserted above, and the closure
-            // owns references to them. The ready flags and the stream order exclude concurrent
-            // writes to `a` and `b` and any concurrent access to `c`.
+            // owns references to the tensors. The ready flags and the stream order exclude
+            // concurrent writes to `a` and `b` and any concurrent access to `c`.
             unsafe {
                 matrixmultiply::sgemm(
                     m,

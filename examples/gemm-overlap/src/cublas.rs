@@ -9,9 +9,9 @@ use fusewire::{Error, Result, Stream, Tensor};
 
 use crate::Gemm;
 
-/// Returns true if cuBLAS can be opened. If it cannot, calls of cudarc panic.
+/// Returns true if cuBLAS can be opened. If cuBLAS cannot be opened, calls of cudarc panic.
 pub(crate) fn is_there() -> bool {
-    // SAFETY: opening cuBLAS runs only its own initialisers, which may run on any thread.
+    // SAFETY: opening cuBLAS runs only the library's initializers, which may run on any thread.
     unsafe { sys::is_culib_present() }
 }
 
@@ -110,7 +110,7 @@ impl Gemm for Cublas {
 
 impl Drop for Cublas {
     fn drop(&mut self) {
-        // SAFETY: `new` created the handle, and it is not used after drop.
+        // SAFETY: `new` created the handle, and no code uses the handle after `drop`.
         let _ = unsafe { sys::cublasDestroy_v2(self.handle) };
     }
 }

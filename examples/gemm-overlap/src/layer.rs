@@ -32,7 +32,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Results.
+/// Results of a benchmark.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     /// Greatest difference between the results of an overlapped and a sequential call, relative to
@@ -59,8 +59,8 @@ impl Outcome {
         }
     }
 
-    /// Returns true if the results differ by no more than the summation order of a GEMM can
-    /// explain.
+    /// Returns true if the results differ by no more than a different summation order of the GEMMs
+    /// can explain.
     pub(crate) fn is_right(&self) -> bool {
         self.eager < 1e-4 && self.replayed < 1e-4
     }
@@ -68,7 +68,7 @@ impl Outcome {
 
 /// The layers on one rank.
 pub(crate) struct Layer<'a> {
-    /// Communicator of the overlapped operations, with its own stream.
+    /// Communicator of the overlapped operations, with a separate stream.
     comm: Communicator,
     /// Stream of the GEMMs.
     stream: Stream,
@@ -77,8 +77,8 @@ pub(crate) struct Layer<'a> {
     /// Tokens of this rank. `gathered` holds the tokens of all ranks.
     x: Tensor,
     gathered: Tensor,
-    /// This rank's columns of the first layer's weights. `v` holds its rows of the second layer's
-    /// weights.
+    /// This rank's columns of the first layer's weights. `v` holds this rank's rows of the second
+    /// layer's weights.
     w: Tensor,
     v: Tensor,
     /// Output of the first layer. `z` is this rank's partial sum of the second layer's output.
@@ -147,7 +147,7 @@ impl<'a> Layer<'a> {
         (index / per_rank * tokens + start, chunk.min(tokens - start))
     }
 
-    /// Enqueues `y = x * w` for some tokens.
+    /// Enqueues `y = x * w` for `count` tokens, starting at token `first`.
     fn up(&self, first: usize, count: usize) -> Result<()> {
         let Shape { hidden, inner, .. } = self.shape;
         let x = self.gathered.slice(first * hidden, count * hidden)?;
@@ -156,7 +156,7 @@ impl<'a> Layer<'a> {
             .enqueue(&self.stream, [&x, &self.w, &y], [count, hidden, inner])
     }
 
-    /// Enqueues `z = y * v` for some tokens.
+    /// Enqueues `z = y * v` for `count` tokens, starting at token `first`.
     fn down(&self, first: usize, count: usize) -> Result<()> {
         let Shape { hidden, inner, .. } = self.shape;
         let y = self.y.slice(first * inner, count * inner)?;
@@ -188,8 +188,8 @@ impl<'a> Layer<'a> {
         let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
         let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
         let gather = comm.all_gather_with_flags_async(stream, gathered, x, words, span)?;
-        // Uses the order in which chunks arrive: first the chunks of this rank, then those of the
-        // next ranks in the ring.
+        // Enqueue the GEMMs in the order in which chunks arrive: first the chunks of this rank,
+        // then those of the next ranks in the ring.
         for row in (0..ranks).map(|step| (me + step) % ranks) {
             for index in row * per_rank..(row + 1) * per_rank {
                 self.chunks.stream_wait(stream, index)?;
@@ -200,7 +200,8 @@ impl<'a> Layer<'a> {
         gather.wait(stream)?;
         let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
         let scatter = comm.reduce_scatter_on_arrival_async(stream, out, z, tiles, span, 1, sum)?;
-        // Uses the order in which the operation sends tiles: tile t of all rows, then tile t + 1.
+        // Enqueue the GEMMs in the order in which the operation sends tiles: tile t of all rows,
+        // then tile t + 1.
         for t in 0..per_rank {
             for index in (0..ranks).map(|row| row * per_rank + t) {
                 let (first, count) = self.piece(index);
@@ -230,7 +231,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Returns the greatest difference between `found` and `expected`, relative to the greatest
-    /// value; infinite if any element is NaN.
+    /// value. Returns infinity if any element is NaN.
     fn difference(found: &[f32], expected: &[f32]) -> f32 {
         let greatest = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
         let pairs = found.iter().zip(expected);
@@ -246,10 +247,11 @@ impl<'a> Layer<'a> {
         self.x.copy_from(&numbers(seed, self.x.len()))
     }
 
-    /// Compares and times the sequential and the overlapped layers. All ranks must call this.
+    /// Compares and times the sequential and the overlapped layers. All ranks must call this
+    /// method.
     pub(crate) fn benchmark(&self, rounds: u32) -> Result<Outcome> {
-        // Loads the kernels of all libraries now, because loading may wait for the device. That
-        // would deadlock while an operation on the device waits for a peer.
+        // Load the kernels of all libraries now, because loading may wait for the device. If an
+        // operation on the device waited for a peer at that time, loading would deadlock.
         self.comm.warm_up()?;
         self.fill(0)?;
         self.sequential()?.wait_blocking()?;

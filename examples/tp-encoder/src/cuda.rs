@@ -15,7 +15,7 @@ use fusewire::{Communicator, DType, Device, Norm, ReduceOp, Stream, Tensor};
 use crate::LayerNorm;
 use crate::join::{contiguous, no_floats};
 
-/// Index of the first element, and index after the last one.
+/// Index of the first element, and index after the last element.
 type Range = (usize, usize);
 
 pub(crate) fn on_stream_of(
@@ -45,7 +45,7 @@ pub(crate) fn all_reduce(
     Ok(())
 }
 
-/// Sums `partial` over the ranks, adds `residual` and normalises. The ranges are element positions
+/// Sums `partial` over the ranks, adds `residual` and normalizes. The ranges are element positions
 /// in candle's storage.
 pub(crate) fn all_reduce_norm(
     comm: &Communicator,
@@ -81,8 +81,8 @@ pub(crate) fn all_reduce_norm(
     Ok(CudaStorage::wrap_cuda_slice(out, device))
 }
 
-/// Returns candle's elements as a Fusewire tensor, and a guard. When dropped, the guard tells
-/// candle that the work enqueued on `stream` so far reads the elements.
+/// Returns candle's elements as a Fusewire tensor, and a guard. When the guard is dropped, it
+/// records in candle that work on `stream` reads the elements.
 fn input<'a>(
     gpu: Device,
     storage: &'a CudaStorage,

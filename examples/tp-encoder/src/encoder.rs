@@ -1,4 +1,4 @@
-//! The encoder: BERT, followed by the mean over a sentence's tokens, normalised to length 1.
+//! The encoder: BERT, followed by the mean over a sentence's tokens, normalized to length 1.
 
 use anyhow::{Result, ensure};
 use candle_core::{D, Device, Tensor};
@@ -6,7 +6,7 @@ use candle_nn::ops::softmax_last_dim;
 
 use crate::{Config, Join, LayerNorm, Shard, Weights};
 
-/// Tokens of sentences, padded to the longest one.
+/// Tokens of sentences, padded to the length of the longest sentence.
 #[derive(Clone, Debug)]
 pub struct Batch {
     ids: Vec<u32>,
@@ -114,10 +114,10 @@ impl Loader<'_> {
         })
     }
 
-    /// Returns a row-parallel layer. It has this rank's inputs, so that the outputs of all ranks
-    /// sum to the layer's output. Only rank 0 has the bias, because the sum must contain the bias
-    /// once. Adding the bias to the residual instead would take another pass over the residual on
-    /// every rank.
+    /// Returns a row-parallel layer. The layer has only this rank's inputs, so the outputs of all
+    /// ranks sum to the output of the whole layer. Only rank 0 has the bias, because the sum must
+    /// contain the bias once. Adding the bias to the residual instead would take another pass over
+    /// the residual on every rank.
     fn rows(&self, name: &str, out: usize, input: usize) -> Result<Linear> {
         let weight = self
             .weights
@@ -268,7 +268,7 @@ impl Encoder {
         for layer in &self.layers {
             x = layer.forward(&x, batch, &mask, join)?;
         }
-        // Sums over a sentence's tokens instead of averaging. The normalisation to length 1 cancels
+        // Sum over a sentence's tokens instead of averaging: the normalization to length 1 cancels
         // the number of tokens.
         let marks = batch.marks(1.0, 0.0, &self.device)?.unsqueeze(1)?;
         let sums = marks

@@ -25,8 +25,8 @@ impl LayerNorm {
     }
 }
 
-/// Sums `partial` over the ranks, adds `residual` (equal on all ranks), and normalises each row.
-/// All tensors have shape `[rows, hidden]`.
+/// The step that sums `partial` over the ranks, adds `residual` (equal on all ranks), and
+/// normalizes each row. All tensors have shape `[rows, hidden]`.
 pub trait Join: fmt::Debug {
     /// Computes the join; see [`Join`].
     ///
@@ -63,8 +63,8 @@ impl<'a> UnfusedJoin<'a> {
         }
     }
 
-    /// Returns the time spent in joins since the last call, including waits for other ranks. On a
-    /// GPU, only the time for enqueueing the work is included.
+    /// Returns the time spent in joins since the last call of this method, including waits for
+    /// other ranks. On a GPU, the time includes only enqueueing the work.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -95,8 +95,8 @@ impl<'a> FusedJoin<'a> {
         }
     }
 
-    /// Returns the time spent in joins since the last call, including waits for other ranks. On a
-    /// GPU, only the time for enqueueing the work is included.
+    /// Returns the time spent in joins since the last call of this method, including waits for
+    /// other ranks. On a GPU, the time includes only enqueueing the work.
     pub fn take_time(&self) -> Duration {
         self.clock.take()
     }
@@ -221,7 +221,7 @@ fn floats<'a>(name: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<&'
     }
 }
 
-/// Returns the index of the first element and the index after the last one.
+/// Returns the index of the first element and the index after the last element.
 pub(crate) fn contiguous(name: &str, layout: &Layout) -> Result<(usize, usize)> {
     layout
         .contiguous_offsets()

@@ -14,7 +14,7 @@ use fusewire::store::TcpStoreServer;
 /// failed rank.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Variables of an outer launcher that take precedence over those of this launcher.
+/// Variables of an outer launcher that would take precedence over those of this launcher.
 const OTHER_LAUNCHERS: [&str; 9] = [
     "TORCHCOMM_RANK",
     "TORCHCOMM_SIZE",
@@ -33,7 +33,7 @@ pub fn cores(parts: u32) -> u32 {
     (all / parts.max(1)).max(1)
 }
 
-/// Runs this program with `arguments` and `threads` threads for candle, and waits for it.
+/// Runs this program with `arguments` and `threads` threads for candle, and waits until it exits.
 ///
 /// # Errors
 /// Fails if the process cannot be started or exits with an error. In the second case, the process
@@ -43,11 +43,11 @@ pub fn alone(arguments: &[OsString], threads: u32) -> Result<()> {
     supervise(vec![("the single process".to_owned(), child)])
 }
 
-/// Runs this program once per rank, like [`alone`]. The ranks meet in a store that this process
-/// serves.
+/// Runs this program once per rank, like [`alone`]. The ranks rendezvous through a store that this
+/// process serves.
 ///
 /// # Errors
-/// The errors of [`alone`].
+/// Returns the errors of [`alone`].
 pub fn ranks(arguments: &[OsString], threads: u32, ranks: u32) -> Result<()> {
     let server = TcpStoreServer::bind("127.0.0.1:0").context("the store for the ranks")?;
     let mut children = Vec::new();
@@ -95,7 +95,7 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     // async-signal-safe, and does not allocate.
     unsafe {
         command.pre_exec(move || {
-            // Kills the child when this process ends, even if it is killed.
+            // Kills the child when the parent exits, even if the parent is killed.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid() as u32 != parent {
                 return Err(std::io::Error::from_raw_os_error(libc::ESRCH));

@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs the first process, which starts the others and compares their results.
+/// Runs the parent process, which starts the child processes and compares their results.
 fn conduct(arguments: &Arguments) -> Result<ExitCode> {
     let refuse = |error: anyhow::Error| UsageError(format!("{error:#}"));
     let mut settings = arguments.clone();
@@ -323,8 +323,8 @@ impl Work {
     }
 
     /// Returns a rank's part of the model on `device`, after one run without peers. The run loads
-    /// all kernels: a GPU loads a kernel at its first launch and may then wait for running kernels,
-    /// which would deadlock if these wait for this rank.
+    /// all kernels: a GPU loads a kernel at its first launch, and loading may wait for running
+    /// kernels. If those kernels waited for this rank, loading would deadlock.
     fn part(&self, shard: Shard, device: fusewire::Device) -> Result<LocalModel> {
         let device = candle(device)?;
         let encoder = Encoder::new(&self.config, &self.weights, shard, &device)?;
@@ -368,7 +368,7 @@ fn computing<T: Send>(body: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     pool.install(body)
 }
 
-/// Returns candle's device, with its own stream on a GPU.
+/// Returns candle's device. On a GPU, the device has a separate stream.
 fn candle(device: fusewire::Device) -> Result<candle_core::Device> {
     match device {
         fusewire::Device::Cpu => Ok(candle_core::Device::Cpu),
@@ -392,7 +392,7 @@ fn read<T: DeserializeOwned>(results: &Path) -> Result<T> {
     Ok(rmp_serde::from_slice(&bytes)?)
 }
 
-/// Folder of the processes' results, removed on drop.
+/// Folder of the processes' results. Dropping the value removes the folder.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -26,9 +26,9 @@ pub struct Outcome {
 /// Results of one rank.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct RankResults {
-    /// Reduction, residual and norm in one launch.
+    /// Results with reduction, residual and norm in one launch.
     pub fused: Outcome,
-    /// Reduction, residual and norm in sequence.
+    /// Results with reduction, residual and norm in sequence.
     pub unfused: Outcome,
 }
 
@@ -36,7 +36,7 @@ pub struct RankResults {
 /// rounds.
 ///
 /// # Errors
-/// Errors of the encoder.
+/// Returns errors of the encoder.
 pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     for _ in 0..=rounds {
@@ -49,11 +49,11 @@ pub fn alone(encoder: &Encoder, batches: &[Batch], rounds: usize) -> Result<Outc
     Ok(outcome)
 }
 
-/// Runs this rank's part of the model. Fused and unfused rounds alternate, so that other load
-/// affects both.
+/// Runs this rank's part of the model. Fused and unfused rounds alternate, so that other load on
+/// the machine affects both variants.
 ///
 /// # Errors
-/// Errors of the encoder and of the communicator.
+/// Returns errors of the encoder and of the communicator.
 pub fn rank(
     comm: &Communicator,
     encoder: &Encoder,
@@ -135,8 +135,8 @@ impl Outcome {
     }
 }
 
-/// Returns the greatest difference between elements of two sets of embeddings; NaN if any element
-/// is NaN.
+/// Returns the greatest difference between elements of two sets of embeddings, or NaN if any
+/// element is NaN.
 ///
 /// # Errors
 /// Fails if the sets differ in size.

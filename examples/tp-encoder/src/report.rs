@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use crate::measure::{Outcome, RankResults, difference};
 use crate::statistics::{interval, quartiles};
 
-/// Greatest accepted difference between an element of an embedding and the same element computed by
-/// the single process.
+/// Greatest accepted difference between an element of a rank's embedding and the corresponding
+/// element of the single process.
 pub const TOLERANCE: f32 = 1e-5;
 /// Number of printed sentence pairs.
 const PAIRS: usize = 4;

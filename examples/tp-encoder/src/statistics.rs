@@ -1,6 +1,6 @@
 //! Medians and their confidence intervals.
 
-/// A median with a range around it.
+/// A median and the bounds of a range around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -8,7 +8,7 @@ pub(crate) struct Spread {
     pub(crate) high: f64,
 }
 
-/// Returns the median and the quartiles; NaN if there are no samples.
+/// Returns the median and the quartiles, or NaN if there are no samples.
 pub(crate) fn quartiles(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     Spread {
@@ -19,7 +19,7 @@ pub(crate) fn quartiles(samples: &[f64]) -> Spread {
 }
 
 /// Returns the median and its distribution-free 95 % confidence interval from order statistics. For
-/// fewer than 6 samples, no such interval exists, and the range of all samples is returned instead.
+/// fewer than 6 samples, no such interval exists, so the function returns the range of all samples.
 pub(crate) fn interval(samples: &[f64]) -> Spread {
     let sorted = sorted(samples);
     let count = sorted.len();

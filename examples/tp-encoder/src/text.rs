@@ -10,7 +10,8 @@ use crate::Batch;
 /// Sentences that are embedded by default.
 pub const SENTENCES: &str = include_str!("../sentences.txt");
 
-/// Maximum number of tokens of a sentence, as in the model's tokenizer; longer ones are truncated.
+/// Maximum number of tokens of a sentence, as in the model's tokenizer. Longer sentences are
+/// truncated.
 pub const LONGEST: usize = 128;
 
 /// Reads the sentences of `file`, or of [`SENTENCES`]: one per line, without empty lines.

@@ -83,7 +83,7 @@ impl Weights {
     /// `seed`. For tests.
     ///
     /// # Errors
-    /// Errors of candle.
+    /// Returns errors of candle.
     pub fn random(config: &Config, seed: u64) -> Result<Self> {
         let (hidden, wide) = (config.hidden_size, config.intermediate_size);
         let mut shapes = vec![

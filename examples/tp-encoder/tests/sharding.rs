@@ -26,7 +26,7 @@ fn whole(config: &Config, weights: &Weights) -> Embeddings {
         .unwrap()
 }
 
-/// Returns the embeddings of each rank, fused and unfused. Rank r has the weights `weights(r)`.
+/// Returns the embeddings of each rank, fused and unfused. Rank r uses the weights `weights(r)`.
 fn cut(
     config: &Config,
     ranks: u32,
@@ -116,7 +116,7 @@ fn every_algorithm_gives_the_same_bits() {
     assert!(difference(&fused[0], &whole(&config, &weights)).unwrap() <= TOLERANCE);
 }
 
-/// Wrong weights and swapped shards must fail the comparison.
+/// Checks that wrong weights and swapped shards fail the comparison.
 #[test]
 fn mistakes_are_found() {
     let config = Config::tiny();

@@ -1,9 +1,9 @@
-//! Example of a user's kernel crate: vocabulary-parallel argmax in one kernel.
+//! Example of a user kernel crate: vocabulary-parallel argmax in one kernel.
 //!
 //! In tensor-parallel decoding, each rank has the logits of a part of the vocabulary. Greedy
 //! sampling needs the index of the greatest logit over all parts. With library calls, this takes a
-//! local argmax, two all_gathers and another argmax. This kernel does it in one launch: local
-//! argmax, exchange by packets, global argmax.
+//! local argmax, two all_gathers and another argmax. This kernel computes the index in one launch:
+//! local argmax, exchange by packets, global argmax.
 //!
 //! ```text
 //! cargo run --release -p vocab-argmax --example argmax                             # on the CPU
@@ -26,17 +26,17 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
 
 /// Finds, for every row, the column of the greatest logit over the parts of all ranks. If several
-/// logits are equal, the lowest column wins.
+/// logits are greatest, returns the lowest of their columns.
 ///
 /// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is
-/// scratch memory for `rows` words. The kernel writes `rows` column indices to `winners`; they are
-/// equal on all ranks. NaN is less than any number.
+/// scratch memory for `rows` words. The kernel writes `rows` column indices to `winners`. The
+/// indices are equal on all ranks. NaN is less than any number.
 ///
 /// # Safety
 /// `constants` must meet the requirements of [`Session::begin`]. `logits` must be readable for
-/// `rows * columns` elements, `keys` and `winners` writable for `rows`. `rows * 8` must be at most
-/// [`fusewire_device::packet::capacity`] of a slot, and all ranks together must have fewer than
-/// 2^32 columns. The launch must have one block.
+/// `rows * columns` elements, and `keys` and `winners` must be writable for `rows` elements. `rows
+/// * 8` must be at most [`fusewire_device::packet::capacity`] of a slot, and all ranks together
+/// must have fewer than 2^32 columns. The launch must have one block.
 #[kernel]
 pub unsafe fn vocab_argmax(
     block: Block<impl Machine>,
@@ -72,8 +72,8 @@ pub unsafe fn vocab_argmax(
     block.sync();
 
     let slots = Slots::open(&mut session, rows * 8);
-    // SAFETY: `keys` has `rows` initialised words. `block.sync` orders their writes before this
-    // read, and the caller guarantees that `rows * 8` bytes fit in a slot.
+    // SAFETY: `keys` has `rows` initialized words. `block.sync` orders the writes of these words
+    // before this read, and the caller guarantees that `rows * 8` bytes fit in a slot.
     unsafe { slots.send_to_all(&mut session, keys.cast()) };
     let mut failed = false;
     for source in block.elements_of_block(ranks as usize) {
@@ -100,8 +100,8 @@ pub unsafe fn vocab_argmax(
     }
 }
 
-/// Returns a key for comparing logits. A greater logit has a greater key; of equal logits, the
-/// lower column has the greater key. Keys of numbers are greater than 0.
+/// Returns a key for comparing logits. A greater logit has a greater key. Of equal logits, the
+/// logit in the lower column has the greater key. Keys of numbers are greater than 0.
 #[inline(always)]
 fn rank_key(logit: f32, column: u32) -> u64 {
     let bits = logit.to_bits();

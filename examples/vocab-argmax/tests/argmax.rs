@@ -1,4 +1,4 @@
-//! Compares the kernel with a sequential argmax, for one lane and for many lanes.
+//! Compares the kernel with a sequential argmax, with one lane and with many lanes.
 
 use fusewire::{DType, Operation, Options, Tensor, run_threads};
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
@@ -43,8 +43,8 @@ fn equals_a_sequential_argmax() {
                     keys: keys.as_ptr().cast(),
                     winners: winners.as_ptr().cast(),
                 };
-                // SAFETY: the buffers have the kernel's sizes and live until the blocking call
-                // returns; the communicator has one block.
+                // SAFETY: the buffers have the sizes that the kernel requires and live until the
+                // blocking call returns. The communicator has one block.
                 unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
                 let expected: Vec<u64> = (0..rows)
                     .map(|row| {

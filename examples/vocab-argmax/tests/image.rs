@@ -1,7 +1,8 @@
-//! Tests that the program finds the images that `fusewire-build build` wrote, and that they match
-//! the program.
+//! Tests that the program finds the images that `fusewire-build build` wrote, and that the images
+//! match the program.
 //!
-//! Skipped if the images were not built. With `FUSEWIRE_REQUIRE=images`, the test fails instead.
+//! The test is skipped if the images were not built. With `FUSEWIRE_REQUIRE=images`, it fails
+//! instead.
 
 use fusewire::gpu::images::Images;
 
