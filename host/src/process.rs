@@ -46,8 +46,8 @@ pub(crate) fn says_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// Returns a descriptor that becomes readable when the process ends, or `None` if there is no such
-/// process or the system does not support `pidfd_open`.
+/// Returns a descriptor that becomes readable when the process ends, or `None` if the process does
+/// not exist or the system does not support `pidfd_open`.
 pub(crate) fn descriptor(pid: u32) -> Option<OwnedFd> {
     // SAFETY: `pidfd_open` takes two integers and accesses no memory of this process.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };

@@ -165,7 +165,8 @@ pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Resu
         ..*args
     };
     let at = word.as_mut_ptr();
-    // SAFETY: `at` points to one f32 in host memory, and all_reduce may run in place. Backends that
-    // cannot access host memory do not use this function, but implement `Backend::barrier`.
+    // SAFETY: `at` points to one f32 in host memory, and all_reduce may run in place. Only backends
+    // that access host memory and block may use this function. Other backends implement
+    // `Backend::barrier`.
     unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
 }

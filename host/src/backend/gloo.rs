@@ -167,7 +167,7 @@ pub(super) enum Scale {
 }
 
 impl Gloo {
-    /// Connects rank `rank` to the other ranks of `size` ranks, with a rendezvous in `store`.
+    /// Connects rank `rank` with the other `size - 1` ranks. The rendezvous uses `store`.
     pub(super) fn connect(
         rank: u32,
         size: u32,

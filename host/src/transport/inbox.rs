@@ -120,7 +120,7 @@ impl Inbox {
         self.doorbell.ring();
     }
 
-    /// Takes one notification. Returns false if there is none.
+    /// Takes one notification. Returns false if no notification is available.
     pub(super) fn take(&self) -> bool {
         let bell = self.doorbell.bell();
         self.taken

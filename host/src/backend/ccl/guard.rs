@@ -1,4 +1,4 @@
-//! Timeouts for library calls. The library itself has no timeouts.
+//! Timeouts for library calls. The libraries have no timeouts.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;

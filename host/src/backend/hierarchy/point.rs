@@ -73,9 +73,9 @@ impl Hierarchy {
             let between = between
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // If one exchange failed and aborted the other one, the other error is not the cause.
-            // The message contains both errors, because this function does not know which failed
-            // first.
+            // If both exchanges failed, one of them may have failed only because the other one
+            // aborted it. The message contains both errors, because the order of the failures is
+            // unknown.
             match (inside, between) {
                 (Err(inside), Err(between)) => {
                     let detail = format!("{inside}; {between}");
