@@ -386,9 +386,9 @@ impl Gpu {
             None
         };
         for memory in unfreed.drain(..) {
-            // SAFETY: `free` receives memory that `allocate` or `import` returned, after the last
-            // user has dropped it. `drain` removes each entry from the list, so no memory is
-            // released twice.
+            // SAFETY: `allocate` or `import` returned the memory, and `free` was called after the
+            // last user of the memory was dropped. `drain` removes each entry from the list, so no
+            // memory is released twice.
             if let Err(error) = unsafe { self.driver.release(memory) } {
                 tracing::warn!(%error, bytes = memory.bytes, "device memory could not be freed");
             }

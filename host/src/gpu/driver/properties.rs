@@ -9,7 +9,7 @@ pub struct Properties {
     pub name: String,
     /// Architecture: `sm_90`, `gfx942`.
     pub architecture: String,
-    /// Identifies the GPU across processes of a host and containers.
+    /// Identifier of the GPU. All processes and containers on a host see the same identifier.
     pub uuid: [u8; 16],
     /// Bytes of memory.
     pub memory: u64,
