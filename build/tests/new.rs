@@ -1,6 +1,6 @@
-//! Tests a crate that `fusewire-build new` creates outside the workspace. Its tests pass with
-//! stable Rust and fail for a wrong kernel. `check` finds no violation in the new crate, and
-//! reports the source lines of seeded violations.
+//! Tests a crate that `fusewire-build new` creates outside the workspace. The tests of the crate
+//! pass with stable Rust and fail if its kernel is wrong. `check` finds no violation in the new
+//! crate, and reports the source lines of seeded violations.
 //!
 //! Without a device tool chain, the test of `check` is skipped and prints the reason. With
 //! `FUSEWIRE_REQUIRE=ptx` it fails instead.
@@ -52,7 +52,8 @@ impl NewCrate {
         text[..at].lines().count()
     }
 
-    /// Runs `cargo test` in this test's profile, so that dependencies are compiled once.
+    /// Runs `cargo test` in the profile of this test, so that the crate and the workspace share
+    /// compiled dependencies.
     fn test(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO"));
         command

@@ -1,4 +1,4 @@
-//! A fake bundle: shell scripts instead of programs.
+//! A fake bundle, in which shell scripts replace the programs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -66,7 +66,7 @@ impl Bundle {
         self.path().join("results")
     }
 
-    /// Writes a script.
+    /// Writes an executable shell script with this body.
     pub(crate) fn program(&self, name: &str, body: &str) {
         let path = self.path().join(name);
         fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -74,7 +74,7 @@ impl Bundle {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
     }
 
-    /// Writes the hashes of the present files.
+    /// Writes the hashes of the programs and tests to `SHA256SUMS`.
     pub(crate) fn sums(&self) {
         let made = Command::new("sh")
             .args(["-c", "sha256sum bin/* tests/* > SHA256SUMS"])
@@ -83,8 +83,8 @@ impl Bundle {
         assert!(made.expect("sh").success());
     }
 
-    /// Returns a command that runs the script with an empty environment, in which `path/` is the
-    /// first folder of `$PATH`.
+    /// Returns a command that runs `run.sh`. Its environment contains only `PATH`, which starts
+    /// with the folder `path` of the bundle.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("/bin/sh");
         command

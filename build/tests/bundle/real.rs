@@ -16,7 +16,7 @@ fn bundle(folder: &Path, more: &[&str]) -> Output {
         .expect("fusewire-build")
 }
 
-/// Runs the script with an empty environment.
+/// Runs the script in an environment that contains only `PATH`.
 fn run(folder: &Path, arguments: &[&str], results: &Path) -> Output {
     Command::new(folder.join("run.sh"))
         .args(arguments)
@@ -79,8 +79,8 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
         assert!(said.contains("--device cuda: "), "{said}");
     }
 
-    // A second call replaces the bundle, including a changed file. The size error names the largest
-    // files.
+    // After a change of a file, the script reports failures. A second call of `bundle` replaces the
+    // changed file, also if the bundle is too large. The size error names the largest files.
     let packed = std::process::Command::new("gzip")
         .args(["-c", "/bin/false"])
         .output()

@@ -70,8 +70,8 @@ fn a_binary_that_fails_is_named() {
         what.contains("tests/graphs (the_culprit): status 101"),
         "{what}"
     );
-    // The corrupted binary also differs from the bundled one. Only sections that use the binary
-    // fail.
+    // The replaced binary also differs from the bundled one, so the section `files` fails. A
+    // section that does not use the binary passes.
     let (result, what) = bundle.row("files");
     assert_eq!(
         (result.as_str(), what.as_str()),
@@ -185,7 +185,7 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
     let output = bundle.run(&strict, CUDA);
     assert_eq!(output.status.code(), Some(0));
 
-    // Replaces the tool by one that reports nothing.
+    // Replaces the tool with one that reports nothing.
     bundle.program(
         "path/compute-sanitizer",
         "echo '========= ERROR SUMMARY: 0 errors'",
@@ -201,7 +201,7 @@ fn sanitizers_must_find_the_seeded_bugs_and_nothing_else() {
         assert!(what.contains(says), "{what}");
     }
 
-    // Replaces the tool by one that reports an error in every test.
+    // Replaces the tool with one that reports an error in every test.
     bundle.program(
         "path/compute-sanitizer",
         "echo 'Invalid __global__ write'
@@ -305,7 +305,7 @@ fn the_baseline_is_measured_if_there_is_one() {
         "{log}"
     );
 
-    // Wrong sums are a failure.
+    // If the comparison finds wrong results, the section fails.
     bundle.program(
         "bin/fusewire-benches",
         "echo 'error: 3 wrong elements'; exit 1",
@@ -402,7 +402,7 @@ fn tools_check_ranks_in_a_multi_rank_grid() {
 #[test]
 fn an_interrupt_ends_the_children() {
     let bundle = Bundle::new();
-    // The test starts a child, as do tests whose ranks are processes.
+    // Like a test whose ranks are processes, the fake test binary starts a child process.
     bundle.program(
         "tests/on_device",
         "sleep 300 &\necho $$ $! > \"$PWD/ids\"\nwait",
