@@ -118,7 +118,8 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
-/// Variable with the address on which rank 0's store listens, if this is not `MASTER_ADDR`.
+/// Variable with the address on which rank 0's store listens. If the variable is not set,
+/// `MASTER_ADDR` determines the address.
 const BIND: &str = "FUSEWIRE_STORE_BIND";
 
 /// Variable that restricts the search for rank and size to one launcher.
@@ -326,13 +327,13 @@ impl BootstrapStore {
 }
 
 /// Connects to the TCP store at `MASTER_ADDR` and `MASTER_PORT`. Rank 0 also hosts the server,
-/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`. In this case the launcher's agent hosts the
+/// unless `TORCHELASTIC_USE_AGENT_STORE` is `True`. If it is `True`, the launcher's agent hosts the
 /// server, and each attempt of a job (`TORCHELASTIC_RESTART_COUNT`) uses separate keys. `timeout`
 /// limits the time for the connection and for each later answer.
 ///
 /// If rank 0 hosts the server, the server stops when rank 0 drops the returned value, even if other
-/// ranks have already connected for another rendezvous. In this case, call this function once and
-/// use the store for every rendezvous.
+/// ranks have already connected for another rendezvous. Call this function only once, and use the
+/// store for every rendezvous.
 ///
 /// If rank 0 hosts the server, the clients of all other ranks join as workers, because a PyTorch
 /// master on rank 0 may wait for its workers ([`TcpStore::join_as_worker`]).

@@ -35,16 +35,16 @@
 //! again to create a new connection.
 //!
 //! An operation that times out breaks the connection. After the operation has returned its error,
-//! none of its bytes are written. To ensure this, this side resets the connection and delays the
-//! error until the peer has closed its own connection. The peer closes its connection after its
-//! serving thread has stopped. This side waits for at most 0.2 s. If the peer has not closed its
-//! connection by then, the peer is suspended or unreachable:
+//! none of its bytes are written: this side resets the connection, and delays the error until the
+//! peer has closed its own connection. The peer closes its connection after its serving thread has
+//! stopped. This side waits for at most 0.2 s. If the peer has not closed its connection by then,
+//! the peer is suspended or unreachable:
 //!
 //! - A suspended peer detects the reset when it resumes, because it checks the connection after
 //!   each wait and before each copy. The peer then discards received data. One case remains: if the
 //!   peer was suspended between such a check and the following copy, the bytes of this copy (at
 //!   most 256 KiB) are written when the peer resumes.
-//! - Nothing is sent again to an unreachable peer.
+//! - If the peer is unreachable, this side does not send the bytes again.
 //!
 //! # Security
 //! A peer authenticates with the secret in the URL, and addresses memory by a random key. The
@@ -170,9 +170,9 @@ impl Transport {
         Ok(self.link("write")?.write(source, target, notify, timeout))
     }
 
-    /// Reads the peer's memory into a view. The operation completes when the bytes have arrived. It
-    /// has the same errors as [`Transport::write`]; after an error the bytes of the view are
-    /// undefined.
+    /// Reads the peer's memory into a view. The operation completes when the bytes have arrived.
+    /// The operation has the same errors as [`Transport::write`]. After an error, the bytes of the
+    /// view are undefined.
     ///
     /// # Errors
     /// The errors of [`Transport::write`].

@@ -56,7 +56,8 @@ impl Socket {
     /// # Safety
     /// `start` must be valid for writes of `len` bytes.
     pub(super) unsafe fn receive(&self, start: *mut u8, len: usize) -> io::Result<Option<usize>> {
-        // SAFETY: the caller passes `len` writable bytes; the descriptor is open.
+        // SAFETY: the caller guarantees that `len` bytes at `start` are writable. The descriptor is
+        // open.
         let count = unsafe { libc::recv(self.raw(), start.cast(), len, libc::MSG_DONTWAIT) };
         match counted(count)? {
             Some(0) if len > 0 => Err(io::Error::new(
@@ -170,7 +171,7 @@ impl Receiver {
             self.start = 0;
         }
         let space = &mut self.buffer[self.end..];
-        // SAFETY: `space` is an exclusively borrowed slice.
+        // SAFETY: `space` is an exclusively borrowed slice of `space.len()` bytes.
         let count = unsafe { socket.receive(space.as_mut_ptr(), space.len()) }?;
         self.end += count.unwrap_or(0);
         Ok(count.is_some_and(|count| count > 0))
