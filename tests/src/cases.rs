@@ -28,7 +28,7 @@ pub enum Splits {
     Zeros,
     /// All lengths are zero.
     AllZero,
-    /// Higher ranks receive more elements than they send. Rank 0 receives none.
+    /// The length is proportional to the number of the receiving rank, so rank 0 receives nothing.
     Asymmetric,
 }
 
@@ -265,9 +265,10 @@ pub fn types(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of multicast: its types and reductions with many counts and kinds of memory.
-/// The list includes counts that do not fill 16 bytes, and memory that is registered on only one
-/// rank. Reductions that multicast rounds twice (f16 and bf16) have exact contents.
+/// Returns the cases of multicast: the types and reductions that multicast supports, with many
+/// counts and kinds of memory. The list includes counts that do not fill 16 bytes, and memory that
+/// is registered on only one rank. Averages of f16 and bf16, which multicast rounds twice, have
+/// exact inputs.
 pub fn nvls(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     let operations = [

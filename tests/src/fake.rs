@@ -28,7 +28,7 @@ impl Fake {
     /// Panics if `FUSEWIRE_REQUIRE` names `cuda-fake` and the test does not run on the fake.
     pub fn open() -> Option<Self> {
         if crate::device().is_gpu() {
-            // SAFETY: the initialisers of the driver and of the fake have no requirements.
+            // SAFETY: the initializers of the driver and of the fake have no requirements.
             let library = unsafe { Library::new("libcuda.so.1") };
             if let Ok(library) = library {
                 // SAFETY: the symbol is never dereferenced or called.

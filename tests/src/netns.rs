@@ -80,7 +80,7 @@ impl Drop for Cable {
     }
 }
 
-/// Moves this thread, and the threads that it starts later, into a namespace.
+/// Moves this thread, and the threads that this thread starts later, into a namespace.
 ///
 /// # Errors
 /// Returns the system's error.

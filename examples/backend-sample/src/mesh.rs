@@ -24,8 +24,8 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects to the other ranks. Fails if not all are connected by `deadline`. Rank r connects to
-    /// the ranks below r and accepts connections from the ranks above r.
+    /// Connects to the other ranks. Fails if not all ranks are connected by `deadline`. Rank r
+    /// connects to the ranks below r and accepts connections from the ranks above r.
     pub(crate) fn connect(
         rank: u32,
         size: u32,

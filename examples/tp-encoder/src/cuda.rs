@@ -3,7 +3,7 @@
 //! All work is enqueued on candle's stream. Earlier work on the stream has written the inputs when
 //! Fusewire's kernel begins, and later work reads the kernel's output. Candle also frees memory in
 //! stream order, so the launch need not keep memory alive after the call. Peers do not access
-//! candle's memory, because it is in no window. They read the copy that the kernel makes in
+//! candle's memory, because it is in no window. Peers read the copy that the kernel makes in
 //! staging.
 
 use core::ffi::c_void;

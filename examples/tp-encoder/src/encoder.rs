@@ -15,8 +15,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Creates a batch of `sentences`, which are given as token numbers. Pads them with 0; padding
-    /// does not affect the embeddings.
+    /// Creates a batch of `sentences`, which are given as token numbers. Pads them with 0. The
+    /// padding does not affect the embeddings.
     pub fn new(sentences: &[Vec<u32>]) -> Self {
         let lengths: Vec<usize> = sentences.iter().map(Vec::len).collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);

@@ -16,7 +16,8 @@ pub struct Outcome {
     pub embeddings: Vec<Vec<f32>>,
     /// Number of rounds whose embeddings are not bitwise identical to those of the first round.
     pub changed: usize,
-    /// Seconds per batch, one value per round. With several ranks, the time of the slowest rank.
+    /// Seconds per batch, one value per round. With several ranks, each value is the slowest
+    /// rank's.
     pub seconds: Vec<f64>,
     /// Part of `seconds` that was spent in joins (reduction, residual and norm), including waits
     /// for other ranks.

@@ -18,7 +18,7 @@ const PAIRS: usize = 4;
 pub struct Report {
     /// Text to print.
     pub text: String,
-    /// Detected errors; empty if all results are correct.
+    /// Detected errors. Empty if all results are correct.
     pub wrong: Vec<String>,
 }
 

@@ -3,10 +3,10 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `memory_image` | memory of all ranks in one execution; which parts the tool controls |
-//! | `step` | one launch of a real kernel on one rank, its input and the check of its output |
-//! | `machine` | blocks of one lane with GPU packets; a block barrier as weak as AMD's |
-//! | `scenario` | ranks as the tool's threads, launches in sequence |
+//! | `memory_image` | memory of all ranks in one execution, and the parts that the checker controls |
+//! | `step` | one launch of a real kernel on one rank, the kernel's input, and the check of its output |
+//! | `machine` | GPU-like blocks of one lane, and blocks whose barrier is as weak as AMD's |
+//! | `scenario` | ranks as the checker's threads, each with a sequence of launches |
 //! | `broken` | deliberately broken kernels, for negative controls |
 //! | `report` | one line per model: executions, complete or bounded, or the failure found |
 //!

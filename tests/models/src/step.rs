@@ -34,11 +34,11 @@ pub enum Op {
     ReduceScatter,
     /// all_gather.
     AllGather,
-    /// broadcast.
+    /// broadcast from this root.
     Broadcast(u32),
-    /// scatter.
+    /// scatter from this root.
     Scatter(u32),
-    /// gather.
+    /// gather to this root.
     Gather(u32),
     /// all_to_all.
     AllToAll,
@@ -82,7 +82,7 @@ fn weight(column: usize) -> f32 {
     column as f32 + 3.0
 }
 
-/// Location of a rank's buffers. The rank publishes it to its peers.
+/// Location of a rank's buffers. The rank publishes this location to its peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
     /// Buffers are in a window on every rank.

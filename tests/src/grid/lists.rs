@@ -1,4 +1,4 @@
-//! Operations on lists of tensors, persistent all_gather, quantised reduce_scatter.
+//! Operations on lists of tensors, persistent all_gather, quantized reduce_scatter.
 
 use crate::device::tensor;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
@@ -222,7 +222,7 @@ fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
     Ok(())
 }
 
-/// Checks sums that bf16 represents exactly, so quantisation does not change them.
+/// Checks sums that bf16 represents exactly, so quantization does not change them.
 fn quantised(grid: &mut Grid, mode: CallMode) -> Result<()> {
     grid.doing = format!("quantised reduce_scatter, {mode:?}");
     let comm = grid.comm.clone();

@@ -349,8 +349,8 @@ fn a_rank_that_never_calls_is_named() {
 
 #[test]
 fn the_slowest_rank_is_blamed_and_not_one_that_waits_for_it() {
-    // Ranks 0 and 1 wait in the second operation for rank 2, which never calls it. Rank 1 calls it
-    // later than rank 0, but only rank 2 must be blamed.
+    // Ranks 0 and 1 wait in the second operation for rank 2, which never calls this operation. Rank
+    // 1 calls it later than rank 0, but only rank 2 must be blamed.
     let results = run_threads(3, &options(), |comm| {
         let mut x = [1f32; 8];
         comm.barrier()?;

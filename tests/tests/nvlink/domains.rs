@@ -197,7 +197,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
         let ranks = [host("x", "1", &one), host("y", "2", &other)];
         let mut started = start(&driver, test, "apart", &ranks);
         if gloo {
-            // With Gloo, every backend between hosts is correct except one that uses only kernels.
+            // With Gloo, ranks may use any backend, except one that connects the hosts only by
+            // kernels.
             assert!(reports(&mut started).iter().all(|said| said != "kernels"));
             continue;
         }

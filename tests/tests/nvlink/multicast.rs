@@ -169,7 +169,7 @@ fn a_window_has_a_multicast_address_until_it_is_freed() {
             barrier.wait();
             comm.finalize()
         };
-        // The communicator frees its windows, so a second communicator needs no more memory.
+        // Runs twice: each run must free all its objects, so the second run starts from zero again.
         run_each(3, work);
         settles(&fake, &[0, 0, 0, 0, 0]);
         run_each(3, work);
@@ -183,7 +183,7 @@ const REFUSED: [(&CStr, u64); 9] = [
     (c"cuMulticastCreate", 1),
     // The export of the multicast object, after the exports of three windows.
     (c"cuMemExportToShareableHandle", 4),
-    // An import of the multicast object, after two imports of windows per rank.
+    // The first import of the multicast object, after six imports of windows (two per rank).
     (c"cuMemImportFromShareableHandle", 7),
     (c"cuMulticastAddDevice", 1),
     (c"cuMulticastAddDevice", 3),

@@ -368,7 +368,7 @@ fn graphs_replay_with_changing_logits() {
 fn outcome(setup: &Setup, rows: usize) -> Vec<[Vec<u8>; 3]> {
     const COLUMNS: usize = 2500;
     const K: usize = 5;
-    // Only eight rows differ, to save time.
+    // Only eight rows have different contents, to save time.
     let some: Vec<Vec<f32>> = (0..8)
         .map(|row| Contents::Ordinary.row(DType::Bf16, 3, row, 2 * COLUMNS))
         .collect();
