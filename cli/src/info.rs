@@ -173,8 +173,8 @@ fn gpus(
         );
         match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
-                // Only opening a device tests fabric handles. The NVLink domain is known only if
-                // they work.
+                // Opening the device tests whether fabric handles work. If they do not work, the
+                // NVLink domain is unknown.
                 add(
                     true,
                     match &gpu.properties().domain {
@@ -294,7 +294,7 @@ impl Library {
             Some((*variable, PathBuf::from(path)))
         });
         if let Some((variable, path)) = named {
-            // The backend also tries only this path.
+            // Does not search further, because the backend uses only this path.
             match open(&path) {
                 Ok(()) => {
                     item.found = true;
@@ -307,10 +307,11 @@ impl Library {
             }
             return item;
         }
-        // Both names are tried. The name without a version is the link of a development package.
+        // Tries the name with the version, then the name without it, which is a link that
+        // development packages install.
         let opened = [self.soname, self.name].into_iter().find_map(|name| {
-            // SAFETY: dlopen may run the initialisers of these libraries without preconditions. No
-            // function of the libraries is called.
+            // SAFETY: the initialisers of these libraries have no preconditions, so dlopen may run
+            // them. This command calls no function of the libraries.
             let library = unsafe { libloading::Library::new(name) }.ok()?;
             let path = mapped(self.name);
             drop(library);
@@ -327,14 +328,15 @@ impl Library {
         item
     }
 
-    /// Returns the path of this library in the active Python environment.
+    /// Returns the path of this library in the active Python environment, if a package installed
+    /// it.
     fn in_wheel(&self) -> Option<PathBuf> {
         const FOLDERS: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
         if self.wheels.is_empty() {
             return None;
         }
-        // Uses the interpreter of the environment, because `python3` in `PATH` may be another
-        // interpreter.
+        // Uses the interpreter of the virtual environment, because `python3` in `PATH` may be
+        // another interpreter.
         let python = std::env::var_os("VIRTUAL_ENV")
             .map(|folder| Path::new(&folder).join("bin/python3"))
             .filter(|python| python.exists())
@@ -349,11 +351,12 @@ impl Library {
 
 /// Opens a library and closes it again.
 fn open(path: &Path) -> Result<(), libloading::Error> {
-    // SAFETY: the user has named this path as a library, so dlopen may run its initialisers.
+    // SAFETY: the user has named this path as a library, so dlopen may run the initialisers of that
+    // library.
     unsafe { libloading::Library::new(path) }.map(drop)
 }
 
-/// Returns the path of the loaded library `name`.
+/// Returns the path from which the library `name` was loaded into this process.
 fn mapped(name: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
@@ -368,8 +371,8 @@ fn mapped(name: &str) -> Option<String> {
     Some(format!("/{path}"))
 }
 
-/// Returns the path of NVIDIA's assembler: from the environment variable, from `PATH`, or from the
-/// wheel.
+/// Describes where NVIDIA's assembler is: the path in `FUSEWIRE_PTXAS`, the text `in the path`, or
+/// the path in the Python wheel. Returns `None` if ptxas is missing.
 fn ptxas() -> Option<String> {
     const WHEEL: &str = "import glob, nvidia; \
         print(next(p for f in nvidia.__path__ for p in glob.glob(f + '/*/bin/ptxas')))";

@@ -1,9 +1,10 @@
-//! Local ranks: child processes with torchrun's environment, stopped together.
+//! Starts local ranks as child processes with torchrun's environment, and stops them together.
 //!
-//! The launcher serves the ranks' store, with a secret that only they have. When a rank fails, the
-//! others may run on for a while to report what they see; then everything below the launcher is
-//! ended. A launcher that is killed takes its direct children along (`PR_SET_PDEATHSIG`), but not
-//! what a shell between it and a rank has started.
+//! The launcher serves the store of the ranks, with a secret that only the ranks get. When a rank
+//! fails, the other ranks may continue for a grace period to report what they observe. Then the
+//! launcher ends all its descendants. If the launcher is killed, the system also kills its direct
+//! children (`PR_SET_PDEATHSIG`), but not the processes that these children have started, for
+//! example if a child is a shell.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -22,32 +23,36 @@ use crate::{Usage, processes};
 pub(crate) struct Job<'a> {
     /// The program.
     pub(crate) program: &'a std::ffi::OsStr,
-    /// Its arguments.
+    /// Arguments of the program.
     pub(crate) arguments: &'a [std::ffi::OsString],
-    /// Ranks.
+    /// Number of ranks.
     pub(crate) ranks: u32,
-    /// Puts the rank in front of each line of output.
+    /// Prefixes each line of output with the rank.
     pub(crate) prefix: bool,
-    /// Longest time that the other ranks run on after one was killed, to report what they see.
+    /// Maximum time for which the other ranks continue after a rank has failed, to report what they
+    /// observe.
     pub(crate) grace: Duration,
-    /// Lets the store take clients without a secret.
+    /// Lets clients without a secret connect to the store.
     pub(crate) open_store: bool,
-    /// Ends the job when the reader of its output closes it; else the rest is discarded.
+    /// Ends the job when the reader of its output closes the pipe. If false, the launcher discards
+    /// further output.
     pub(crate) ends_with_output: bool,
 }
 
-/// Variable of the secret that clients and server of the store share.
+/// Environment variable with the secret that the server and the clients of the store share.
 const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 
 /// Time between SIGTERM and SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest grace after a rank that ended by itself.
+/// Maximum grace period after a rank that failed without being killed by a signal.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
-/// A rank that was killed is the cause of other ranks' exits that were seen up to so much earlier;
-/// see [`is_cause_of`]. They may notice its death before the launcher does.
+/// Maximum time between an exit that the launcher sees and a crash that it sees later, for which the
+/// crash may be the cause of the exit. Peers may notice a crash before the launcher does. See
+/// [`is_cause_of`].
 const SAME_FAILURE: Duration = Duration::from_millis(500);
 
-/// Variables of an outer launcher that a rank would read before this one's.
+/// Variables of other launchers, which a rank would prefer to the variables of this launcher. The
+/// ranks start without them.
 const OTHER_LAUNCHERS: [&str; 9] = [
     "TORCHCOMM_RANK",
     "TORCHCOMM_SIZE",
@@ -63,17 +68,18 @@ const OTHER_LAUNCHERS: [&str; 9] = [
 /// The signal that asked this process to stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
-/// The reader of the ranks' output has closed it, as `head` does.
+/// True after the reader of the ranks' output has closed the pipe, as `head` does.
 static OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(signal: libc::c_int) {
     STOP.store(signal, Ordering::Relaxed);
 }
 
-/// Handles `signal`, unless this process was started to ignore it, as by `nohup`.
+/// Installs the handler for `signal`, unless this process was started with `signal` ignored, as by
+/// `nohup`.
 fn catch(signal: libc::c_int) {
-    // SAFETY: the handler only stores to an atomic, which is async-signal-safe; SIG_IGN, which may
-    // have been the action before, needs no handler.
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe. `SIG_IGN` is a
+    // valid action for every signal that `run` passes here.
     unsafe {
         let before = libc::signal(signal, on_signal as *const () as libc::sighandler_t);
         if before == libc::SIG_IGN {
@@ -82,12 +88,13 @@ fn catch(signal: libc::c_int) {
     }
 }
 
-/// Writes a line to stderr. A closed stderr is no failure.
+/// Writes a line to stderr. Ignores errors, because stderr may be closed.
 pub(crate) fn say(message: fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_all(format!("fusewire: {message}\n").as_bytes());
 }
 
-/// Returns the secret of the ranks' store: the user's, or a random one; an empty one is none.
+/// Returns the secret of the ranks' store: the value of [`SECRET`] if it is set, otherwise a random
+/// secret. Returns an empty string, which means no secret, for an open store.
 fn secret(job: &Job<'_>) -> anyhow::Result<String> {
     if job.open_store {
         return Ok(String::new());
@@ -101,8 +108,9 @@ fn secret(job: &Job<'_>) -> anyhow::Result<String> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Runs a job to its end. Returns the exit status: the first failure's, 128 + signal for a killed
-/// rank or for this process's own interruption.
+/// Runs a job until all its processes have ended. Returns the exit status: 0, or the status of the
+/// rank that failed first, or 128 + signal if a signal killed that rank or stopped this process.
+/// Returns 128 + SIGPIPE if the job ended because its output was closed.
 pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     let secret = secret(job)?;
     let server =
@@ -111,8 +119,9 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     catch(libc::SIGTERM);
     catch(libc::SIGHUP);
     catch(libc::SIGQUIT);
-    // A closed output is an error of the write, and no reason to end; ranks get the default action.
-    // SAFETY: ignoring a signal needs no handler.
+    // A write to a closed output must return an error and must not end this process. Ranks start
+    // with the default action.
+    // SAFETY: `SIG_IGN` is a valid action for SIGPIPE.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     processes::adopt_orphans();
     let mut ranks = Vec::new();
@@ -134,11 +143,11 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
         processes::stop_descendants();
         processes::end_descendants(Duration::ZERO);
     } else {
-        // Ranks that still run, and whatever ranks have left.
+        // Ends the ranks that still run, and processes that ranks have left running.
         processes::end_descendants(KILL_TIMEOUT);
     }
     for reader in readers {
-        // A reader ends with its pipe; one that panicked has nothing to report.
+        // A reader returns when its pipe is closed. Ignores panics of readers.
         let _ = reader.join();
     }
     Ok(match end {
@@ -185,7 +194,8 @@ fn start(
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
-    // CUDA reads these variables once, when a process starts to use it.
+    // CUDA reads these variables only when a process initialises it, so they must be set before the
+    // rank starts. Keeps values that the user has set.
     let unset = fusewire::cuda::ENVIRONMENT
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
@@ -195,11 +205,12 @@ fn start(
         command.stdin(Stdio::null()).stderr(Stdio::piped());
     }
     let parent = std::process::id();
-    // SAFETY: the closure runs between fork and exec; it calls prctl and getppid only, which are
-    // async-signal-safe, and does not allocate.
+    // SAFETY: the closure runs between fork and exec. It does not allocate, and calls only prctl
+    // and getppid, which are async-signal-safe.
     unsafe {
         command.pre_exec(move || {
-            // A rank dies with its launcher, also when that is killed.
+            // Makes the system kill the rank when the launcher ends, even if the launcher is
+            // killed. If the launcher ended before this call, the parent has changed.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid() as u32 != parent {
                 return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
@@ -229,7 +240,8 @@ fn start(
                 return;
             }
             say_unwritten(rank, &error);
-            // A rank must neither wait for a reader nor fail for want of one.
+            // Discards the rest of the output, so that the rank neither blocks on a full pipe nor
+            // fails because of a closed pipe.
             let _ = std::io::copy(&mut out, &mut std::io::sink());
         }));
     }
@@ -241,7 +253,8 @@ fn start(
     Ok((child, threads))
 }
 
-/// Reports that the output of a rank cannot be written. A reader that has closed it is no failure.
+/// Reports that the output of a rank cannot be written. Reports nothing if the reader has closed
+/// the pipe.
 fn say_unwritten(rank: u32, error: &std::io::Error) {
     if error.kind() != ErrorKind::BrokenPipe {
         say(format_args!(
@@ -250,7 +263,7 @@ fn say_unwritten(rank: u32, error: &std::io::Error) {
     }
 }
 
-/// Copies what arrives at once. Fails if it cannot be written.
+/// Copies data to `to` as soon as it arrives. Fails if `to` cannot be written.
 fn copy(from: &mut impl Read, mut to: impl Write) -> std::io::Result<()> {
     let mut bytes = [0; 16 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -270,7 +283,7 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
         }
         let mut out = format!("[{rank}] ").into_bytes();
         out.append(&mut line);
-        // A closed output is no reason to stop the ranks.
+        // Continues to read after an error, because a closed output must not stop the ranks.
         if let Err(error) = to.write_all(&out)
             && !failed
         {
@@ -280,23 +293,24 @@ fn copy_lines(rank: u32, from: impl Read, mut to: impl Write) {
     }
 }
 
-/// The end of a job.
+/// Reason why a job ended.
 enum End {
     Success,
-    /// This process was asked to end.
+    /// This process received a signal that asked it to stop.
     Signal(i32),
     OutputClosed,
     Failure(Failure),
 }
 
-/// The rank that failed first.
+/// Failure of a rank. If several ranks fail, a job keeps the first failure, or the crash that may
+/// have caused it.
 struct Failure {
     rank: usize,
     status: ExitStatus,
     seen: Instant,
-    /// When the other ranks are ended.
+    /// Time at which the launcher ends the other ranks.
     until: Instant,
-    /// Ranks that have failed besides.
+    /// Number of other ranks that have failed.
     others: u32,
 }
 
@@ -310,7 +324,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Waits for all ranks, after the first failure no longer than the grace.
+/// Waits until all ranks have exited or, after a failure, until the grace period is over.
 fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
     let mut first: Option<Failure> = None;
     loop {
@@ -343,7 +357,8 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
             let grace = if was_killed {
                 job.grace
             } else {
-                // It may still report to the others, which need not run into their time-outs.
+                // Before its exit, the rank could report its failure to the other ranks. So they
+                // need not wait for their timeouts.
                 job.grace.min(AFTER_EXIT)
             };
             let seen = Instant::now();
@@ -377,9 +392,10 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
     }
 }
 
-/// Returns true if a rank's end with `status` may be the cause of the end with `first`, which was
-/// seen `elapsed` earlier: the rank was killed or has crashed. SIGABRT is not counted, because
-/// programs also abort when they notice the failure of another rank.
+/// Returns true if a rank that ended with `status` may be the cause of the failure `first` of
+/// another rank, which the launcher saw `elapsed` earlier: the rank was killed or crashed, and the
+/// other rank exited. SIGABRT does not count as a crash, because programs also abort when they
+/// notice the failure of another rank.
 fn is_cause_of(status: ExitStatus, first: ExitStatus, elapsed: Duration) -> bool {
     let crashed = matches!(
         status.signal(),

@@ -76,7 +76,7 @@ fn command_name() -> String {
     named.map_or_else(|| "fusewire".to_owned(), |name| format!("fusewire {name}"))
 }
 
-/// Returns the first paragraph of an argument error, without the usage that follows it.
+/// Returns the first paragraph of an argument error in one line, without the usage text.
 fn one_line(error: &clap::Error) -> String {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "error: a command is needed: perf, run or info".to_owned();

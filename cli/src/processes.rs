@@ -9,13 +9,13 @@ use crate::launcher;
 
 /// Makes this process the parent of descendants that become orphans, so that it can end them.
 pub(crate) fn adopt_orphans() {
-    // SAFETY: this option takes one integer. It only changes which process becomes the parent of
-    // orphans.
+    // SAFETY: `PR_SET_CHILD_SUBREAPER` takes one integer, and only changes which process becomes
+    // the parent of orphans.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
 }
 
-/// Ends every descendant of this process: sends SIGTERM, and SIGKILL after `timeout`, because a
-/// stopped process does not handle SIGTERM. The exit statuses are lost.
+/// Ends every descendant of this process. Sends SIGTERM and, after `timeout`, SIGKILL, because a
+/// stopped process does not handle SIGTERM. Discards the exit statuses.
 pub(crate) fn end_descendants(timeout: Duration) {
     let started = Instant::now();
     let mut asked = Vec::new();
@@ -36,8 +36,8 @@ pub(crate) fn end_descendants(timeout: Duration) {
                 send(pid, libc::SIGTERM);
                 asked.push(pid);
             }
-            // SAFETY: a null status is allowed. If the process is not a child of this process, the
-            // call fails without effect.
+            // SAFETY: `waitpid` accepts a null status pointer. If `pid` is not a child of this
+            // process, the call fails without effect.
             unsafe { libc::waitpid(pid, core::ptr::null_mut(), libc::WNOHANG) };
         }
         thread::sleep(Duration::from_millis(2));
@@ -87,8 +87,8 @@ fn descendants() -> Vec<i32> {
 
 fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may contain any characters. The state and the parent follow
-    // it.
+    // The name of the program is in parentheses and may contain any characters. The state and the
+    // parent follow the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
     rest.split(' ').nth(1)?.parse().ok()
 }

@@ -10,13 +10,13 @@ use crate::launcher::{self, Job};
 /// Arguments of `fusewire run`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Ranks to start.
+    /// Number of ranks to start.
     #[arg(short = 'n', long = "ranks", default_value_t = 2)]
     ranks: u32,
-    /// Seconds for the other ranks to report what they see after one has failed.
+    /// Seconds for which the other ranks may continue after a rank has failed.
     #[arg(long, default_value_t = 2.0)]
     grace: f64,
-    /// Let the store take clients without a secret, such as PyTorch's TCPStore.
+    /// Let clients without a secret, such as PyTorch's TCPStore, connect to the store.
     #[arg(long)]
     open_store: bool,
     /// The program and its arguments, after `--`.

@@ -40,11 +40,13 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 fn kill(id: u32, signal: i32) {
-    // SAFETY: the process was started by this test and has not been waited for.
+    // SAFETY: `kill` accesses no memory. `id` is a process that this test or its child has started
+    // and that still exists, so the system has not reused the id.
     assert_eq!(unsafe { libc::kill(id as i32, signal) }, 0);
 }
 
-/// Starts a `perf` command that runs for several seconds. Returns it with the ids of its ranks.
+/// Starts a `perf` command that runs for several seconds. Returns the command's process and the
+/// process ids of the ranks.
 fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
     let child = fusewire(&[
         "perf",
@@ -73,7 +75,7 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
         );
         thread::sleep(Duration::from_millis(10));
     }
-    // Waits until the command is in the loop of calls.
+    // Gives the ranks time to reach the measured calls.
     thread::sleep(Duration::from_millis(1500));
     let ranks = children(child.id());
     (child, ranks)
@@ -131,7 +133,7 @@ fn bad_arguments_are_one_line_and_status_2() {
             &["perf", "all_reduce", "--device", "tpu"],
             "\"tpu\" is none of cpu, cuda",
         ),
-        // The machine has no driver, or fewer GPUs than this index.
+        // Fails on every machine: there is no driver, or no GPU with this index.
         (
             &["perf", "all_reduce", "--device", "cuda:99"],
             "device cuda",
@@ -399,13 +401,15 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
     );
 }
 
-/// Ranks that detect the death of another rank also end.
+/// Ranks 0 and 1 exit because rank 2 was killed. The launcher must name rank 2 as the first
+/// failure.
 #[test]
 fn a_killed_rank_is_the_first_failure() {
     let directory = tempfile::tempdir().expect("a directory");
     let victim = directory.path().join("victim");
     let victim = victim.display();
-    // The process exists as a zombie until the launcher has waited for it.
+    // Ranks 0 and 1 exit only after the launcher has waited for rank 2, because `kill -0` succeeds
+    // for a zombie.
     let script = format!(
         "if [ $RANK = 2 ]; then echo $$ > {victim}.new; mv {victim}.new {victim}; kill -9 $$; fi
          while [ ! -e {victim} ] || kill -0 $(cat {victim}) 2> /dev/null; do sleep 0.02; done
@@ -501,7 +505,7 @@ fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
     assert_eq!(output.status.code(), Some(0));
     let text = std::fs::read_to_string(&rows).expect("the file");
     let rows: Vec<serde_json::Value> = serde_json::from_str(&text).expect("an array");
-    // 1 KiB to 16 MiB.
+    // One row for each power of two from 1 KiB to 16 MiB.
     assert_eq!(rows.len(), 15);
 
     let end = directory.path().join("end");
@@ -592,7 +596,8 @@ fn vector_operations_report_the_bytes_that_they_move() {
     ]);
     assert!(output.status.success(), "{}", stderr(&output));
     let rows = std::fs::read_to_string(&file).expect("rows");
-    // The two lengths are one third and two thirds of a row of 3,072 elements.
+    // 24 KiB are two rows of 3,072 elements. Rank 0 contributes one third of a row, rank 1 two
+    // thirds. So the output has 3,072 elements of 4 bytes.
     assert!(rows.contains("\"bytes\": 12288"), "{rows}");
 }
 
@@ -741,7 +746,7 @@ fn info_item(name: &str, environment: &[(&str, &Path)]) -> serde_json::Value {
 #[test]
 fn info_takes_the_path_of_nccl_from_the_environment() {
     let text = |item: &serde_json::Value, key: &str| item[key].as_str().unwrap_or("").to_owned();
-    // The command opens any library at this path. Every process has this one.
+    // The command opens any library at the path that the variable gives. libc always exists.
     let libc = Path::new("libc.so.6");
     let item = info_item("libnccl.so", &[("FUSEWIRE_NCCL_PATH", libc)]);
     assert_eq!(item["found"], true, "{item}");
@@ -771,7 +776,8 @@ fn info_says_what_to_set_for_nccl_in_a_virtual_environment() {
     std::fs::set_permissions(&python, executable).expect("permissions");
     let item = info_item("libnccl.so", &[("VIRTUAL_ENV", folder.path())]);
     if item["found"] == true {
-        // The dynamic linker of this machine finds an installed library.
+        // The dynamic linker finds an installed NCCL, so the command does not search the virtual
+        // environment.
         return;
     }
     let install = item["install"].as_str().expect("a text");

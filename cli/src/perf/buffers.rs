@@ -12,7 +12,7 @@ const GUARD: usize = 64;
 /// Byte that fills the guards, and the outputs before a call.
 const POISON: u8 = 0xa5;
 
-/// The two largest buffers. Every size uses parts of them.
+/// The largest input and the largest output. The buffers of each size are slices of these.
 #[derive(Debug)]
 pub(crate) struct Arena {
     input: Tensor,
@@ -37,7 +37,7 @@ impl Arena {
         })
     }
 
-    /// Returns the number of the next verified call. The inputs of the call depend on it.
+    /// Returns the number of the next verified call. The inputs of the call depend on this number.
     pub(crate) fn next_call(&mut self) -> u64 {
         self.calls += 1;
         self.calls

@@ -36,15 +36,15 @@ pub(crate) struct Arguments {
     /// Operations, separated by commas, or `all`.
     #[arg(required = true)]
     operations: Vec<String>,
-    /// Ranks to start (default: the number of cores, at least 2 and at most 8).
+    /// Number of ranks (default: the number of cores, at least 2 and at most 8).
     #[arg(long)]
     ranks: Option<u32>,
-    /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads all ranks share
-    /// that GPU; as processes, and without a number, each takes the GPU of its rank, in turn.
+    /// Device that runs the kernels: cpu, cuda (cuda:1, ..), hip. With --threads, all ranks share
+    /// one GPU. Otherwise, without a number, rank r uses GPU r modulo the number of GPUs.
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Backend that carries the operations out: fusewire (its own kernels), gloo, nccl, ncclx,
-    /// rccl, rcclx, or one that FUSEWIRE_BACKEND_PATH_<NAME> names.
+    /// Backend that executes the operations: fusewire (the library's kernels), gloo, nccl, ncclx,
+    /// rccl, rcclx, or NAME, whose library FUSEWIRE_BACKEND_PATH_<NAME> names.
     #[arg(long, default_value = "fusewire")]
     backend: String,
     /// Run the ranks as threads of one process.
@@ -56,10 +56,10 @@ pub(crate) struct Arguments {
     /// Largest size (default: 64M, or the smallest size if that is larger).
     #[arg(short = 'e', long)]
     max_bytes: Option<String>,
-    /// The only size.
+    /// Measure only this size.
     #[arg(long, conflicts_with_all = ["min_bytes", "max_bytes"])]
     bytes: Option<String>,
-    /// Factor between a size and the next.
+    /// Factor between successive sizes.
     #[arg(short = 'f', long, default_value_t = 2)]
     factor: u64,
     /// Element type: f64, f32, f16, bf16, e4m3, e5m2, i8, u8, i32, u32, i64, u64.
@@ -68,20 +68,20 @@ pub(crate) struct Arguments {
     /// Reduction: sum, product, min, max, average, premul_sum, band, bor, bxor.
     #[arg(short = 'o', long, default_value = "sum")]
     op: String,
-    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (by multicast, whose bits may
-    /// differ).
+    /// Algorithm of all_reduce: auto, packet, signal, two_shot, nvls (uses multicast; its results
+    /// may differ in the last bits).
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Timed calls for each size (default: by size).
+    /// Number of timed calls per size (default: depends on the duration of a call).
     #[arg(short = 'n', long)]
     iterations: Option<u32>,
-    /// Calls before the timed ones (default: by size).
+    /// Number of calls before the timed ones (default: depends on the duration of a call).
     #[arg(short = 'w', long)]
     warmup: Option<u32>,
     /// Use the same memory for input and output.
     #[arg(long)]
     in_place: bool,
-    /// Replay a captured graph instead of calling.
+    /// Replay a graph that captured the operation, instead of calling the operation.
     #[arg(long)]
     graph: bool,
     /// Use buffers outside of windows, so that data goes through staging.
@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
     /// 1 for --check, 0 for --no-check, as in nccl-tests.
     #[arg(short = 'c', value_name = "0|1", conflicts_with_all = ["check", "no_check"])]
     compare: Option<u32>,
-    /// Time-out of every wait, in seconds.
+    /// Timeout of every wait, in seconds.
     #[arg(long, default_value_t = 60.0)]
     timeout: f64,
     /// Write the rows as a JSON array; `-` is standard output, and the table goes to standard
@@ -106,8 +106,8 @@ pub(crate) struct Arguments {
     /// Write a chart of latency and bandwidth to a file whose name ends in .svg.
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// Flips one element of this rank's result before it is compared: shows that the comparison
-    /// works.
+    /// Rank whose output is corrupted before the comparison, to test that the comparison reports a
+    /// mismatch.
     #[arg(long, hide = true)]
     corrupt: Option<u32>,
 }
@@ -139,7 +139,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the nominal sizes of an operation.
+    /// Returns the nominal sizes of an operation, in bytes.
     pub(crate) fn sizes(&self, kind: Kind) -> Vec<u64> {
         if kind.sizeless() {
             return vec![0];
@@ -151,7 +151,8 @@ impl Settings {
             .collect()
     }
 
-    /// Returns true if the rows go to a file, which is written even if nobody reads the table.
+    /// Returns true if the rows are also written to a file. The file must be complete even if the
+    /// reader of the table closes the pipe.
     pub(crate) fn writes_file(&self) -> bool {
         let json = self.json.as_ref();
         json.is_some_and(|path| !report::is_stdout(path)) || self.plot.is_some()
@@ -317,7 +318,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
             "--min-bytes {min_bytes} is above --max-bytes {max_bytes}"
         )));
     }
-    // Every rank allocates input, output and their guards.
+    // Rejects sizes that no machine can hold: every rank allocates an input, an output and guards.
     if max_bytes > 1 << 40 {
         return Err(usage(format!(
             "--max-bytes {max_bytes} is more than memory can hold"
@@ -369,7 +370,8 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         plot::check(path, &operations)?;
     }
     for (option, path) in [("--json", &arguments.json), ("--plot", &arguments.plot)] {
-        // Checked before the measurements start, because they may take minutes.
+        // Opens the files now, so that an error is reported before the measurements, which may take
+        // minutes.
         let Some(path) = path.as_ref().filter(|path| !report::is_stdout(path)) else {
             continue;
         };
@@ -401,7 +403,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     })
 }
 
-/// Returns the device of this rank, or an error if the device does not exist.
+/// Returns the device of this rank. Fails if the device does not exist.
 fn device(name: &str, rank_size: Option<RankSize>) -> anyhow::Result<Device> {
     let device: Device = name
         .parse()

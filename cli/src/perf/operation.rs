@@ -27,13 +27,13 @@ pub(crate) enum Kind {
 pub(crate) enum Refusal {
     /// The operation does not support the type or the number of ranks. `all` skips the operation.
     Kind(String),
-    /// The reduction does not support the type. This is an error, also with `all`.
+    /// The reduction does not support the type. This is an error, even with `all`.
     Op(String),
 }
 
-/// Longest row of the fused norm.
+/// Maximum length of a row of the fused norm.
 pub(crate) const HIDDEN: usize = 1024;
-/// Added to the mean of squares.
+/// Value that the fused norm adds to the mean of squares.
 pub(crate) const EPSILON: f32 = 1e-5;
 
 impl Kind {
@@ -54,7 +54,7 @@ impl Kind {
         Self::AllReduceRmsNorm,
     ];
 
-    /// Returns the name on the command line and in tables.
+    /// Returns the operation's name on the command line and in tables.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::SendRecv => "send_recv",
@@ -81,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if the operation has a reduction.
+    /// Returns true if the operation takes a reduction as an argument.
     pub(crate) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
     }
@@ -189,8 +189,9 @@ impl Kind {
         }
     }
 
-    /// For a call in place, returns true if the input lies in the output, or false if the output
-    /// lies in the input, and the offset in elements.
+    /// Returns the overlap of input and output in an in-place call. The flag is true if the input
+    /// is a part of the output, and false if the output is a part of the input. The number is the
+    /// offset of that part in elements.
     pub(crate) fn in_place_at(self, count: usize, ranks: u32, rank: u32) -> (bool, usize) {
         match self {
             Self::AllGather => (true, rank as usize * count),
@@ -209,7 +210,7 @@ impl Kind {
 /// Root of the operations that have a root.
 pub(crate) const ROOT: u32 = 0;
 
-/// Returns the length of a row of the fused norm, for this total number of elements.
+/// Returns the length of a row of the fused norm, for a buffer of `elements` elements.
 pub(crate) fn hidden(elements: usize) -> usize {
     (elements / 8 * 8).clamp(8, HIDDEN)
 }
@@ -227,7 +228,7 @@ pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
 
-/// Enqueues or runs one call.
+/// Runs one call. If `enqueue` is true, only enqueues the call.
 pub(crate) fn call(
     comm: &Communicator,
     kind: Kind,

@@ -5,7 +5,8 @@ use fusewire::{DType, ReduceOp};
 use super::operation::{Kind, Refusal};
 use super::usage;
 
-/// Names that other libraries use for element types and reductions, with the names used here.
+/// Maps other spellings of element types, reductions and operations to the names used here. The
+/// other spellings are in lower case and without punctuation.
 const OTHER_NAMES: &[(&str, &str)] = &[
     ("double", "f64"),
     ("float64", "f64"),
@@ -108,7 +109,7 @@ fn operation(name: &str) -> anyhow::Result<Kind> {
         })
 }
 
-/// Returns the element type of this name.
+/// Returns the element type with this name.
 pub(super) fn dtype(name: &str) -> anyhow::Result<DType> {
     let names = DType::ALL.map(DType::name);
     DType::ALL
@@ -123,7 +124,7 @@ pub(super) fn dtype(name: &str) -> anyhow::Result<DType> {
         })
 }
 
-/// Returns the reduction of this name.
+/// Returns the reduction with this name.
 pub(super) fn reduction(name: &str) -> anyhow::Result<ReduceOp> {
     name.parse().map_err(|error: fusewire::Error| {
         usage(format!("{error}{}", suggestion(name, &REDUCTIONS)))

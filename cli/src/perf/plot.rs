@@ -81,13 +81,13 @@ fn panel(
     let least = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MAX, f64::min);
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN, f64::max);
     let x = |row: &Row| row.bytes as f64;
-    // Rows are rounded to thousandths, and a logarithmic axis cannot show zero.
+    // A value may have been rounded to zero, which a logarithmic axis cannot show.
     let y = |row: &Row| value(row).max(1e-3);
     let (left, right) = (
         least(&mut rows.iter().map(|r| x(r))),
         most(&mut rows.iter().map(|r| x(r))),
     );
-    // Ticks are at powers of the base. Every range must contain at least two of them.
+    // Ticks are at powers of the base. Every range must contain at least two ticks.
     let (base, left, right) = if right / left < 64.0 {
         (2.0, left / 2.0, right * 2.0)
     } else {
@@ -103,7 +103,8 @@ fn panel(
         .y_label_area_size(64)
         .build_cartesian_2d(
             (left..right).log_scale().base(base),
-            // The range is slightly larger, so that rounding does not remove the ticks at its ends.
+            // The range is slightly larger, so that rounding does not remove the ticks at the ends
+            // of the range.
             ((low * 0.999)..(high * 1.001)).log_scale(),
         )?;
     chart

@@ -21,7 +21,7 @@ const MOST: u64 = 5000;
 /// Minimum number of timed calls of one row.
 const FEWEST: u64 = 5;
 
-/// Runs all operations with all sizes. Returns the rows of the table; each counts the wrong
+/// Runs all operations with all sizes. Returns the rows of the table. Each row counts the wrong
 /// elements of all ranks.
 pub(crate) fn run(comm: &Communicator, settings: &Settings) -> Result<Vec<Row>> {
     let mut report = Report::new(comm, settings);
@@ -120,8 +120,8 @@ fn timed(
     once: &dyn Fn() -> Result<()>,
 ) -> Result<Vec<f64>> {
     let started = Instant::now();
-    // At least one warm-up call is necessary, because its duration determines the number of
-    // iterations.
+    // Makes at least one warm-up call, because the duration of the warm-up calls determines the
+    // number of iterations.
     let warmup = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
     for _ in 0..warmup {
         comm.barrier()?;
@@ -130,7 +130,8 @@ fn timed(
     let iterations = match settings.iterations {
         Some(iterations) => u64::from(iterations),
         None => {
-            // All ranks use the duration of the slowest rank.
+            // All ranks use the duration of the slowest rank, so that they make the same number of
+            // calls.
             let each = started.elapsed().as_nanos() as u64 / warmup;
             let mut slowest = [each.max(1)];
             comm.all_reduce(slowest.as_mut_slice(), ReduceOp::Max)?;
@@ -152,8 +153,8 @@ fn timed(
         once()?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    // The slowest rank determines the duration of a call: a rank that starts late finds the data of
-    // its peers already there.
+    // The slowest rank determines the duration of each call. A rank that starts late measures less,
+    // because the data of its peers has already arrived.
     comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
     Ok(times)
 }

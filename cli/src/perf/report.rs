@@ -1,4 +1,4 @@
-//! The table on the terminal, the rows as JSON, and the chart.
+//! Output of the rows: as a table on the terminal, as JSON, and as a chart.
 
 use core::cell::Cell;
 use core::fmt::Arguments;
@@ -36,7 +36,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// `times` are sorted and not empty.
+    /// Creates a row. `times` must be sorted and must not be empty.
     #[allow(clippy::too_many_arguments)] // the columns
     pub(crate) fn new(
         settings: &Settings,
@@ -81,19 +81,19 @@ impl Row {
     }
 }
 
-/// Rounds to a thousandth: nanoseconds, and megabytes per second.
+/// Rounds to three decimals: microseconds to nanoseconds, and GB/s to MB/s.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// Collects rows; rank 0 prints each when it is complete.
+/// Collects rows. Rank 0 also prints each row when the row is complete.
 pub(crate) struct Report<'a> {
     shown: bool,
     settings: &'a Settings,
     rows: Vec<Row>,
-    /// The reader of the table has closed its end.
+    /// True after the reader of the table has closed the pipe.
     closed: Cell<bool>,
-    /// Another failure to write the table was reported.
+    /// True after a failure to write the table, other than a closed pipe, was reported.
     failed: Cell<bool>,
 }
 
@@ -140,7 +140,7 @@ impl<'a> Report<'a> {
         report
     }
 
-    /// Adds a row.
+    /// Prints a row and adds it to the rows.
     pub(crate) fn row(&mut self, row: Row) {
         let wrong = if self.settings.check {
             row.wrong.to_string()
@@ -185,7 +185,8 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Returns true if the table has no reader any more and no file was asked for.
+    /// Returns true if the reader of the table has closed the pipe and neither JSON nor a chart was
+    /// requested.
     pub(crate) fn is_unread(&self) -> bool {
         self.closed.get() && self.settings.json.is_none() && self.settings.plot.is_none()
     }
@@ -201,13 +202,13 @@ pub(crate) fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Writes the files that were asked for.
+/// Writes the JSON and the chart, if they were requested.
 pub(crate) fn write(settings: &Settings, rows: &[Row]) -> anyhow::Result<()> {
     if let Some(path) = &settings.json {
         let text = serde_json::to_string_pretty(rows)? + "\n";
         if is_stdout(path) {
             let written = std::io::stdout().write_all(text.as_bytes());
-            // A reader that has seen enough has what it wants.
+            // A closed pipe is not an error, because the reader needs no more output.
             if let Err(error) = written
                 && error.kind() != ErrorKind::BrokenPipe
             {

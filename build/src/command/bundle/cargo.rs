@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, bail, ensure};
 use serde::Deserialize;
 
-/// A message that cargo prints with `--message-format=json`. Has only the fields used here.
+/// A message that cargo prints with `--message-format=json`. Contains only the fields that this
+/// module uses.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
