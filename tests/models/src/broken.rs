@@ -1,4 +1,4 @@
-//! Deliberately broken kernels, for faults that [`crate::memory_image`] cannot inject. Each kernel
+//! Deliberately broken kernels, for faults that `memory_image` cannot inject. Each kernel
 //! omits or reorders one step that the protocol between ranks requires.
 
 use fusewire_device::comm::WindowAddr;

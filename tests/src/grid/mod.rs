@@ -70,7 +70,7 @@ pub struct Grid {
     used: HashMap<DType, usize>,
 }
 
-/// A subject.
+/// Function that runs one subject on a grid.
 type Subject = fn(&mut Grid) -> Result<()>;
 
 /// All subjects in the order in which they run. `lifecycle` is last, because it finalizes the

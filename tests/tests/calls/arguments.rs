@@ -168,8 +168,8 @@ fn bad_arguments_move_nothing() {
 
 #[test]
 fn too_many_windows_are_refused_and_the_others_stay() {
-    // Every window opens one memory file per rank, and both ranks are in this process. The default
-    // limit of open files is too low for this test.
+    // Every window opens one memory file per rank, and both ranks are in this process. The
+    // default limit of open files may be too low for this test.
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

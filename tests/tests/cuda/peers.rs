@@ -72,7 +72,7 @@ fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
             }
             assert!(began.elapsed() < Duration::from_secs(15), "at once");
         }
-        // Blocks that can all be resident work in the same process.
+        // Communicators whose blocks can all be resident work in the same process.
         for (ranks, options) in [(3, sized(2, 0)), (1, sized(8, 0)), (2, sized(4, 256))] {
             for result in run_threads(ranks, &options, |comm| {
                 let x = comm.alloc(DType::F32, 5000)?;

@@ -2,7 +2,7 @@
 //! communicator fails, and PyTorch's analyser must be able to read it.
 //!
 //! The analyser is `torch.distributed.flight_recorder.fr_trace` (PyTorch 2.10 or later), run by
-//! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is put before Python's path. The analyser
+//! `python3`. `FUSEWIRE_FR_TRACE` names a folder that is searched first. The analyser
 //! needs no other part of PyTorch: the folder may have `torch/distributed/flight_recorder` of any
 //! wheel, an empty `torch/__init__.py`, an empty `torch/distributed/__init__.py`, and `tabulate`.
 

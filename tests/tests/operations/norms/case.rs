@@ -147,7 +147,7 @@ impl Buffers {
         self.case.rows * self.case.hidden
     }
 
-    /// Writes the inputs of `round`, and poison elsewhere.
+    /// Writes the inputs of `round` and poisons the outputs.
     pub(super) fn fill(&self, comm: &Communicator, round: u64) -> Result<()> {
         let (form, dtype, hidden) = (self.case.form, self.case.dtype, self.case.hidden);
         for poisoned in [&self.output, &self.kept, &self.scales] {
