@@ -46,9 +46,8 @@ const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum grace period after a rank that failed without being killed by a signal.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
-/// Maximum time between an exit that the launcher sees and a crash that it sees later, for which the
-/// crash may be the cause of the exit. Peers may notice a crash before the launcher does. See
-/// [`is_cause_of`].
+/// If the launcher sees a crash within this time after the exit of another rank, the crash may have
+/// caused the exit, because peers may notice a crash before the launcher does. See [`is_cause_of`].
 const SAME_FAILURE: Duration = Duration::from_millis(500);
 
 /// Variables of other launchers, which a rank would prefer to the variables of this launcher. The
