@@ -70,7 +70,8 @@ impl Options {
     }
 }
 
-/// Compiles `project` for `target`, or returns the files of an earlier call with the same content.
+/// Compiles `project` for `target`. If an earlier call had the same inputs, returns the files of
+/// that call.
 ///
 /// An image depends only on the sources, the tools and the flags. It does not depend on the folder,
 /// the machine or the number of jobs.
@@ -222,8 +223,8 @@ fn link(
     let mut command = process::clean(&toolchain.llvm_link);
     command.arg("-S").arg(&plain);
     for (index, shim) in project.shims(target.vendor()).iter().enumerate() {
-        // The data layout depends on the version of LLVM, so the shims do not contain one. Each
-        // shim gets the data layout of the crate.
+        // The data layout depends on the version of LLVM, so the shims omit it. Each shim gets
+        // the data layout of the crate.
         let with_layout = folder.join(format!("shim{index}.ll"));
         files::write(&with_layout, format!("{layout}\n{}", files::read(shim)?))?;
         command.arg(with_layout);

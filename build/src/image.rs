@@ -186,7 +186,7 @@ pub struct ManifestEntry {
 }
 
 impl Image {
-    /// Returns the manifest's entries for the kernels of one of the files, sorted by name.
+    /// Returns the manifest's entries for the kernels in `file`, sorted by name.
     pub fn manifest_entries(&self, file: &ImageFile) -> Vec<ManifestEntry> {
         let mut entries: Vec<_> = self
             .entries()
