@@ -2,8 +2,8 @@
 """Checks the licence of every dependency against the policy in deny.toml, and that
 docs/dependencies.md names every dependency of a published crate.
 
-If cargo-deny is installed, it checks the licences, and also bans and sources. Otherwise this script
-checks the licences. It needs only cargo and Python 3.11.
+If cargo-deny is installed, this script runs `cargo deny check`, which checks licences, bans and
+sources. Otherwise it checks only the licences, which requires only cargo and Python 3.11.
 """
 
 import json
