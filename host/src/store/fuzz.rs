@@ -119,16 +119,21 @@ fn sessions_bear_any_bytes_in_any_pieces() {
                 closed += 1;
                 break;
             }
-            while let Some(token) = hub.woken.pop() {
-                assert_eq!(token, round);
-                session.recheck(&mut hub);
+            while let Some(wake) = hub.woken.pop() {
+                assert_eq!(wake.token, round);
+                session.wake(&mut hub, wake.offer);
             }
             // The buffers grow with the bytes that have arrived, not with the lengths that they
             // claim.
             assert!(session.memory() <= 2 * fed + 4096, "{round}");
         }
-        session.forget_wait(&mut hub);
-        assert!(hub.nobody_waits(), "{round}");
+        session.leave(&mut hub);
+        for wake in core::mem::take(&mut hub.woken) {
+            if let Some(key) = wake.offer {
+                hub.withdraw(&key);
+            }
+        }
+        assert!(hub.has_no_waits_or_offers(), "{round}");
         assert!(!guarded || hub.requests == 0);
         handled += hub.requests;
     }

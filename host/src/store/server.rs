@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use super::secret::StoreSecret;
-use super::session::{self, ServerState, Session, Token};
+use super::session::{self, ServerState, Session, Token, Wake};
 use crate::{Error, Result, notice};
 
 /// Number of connections that may wait to be accepted. The kernel limits it to
@@ -335,7 +335,7 @@ impl Server {
 
     fn close(&mut self, token: Token) {
         if let Some(mut client) = self.clients.remove(&token) {
-            client.session.forget_wait(&mut self.hub);
+            client.session.leave(&mut self.hub);
             self.held -= client.held;
             // Dropping `client` closes the descriptor, which also removes it from the poll set.
         }
@@ -382,23 +382,30 @@ impl Server {
 
     /// Checks the pending waits of the clients whose keys have been set.
     fn wake(&mut self) {
-        while let Some(token) = self.hub.woken.pop() {
+        while let Some(Wake { token, offer }) = self.hub.woken.pop() {
             if let Some(client) = self.clients.get_mut(&token) {
-                client.session.recheck(&mut self.hub);
+                client.session.wake(&mut self.hub, offer);
                 self.finish(token, Ok(()));
+            } else if let Some(key) = offer {
+                self.hub.withdraw(&key);
             }
         }
     }
 
     /// Sends the pending answers. Then closes the connection if something failed; otherwise keeps
-    /// listening.
+    /// listening. Sends nothing to a full client: its unhandled requests are handled when the poll
+    /// set reports that the socket is writable, and that event ends once all answers are sent.
     fn finish(&mut self, token: Token, served: Result<(), String>) {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
         };
         let refused = served.is_err();
-        let flushed = client
-            .flush(&self.counters)
+        let flushed = if client.session.is_full() {
+            Ok(())
+        } else {
+            client.flush(&self.counters)
+        };
+        let flushed = flushed
             .and_then(|()| client.listen(&self.poll, token))
             .map_err(|_| String::new());
         let held = client.session.held();

@@ -21,17 +21,35 @@ pub(super) type Token = u64;
 #[derive(Debug, Default)]
 pub(super) struct ServerState {
     pub(super) table: Table,
-    queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    queues: HashMap<Vec<u8>, Queue>,
     /// Waiting clients. Each client is listed under the first of its keys that is missing.
     waiting: HashMap<Vec<u8>, Vec<Token>>,
-    /// Clients that may stop waiting; see [`Session::recheck`].
-    pub(super) woken: Vec<Token>,
+    /// Clients that may stop waiting; see [`Session::wake`].
+    pub(super) woken: Vec<Wake>,
     /// Number of requests that were handled.
     pub(super) requests: u64,
     /// Bytes in `queues`.
     queued: usize,
     /// Maximum number of bytes that may be stored, or `None` for no limit.
     pub(super) limit: Option<usize>,
+}
+
+/// A queue of values. The server offers each value to at most one waiting client, because a second
+/// client would find the queue empty.
+#[derive(Debug, Default)]
+struct Queue {
+    values: VecDeque<Vec<u8>>,
+    /// Number of clients that hold an offer: clients that were woken for a value and have sent no
+    /// request since.
+    offers: usize,
+}
+
+/// A client that may stop waiting.
+#[derive(Debug)]
+pub(super) struct Wake {
+    pub(super) token: Token,
+    /// The queue that offers the client a value. [`Session::wake`] accepts or withdraws the offer.
+    pub(super) offer: Option<Vec<u8>>,
 }
 
 impl ServerState {
@@ -43,10 +61,10 @@ impl ServerState {
         }
     }
 
-    /// Returns true if no client is listed in `waiting`.
+    /// Returns true if no client is listed in `waiting` or holds an offer.
     #[cfg(test)]
-    pub(super) fn nobody_waits(&self) -> bool {
-        self.waiting.is_empty()
+    pub(super) fn has_no_waits_or_offers(&self) -> bool {
+        self.waiting.is_empty() && self.queues.values().all(|queue| queue.offers == 0)
     }
 
     /// Returns the memory of the table and the queues, in bytes.
@@ -65,7 +83,15 @@ impl ServerState {
     }
 
     fn contains(&self, key: &[u8]) -> bool {
-        self.table.contains(key) || self.queues.contains_key(key)
+        self.table.contains(key)
+            || (self.queues.get(key)).is_some_and(|queue| !queue.values.is_empty())
+    }
+
+    /// Returns true if a client that holds `offer` need not wait for `key`.
+    fn is_ready(&self, key: &[u8], offer: Option<&[u8]>) -> bool {
+        let own = usize::from(offer == Some(key));
+        self.table.contains(key)
+            || (self.queues.get(key)).is_some_and(|queue| queue.values.len() + own > queue.offers)
     }
 
     fn all(&self, keys: &[&[u8]]) -> bool {
@@ -75,7 +101,8 @@ impl ServerState {
     /// Wakes the clients that wait for `key`, which now exists.
     fn arrived(&mut self, key: &[u8]) {
         if let Some(tokens) = self.waiting.remove(key) {
-            self.woken.extend(tokens);
+            let wakes = tokens.into_iter().map(|token| Wake { token, offer: None });
+            self.woken.extend(wakes);
         }
     }
 
@@ -86,31 +113,49 @@ impl ServerState {
 
     fn push(&mut self, key: &[u8], value: &[u8]) {
         self.queued += key.len() + value.len() + ENTRY_BYTES;
-        self.queues
-            .entry(key.to_vec())
-            .or_default()
-            .push_back(value.to_vec());
-        // Wakes only one client for each value. A second client would find the queue empty.
-        if let Some(tokens) = self.waiting.get_mut(key) {
-            if !tokens.is_empty() {
-                self.woken.push(tokens.remove(0));
-            }
-            if tokens.is_empty() {
-                self.waiting.remove(key);
-            }
-        }
+        let queue = self.queues.entry(key.to_vec()).or_default();
+        queue.values.push_back(value.to_vec());
+        self.offer(key);
     }
 
     fn pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
-        let queue = self.queues.get_mut(key)?;
-        let value = queue.pop_front();
-        if let Some(value) = &value {
-            self.queued -= key.len() + value.len() + ENTRY_BYTES;
+        let value = self.queues.get_mut(key)?.values.pop_front()?;
+        self.queued -= key.len() + value.len() + ENTRY_BYTES;
+        self.offer(key);
+        Some(value)
+    }
+
+    /// Offers the values of the queue that are not offered yet to waiting clients. Removes the
+    /// queue if it has neither values nor offers.
+    fn offer(&mut self, key: &[u8]) {
+        let Some(queue) = self.queues.get_mut(key) else {
+            return;
+        };
+        while queue.values.len() > queue.offers
+            && let Some(tokens) = self.waiting.get_mut(key)
+        {
+            let token = tokens.remove(0);
+            if tokens.is_empty() {
+                self.waiting.remove(key);
+            }
+            queue.offers += 1;
+            self.woken.push(Wake {
+                token,
+                offer: Some(key.to_vec()),
+            });
         }
-        if queue.is_empty() {
+        if queue.values.is_empty() && queue.offers == 0 {
             self.queues.remove(key);
         }
-        value
+    }
+
+    /// Ends an offer of the queue `key`. If the client did not pop the value, the value is offered
+    /// to the next waiting client.
+    pub(super) fn withdraw(&mut self, key: &[u8]) {
+        if let Some(queue) = self.queues.get_mut(key) {
+            queue.offers -= 1;
+        }
+        self.offer(key);
     }
 
     /// Returns the value of a key that a client has already waited for. The key may be absent
@@ -172,6 +217,8 @@ pub(super) struct Session {
     /// Answers that have not been sent to the client yet.
     pub(super) outgoing: Vec<u8>,
     awaited: Option<PendingWait>,
+    /// The queue that offers this client a value. The client's next request ends the offer.
+    offer: Option<Vec<u8>>,
 }
 
 /// A wait request that has not been answered yet.
@@ -195,6 +242,7 @@ impl Session {
             incoming: Vec::new(),
             outgoing: Vec::new(),
             awaited: None,
+            offer: None,
         }
     }
 
@@ -247,8 +295,12 @@ impl Session {
         };
         let (request, length) = wire::parse(bytes, dialect)?;
         hub.requests += 1;
-        self.handle(hub, request, dialect)
-            .map_err(RequestError::Invalid)?;
+        let offer = self.offer.take();
+        let handled = self.handle(hub, request, dialect);
+        if let Some(key) = offer {
+            hub.withdraw(&key);
+        }
+        handled.map_err(RequestError::Invalid)?;
         Ok(length)
     }
 
@@ -398,7 +450,8 @@ impl Session {
                 None => answer.i64(0),
             },
             Request::QueueLen(key) => {
-                answer.i64(hub.queues.get(key).map_or(0, VecDeque::len) as i64)
+                let queue = hub.queues.get(key);
+                answer.i64(queue.map_or(0, |queue| queue.values.len()) as i64)
             }
             Request::ListKeys => {
                 let mut answer = answer.i64(hub.table.len() as i64);
@@ -437,27 +490,51 @@ impl Session {
         Ok(())
     }
 
+    /// Rechecks the pending wait of a client that was woken, with the value that a queue offers it.
+    pub(super) fn wake(&mut self, hub: &mut ServerState, offer: Option<Vec<u8>>) {
+        // Since the wake, the client may have given up the wait, and may wait for other keys.
+        if let Some(key) = offer {
+            let awaited = self.awaited.as_ref();
+            if self.offer.is_none() && awaited.is_some_and(|awaited| awaited.keys.contains(&key)) {
+                self.offer = Some(key);
+            } else {
+                hub.withdraw(&key);
+            }
+        }
+        self.recheck(hub);
+    }
+
     /// Answers the pending wait if all its keys exist now. Otherwise lists the client under the
     /// first key that is missing. A barrier is answered at once.
-    pub(super) fn recheck(&mut self, hub: &mut ServerState) {
+    fn recheck(&mut self, hub: &mut ServerState) {
         let Some(mut awaited) = self.awaited.take() else {
             return;
         };
         // Keys may be created and deleted between the wake and this call, so the client may still
         // be listed under another key.
         self.unlist(hub, awaited.keys.get(awaited.listed));
-        let missing = awaited.keys.iter().position(|key| !hub.contains(key));
-        match missing.filter(|_| !awaited.barrier) {
-            None => self.outgoing.push(wire::STOP_WAITING),
-            Some(missing) => {
-                hub.waiting
-                    .entry(awaited.keys[missing].clone())
-                    .or_default()
-                    .push(self.token);
-                awaited.listed = missing;
-                self.awaited = Some(awaited);
+        let offer = self.offer.as_deref();
+        let missing = (awaited.keys.iter()).position(|key| !hub.is_ready(key, offer));
+        if let Some(missing) = missing.filter(|_| !awaited.barrier) {
+            hub.waiting
+                .entry(awaited.keys[missing].clone())
+                .or_default()
+                .push(self.token);
+            awaited.listed = missing;
+            self.awaited = Some(awaited);
+            // Another client can use the value while this client waits for the missing key.
+            if let Some(key) = self.offer.take() {
+                hub.withdraw(&key);
+            }
+            return;
+        }
+        if self.offer.is_none() && !awaited.barrier {
+            self.offer = (awaited.keys.into_iter()).find(|key| hub.queues.contains_key(key));
+            if let Some(queue) = self.offer.as_ref().and_then(|key| hub.queues.get_mut(key)) {
+                queue.offers += 1;
             }
         }
+        self.outgoing.push(wire::STOP_WAITING);
     }
 
     /// Returns the number of bytes that the server holds for this client: requests not handled yet,
@@ -482,8 +559,16 @@ impl Session {
         self.incoming.capacity() + self.outgoing.capacity()
     }
 
+    /// Drops the pending wait and the offer of a client whose connection is closed.
+    pub(super) fn leave(&mut self, hub: &mut ServerState) {
+        self.forget_wait(hub);
+        if let Some(key) = self.offer.take() {
+            hub.withdraw(&key);
+        }
+    }
+
     /// Drops the pending wait without an answer.
-    pub(super) fn forget_wait(&mut self, hub: &mut ServerState) {
+    fn forget_wait(&mut self, hub: &mut ServerState) {
         if let Some(awaited) = self.awaited.take() {
             self.unlist(hub, awaited.keys.get(awaited.listed));
         }

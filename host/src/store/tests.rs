@@ -386,6 +386,106 @@ fn values_of_a_queue_go_to_one_client_each() {
     answer(&mut b, Writer::default().i64(0));
 }
 
+/// A value that was offered to a client is offered to the next client if the first one closes its
+/// connection or cancels its wait.
+#[test]
+fn an_offered_value_is_not_lost() {
+    let (server, _store) = local_server();
+    let queue = || Writer::default().then(Query::Wait).u64(1).vector(b"/q");
+    let pop = Writer::default().then(Query::QueuePop).vector(b"/q");
+    let pop = pop.finish();
+    // The answer to the ping shows that the wait has begun.
+    let waiting = || {
+        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        peer.set_read_timeout(Some(LONG)).unwrap();
+        let hello = Writer::default()
+            .then(Query::Validate)
+            .u32(wire::VALIDATION_MAGIC);
+        peer.write_all(&hello.finish()).unwrap();
+        let request = [queue().finish(), ping(7)].concat();
+        peer.write_all(&request).unwrap();
+        answer(&mut peer, &Writer::default().u32(7).finish());
+        peer
+    };
+    let stopped = [wire::STOP_WAITING];
+    let popped = |value| Writer::default().i64(1).vector(value).finish();
+    let (mut a, mut b, mut c, mut d) = (waiting(), waiting(), waiting(), waiting());
+    let push = Writer::default().then(Query::QueuePush).vector(b"/q");
+    d.write_all(&push.vector(b"value").finish()).unwrap();
+
+    answer(&mut a, &stopped);
+    // A client that starts to wait now is not offered the same value.
+    let mut late = waiting();
+    drop(a);
+    answer(&mut b, &stopped);
+    let cancel = Writer::default().then(Query::CancelWait).finish();
+    b.write_all(&cancel).unwrap();
+    answer(&mut b, &[wire::WAIT_CANCELED]);
+    answer(&mut c, &stopped);
+    c.write_all(&pop).unwrap();
+    answer(&mut c, &popped(b"value"));
+
+    for peer in [&mut d, &mut late] {
+        peer.set_read_timeout(Some(SHORT)).unwrap();
+        assert!(peer.read_exact(&mut [0]).is_err(), "one value, one client");
+        peer.set_read_timeout(Some(LONG)).unwrap();
+    }
+    let push = Writer::default().then(Query::QueuePush).vector(b"/q");
+    c.write_all(&push.vector(b"second").finish()).unwrap();
+    answer(&mut d, &stopped);
+    d.write_all(&pop).unwrap();
+    answer(&mut d, &popped(b"second"));
+}
+
+fn ping(nonce: u32) -> Vec<u8> {
+    Writer::default().then(Query::Ping).u32(nonce).finish()
+}
+
+fn answer(peer: &mut TcpStream, expected: &[u8]) {
+    let mut answer = vec![0; expected.len()];
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, expected);
+}
+
+/// The server stops handling requests while too many answers are unread, and continues afterwards.
+#[test]
+fn requests_in_one_piece_are_all_answered() {
+    const REQUESTS: usize = 300;
+    let (server, store) = local_server();
+    let value = vec![7; 600 << 10];
+    store.set("k", &value).unwrap();
+    let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    peer.set_read_timeout(Some(LONG)).unwrap();
+    let mut requests = Writer::default()
+        .then(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC);
+    for _ in 0..REQUESTS {
+        requests = requests.then(Query::Get).vector(b"/k");
+    }
+    peer.write_all(&requests.finish()).unwrap();
+    let mut answer = vec![0; 8 + value.len()];
+    for _ in 0..REQUESTS {
+        peer.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[8..], value);
+    }
+}
+
+/// A client does not fall back to the protocol of old PyTorch versions after one closed connection.
+#[test]
+fn one_hang_up_does_not_change_the_protocol() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::scope(|scope| {
+        let client = scope.spawn(move || TcpStore::connect("127.0.0.1", port, LONG).unwrap());
+        drop(listener.accept().unwrap());
+        let (mut peer, _) = listener.accept().unwrap();
+        let mut request = [0; 10];
+        peer.read_exact(&mut request).unwrap();
+        peer.write_all(&request[6..]).unwrap();
+        assert_eq!(client.join().unwrap().protocol(), StoreProtocol::Current);
+    });
+}
+
 /// Checks the bytes that the client of PyTorch 2.15 sends for `list_keys` and `barrier`, and the
 /// answers that it expects (little-endian). They are the same for the libuv server and for the
 /// plain server of PyTorch.
@@ -405,11 +505,6 @@ fn list_keys_and_barrier_have_pytorchs_bytes() {
         peer.set_read_timeout(Some(LONG)).unwrap();
         peer.write_all(&VALIDATE).unwrap();
         peer
-    };
-    let answer = |peer: &mut TcpStream, expected: &[u8]| {
-        let mut answer = vec![0; expected.len()];
-        peer.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, expected);
     };
     let (mut a, mut b) = (connect(), connect());
     store.set("k", b"1").unwrap();

@@ -76,7 +76,14 @@ impl TcpStore {
             (Some(known), _) => core::slice::from_ref(known),
             // Only servers of this crate have secrets, and they answer `Ping`.
             _ if self.options.secret.is_some() => &[Greeting::Ping],
-            (None, StoreProtocol::Auto) => &[Greeting::Ping, Greeting::Legacy, Greeting::Count],
+            // A current server may hang up once for a reason of its own, e.g. while it has no
+            // descriptors; an old one hangs up both times.
+            (None, StoreProtocol::Auto) => &[
+                Greeting::Ping,
+                Greeting::Ping,
+                Greeting::Legacy,
+                Greeting::Count,
+            ],
             (None, StoreProtocol::Current) => &[Greeting::Ping, Greeting::Count],
             (None, StoreProtocol::Legacy) => &[Greeting::Legacy],
         };
