@@ -13,6 +13,7 @@ use fusewire_device::session::Call;
 use fusewire_device::wait;
 
 use super::failure::{Activity, Failure};
+use super::observe::OpInfo;
 use super::{Communicator, Inner};
 use crate::{Error, Result};
 
@@ -115,6 +116,20 @@ impl Inner {
         let abort = self.abort_word();
         if abort == 0 {
             return Ok(());
+        }
+        Err(self.fail(abort))
+    }
+
+    /// As [`Inner::check`], before the operation `op_info`. The flight record gets the first call
+    /// that is refused: without it, the record would show a rank that never made the call.
+    #[inline]
+    pub(super) fn check_call(&self, op_info: &OpInfo) -> Result<()> {
+        let abort = self.abort_word();
+        if abort == 0 {
+            return Ok(());
+        }
+        if self.failure.get().is_none() && !self.finalized.load(Ordering::Acquire) {
+            self.recorder.issue(op_info, false);
         }
         Err(self.fail(abort))
     }

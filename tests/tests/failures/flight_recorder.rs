@@ -345,6 +345,43 @@ fn the_analyser_names_the_rank_with_a_different_call() {
     }
 }
 
+/// The record of a rank has a call that the failure of the other ranks refused.
+#[test]
+fn the_analyser_compares_a_call_that_was_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let failed = Barrier::new(3);
+    for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
+        let mut x = [1f32; 8];
+        let count = if comm.rank() == 2 { 8 } else { 4 };
+        if comm.rank() == 0 {
+            failed.wait();
+        }
+        let result = comm.all_reduce(&mut x[..count], ReduceOp::Sum);
+        assert!(matches!(result, Err(Error::Mismatch(_))), "{result:?}");
+        if comm.rank() != 0 {
+            failed.wait();
+        }
+        let again = comm.all_reduce(&mut x[..count], ReduceOp::Sum);
+        assert!(again.is_err());
+        comm.dump_flight_record_to(folder.path().join(format!("fw_{}", comm.rank())))
+    }) {
+        rank.expect("the rank writes");
+    }
+    for (rank, count) in [(0, 4), (1, 4), (2, 8)] {
+        let dump = read(&folder.path().join(format!("fw_{rank}")));
+        let entries = dump["entries"].as_array().expect("entries");
+        assert_eq!(entries.len(), 1, "rank {rank}: {entries:?}");
+        assert_eq!(entries[0]["profiling_name"], "nccl:all_reduce");
+        assert_eq!(entries[0]["input_sizes"], json!([[count]]));
+        let state = if rank == 0 { "scheduled" } else { "started" };
+        assert_eq!(entries[0]["state"], state, "rank {rank}");
+    }
+    if let Some(said) = fr_trace(folder.path(), &[]) {
+        assert!(said.contains("SIZE_OR_SYNTAX_MISMATCH"), "{said}");
+        assert!(!said.contains("missing ranks"), "{said}");
+    }
+}
+
 #[test]
 fn the_analyser_names_a_send_without_a_receive() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -43,7 +43,7 @@ impl Communicator {
 
     #[inline]
     fn run_untraced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
-        self.inner.check()?;
+        self.inner.check_call(&prepared.op_info)?;
         // Asked once: on a GPU it is a call of the driver.
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
@@ -120,7 +120,7 @@ impl Communicator {
 
     /// Enqueues a prepared operation.
     pub(super) fn enqueue(&self, prepared: &PreparedOp<'_>) -> Result<Work> {
-        self.inner.check()?;
+        self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
         let capturing = recording.is_some();
