@@ -144,15 +144,21 @@ fn all_meet(size: u32, store: &Arc<MemoryStore>) {
 #[test]
 fn who_did_not_come_is_named_and_the_next_try_is_not_in_the_way() {
     let store = Arc::new(MemoryStore::new());
-    for (there, missing) in [
+    for (round, (there, missing)) in [
         (&[0, 1, 3][..], 2),
         (&[1, 2, 3], 0),
         (&[2, 3], 0),
         (&[0], 1),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         for error in errors(there, 4, &store) {
             let expected = format!("rank {missing} did not join within 0.3 s");
             assert!(error.contains(&expected), "{error}");
+            // A rank of another job would get this at its first attempt.
+            let attempt = format!("this is attempt {} to create \"again\"", 2 * round + 1);
+            assert_eq!(error.contains(&attempt), round > 0, "{error}");
         }
         all_meet(4, &store);
     }

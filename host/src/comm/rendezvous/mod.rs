@@ -122,9 +122,25 @@ impl Rendezvous<'_> {
 
     fn missing(&self, rank: u32) -> Error {
         self.refuse(format!(
-            "rank {rank} did not join within {:.1} s",
-            self.timeout.as_secs_f64()
+            "rank {rank} did not join within {:.1} s{}",
+            self.timeout.as_secs_f64(),
+            self.earlier()
         ))
+    }
+
+    /// Returns a hint for messages about missing ranks if the name was used before in this store:
+    /// the other ranks may have joined an earlier rendezvous, or belong to another job.
+    fn earlier(&self) -> String {
+        match self.prefix.rsplit('/').next().map(str::parse::<u64>) {
+            Some(Ok(number)) if number > 0 => format!(
+                "; this is attempt {} to create \"{}\" in this store: unless this program has made \
+                 the earlier ones, the store belongs to another job (MASTER_PORT), or more ranks \
+                 were started than WORLD_SIZE says",
+                number + 1,
+                self.name
+            ),
+            _ => String::new(),
+        }
     }
 
     fn unreadable(&self, rank: u32) -> Error {

@@ -169,13 +169,14 @@ impl Rendezvous<'_> {
         }
         notice::warn(format_args!(
             "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits \
-             up to {:.0} s",
+             up to {:.0} s{}",
             self.name,
             self.rank,
             waiting.started.elapsed().as_secs_f64(),
             ranks(missing, self.size),
             if missing.len() == 1 { "has" } else { "have" },
-            waiting.timeout.as_secs_f64()
+            waiting.timeout.as_secs_f64(),
+            self.earlier()
         ));
     }
 
