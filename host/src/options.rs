@@ -267,9 +267,9 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
-    /// Number of blocks of a launch, at most 64. 0 selects the device's default. Default on a CPU:
-    /// 1. With more blocks, which are for tests, every block runs on a separate thread. Default on
-    /// a GPU: 16, which leaves the remaining SMs to computation. Agreed.
+    /// Number of blocks of a launch, at most 64. 0 selects the device's default. A CPU has 1 by
+    /// default; with more blocks, which are for tests, every block runs on a separate thread. A GPU
+    /// has 16 by default, which leaves the remaining SMs to computation. Agreed.
     pub blocks: u32,
     /// Lanes of a block on the CPU. Use 1 in production. With 32 or 64, which are for tests, every
     /// lane is a thread. Agreed.
