@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -48,7 +49,7 @@ fn kill(id: u32, signal: i32) {
 /// Starts a `perf` command that runs for several seconds. Returns the command's process and the
 /// process ids of the ranks.
 fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
-    let child = fusewire(&[
+    let mut command = fusewire(&[
         "perf",
         "all_reduce",
         "--ranks",
@@ -61,11 +62,21 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
         "1000000",
         "--timeout",
         "1",
-    ])
-    .stdout(Stdio::piped())
-    .stderr(Stdio::piped())
-    .spawn()
-    .expect("the command starts");
+    ]);
+    // SAFETY: the closure only calls `signal`, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            // A shell without job control ignores SIGINT in its background jobs, and children
+            // inherit that.
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
     let expected: usize = ranks.parse().expect("a number");
     let started = Instant::now();
     while children(child.id()).len() < expected {
@@ -427,7 +438,6 @@ fn a_killed_rank_is_the_first_failure() {
 
 #[test]
 fn a_signal_that_nohup_ignores_does_not_end_the_ranks() {
-    use std::os::unix::process::CommandExt;
     let mut command = fusewire(&[
         "run",
         "-n",
