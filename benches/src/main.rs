@@ -2,16 +2,16 @@
 //! one run.
 //!
 //! ```text
-//! cargo run --release -p fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
-//! cargo run --release -p fusewire-benches -- versus cuda [--out FILE --json FILE]
-//! cargo run --release -p fusewire-benches -- baseline --out DIR
-//! cargo run --release -p fusewire-benches -- sass --ours FILE
-//! cargo run --release -p fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
-//! cargo run --release -p fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
-//! cargo run --release -p fusewire-benches -- cost-table
-//! cargo run --release -p fusewire-benches -- observe
-//! cargo run --release -p fusewire-benches -- plot FILE --table HEADING --column NAME --out SVG
-//! cargo run --release -p fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
+//! cargo run --release --bin fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
+//! cargo run --release --bin fusewire-benches -- versus cuda [--out FILE --json FILE]
+//! cargo run --release --bin fusewire-benches -- baseline --out DIR
+//! cargo run --release --bin fusewire-benches -- sass --ours FILE
+//! cargo run --release --bin fusewire-benches -- fused [--ranks 2 --tokens 1,16,64]
+//! cargo run --release --bin fusewire-benches -- wait-cost --unbounded PATH [--device cuda]
+//! cargo run --release --bin fusewire-benches -- cost-table
+//! cargo run --release --bin fusewire-benches -- observe
+//! cargo run --release --bin fusewire-benches -- plot FILE --table HEADING --column NAME --out SVG
+//! cargo run --release --bin fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
 //! The exit status depends on the correctness of results, not on timings.

@@ -76,7 +76,7 @@ impl fmt::Display for Header {
         writeln!(f, "```text")?;
         writeln!(
             f,
-            "cargo run --release -p fusewire-benches -- {}",
+            "cargo run --release --bin fusewire-benches -- {}",
             self.command
         )?;
         writeln!(f, "```")?;

@@ -103,6 +103,7 @@ fn candidates(folder: &Path, section: &str) -> Vec<(String, u64)> {
 }
 
 #[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn every_candidate_is_right_and_timed() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();
@@ -147,6 +148,7 @@ fn every_candidate_is_right_and_timed() {
 }
 
 #[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();
@@ -177,6 +179,7 @@ fn a_wrong_baseline_is_named_and_makes_the_run_fail() {
 }
 
 #[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn what_bounds_cost_is_measured_with_other_images_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();

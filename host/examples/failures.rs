@@ -1,7 +1,7 @@
 //! Provokes failures between ranks and prints the resulting messages.
 //!
 //! ```console
-//! $ cargo run --release -p fusewire --example failures
+//! $ cargo run --release --example failures
 //! ```
 
 use core::time::Duration;

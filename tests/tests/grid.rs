@@ -40,14 +40,20 @@ fn threads(table: &mut Table, backend: &'static str, ranks: u32, breadth: Breadt
     table.add(backend, &format!("{ranks} thr"), tallies[0].clone());
 }
 
-fn processes(table: &mut Table, test: &'static str, backend: &'static str, ranks: u32) {
+fn processes(
+    table: &mut Table,
+    test: &'static str,
+    backend: &'static str,
+    ranks: u32,
+    breadth: Breadth,
+) {
     let processes = Processes {
         test,
         host: Host::Parent,
     };
     let tallies = processes.each(
         &setup(backend, ranks),
-        &format!("{:?}", regular()),
+        &format!("{breadth:?}"),
         Duration::from_secs(300),
     );
     let tallies = tallies.unwrap_or_else(|wrong| panic!("{wrong}"));
@@ -79,12 +85,23 @@ fn fusewire() {
     }
     let _alone = alone();
     let mut table = Table::default();
-    for ranks in [2, 3, 4, 8] {
-        threads(&mut table, "fusewire", ranks, regular());
-        processes(&mut table, "fusewire", "fusewire", ranks);
-    }
-    for ranks in [1, 5, 6, 7] {
-        threads(&mut table, "fusewire", ranks, Breadth::Short);
+    for ranks in 1..=8 {
+        // The short form runs each number of ranks in one way.
+        let (as_threads, as_processes) = match ranks {
+            2 | 3 | 4 | 8 if full() => (true, true),
+            2 | 8 => (true, false),
+            3 | 4 => (false, true),
+            _ => {
+                threads(&mut table, "fusewire", ranks, Breadth::Short);
+                (false, false)
+            }
+        };
+        if as_threads {
+            threads(&mut table, "fusewire", ranks, regular());
+        }
+        if as_processes {
+            processes(&mut table, "fusewire", "fusewire", ranks, regular());
+        }
     }
     println!("{table}");
 }
@@ -101,7 +118,7 @@ fn gloo() {
     let mut table = Table::default();
     for ranks in [2, 4] {
         threads(&mut table, "gloo", ranks, regular());
-        processes(&mut table, "gloo", "gloo", ranks);
+        processes(&mut table, "gloo", "gloo", ranks, regular());
     }
     println!("{table}");
 }
@@ -114,7 +131,12 @@ fn sample() {
     let _alone = alone();
     let mut table = Table::default();
     threads(&mut table, "sample", 2, regular());
-    processes(&mut table, "sample", "sample", 2);
+    let breadth = if full() {
+        Breadth::Full
+    } else {
+        Breadth::Short
+    };
+    processes(&mut table, "sample", "sample", 2, breadth);
     println!("{table}");
 }
 

@@ -141,6 +141,7 @@ fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> 
 }
 
 #[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn host_threads_get_the_right_sums() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(output) = check(folder.path(), None, &[]) else {
@@ -157,6 +158,7 @@ fn host_threads_get_the_right_sums() {
 /// Removes one wait of each protocol; the check must fail. Thread timing is random, so this may
 /// take several runs.
 #[test]
+#[ignore = "compiles and runs the CUDA C++ baseline, which takes long; run by `.ci/run bench`"]
 fn a_missing_wait_is_found() {
     let relaxed = "barrier.template finish<Order::Relaxed>();";
     let release = "barrier.template finish<Order::Release>();";

@@ -7,8 +7,8 @@
 //!   is sent as soon as its GEMM has completed.
 //!
 //! ```text
-//! cargo run --release -p gemm-overlap                      # on the CPU, with matrixmultiply
-//! cargo run --release -p gemm-overlap -- --device cuda     # on a GPU, with cuBLAS
+//! cargo run --release --bin gemm-overlap                      # on the CPU, with matrixmultiply
+//! cargo run --release --bin gemm-overlap -- --device cuda     # on a GPU, with cuBLAS
 //! ```
 //!
 //! Prints the median times and the greatest difference between sequential and overlapped results,

@@ -6,8 +6,8 @@
 //! local argmax, exchange by packets, global argmax.
 //!
 //! ```text
-//! cargo run --release -p vocab-argmax --example argmax                             # on the CPU
-//! cargo run --release -p fusewire-build -- build --crate examples/vocab-argmax     # for GPUs
+//! cargo run --release --example argmax               # on the CPU
+//! cargo gpu build --crate examples/vocab-argmax          # for GPUs
 //! ```
 #![no_std]
 #![cfg_attr(

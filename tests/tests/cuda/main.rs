@@ -218,23 +218,30 @@ fn sums_have_the_bits_of_the_cpu() {
 
 #[test]
 fn a_driver_with_a_fault_is_noticed_and_named() {
-    for (call, code, name) in [
-        ("cuLaunchKernel:9", 719, "CUDA_ERROR_LAUNCH_FAILED"),
-        ("cuMemcpyHtoDAsync_v2:12", 700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-        ("cuMemCreate:2", 2, "CUDA_ERROR_OUT_OF_MEMORY"),
-        ("cuEventRecord:4", 719, "CUDA_ERROR_LAUNCH_FAILED"),
-    ] {
-        let fault = format!("{call}={code}");
-        let environment = [("FUSEWIRE_CUDA_FAKE_FAIL", fault.as_str()), ("NAME", name)];
+    let run = |environment: &[(&str, &str)]| {
         on_fake(
             "a_driver_with_a_fault_is_noticed_and_named",
-            &environment,
+            environment,
             faulty,
         );
-        if role().is_some() {
-            return;
-        }
+    };
+    if role().is_some() {
+        return run(&[]);
     }
+    // The children mostly wait for time-outs, so they run concurrently.
+    std::thread::scope(|scope| {
+        for (call, code, name) in [
+            ("cuLaunchKernel:9", 719, "CUDA_ERROR_LAUNCH_FAILED"),
+            ("cuMemcpyHtoDAsync_v2:12", 700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+            ("cuMemCreate:2", 2, "CUDA_ERROR_OUT_OF_MEMORY"),
+            ("cuEventRecord:4", 719, "CUDA_ERROR_LAUNCH_FAILED"),
+        ] {
+            scope.spawn(move || {
+                let fault = format!("{call}={code}");
+                run(&[("FUSEWIRE_CUDA_FAKE_FAIL", &fault), ("NAME", name)]);
+            });
+        }
+    });
 }
 
 /// Runs in the child. One rank must report the failed driver call and the name of the error, all
