@@ -1,6 +1,6 @@
 //! Measures the cost of bounded waits. Runs the same program with two kinds of kernels: kernels
 //! whose waits are bounded, and kernels compiled with `--cfg fusewire_unbounded`. The latter have
-//! no time-out, abort word, failure record, progress, fingerprint or busy word.
+//! no timeout, abort word, failure record, progress, fingerprint or busy word.
 //!
 //! ```text
 //! RUSTFLAGS='--cfg fusewire_unbounded' cargo build --release -p fusewire-benches \

@@ -174,7 +174,7 @@ pub struct CommConst {
     pub id: u64,
     /// Generation: counts reconfigurations.
     pub generation: u64,
-    /// Default time-out of a wait, nanoseconds.
+    /// Default timeout of a wait, nanoseconds.
     pub timeout_ns: u64,
     /// Address of [`WindowConst`] for [`MAX_WINDOWS`] windows.
     pub windows: u64,
@@ -198,7 +198,7 @@ pub struct CommConst {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum FailureKind {
-    /// A wait outlasted the time-out.
+    /// A wait outlasted the timeout.
     Timeout = 1,
     /// Ranks called different operations, sizes or types.
     Mismatch = 2,

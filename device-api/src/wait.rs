@@ -2,7 +2,7 @@
 //!
 //! A wait polls; where polling does not help it gives the core away, looks at the abort word,
 //! compares progress with the peers after 50 microseconds (different operations are reported
-//! at once, not at the time-out) and fails at the time-out. The first failure on a rank
+//! at once, not at the timeout) and fails at the timeout. The first failure on a rank
 //! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Runner, Setup, Threads};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
-/// A time-out that the tests let expire.
+/// A timeout that the tests let expire.
 const SHORT: Duration = Duration::from_millis(700);
 /// A duration much longer than `SHORT` and much shorter than the other time limits.
 const SOON: Duration = Duration::from_secs(10);

@@ -18,7 +18,7 @@ use fusewire_tests::{device, oracle};
 
 /// Time limit of the tests' waits, long enough for processes that take turns on a GPU.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// A time-out that the tests let expire. Ranks that are processes use a longer time-out.
+/// A timeout that the tests let expire. Ranks that are processes use a longer timeout.
 const SHORT: Duration = Duration::from_secs(2);
 const SHORT_OF_PROCESSES: Duration = Duration::from_secs(10);
 
@@ -174,7 +174,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
                 continue;
             }
             let Error::Timeout(failure) = error else {
-                panic!("not a time-out: {text}");
+                panic!("not a timeout: {text}");
             };
             assert_eq!(failure.rank, 1, "{text}");
             assert!(

@@ -17,7 +17,7 @@ struct State {
     values: Vec<u64>,
 }
 
-/// Time-out of a wait. It is long enough for a rank to compute and compare hundreds of MiB, and for
+/// Timeout of a wait. It is long enough for a rank to compute and compare hundreds of MiB, and for
 /// a stuck kernel to be detected.
 const TIMEOUT: Duration = Duration::from_secs(120);
 

@@ -20,12 +20,12 @@
 //!    (`version` to `recv`, and `abort`). Functions that the host can compose from others
 //!    (`all_to_all`, `gather`, `barrier`, ...) may be null.
 //! 3. In `create`, find the other ranks through the store (`mesh.rs`): every rank sets its own key
-//!    and waits for the keys of the other ranks, with the remaining time-out. Pointers in the
+//!    and waits for the keys of the other ranks, with the remaining timeout. Pointers in the
 //!    setup, except the store, are not valid after `create` returns.
 //! 4. In `supports`, return 1 only for operations, types and reductions that are implemented
 //!    (`reduce.rs`). For all others, the host returns an error. Return 1 from `is_bitwise` only if
 //!    the reduction adds the ranks' values in rank order.
-//! 5. Return from every call when its time-out expires, and soon after another thread calls
+//! 5. Return from every call when its timeout expires, and soon after another thread calls
 //!    `abort`. In this crate, `exchange.rs` polls with the remaining time, and `abort` shuts the
 //!    streams down, which wakes this rank and its peers.
 //! 6. Transfer the messages of a group concurrently. Two ranks that both send before they receive

@@ -12,7 +12,7 @@ use fusewire_backend_abi as abi;
 use crate::failure::{Failure, Result};
 use crate::store::Store;
 
-/// Time-out for the first bytes of an incoming connection.
+/// Timeout for the first bytes of an incoming connection.
 const HELLO: Duration = Duration::from_secs(2);
 
 /// One stream to every other rank, `None` for this rank.

@@ -354,7 +354,7 @@ pub(crate) fn seconds(operation: &str, seconds: f64) -> Outcome<Duration> {
     }
     Err(argument(
         operation,
-        format!("a time-out of {seconds} s; more than 0 and less than 1e9 are possible"),
+        format!("a timeout of {seconds} s; more than 0 and less than 1e9 are possible"),
     ))
 }
 

@@ -272,7 +272,7 @@ impl Communicator {
         &self.inner.store
     }
 
-    /// Sets the time-out of this value's calls, as torchcomms' `setTimeout`.
+    /// Sets the timeout of this value's calls, as torchcomms' `setTimeout`.
     pub fn set_timeout(&mut self, timeout: core::time::Duration) {
         self.timeout_ns = nanoseconds(timeout);
     }

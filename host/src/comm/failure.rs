@@ -392,7 +392,7 @@ impl fmt::Display for Failure {
                 "timed out after {:.3} s waiting for tile {} of its own input (wanted count {}, \
                  saw {}); the computation that makes the tile has not raised its counter on rank \
                  {rank}: is it enqueued, on a stream that does not wait for this operation, with \
-                 room on the device? Or raise the time-out",
+                 room on the device? Or raise the timeout",
                 self.seconds,
                 self.expected >> 32,
                 self.expected as u32,
@@ -418,7 +418,7 @@ impl fmt::Display for Failure {
                     f,
                     "timed out after {:.3} s waiting for rank {}, {} (expected {:#x}, saw {:#x}); \
                      {late}; look at rank {rank} (killed, stopped, or late?), or raise the \
-                     time-out",
+                     timeout",
                     self.seconds, self.awaited, self.wait_kind, self.expected, self.observed
                 )
             }

@@ -232,7 +232,7 @@ impl Communicator {
         }
     }
 
-    /// This communicator with another time-out for the operations called on the returned value.
+    /// This communicator with another timeout for the operations called on the returned value.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
@@ -241,7 +241,7 @@ impl Communicator {
         }
     }
 
-    /// This communicator with the time-out and hints of `options` for the operations called on the
+    /// This communicator with the timeout and hints of `options` for the operations called on the
     /// returned value. Unknown hints are warned of.
     ///
     /// # Errors

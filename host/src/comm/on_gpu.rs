@@ -23,7 +23,7 @@ pub(super) const THREADS: u32 = 512;
 /// Blocks of an operation on a GPU, where the options do not say.
 pub(super) const BLOCKS: u32 = 16;
 
-/// Time-outs below this are warned of where processes share one GPU, which runs them in turns.
+/// Timeouts below this are warned of where processes share one GPU, which runs them in turns.
 const SHARED_TIMEOUT_SECONDS: u64 = 10;
 
 /// A communicator's things on a GPU.
@@ -172,7 +172,7 @@ impl CommConfig {
         gpu.check_resident(self.options.blocks, threads, ranks)?;
         if here.len() > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
             tracing::warn!(
-                "{} processes share {}, which runs them in turns: a time-out of {:.1} s may pass \
+                "{} processes share {}, which runs them in turns: a timeout of {:.1} s may pass \
                     while all is well; \
                  {SHARED_TIMEOUT_SECONDS} s or more are advised",
                 here.len(),

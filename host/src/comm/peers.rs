@@ -1,6 +1,6 @@
 //! Deaths of peers: a thread of this process waits for the ends of other ranks' processes and marks
 //! them in the communicators that they belong to, so that whoever waits for them need not wait for
-//! the time-out.
+//! the timeout.
 //!
 //! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
 //! the awaited rank marked polls once more, and fails if what it waits for is still not there,
@@ -54,7 +54,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     let mut state = state();
     let mut added = false;
     for (rank, key) in (0..).zip(&inner.processes) {
-        // Only time-outs detect the end of a process on another host.
+        // Only timeouts detect the end of a process on another host.
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
         };
@@ -82,7 +82,7 @@ fn start(state: &mut State) {
     let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if wake < 0 {
         let error = io::Error::last_os_error();
-        tracing::warn!(%error, "deaths of peers are noticed by time-outs only");
+        tracing::warn!(%error, "deaths of peers are noticed by timeouts only");
         return;
     }
     // SAFETY: a new descriptor that nobody else owns.
@@ -92,7 +92,7 @@ fn start(state: &mut State) {
         .spawn(work);
     if let Err(error) = spawned {
         state.wake = None;
-        tracing::warn!(%error, "deaths of peers are noticed by time-outs only");
+        tracing::warn!(%error, "deaths of peers are noticed by timeouts only");
     }
 }
 

@@ -168,7 +168,7 @@ impl ReadyFlags {
     /// # Errors
     /// The communicator's failure; [`Error::InvalidArgument`] for a word that does not exist or is
     /// a GPU's; [`Error::Launch`] that names the chunk when it has not come within twice the
-    /// communicator's time-out.
+    /// communicator's timeout.
     pub fn wait(&self, index: usize) -> Result<()> {
         self.wait_for(index, THERE)
     }

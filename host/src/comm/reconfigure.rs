@@ -131,7 +131,7 @@ pub struct ReconfigureOptions {
     pub uuid: u64,
     /// Who is in it.
     pub members: Members,
-    /// Time-out of the rendezvous; the communicator's time-out if it is `None`.
+    /// Timeout of the rendezvous; the communicator's timeout if it is `None`.
     pub timeout: Option<Duration>,
 }
 
@@ -145,7 +145,7 @@ impl ReconfigureOptions {
         }
     }
 
-    /// Sets the time-out of the rendezvous.
+    /// Sets the timeout of the rendezvous.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -241,7 +241,7 @@ impl Communicator {
     ///
     /// This value and its clones, splits aside, return an error from then on, and so do graphs that
     /// were captured on them. Members of the old communicator that are left out and wait for this
-    /// rank there find out by their time-out, or by an abort before.
+    /// rank there find out by their timeout, or by an abort before.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or

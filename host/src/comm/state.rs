@@ -292,7 +292,7 @@ impl Inner {
     pub(super) fn poison(&self, error: &Error) {
         self.stop(error.clone());
         if let Some(backend) = &self.backend {
-            // Peers that wait for this rank shall not wait for their time-out.
+            // Peers that wait for this rank shall not wait for their timeout.
             backend.abort();
         }
     }

@@ -15,7 +15,7 @@ pub enum WorkStatus {
     InProgress,
     /// Done; the result is there.
     Completed,
-    /// A wait outlasted the time-out.
+    /// A wait outlasted the timeout.
     TimedOut,
     /// Failed otherwise.
     Error,

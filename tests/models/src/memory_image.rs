@@ -30,7 +30,7 @@ pub struct Config {
     pub user: usize,
     /// First epoch of packets and rounds.
     pub first_epoch: u64,
-    /// Time-out of waits in nanoseconds of the model's clock.
+    /// Timeout of waits in nanoseconds of the model's clock.
     pub timeout_ns: u64,
     /// Parts of the memory that the model checker controls.
     pub parts: Parts,

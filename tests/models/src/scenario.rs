@@ -37,7 +37,7 @@ pub enum ExpectedOutcome {
     /// Every launch succeeds.
     Success,
     /// Launches may fail. On each rank whose launch fails, the abort word must be set. The abort
-    /// word must name the host, or a rank whose failure record is a valid time-out.
+    /// word must name the host, or a rank whose failure record is a valid timeout.
     Failure,
 }
 
@@ -310,7 +310,7 @@ impl Scenario {
             let record: FailureRecord = mem::read(record);
             assert!(
                 record.kind == 1 && record.awaited < u64::from(image.config().ranks),
-                "the failure record is not a time-out on a rank: {record:?}"
+                "the failure record is not a timeout on a rank: {record:?}"
             );
         }
         true

@@ -105,7 +105,7 @@ pub struct Step {
     pub memory: Memory,
     /// If true, a reduction writes its output over its input.
     pub in_place: bool,
-    /// Time-out of the launch's waits on each rank. 0 selects the time-out of the communicator.
+    /// Timeout of the launch's waits on each rank. 0 selects the timeout of the communicator.
     pub timeout_ns: [u64; 4],
 }
 
@@ -136,7 +136,7 @@ impl Step {
         }
     }
 
-    /// Sets the time-out on each rank.
+    /// Sets the timeout on each rank.
     #[must_use]
     pub const fn timeouts(self, timeout_ns: [u64; 4]) -> Self {
         Self { timeout_ns, ..self }

@@ -112,7 +112,7 @@ mod models {
             let step = Step::new(op, count).timeouts([1, u64::MAX, 0, 0]);
             entries.push(
                 Entry::model(
-                    &format!("the time-out of rank 0 expires, {name}, 4 ranks x 6"),
+                    &format!("the timeout of rank 0 expires, {name}, 4 ranks x 6"),
                     Bound::Random(1500),
                     scenario(config(4, 1), Blocks::Single, vec![step; 6]).may_fail(),
                 )

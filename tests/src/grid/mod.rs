@@ -82,7 +82,7 @@ const SUBJECTS: [(&str, Subject); 11] = [
     ("list forms", lists::run),
     ("objects", objects::run),
     ("options", options::run),
-    ("time-outs, barrier", timing::run),
+    ("timeouts, barrier", timing::run),
     ("split", groups::run),
     ("communicators", comms::run),
     ("windows", windows::run),

@@ -1,4 +1,4 @@
-//! Call options: every operation with hints and time-outs.
+//! Call options: every operation with hints and timeouts.
 
 use core::time::Duration;
 

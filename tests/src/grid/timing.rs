@@ -1,4 +1,4 @@
-//! Checks that barriers block the host until all ranks have entered, and that the time-out of one
+//! Checks that barriers block the host until all ranks have entered, and that the timeout of one
 //! call does not affect another call.
 
 use core::time::Duration;
@@ -8,7 +8,7 @@ use fusewire::{ReduceOp, Result};
 
 use super::Grid;
 
-const GROUP: &str = "barrier, time-outs";
+const GROUP: &str = "barrier, timeouts";
 
 pub(super) fn run(grid: &mut Grid) -> Result<()> {
     barrier(grid)?;
@@ -48,10 +48,10 @@ fn barrier(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a rank that is late by less than the time-out causes no error in blocking calls,
+/// Checks that a rank that is late by less than the timeout causes no error in blocking calls,
 /// enqueued calls and replays.
 fn late(grid: &mut Grid) -> Result<()> {
-    grid.doing = "a late rank within the time-out".to_owned();
+    grid.doing = "a late rank within the timeout".to_owned();
     let comm = grid.comm.with_timeout(Duration::from_secs(30));
     let (rank, size) = (comm.rank(), comm.size());
     let sum = (size * (size + 1) / 2) as f32;
@@ -82,9 +82,9 @@ fn late(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the short time-out of a call does not apply to the next call.
+/// Checks that the short timeout of a call does not apply to the next call.
 fn short(grid: &mut Grid) -> Result<()> {
-    grid.doing = "a short time-out does not outlive its call".to_owned();
+    grid.doing = "a short timeout does not outlive its call".to_owned();
     let comm = grid.comm.clone();
     let bound = Duration::from_millis(900);
     let mut x = [1f32];
@@ -98,7 +98,7 @@ fn short(grid: &mut Grid) -> Result<()> {
     grid.check(
         GROUP,
         x == [comm.size() as f32],
-        "a sum with time-outs is wrong",
+        "a sum with timeouts is wrong",
     );
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! Checks that ranks that are late, abort, or make different calls cause errors within the
-//! time-out, and that later calls return the same error.
+//! timeout, and that later calls return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -81,7 +81,7 @@ fn a_late_rank_is_a_time_out() {
     assert_eq!(called(&fake, "ncclCommAbort"), [0, 1]);
 }
 
-/// Checks that a call uses its own time-out, even if that is shorter than the time-out of the
+/// Checks that a call uses its own timeout, even if that is shorter than the timeout of the
 /// previous call.
 #[test]
 fn a_calls_own_time_out() {

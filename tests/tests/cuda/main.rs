@@ -228,7 +228,7 @@ fn a_driver_with_a_fault_is_noticed_and_named() {
     if role().is_some() {
         return run(&[]);
     }
-    // The children mostly wait for time-outs, so they run concurrently.
+    // The children mostly wait for timeouts, so they run concurrently.
     std::thread::scope(|scope| {
         for (call, code, name) in [
             ("cuLaunchKernel:9", 719, "CUDA_ERROR_LAUNCH_FAILED"),

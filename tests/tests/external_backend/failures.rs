@@ -1,4 +1,4 @@
-//! Checks that ranks that are late, killed or aborted cause errors within the time-out. The errors
+//! Checks that ranks that are late, killed or aborted cause errors within the timeout. The errors
 //! contain the library's message, and later calls return the same error.
 
 use core::time::Duration;
@@ -162,7 +162,7 @@ fn a_killed_process_is_an_error_of_the_others() {
     let error = ranks.processes[0]
         .next_report(TEST_TIMEOUT)
         .expect("a report");
-    // The closed connection reveals the killed rank long before the time-out.
+    // The closed connection reveals the killed rank long before the timeout.
     assert!(killed.elapsed() < TEST_TIMEOUT / 2);
     assert!(
         error.contains("a peer failed") && error.contains("rank 1"),

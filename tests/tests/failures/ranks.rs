@@ -9,7 +9,7 @@ use std::time::Instant;
 use fusewire::{Communicator, DType, Device, Error, Failure, Options, ReduceOp, run_threads};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
-/// Time-out of the communicators.
+/// Timeout of the communicators.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -124,7 +124,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         let said = rank.next_report(TEST_TIMEOUT).expect("a failure");
         let words: Vec<&str> = said.split(' ').collect();
         // The exit of a process is detected immediately. A stopped process is detected by the
-        // time-out.
+        // timeout.
         let dead = signal == libc::SIGKILL;
         assert_eq!(
             words[0],
@@ -150,7 +150,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
         let waited: u64 = words[6].parse().expect("milliseconds");
         assert!(
             waited < 20_000,
-            "rank {index} waited {waited} ms for a time-out of 1 s"
+            "rank {index} waited {waited} ms for a timeout of 1 s"
         );
         let message = rank.next_report(TEST_TIMEOUT).expect("a message");
         let named = if dead {
@@ -174,7 +174,7 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
             "rank {index}: later calls return a different error"
         );
         let milliseconds: u64 = milliseconds.parse().expect("milliseconds");
-        // Six calls that wait until the time-out would take six seconds.
+        // Six calls that wait until the timeout would take six seconds.
         assert!(
             milliseconds < 900,
             "rank {index}: later calls took {milliseconds} ms"
@@ -404,7 +404,7 @@ fn time_outs_of_one_call_and_of_work() {
     }
     assert!(
         started.elapsed() < TEST_TIMEOUT / 2,
-        "the call's own time-out did not count"
+        "the call's own timeout did not count"
     );
 }
 
@@ -437,7 +437,7 @@ fn a_send_without_a_receiver_and_a_receive_without_a_sender() {
     }
 }
 
-/// Starts only ranks 0 and 1 of 4. Regression test: no report was printed before the time-out. When
+/// Starts only ranks 0 and 1 of 4. Regression test: no report was printed before the timeout. When
 /// rank 0, which serves the store, exited first, rank 1 got "the server closed the connection".
 #[test]
 fn ranks_that_do_not_join_are_reported_and_named_by_all() {

@@ -326,7 +326,7 @@ fn survivor() -> bool {
     if rank == victim {
         std::thread::sleep(TEST_TIMEOUT);
     }
-    // The short time-out stands for a supervisor that detects the killed rank and aborts.
+    // The short timeout stands for a supervisor that detects the killed rank and aborts.
     let quick = comm.with_timeout(Duration::from_millis(500));
     let error = loop {
         if let Err(error) = quick.barrier() {

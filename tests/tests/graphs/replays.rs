@@ -146,7 +146,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
     }
 }
 
-/// Returns the failure that a time-out error contains.
+/// Returns the failure that a timeout error contains.
 fn timed_out(error: &Error) -> &Failure {
     match error {
         Error::Timeout(failure) => failure,

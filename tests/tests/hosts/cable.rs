@@ -13,7 +13,7 @@ use fusewire_tests::skip::{has_gloo, skip};
 
 /// Time limit of the tests' waits.
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time-out of the operations over the cut cable.
+/// Timeout of the operations over the cut cable.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const ANY: &str = "FUSEWIRE_TEST_ANY";
 const NAMESPACE: &str = "FUSEWIRE_TEST_NAMESPACE";

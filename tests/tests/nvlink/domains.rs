@@ -252,7 +252,7 @@ fn a_death_on_another_host_is_found_by_the_timeout() {
             .expect("a report");
         let took: u32 = took.parse().expect("milliseconds");
         // On the same host, the library watches the peer's process, so the call fails before the
-        // time-out.
+        // timeout.
         assert!(bounds.contains(&took), "{other}: {took} ms");
         started.processes[0]
             .succeed(TEST_TIMEOUT)

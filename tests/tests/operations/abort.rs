@@ -1,4 +1,4 @@
-//! Tests abort, the time-outs of calls, abort hooks, the watchdog and finalize.
+//! Tests abort, the timeouts of calls, abort hooks, the watchdog and finalize.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;

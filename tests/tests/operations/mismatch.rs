@@ -1,5 +1,5 @@
 //! Tests ranks that make different calls. Every rank must get an error immediately instead of after
-//! the time-out.
+//! the timeout.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use fusewire::{
 };
 use fusewire_tests::device::run_threads;
 
-/// Time-out of the communicators. A mismatch must be reported much earlier.
+/// Timeout of the communicators. A mismatch must be reported much earlier.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit for the report of a mismatch: much shorter than the time-out, and long enough for a
+/// Time limit for the report of a mismatch: much shorter than the timeout, and long enough for a
 /// busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
 

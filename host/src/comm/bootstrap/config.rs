@@ -22,7 +22,7 @@ pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) prefix: String,
     pub(in crate::comm) generation: u64,
     pub(in crate::comm) hooks: Hooks,
-    /// Time-out of the rendezvous; `options.timeout` if it is `None`.
+    /// Timeout of the rendezvous; `options.timeout` if it is `None`.
     pub(in crate::comm) rendezvous_timeout: Option<Duration>,
     pub(in crate::comm) reach: Reach,
 }

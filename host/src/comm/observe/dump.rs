@@ -7,7 +7,7 @@
 //! group in every entry of it); and both again for replays of graphs, which are counted when they
 //! run, not when they are issued.
 //!
-//! Limits: an operation's time-out is given as the communicator's, whatever the call's was; and
+//! Limits: an operation's timeout is given as the communicator's, whatever the call's was; and
 //! once the ring has overflowed, the analyser aligns ranks by the number of an operation, which
 //! ranks with different numbers of sends and receives do not agree on.
 

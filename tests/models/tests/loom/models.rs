@@ -435,7 +435,7 @@ fn failures() -> Vec<Entry> {
         ] {
             entries.push(
                 Entry::model(
-                    &format!("the time-out of {who} expires, {name} x 2"),
+                    &format!("the timeout of {who} expires, {name} x 2"),
                     Bound::Preemptions(2),
                     single(failing(parts), vec![step.timeouts(timeouts); 2]).may_fail(),
                 )
