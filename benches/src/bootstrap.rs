@@ -42,8 +42,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<()> {
     raise_descriptors(arguments.ranks.iter().copied().max().unwrap_or(1))?;
     println!(
         "| ranks | per host | requests per rank | bytes to the store per rank | bytes from it per \
-            rank \
-         | s to connect | s of rendezvous | rendezvous, \u{b5}s per rank |"
+         rank | s to connect | s of rendezvous | rendezvous, \u{b5}s per rank |"
     );
     println!("|---:|---:|---:|---:|---:|---:|---:|---:|");
     for &ranks in &arguments.ranks {

@@ -212,8 +212,7 @@ impl Mpi {
         match self.flavour {
             Flavour::Open => {
                 "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, --bind-to none, --oversubscribe \
-                    where ranks \
-                 exceed cores"
+                 where ranks exceed cores"
             }
             Flavour::Mpich => "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=64G, -bind-to none",
             Flavour::Intel => {

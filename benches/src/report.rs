@@ -52,8 +52,7 @@ impl Header {
             ),
             format!(
                 "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, \
-                    clock, call, \
-                 clock; rank 0's median of a run, then the median of the runs"
+                 clock, call, clock; rank 0's median of a run, then the median of the runs"
             ),
             "rank r pinned to core r mod cores; all results verified on all ranks".to_owned(),
         ];

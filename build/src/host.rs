@@ -222,8 +222,8 @@ fn without_list(project: &Project, error: Error) -> Error {
             Error::Project(format!(
                 "{} has no list of kernels: add `pub static KERNELS: \
                  &[&[fusewire_device::native::KernelInfo]] = &[NAME_INSTANCES];` with the \
-                 NAME_INSTANCES of every #[kernel], under \
-                 `#[cfg(not(any(target_arch = \"nvptx64\", target_arch = \"amdgpu\")))]`",
+                 NAME_INSTANCES of every #[kernel], under `#[cfg(not(any(target_arch = \
+                 \"nvptx64\", target_arch = \"amdgpu\")))]`",
                 project.name
             ))
         }

@@ -67,8 +67,7 @@ mod gloo {
             println!(
                 "cargo::error=feature `gloo` is on, but {PROBE} is not in {}. Install Gloo \
                  (Debian: apt install libgloo-dev), or set GLOO_ROOT to the prefix that has \
-                 include/ and \
-                 lib/, or build without the feature",
+                 include/ and lib/, or build without the feature",
                 tried.join(", ")
             );
         }

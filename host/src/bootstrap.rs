@@ -257,8 +257,7 @@ impl Launcher {
         };
         Error::bootstrap(format!(
             "the environment names two ranks: {}={} of {}={}, and {}={} of {}={}; set \
-                {QUERY_METHOD} \
-             to {choices}, or remove the variables of the outer launcher",
+             {QUERY_METHOD} to {choices}, or remove the variables of the outer launcher",
             self.rank,
             own.rank,
             self.size,
@@ -466,9 +465,8 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
     if let Some(address) = reachable {
         return Some(format!(
             "the store listens at {address} without a secret: every process that reaches this \
-                address \
-             can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal on all \
-             ranks"
+             address can read and change what the ranks exchange; set FUSEWIRE_STORE_SECRET, equal \
+             on all ranks"
         ));
     }
     // A literal loopback address or "localhost" shows that the user expects no ranks on other
@@ -477,9 +475,8 @@ fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<Stri
     (is_name && !one_host).then(|| {
         format!(
             "MASTER_ADDR={host} is {} on this host, so the store listens there only, and ranks on \
-                other \
-             hosts cannot connect; if there are any, give an address that they reach in {BIND}, or \
-             set FUSEWIRE_STORE_SECRET, equal on all ranks",
+             other hosts cannot connect; if there are any, give an address that they reach in \
+             {BIND}, or set FUSEWIRE_STORE_SECRET, equal on all ranks",
             addresses[0].ip()
         )
     })

@@ -107,8 +107,7 @@ impl Baseline {
         ensure!(
             together == 0 || blocks * together <= fits,
             "{symbol}: {together} ranks of {blocks} blocks of {threads} threads wait for each \
-                other, and {fits} blocks fit the GPU at \
-             once; use fewer (--blocks)"
+             other, and {fits} blocks fit the GPU at once; use fewer (--blocks)"
         );
         Ok(Launch {
             gpu: Arc::clone(&self.gpu),

@@ -101,8 +101,7 @@ mod tests {
         assert!(seen(&[], false, true).is_empty());
         assert!(seen(&[], true, false).is_empty());
         let inline = "{ .reg .b64 global; cvta.to.global.u64 global, %rd1; \
-            multimem.st.relaxed.sys.global.v4.f32 \
-                      [global], {%r1, %r2, %r3, %r4}; }";
+                      multimem.st.relaxed.sys.global.v4.f32 [global], {%r1, %r2, %r3, %r4}; }";
         assert!(seen(&[FENCE, inline, FENCE], true, true).is_empty());
         assert_eq!(seen(&[FENCE, inline, FENCE], false, true).len(), 1);
     }

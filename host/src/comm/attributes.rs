@@ -98,8 +98,7 @@ impl LaunchAttributes {
         if u64::from(blocks) > fits {
             return refused(format!(
                 "a cooperative launch of {blocks} blocks of {threads} threads, where {fits} are \
-                    resident together; use fewer \
-                 blocks or threads"
+                 resident together; use fewer blocks or threads"
             ));
         }
         Ok(())

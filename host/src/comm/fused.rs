@@ -339,8 +339,7 @@ impl Communicator {
                 name,
                 format!(
                     "rows of {} elements: {} blocks keep {scratch} bytes of them in staging, which \
-                        has \
-                     {staging}; raise Options::staging_bytes or use fewer blocks",
+                     has {staging}; raise Options::staging_bytes or use fewer blocks",
                     norm.hidden,
                     self.options().blocks
                 ),

@@ -31,8 +31,7 @@ impl Communicator {
                 name: self.inner.name.clone(),
                 detail: format!(
                     "there were {MAX_WINDOWS} windows already, the most that a communicator can \
-                        have in its \
-                     life; allocate fewer and larger tensors and slice them"
+                     have in its life; allocate fewer and larger tensors and slice them"
                 ),
             });
         }

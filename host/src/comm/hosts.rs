@@ -64,8 +64,7 @@ impl CommConfig {
             name: self.name,
             detail: format!(
                 "rank {rank} is on another host ({theirs}) than rank {} ({own}): memory cannot be \
-                    shared, and this \
-                 build has no transport between hosts; build with --features gloo",
+                 shared, and this build has no transport between hosts; build with --features gloo",
                 self.rank
             ),
         })

@@ -273,8 +273,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                         name,
                         format!(
                             "a stride of {stride} scales from group to group; {} rows need at \
-                                least \
-                             as many, and it is less than 2^32",
+                             least as many, and it is less than 2^32",
                             self.rows
                         ),
                     ));

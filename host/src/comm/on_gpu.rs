@@ -173,8 +173,7 @@ impl CommConfig {
         if here.len() > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
             tracing::warn!(
                 "{} processes share {}, which runs them in turns: a timeout of {:.1} s may pass \
-                    while all is well; \
-                 {SHARED_TIMEOUT_SECONDS} s or more are advised",
+                 while all is well; {SHARED_TIMEOUT_SECONDS} s or more are advised",
                 here.len(),
                 self.device,
                 self.options.timeout.as_secs_f64()

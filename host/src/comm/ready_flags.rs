@@ -271,8 +271,7 @@ impl ReadyFlags {
                 NAME,
                 format!(
                     "the words are in memory of {}, which this thread does not touch; use \
-                        stream_wait, stream_write or a \
-                     kernel",
+                     stream_wait, stream_write or a kernel",
                     self.device()
                 ),
             ));
@@ -310,8 +309,7 @@ impl ReadyFlags {
             if waited > 2 * self.state.timeout {
                 return Err(Error::launch(format!(
                     "chunk {index} was not ready within {:.3} s (its word is {seen}): was its \
-                        operation enqueued, on a \
-                     stream that does not wait for this one?",
+                     operation enqueued, on a stream that does not wait for this one?",
                     waited.as_secs_f64()
                 )));
             }

@@ -437,9 +437,8 @@ impl Communicator {
                 NAME,
                 format!(
                     "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a \
-                        block's part of staging \
-                     {staged}; raise Options::packet_slot_bytes or Options::staging_bytes, or use \
-                     fewer blocks",
+                     block's part of staging {staged}; raise Options::packet_slot_bytes or \
+                     Options::staging_bytes, or use fewer blocks",
                     options.packet_slot_bytes
                 ),
             )),

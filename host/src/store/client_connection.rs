@@ -154,8 +154,7 @@ fn wants_no_secret(answer: &[u8]) -> io::Result<()> {
 /// secret.
 pub(super) fn authenticate(connection: &mut TcpStream, secret: &StoreSecret) -> io::Result<()> {
     const OTHER: &str = "the server has another secret than this client; FUSEWIRE_STORE_SECRET \
-        must \
-                         be equal on all ranks";
+                         must be equal on all ranks";
     let own = secret::nonce()?;
     connection.write_all(&[&[secret::HELLO][..], &own].concat())?;
     // A PyTorch server does not know the first byte and closes the connection.

@@ -233,8 +233,7 @@ impl Communicator {
         if compute.id() == self.stream.id() {
             return refuse(
                 "the compute stream is the communicator's own stream, so each would wait for the \
-                    other; give \
-                 the operation a stream of its own: comm.on(&stream)"
+                 other; give the operation a stream of its own: comm.on(&stream)"
                     .to_owned(),
             );
         }
@@ -271,8 +270,7 @@ impl Communicator {
             name,
             format!(
                 "{blocks} blocks would wait on {there} multiprocessors, which leaves none for what \
-                    they wait for; make the \
-                 communicator with fewer (Options::blocks)"
+                 they wait for; make the communicator with fewer (Options::blocks)"
             ),
         ))
     }
@@ -289,8 +287,7 @@ impl Communicator {
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
             return Err(Error::capture(
                 "the communicator's stream is captured, the compute stream is not: begin the \
-                    capture on the \
-                 compute stream; the communicator's stream then joins it",
+                 capture on the compute stream; the communicator's stream then joins it",
             ));
         }
         flags.clear_on(compute)?;

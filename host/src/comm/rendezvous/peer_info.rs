@@ -94,9 +94,8 @@ impl Rendezvous<'_> {
         {
             return Err(self.refuse(format!(
                 "the memory of rank {} can be shared on its own host only, and the ranks are on \
-                    several hosts of one \
-                 NVLink domain, which takes memory with fabric handles: allocate it by \
-                 Communicator::alloc",
+                 several hosts of one NVLink domain, which takes memory with fabric handles: \
+                 allocate it by Communicator::alloc",
                 info.rank
             )));
         }

@@ -188,8 +188,7 @@ pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
 pub(super) fn capture_of_slices() -> Error {
     Error::CaptureState {
         detail: "a graph outlives the call: operations on slices can't be captured: use tensors, \
-            and for \
-                 all_reduce_rms_norm its _async form"
+                 and for all_reduce_rms_norm its _async form"
             .to_owned(),
     }
 }
