@@ -47,7 +47,13 @@ pub enum Host {
 pub fn start(test: &str, role: &str, environment: &[(String, String)]) -> Process {
     let binary = std::env::current_exe().expect("the path of this binary");
     let mut child = Command::new(binary)
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            test,
+            "--exact",
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(ROLE, role)
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())

@@ -60,7 +60,13 @@ fn start(launcher: &mut Command, test: &str) -> Output {
     }
     launcher
         .arg(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .args([
+            test,
+            "--exact",
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env("FUSEWIRE_TEST_ROLE", "rank")
         .env("OMP_NUM_THREADS", "1")
         .stdin(Stdio::null())
