@@ -271,7 +271,8 @@ fn torchrun_below_mpirun_starts_its_own_ranks() {
     }
 }
 
-/// A killed rank cannot remove its files, and `mpirun` then kills the other ranks.
+/// Neither the killed rank nor the other ranks, which `mpirun` then kills, can remove files.
+/// Nevertheless, no file may be left.
 #[test]
 fn mpirun_with_a_killed_rank_leaves_no_file() {
     const TEST: &str = "mpirun_with_a_killed_rank_leaves_no_file";

@@ -70,8 +70,9 @@ pub(crate) fn capacity(vectors: usize, blocks: usize, threads: usize) -> usize {
     (turns * threads).next_multiple_of(GROUP)
 }
 
-/// Returns the size of a rank's packet buffer in bytes. It holds two alternating buffers for each
-/// block and part.
+/// Returns the size of a rank's packet buffer in bytes. For each block and each of the `parts`
+/// exchanges of a launch (1 in one-shot kernels, 2 in two-shot kernels), the buffer has two halves
+/// that are used alternately.
 pub(crate) fn packet_bytes(blocks: usize, parts: usize, ranks: usize, capacity: usize) -> usize {
     blocks * 2 * parts * ranks * PLANES * UNIT * capacity
 }

@@ -314,7 +314,8 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let most = arguments.sizes.iter().copied().max().unwrap_or(0);
     let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
     let row = fused::row_vectors(arguments.hidden);
-    // `most` is the largest message, including the all-reduces of the fused operation.
+    // The size of the largest message in bytes: that of a plain all-reduce or of the all-reduce in
+    // the fused operation.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
     let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);

@@ -88,7 +88,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads and `output` for writes of `count` elements until the call
-    /// returns. No other code writes them during the call. They are equal or disjoint.
+    /// returns. No other code writes to either buffer during the call. The buffers are equal or
+    /// disjoint.
     pub unsafe fn allreduce(
         &self,
         input: *const u8,
@@ -122,7 +123,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads, and on the root `output` for writes, of `count` elements until
-    /// the call returns. No other code writes them during the call. They are equal or disjoint.
+    /// the call returns. No other code writes to either buffer during the call. The buffers are
+    /// equal or disjoint.
     #[allow(clippy::too_many_arguments)] // MPI_Reduce has equally many
     pub unsafe fn reduce(
         &self,
@@ -166,9 +168,9 @@ impl Context {
     /// A connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of `bytes` bytes, and `output` for writes of its size, until the
-    /// call returns. No other code writes them during the call. They are disjoint, or `input` is
-    /// this rank's part.
+    /// `input` is valid for reads of `bytes` bytes, and `output` for writes of `bytes` times the
+    /// group's size, until the call returns. No other code writes to either buffer during the call.
+    /// The buffers are disjoint, or `input` is this rank's part of `output`.
     pub unsafe fn allgather(
         &self,
         input: *const u8,
@@ -199,9 +201,9 @@ impl Context {
     /// [`Error::Invalid`] unless there is one count per rank, or a connection error.
     ///
     /// # Safety
-    /// `input` is valid for reads of `counts[rank]` bytes, and `output` for writes of the sum,
-    /// until the call returns. No other code writes them during the call. They are disjoint, or
-    /// `input` is this rank's part.
+    /// `input` is valid for reads of `counts[rank]` bytes, and `output` for writes of the sum of
+    /// `counts` in bytes, until the call returns. No other code writes to either buffer during the
+    /// call. The buffers are disjoint, or `input` is this rank's part of `output`.
     pub unsafe fn allgatherv(
         &self,
         input: *const u8,

@@ -26,7 +26,7 @@ pub enum Item {
     Launch(Launch),
     /// Records an event.
     Record(CpuEvent),
-    /// Waits for the latest record of the event at the time when this item is enqueued.
+    /// Waits for the latest record of the event that was enqueued before this item.
     Wait(CpuEvent),
     /// Runs a closure once. Cannot be captured.
     Host(Box<dyn FnOnce() -> Result<()> + Send>),

@@ -1,5 +1,5 @@
-//! Calls of all kinds: wrong arguments, objects, random cases, long runs, and negative controls of
-//! the checkers.
+//! Calls with wrong arguments, object collectives (serialized Rust values), random cases, long
+//! runs, and negative controls of the checkers.
 
 mod arguments;
 mod controls;

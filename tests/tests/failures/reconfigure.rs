@@ -1,5 +1,5 @@
-//! Tests communicators with new sets of members: the same members, shrink, grow, merge and split,
-//! including after an abort and after a rank was killed.
+//! Tests `reconfigure` with the same members, with fewer and with more members, and with merged and
+//! split communicators. Also tests it after an abort and after a rank was killed.
 
 use core::time::Duration;
 use std::sync::{Arc, Barrier};

@@ -136,10 +136,10 @@ fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> 
 }
 
 /// Adopts a communicator that another part of the program has created with the C interface. `raw`
-/// is an `ncclComm_t` of the library that backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens
-/// at `path`, or at its usual location. The file of this library must be the file of the library
-/// that created `raw`. The returned backend can be passed to [`crate::Communicator::adopt`].
-/// Dropping the backend destroys the communicator.
+/// is an `ncclComm_t`. Backend `name` (`nccl`, `ncclx`, `rccl` or `rcclx`) opens its library at
+/// `path`, or at the default location. This must be the library file that created `raw`. The
+/// returned backend can be passed to [`crate::Communicator::adopt`]. Dropping the backend destroys
+/// the communicator.
 ///
 /// # Safety
 /// `raw` must be a live, initialized, blocking communicator of that library. No other code may use
