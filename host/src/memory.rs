@@ -1,8 +1,8 @@
 //! Memory that ranks share, on a CPU or a GPU.
 //!
 //! The host accesses CPU memory directly. The host reads and writes GPU memory by copies, which run
-//! concurrently with the GPU's work. A copy of eight aligned bytes is atomic, but GPU memory has no
-//! atomic compare-exchange from the host.
+//! concurrently with the GPU's work. A copy of eight aligned bytes is atomic, but the host cannot
+//! perform an atomic compare-exchange on GPU memory.
 
 use core::fmt;
 use std::sync::Arc;
@@ -206,7 +206,7 @@ impl Memory {
 
     /// Replaces the word at byte `offset` with `new` if the word equals `old`. Returns the previous
     /// word. In GPU memory the exchange is not atomic: a concurrent store between the read and the
-    /// write is lost.
+    /// write is lost. In CPU memory, returns `old` if `offset` is out of bounds.
     pub(crate) fn compare_exchange(&self, offset: u64, old: u64, new: u64) -> u64 {
         match self {
             Self::Host(_) => {

@@ -31,9 +31,9 @@ pub struct Gpu {
     /// The image with the multi-rank grid forms of the kernels, loaded on first use.
     multi_rank_grid: Mutex<Option<Arc<GridImage>>>,
     pub(super) pool: Pool,
-    /// Values that were released in a driver callback or in a completion report. [`Gpu::reap`]
-    /// drops them later, because dropping a value may call the driver, which a callback must not do
-    /// and which may block.
+    /// Values that were released in a driver callback or while an owner was being notified of
+    /// completed work. [`Gpu::reap`] drops these values later, because dropping a value may call
+    /// the driver. A callback must not call the driver, and a notification must not block.
     dropped: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Set if several ranks of this process share the GPU.
     shared: AtomicBool,
@@ -202,8 +202,9 @@ impl Gpu {
         Ok(())
     }
 
-    /// Returns the image with the multi-rank grid forms of `kernels`. The first call loads the
-    /// image. All calls must pass the same kernels.
+    /// Returns the image with the multi-rank grid forms of `kernels`. A grid form runs its kernel
+    /// for all ranks in one launch. The first call loads the image. All calls must pass the same
+    /// kernels.
     ///
     /// # Errors
     /// [`Error::Image`] if the image does not exist or has another version; the driver's error if
@@ -344,8 +345,9 @@ impl Gpu {
         self.shared.store(true, Ordering::Release);
     }
 
-    /// Starts an operation. The operation counts as in flight until the [`InFlightGuard`] is
-    /// dropped. On a shared GPU, no memory is freed until the lock guard is dropped.
+    /// Starts an operation. The operation counts as in flight until the returned
+    /// [`InFlightGuard`] is dropped. On a shared GPU, no memory is freed until the returned lock
+    /// guard is dropped.
     pub(super) fn launch(self: &Arc<Self>) -> (InFlightGuard, RwLockReadGuard<'_, ()>) {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
         let guard = self
@@ -355,10 +357,11 @@ impl Gpu {
         (InFlightGuard(Arc::clone(self)), guard)
     }
 
-    /// Frees unused memory, immediately or later. The driver may wait for the device while it frees
-    /// memory. If several ranks of this process share the GPU, this wait could deadlock, because
-    /// the kernel of another rank may be waiting for a launch by the calling thread. Memory of a
-    /// shared GPU is therefore freed only while no operation is in flight.
+    /// Frees `memory`, which must be unused, immediately or later. The driver may wait for the
+    /// device while it frees memory. If several ranks of this process share the GPU, this wait
+    /// could deadlock, because the kernel of another rank may be waiting for a launch by the
+    /// calling thread. Memory of a shared GPU is therefore freed only while no operation is in
+    /// flight.
     pub(super) fn free(&self, memory: RawMemory) {
         self.unfreed
             .lock()
@@ -395,8 +398,8 @@ impl Gpu {
         }
     }
 
-    /// Keeps a value that must not be dropped in the current context: a driver callback or a
-    /// completion report. The next [`Gpu::reap`] drops the value.
+    /// Keeps a value that must not be dropped by the caller, because the caller is a driver
+    /// callback or is notifying an owner of completed work. The next [`Gpu::reap`] drops the value.
     pub(super) fn leave(&self, value: Box<dyn Any + Send>) {
         self.dropped
             .lock()

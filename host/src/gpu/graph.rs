@@ -15,7 +15,7 @@ use super::in_flight::HostCall;
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
 use crate::{Error, Result};
 
-/// A captured node of the log.
+/// An entry of a capture's log: a captured launch or host call.
 #[derive(Clone)]
 pub(super) enum LoggedNode {
     Launch(Arc<dyn LaunchOwner>, LaunchInfo),
@@ -220,6 +220,7 @@ impl Exec {
 
     /// Calls [`LaunchOwner::after`] for the launches that have an entry in `words`. `ran` is true
     /// if the replay has completed, and false if it was not launched or the device was lost.
+    /// Returns the first error of an owner or of a captured host call.
     pub(super) fn settle(&self, number: u64, words: &[u64], ran: bool) -> Result<()> {
         let mut result = Ok(());
         for (index, (logged, word)) in self.log.iter().zip(words).enumerate() {

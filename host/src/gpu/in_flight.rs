@@ -1,5 +1,5 @@
-//! Operations in flight: the resources that they keep alive, and the completion reports to their
-//! owners.
+//! Operations in flight. An operation keeps resources alive, and its owner is notified when the
+//! operation is complete.
 
 use core::any::Any;
 use core::ffi::c_void;
@@ -24,8 +24,8 @@ pub(crate) struct Copy {
     pub(crate) keep: [Arc<dyn Any + Send + Sync>; 2],
 }
 
-/// A closure that the driver calls. `error` is the first error of the closure that has not been
-/// reported yet.
+/// A closure that the driver calls. `error` stores the first error that the closure returned since
+/// the last call of [`HostCall::take_error`].
 pub(super) struct HostCall {
     pub(super) call: HostFn,
     pub(super) error: Mutex<Option<Error>>,

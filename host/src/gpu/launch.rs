@@ -129,8 +129,8 @@ impl Launch {
         })
     }
 
-    /// Sets the owner, whose callbacks run before and after each execution of the launch with
-    /// `info`.
+    /// Sets the owner. Its callbacks, which receive `info`, run before and after each execution of
+    /// the launch.
     #[must_use]
     pub(crate) fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);

@@ -1,5 +1,5 @@
-//! A pool of small pieces of device memory for the tables of launches. The pool avoids allocations
-//! in the steady state of a program.
+//! A pool of small pieces of device memory for the tables that kernels read. Reusing the pieces
+//! avoids allocations in the steady state of a program.
 
 use core::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -119,9 +119,9 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Takes a piece and copies `bytes` to its mirror. The returned [`Upload`] describes the copy
-    /// from the mirror to the piece, which a stream must execute. The [`Scratch`] must live until
-    /// all work that uses the piece is complete.
+    /// Takes a piece and copies `bytes` to its mirror. A stream must then copy the mirror to the
+    /// piece; the returned [`Upload`] describes this copy. The [`Scratch`] must live until all work
+    /// that uses the piece is complete.
     pub(crate) fn filled_by_stream(gpu: &Arc<Gpu>, bytes: &[u8]) -> Result<(Self, Upload)> {
         let mut scratch = Self::take_like(gpu, bytes.len(), true)?;
         let mirror = scratch.mirror()?;

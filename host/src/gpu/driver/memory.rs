@@ -49,8 +49,8 @@ pub enum Export {
     Descriptor(OwnedFd),
     /// A fabric handle, valid on all hosts of the NVLink domain.
     Fabric([u8; HANDLE_BYTES]),
-    /// An IPC handle, valid on this host, and the byte offset of the exported memory in its
-    /// allocation.
+    /// An IPC handle, valid on this host, and the byte offset at which the exported memory starts
+    /// in its allocation.
     Ipc([u8; HANDLE_BYTES], u64),
 }
 
@@ -72,7 +72,7 @@ pub struct HostMemory {
     pub host: *mut u8,
     /// Address on the device.
     pub device: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: usize,
 }
 

@@ -4,7 +4,7 @@
 //! `BinaryFormat/ELF.h`. This parser was checked against the output of `ptxas` 12.8 and 13.5. The
 //! encoding of the target depends on the ELF ABI version:
 //!
-//! | ELF ABI version | written by | architecture in `e_flags` | for this architecture only |
+//! | ELF ABI version | `ptxas` version | architecture in `e_flags` | architecture-specific flag |
 //! |---|---|---|---|
 //! | 7 (OS ABI 0x33) | 12.x for GPUs before Blackwell | bits 0..8 | bit 11 |
 //! | 8 (OS ABI 0x41) | 12.8 for Blackwell, 13 for all | bits 8..16 | bit 3 (12.8 only) |
@@ -21,8 +21,8 @@ const SECTION_SYMBOLS: u32 = 2;
 const SYMBOL_FUNCTION: u8 = 2;
 /// `STO_CUDA_ENTRY`.
 const OTHER_ENTRY: u8 = 0x10;
-/// Format of an attribute that states the length of its value. Attributes of other formats have
-/// four bytes.
+/// Format of an attribute that states the length of its value. An attribute of any other format is
+/// four bytes long in total.
 const FORMAT_LONG: u8 = 4;
 /// `EIATTR_KPARAM_INFO`. Encodes the size of the parameter in 14 bits, starting at bit 18 of the
 /// third word.

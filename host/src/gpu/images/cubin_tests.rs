@@ -40,8 +40,8 @@ fn elf(abi: (u8, u8), flags: u32, large: bool) -> Vec<u8> {
         symbols.extend([0x12, other]);
         symbols.extend([0; 18]);
     }
-    // Adds attributes that the parser must skip: before the parameters one with a half-word value
-    // and one with a four-byte value, after the parameters one without a value.
+    // Adds attributes that the parser must skip. The two attributes before the parameters have a
+    // half-word value and a four-byte value. The attribute after the parameters has no value.
     let mut copy = vec![3, 0x1b, 0xff, 0, 4, 0x37, 4, 0, 0x87, 0, 0, 0];
     for (ordinal, field) in FIELDS.into_iter().enumerate().rev() {
         copy.extend(parameter(large, ordinal as u16, field));

@@ -40,9 +40,9 @@ pub(super) struct PackedImage {
     pub(super) name: String,
     pub(super) target: String,
     pub(super) file: String,
-    /// Size in bytes before compression.
+    /// Size in bytes of the uncompressed image.
     pub(super) bytes: usize,
-    /// SHA-256 before compression, in hexadecimal digits.
+    /// SHA-256 of the uncompressed image, in hexadecimal digits.
     pub(super) sha256: String,
     pub(super) entries: Vec<PackedEntry>,
 }

@@ -129,8 +129,9 @@ impl Image {
         })
     }
 
-    /// Returns the hash of the sources that this image was built from, or `None` if the image has
-    /// no such hash. `fusewire-build build --multi-rank-grid` adds a comment with the hash to PTX.
+    /// Returns the hash of the sources that this image was built from, or `None` if the image
+    /// contains no such hash. Only PTX that `fusewire-build build --multi-rank-grid` built contains
+    /// the hash, in a comment.
     pub(super) fn sources(&self) -> Option<&str> {
         const MARK: &str = "\n// fusewire sources ";
         let text = core::str::from_utf8(&self.bytes).ok()?;
@@ -161,13 +162,13 @@ enum Kind {
     Other,
 }
 
-/// Image lookup for one device, in the library and in folders.
+/// Looks up images for one device, both among the library's images and in folders.
 #[derive(Clone, Debug)]
 pub struct Images {
     architecture: String,
     folders: Vec<PathBuf>,
-    /// Possible output folders of `fusewire-build`: one in each folder above the program that may
-    /// be cargo's target folder.
+    /// Possible output folders of `fusewire-build`. Any of several folders above the program may be
+    /// cargo's target folder. This list contains one output folder in each of them.
     around: Vec<PathBuf>,
     /// The folder whose images replace the library's own images.
     library: Option<PathBuf>,
@@ -437,8 +438,8 @@ fn best<'a>(architecture: &str, targets: impl Iterator<Item = &'a str>) -> Optio
 }
 
 /// Returns true if a device of `architecture` can run a cubin for `target`. The target must have
-/// the same major version and must not be newer. An architecture-specific target (`sm_90a`,
-/// `sm_100f`) must have exactly the version of the device.
+/// the device's major version and must not be newer than the device. A target with a suffix
+/// (`sm_90a`, `sm_100f`) must have exactly the version of the device.
 fn runs_cubin(architecture: &str, target: &str) -> bool {
     let (Some(device), Some(made_for)) = (compute(architecture), number(target)) else {
         return false;
@@ -454,8 +455,8 @@ fn number(target: &str) -> Option<u32> {
 }
 
 /// Parses a target such as `sm_90` and returns its version, here 90. Returns `None` for an
-/// architecture-specific target such as `sm_90a`. Such a target is not used for PTX, because its
-/// PTX does not run on later GPUs.
+/// architecture-specific target such as `sm_90a`. PTX for such a target does not run on later GPUs
+/// and is therefore never chosen.
 fn compute(target: &str) -> Option<u32> {
     target.strip_prefix("sm_")?.parse().ok()
 }

@@ -25,13 +25,14 @@ pub(crate) struct Memory {
     gpu: Arc<Gpu>,
     raw: RawMemory,
     bytes: u64,
-    /// Key of this value in the table of [`pieces`], or 0 for a part of `_whole`, which is not in
-    /// the table.
+    /// Key of this value in the table of [`pieces`], or 0 if `_whole` is set. A value with a
+    /// `_whole` is not in the table.
     id: u64,
-    /// True if dropping this value does not free the memory, because the memory was adopted or is a
-    /// part of `_whole`.
+    /// True if dropping this value does not free the memory, because the memory was adopted or
+    /// belongs to `_whole`.
     foreign: bool,
-    /// The mapping that contains this memory, if this memory is only a part of a mapping.
+    /// The imported mapping that contains this memory, if this memory does not start at the start
+    /// of the mapping.
     _whole: Option<Arc<Self>>,
     published: Mutex<Option<(Wire, Option<PublishedDescriptor>)>>,
 }
@@ -47,8 +48,8 @@ impl fmt::Debug for Memory {
 
 type Pieces = HashMap<u64, Weak<Memory>>;
 
-/// Returns the table of the memory of this process, keyed by `Memory::id`. Ranks that are threads
-/// of the same process find each other's memory in this table and need no second mapping.
+/// Returns the table of this process's [`Memory`] values, keyed by `Memory::id`. Ranks that are
+/// threads of the same process find each other's memory in this table and need no second mapping.
 fn pieces() -> MutexGuard<'static, Pieces> {
     static PIECES: OnceLock<Mutex<Pieces>> = OnceLock::new();
     PIECES

@@ -13,7 +13,7 @@ use crate::gpu::driver::{
 };
 use crate::gpu::images::Entry;
 
-/// A fake driver that loads images. Every method that module loading must not call panics.
+/// A fake driver that loads images. Panics in methods that module loading must not call.
 #[derive(Debug)]
 struct Fake {
     properties: Properties,
@@ -201,7 +201,8 @@ fn detail(result: Result<Module>) -> String {
 }
 
 /// Loads all library images with two drivers for each architecture: one that reports kernel
-/// parameters, and one that does not, for which the parameters in the image's metadata are used.
+/// parameters, and one that does not. With the second driver, the parameters come from the manifest
+/// of the library's images.
 #[test]
 fn a_library_loads_whole_on_every_architecture() {
     for architecture in ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx942"] {
@@ -240,8 +241,8 @@ fn an_older_gpu_is_refused_with_a_list_of_images() {
     assert!(error.unwrap_err().to_string().contains("there are gfx90a"));
 }
 
-/// Changes one parameter in an image. Checks that the error names the kernel and the parameter and
-/// contains the values of program and image.
+/// Changes the offset or size of a parameter in an image, or the number of parameters. Checks that
+/// the error contains the values of the program and of the image.
 #[test]
 fn a_shifted_or_resized_parameter_is_refused() {
     let driver = Fake::new("sm_90", false);

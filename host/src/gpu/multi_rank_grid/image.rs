@@ -1,4 +1,5 @@
-//! The image with the multi-rank grid forms of the library's kernels.
+//! The image with the multi-rank grid forms of the library's kernels. A grid form runs its kernel
+//! for all ranks in one launch.
 
 use std::ffi::CString;
 

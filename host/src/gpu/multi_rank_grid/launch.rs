@@ -161,7 +161,8 @@ impl MultiRankGrid {
         Ok(())
     }
 
-    /// Blocks until the grid before `event` is complete.
+    /// Blocks until `event`, which was recorded after a grid, is complete. Fails if the grid takes
+    /// longer than the timeout.
     fn wait_complete(&self, event: RawEvent) -> Result<()> {
         let deadline = Instant::now() + self.options.timeout;
         while !self.driver.query_event(event)? {

@@ -287,7 +287,8 @@ impl MultiRankGrid {
         }
     }
 
-    /// Blocks until the outcome of the launch is set, and returns the outcome.
+    /// Blocks until the outcome of the launch is set, and returns the outcome. Breaks the
+    /// [`MultiRankGrid`] if the outcome is not set within `timeout`.
     fn wait(
         &self,
         mut state: MutexGuard<'_, State>,

@@ -104,7 +104,8 @@ fn bytes(counter: &AtomicU32, all: u32, own: &mut [u64], mark: u8) -> Vec<u8> {
     bytes
 }
 
-/// Launches `grid_barrier` for all ranks. Returns true if every block wrote the expected element.
+/// Launches `grid_barrier` for all ranks. Returns true if every block wrote the expected value to
+/// its element.
 fn all_arrive(
     grid: &MultiRankGrid,
     blocks: u32,
@@ -345,8 +346,8 @@ fn a_refused_launch_fails_on_all_ranks_and_leaves_the_grid_usable() {
         assert_eq!(said[0], said[1]);
     }
     driver.mistakes.store(true, Ordering::Relaxed);
-    // Launches `grid_barrier`, because its arguments have not been checked yet: the earlier
-    // launches looked up other kernels.
+    // The earlier launches did not look up `grid_barrier`, so this launch looks up its grid form
+    // and checks the arguments of the grid form.
     for result in idle_all(&grid, &[("grid_barrier", 1); 2]) {
         assert!(text(result).contains("[(0, 8)]"));
     }

@@ -32,10 +32,11 @@ pub(crate) enum FetchFailure {
     Gone,
     /// The owner process is running in another network or process id namespace.
     Namespace,
-    /// The owner process is running and has withdrawn the descriptor.
+    /// The owner process is running, but it does not publish the descriptor any more, or it cannot
+    /// be reached and its network namespace is unknown.
     Withdrawn,
-    /// The owner process does not accept requests from this user, or another process than the one
-    /// that the token identifies listens on the socket.
+    /// The owner process does not accept requests from this user, or the process that listens on
+    /// the socket is not the owner process.
     Refused,
     /// The owner process did not reply in time.
     TimedOut,

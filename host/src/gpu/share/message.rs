@@ -1,5 +1,6 @@
-//! The message formats. Requests and replies have fixed sizes. A request contains the secret of a
-//! descriptor. If the request is granted, the descriptor is attached to the reply.
+//! The formats of the requests to the server thread and of its replies. Requests and replies have
+//! fixed sizes. A request contains the secret of a descriptor. If the request is granted, the
+//! descriptor is attached to the reply.
 
 use core::mem;
 use core::ptr;

@@ -27,7 +27,8 @@ pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);
 /// replies [`Reply::Busy`] to the oldest connection and closes it.
 pub(super) const MAX_CALLERS: usize = 64;
 
-/// Pause after `accept` failed because the process has too many open descriptors.
+/// Pause after `accept` or `poll` has failed, for example because the process has too many open
+/// descriptors.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The server of this process. A forked child creates a new [`Process`], because the mutex of the
@@ -245,8 +246,8 @@ fn run(shared: &Shared, listener: &UnixListener) {
     }
 }
 
-/// Accepts waiting connections. Returns false if `accept` fails because the system is out of
-/// resources.
+/// Accepts waiting connections. Returns false if `accept` fails, for example because the system is
+/// out of resources.
 fn take_callers(listener: &UnixListener, callers: &mut Vec<Caller>) -> bool {
     // Accepts at most half of `MAX_CALLERS` per call, so that the server reads from every
     // connection at least once before a newer connection can displace it.

@@ -83,7 +83,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Returns the name in the abstract namespace of the socket with the random part `id`.
+/// Returns the abstract-namespace name of the socket whose random part is `id`.
 pub(super) fn socket_name(id: &Random) -> String {
     use core::fmt::Write;
     id.iter()

@@ -445,7 +445,7 @@ fn forks() -> String {
         // Without `catch_unwind`, a panic would end the only thread of the child, and the child
         // would exit with status 0.
         let code = catch_unwind(AssertUnwindSafe(|| in_forked_child(of_parent))).unwrap_or(99);
-        // SAFETY: _exit has no preconditions. It skips the parent's exit handlers.
+        // SAFETY: _exit has no preconditions. It skips the exit handlers that the child inherited.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
@@ -458,8 +458,8 @@ fn forks() -> String {
         return "the parent's descriptor went with the child's".to_owned();
     }
 
-    // The copies of the sockets in a child must not keep the socket name alive after the
-    // withdrawal.
+    // A child inherits copies of the parent's sockets. The copies must not keep the socket name
+    // alive after the parent has withdrawn its last descriptor.
     let second = fork();
     if second == 0 {
         loop {
