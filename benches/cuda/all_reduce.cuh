@@ -16,7 +16,7 @@
 template <int R>
 constexpr int UNROLLED = LOADS_IN_FLIGHT / R > 1 ? LOADS_IN_FLIGHT / R : 1;
 
-// Sums vectors i, i + stride, .. of all ranks. All loads are issued before the first sum.
+// Sums vectors i, i + stride, .. of all ranks. All loads are issued before the first addition.
 template <class T, int R, int U>
 __device__ __forceinline__ void reduce(const Peers<R> &inputs, u32 i, u32 stride,
                                        Vector (&sums)[U]) {

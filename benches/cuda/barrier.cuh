@@ -5,9 +5,10 @@
 #include "memory.cuh"
 
 // Signal pad of a rank, zeroed once at allocation. Peers write `flags` and `signal`. Only the owner
-// writes `barriers`.
+// writes the other fields.
 struct SignalPad {
-    // Numbers of barriers that block b has passed and of packet exchanges that it has completed.
+    // barriers[b]: number of barriers that block b has passed. exchanges[b]: number of packet
+    // exchanges that block b has completed.
     u32 barriers[MAX_BLOCKS];
     u32 exchanges[MAX_BLOCKS];
     // flags[set][b][r]: number of the last barrier of that set at which block b of rank r has
@@ -36,7 +37,8 @@ enum class Order {
 // arrives only after its wait at e has ended. That wait is the only reader. Values only grow. A
 // wait for e ends as soon as the value is at least e, so a peer may be ahead.
 //
-// Epochs have 32 bits and are compared by their signed difference, so they may wrap around.
+// Barrier numbers (epochs) have 32 bits and are compared by their signed difference, so they may
+// wrap around.
 template <int R>
 struct Barrier {
     const Peers<R> &pads;

@@ -4,7 +4,7 @@
 #include "barrier.cuh"
 #include "elements.cuh"
 
-// Maximum number of polls of host memory, which takes a few tenths of a second.
+// Maximum number of polls of host memory. All polls together take a few tenths of a second.
 constexpr u32 MAX_LATCH_POLLS = 1u << 18;
 
 // Blocks a stream until the host has stored `value` at `word`, in host memory. The host enqueues

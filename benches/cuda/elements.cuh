@@ -1,10 +1,10 @@
-// Sums of vectors of f32 and bf16. The ranks' values are added in rank order in f32 and rounded
+// Addition of f32 and bf16 vectors. The ranks' values are added in rank order in f32 and rounded
 // once, so the results of all ranks are bitwise identical.
 #pragma once
 
 #include "memory.cuh"
 
-// A number as a type, for generic lambdas.
+// Passes a compile-time integer to a generic lambda, as the type of an argument.
 template <int N>
 struct Count {
     static constexpr int value = N;

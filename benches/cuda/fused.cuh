@@ -2,9 +2,9 @@
 // registers between the sum and the result. This file also has a norm without communication, which
 // follows a separate all-reduce.
 //
-// Rounding: the sum is rounded to the type. The sum plus the residual is rounded again
-// (residual_out). The norm is computed in f32 from the rounded values, multiplied by the weight,
-// and rounded.
+// Rounding: the sum over the ranks is rounded to the element type. That sum plus the residual is
+// rounded again (residual_out). The norm is computed in f32 from the rounded values, multiplied by
+// the weight, and rounded.
 //
 // A row has at most V * blockDim.x vectors, and blockDim.x is a multiple of 32.
 #pragma once

@@ -5,7 +5,7 @@
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-// Maximum number of blocks, which is the number of lines in a rank's table of flags.
+// Maximum number of blocks per rank. `SignalPad` has one row of flags per block.
 constexpr int MAX_BLOCKS = 256;
 constexpr int MAX_RANKS = 8;
 constexpr int MAX_THREADS = 512;

@@ -3,8 +3,8 @@
 //! detect failures and has no other operations. User memory is in the mapping, so nothing is
 //! copied.
 //!
-//! - Inputs of at most [`PACKET_BYTES`]: every rank sends its input, followed by a flag, to every
-//!   other rank. Two sets of slots alternate.
+//! - Inputs of at most [`PACKET_BYTES`]: every rank writes its input, and then a flag, to a slot of
+//!   every other rank. Two sets of slots alternate.
 //! - Larger inputs: between two signals, rank r reads shard r of all inputs and writes the sum to
 //!   all outputs.
 
@@ -191,7 +191,8 @@ impl Rank {
         self.packets += 1;
         let (me, ranks) = (self.rank, self.layout.ranks);
         let bytes = self.count * 4;
-        // Up to 56 bytes of data precede the flag in its line. More data follow that line.
+        // Up to 56 bytes of data are in the same line as the flag, before it. Longer data start
+        // after that line.
         let data_at = if bytes <= 56 { 0 } else { LINE };
         let input = self.data(me, 0);
         for step in 1..ranks {

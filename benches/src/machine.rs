@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use crate::reduce;
 
-/// One-way time of a cache line, in ns, below which the two cores share a last-level cache. Only
-/// results that were measured in that state count.
+/// Threshold of the one-way ping-pong time, in ns. If the time is shorter, the two cores share a
+/// last-level cache. Only results that were measured while the time was shorter count.
 pub(crate) const NEAR_NS: f64 = 100.0;
 
 /// Returns the cores that this process may use.

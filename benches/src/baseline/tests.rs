@@ -1,5 +1,6 @@
 //! Tests that the baseline compiles, that its argument layout matches the harness, and that its
-//! algorithms are correct. Host threads run the algorithms. Copies with a seeded bug must fail.
+//! algorithms are correct. Host threads run the algorithms. The check must fail on copies of the
+//! sources with a seeded bug.
 
 use std::collections::BTreeMap;
 use std::process::Output;

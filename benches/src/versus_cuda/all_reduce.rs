@@ -11,7 +11,8 @@ use super::module::Baseline;
 use super::report::Row;
 use super::{Shape, data};
 
-/// Largest message, in bytes, for which the one-shot and the two-shot packet kernels are measured.
+/// Largest inputs, in bytes, for which the packet kernels are measured: the one-shot kernel up to
+/// `ONE_SHOT_BYTES`, and the two-shot kernel up to `TWO_SHOT_BYTES`.
 pub(crate) const ONE_SHOT_BYTES: usize = 256 << 10;
 pub(crate) const TWO_SHOT_BYTES: usize = 1 << 20;
 

@@ -63,8 +63,8 @@ impl Peers {
     }
 }
 
-/// Returns the capacity that a block needs if `vectors` are distributed over the threads of
-/// `blocks` blocks. The capacity is in vectors and a multiple of [`GROUP`].
+/// Returns the packet capacity that a block needs if `vectors` vectors are distributed over the
+/// threads of `blocks` blocks. The capacity is in vectors and a multiple of [`GROUP`].
 pub(crate) fn capacity(vectors: usize, blocks: usize, threads: usize) -> usize {
     let turns = vectors.div_ceil(blocks * threads).max(1);
     (turns * threads).next_multiple_of(GROUP)

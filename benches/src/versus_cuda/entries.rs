@@ -8,7 +8,8 @@ use fusewire::DType;
 pub(crate) const RANKS: [usize; 3] = [2, 4, 8];
 /// Element types for which kernels are compiled.
 pub(crate) const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
-/// Numbers of a row's vectors per thread for which norms are compiled.
+/// Numbers of vectors of a row that each thread processes. The norm kernels are compiled for each
+/// number.
 pub(crate) const WIDTHS: [u32; 3] = [1, 2, 4];
 
 /// Size in bytes of `Vector` in `cuda/memory.cuh`.

@@ -17,8 +17,8 @@ pub(crate) fn row_vectors(hidden: usize) -> usize {
     hidden * data::size(DTYPE) / VECTOR
 }
 
-/// Returns the number of a row's vectors per thread, or `None` if no kernel is compiled for that
-/// number.
+/// Returns the number of vectors of a row that each thread processes, or `None` if no kernel is
+/// compiled for that number.
 pub(crate) fn vectors_of_thread(hidden: usize, threads: u32) -> Option<u32> {
     let needed = row_vectors(hidden).div_ceil(threads as usize);
     WIDTHS.into_iter().find(|width| *width as usize >= needed)

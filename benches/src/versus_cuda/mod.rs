@@ -123,7 +123,7 @@ fn dtype(text: &str) -> Result<DType> {
         .with_context(|| format!("{text} is none of f32, bf16"))
 }
 
-/// Grid of a rank and number of ranks.
+/// Number of ranks, and grid of each rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) ranks: usize,
@@ -314,8 +314,8 @@ fn allocate(arguments: &Arguments, gpu: &Arc<Gpu>, shape: Shape) -> Result<Buffe
     let most = arguments.sizes.iter().copied().max().unwrap_or(0);
     let tokens = arguments.tokens.iter().copied().max().unwrap_or(0);
     let row = fused::row_vectors(arguments.hidden);
-    // The size of the largest message in bytes: that of a plain all-reduce or of the all-reduce in
-    // the fused operation.
+    // Size in bytes of the largest input, which is either an input of a plain all-reduce or all
+    // rows of the fused operation.
     let most = most.max(tokens * row * VECTOR);
     let vectors = |bytes: usize| most.min(bytes) / VECTOR;
     let one = buffers::capacity(vectors(ONE_SHOT_BYTES), blocks, threads);

@@ -43,7 +43,7 @@ impl Rendezvous {
         self.exchange(0, 0).map(drop)
     }
 
-    /// Waits until all ranks have passed their values. Returns the values by rank.
+    /// Waits until all ranks have called this method. Returns their values by rank.
     pub(crate) fn exchange(&self, rank: usize, value: u64) -> Result<Vec<u64>> {
         let values = self.turn(|values, ranks| {
             values.resize(ranks, 0);

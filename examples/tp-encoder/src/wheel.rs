@@ -181,7 +181,7 @@ fn verify(wheel: &Path, mut file: File) -> Result<()> {
     Ok(())
 }
 
-/// Returns the user's cache folder, or cargo's target folder without one.
+/// Returns the folder for the wheel, in the user's cache folder or else in cargo's target folder.
 fn cache() -> PathBuf {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = set("XDG_CACHE_HOME")

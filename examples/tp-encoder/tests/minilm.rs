@@ -22,9 +22,9 @@ fn model() -> Option<PathBuf> {
     cached
 }
 
-/// Elements 0 to 7, 100, 200, 300 and 383 of two embeddings, computed by an independent BERT in 50
-/// lines of Python with numpy, in float64, from the same `model.safetensors` and `vocab.txt`, with
-/// a separate greedy WordPiece. The script shares no code with candle or `tokenizers`.
+/// Elements 0 to 7, 100, 200, 300 and 383 of two embeddings. A separate script (50 lines of Python
+/// with numpy) computed them in float64 from the same `model.safetensors` and `vocab.txt`. It
+/// implements BERT and a greedy WordPiece, and shares no code with candle or `tokenizers`.
 const GOLDEN: [(&str, [f32; 12]); 2] = [
     (
         "The ferry to the island leaves every morning at seven.",
@@ -91,7 +91,7 @@ fn ranks_that_are_processes_embed_as_one() {
         };
         assert!(output.status.success(), "{ranks} ranks: {text}");
         assert!(text.contains("the same bits on all ranks"), "{text}");
-        // The instruction appears twice.
+        // The text has this cooking instruction in two wordings, so they are a similar pair.
         assert!(
             text.contains("saffron and a cup of rice. | Cook the rice"),
             "{text}"

@@ -26,7 +26,7 @@ use fusewire_device::{Block, Group, Machine, kernel, mem};
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
 
 /// Finds, for every row, the column of the greatest logit over the parts of all ranks. If several
-/// logits are greatest, returns the lowest of their columns.
+/// columns have the greatest logit, finds the lowest of these columns.
 ///
 /// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is
 /// scratch memory for `rows` words. The kernel writes `rows` column indices to `winners`. The
@@ -34,9 +34,9 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_I
 ///
 /// # Safety
 /// `constants` must meet the requirements of [`Session::begin`]. `logits` must be readable for
-/// `rows * columns` elements, and `keys` and `winners` must be writable for `rows` elements. `rows
-/// * 8` must be at most [`fusewire_device::packet::capacity`] of a slot, and all ranks together
-/// must have fewer than 2^32 columns. The launch must have one block.
+/// `rows * columns` elements, and `keys` and `winners` must be writable for `rows` elements.
+/// `rows * 8` must be at most [`fusewire_device::packet::capacity`] of a slot, and all ranks
+/// together must have fewer than 2^32 columns. The launch must have one block.
 #[kernel]
 pub unsafe fn vocab_argmax(
     block: Block<impl Machine>,

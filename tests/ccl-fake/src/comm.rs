@@ -11,12 +11,12 @@ use fusewire_ccl_sys::sys::*;
 pub(crate) struct Comm {
     pub(crate) shared: Arc<SharedComm>,
     pub(crate) rank: usize,
-    /// Scaled sums that this rank created. The handle of entry `i` is `ncclAvg + 1 + i`. Destroyed
-    /// scaled sums are `None`.
+    /// Reduction operators that this rank created with `ncclRedOpCreatePreMulSum` (scaled sums).
+    /// The handle of entry `i` is `ncclAvg + 1 + i`. Destroyed operators are `None`.
     pub(crate) scales: Mutex<Vec<Option<Scale>>>,
 }
 
-/// A scaled sum: the element type and the bytes of the factor.
+/// A scaled-sum operator: the element type and the bytes of the factor.
 pub(crate) type Scale = (i32, Vec<u8>);
 
 impl Comm {
@@ -35,17 +35,19 @@ impl Comm {
 
 #[derive(Debug)]
 pub(crate) struct SharedComm {
-    /// Number of the communicator in the records.
+    /// Number that identifies the communicator in the call records.
     pub(crate) id: u64,
     pub(crate) count: usize,
     state: Mutex<State>,
     moved: Condvar,
 }
 
-/// Name, count, type, operation and root, which must be the same on all ranks.
+/// Function name, count, element type, reduction and root of a collective. All ranks must pass the
+/// same values.
 pub(crate) type Shape = (&'static str, usize, i32, i32, i32);
 
-/// A rank's contribution to a rendezvous: its data, and the factor of a scaled sum.
+/// A rank's contribution to a rendezvous: its data, and the factor (empty unless the reduction is a
+/// scaled sum).
 pub(crate) type Contribution = (Vec<u8>, Vec<u8>);
 
 /// A message that has been sent but not received.
@@ -168,8 +170,8 @@ impl SharedComm {
     }
 
     /// Waits until all ranks have contributed, then returns all contributions. The last rank that
-    /// leaves deletes the rendezvous, unless the call is a split. [`Self::child`] still
-    /// needs the rendezvous of a split.
+    /// leaves deletes the rendezvous, except after a split, because [`Self::child`] still needs the
+    /// rendezvous.
     pub(crate) fn all_parts(&self, number: u64) -> Result<Vec<Contribution>, ncclResult_t> {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
@@ -205,7 +207,8 @@ impl SharedComm {
         )
     }
 
-    /// Puts a message into the mailbox. Returns the number of the message.
+    /// Puts a message into the mailbox between rank `from` and rank `to`. Returns the message's
+    /// number.
     pub(crate) fn send(
         &self,
         (from, to): (usize, usize),
@@ -228,8 +231,8 @@ impl SharedComm {
         number
     }
 
-    /// Takes the next message and completes its send. Both the receive and the send fail if type or
-    /// count do not match.
+    /// Takes the next message from rank `from` to rank `to` and completes its send. Both the
+    /// receive and the send fail if type or count do not match.
     pub(crate) fn recv(
         &self,
         (from, to): (usize, usize),

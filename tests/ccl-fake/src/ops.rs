@@ -40,11 +40,11 @@ struct StartedCall {
 }
 
 pub(crate) fn comm_of(comm: ncclComm_t) -> Option<&'static Comm> {
-    // SAFETY: a non-null handle points to a `Comm` of this library, and a `Comm` is never freed.
+    // SAFETY: a non-null handle points to a `Comm` of this crate, and a `Comm` is never freed.
     unsafe { comm.cast::<Comm>().as_ref() }
 }
 
-/// Returns the scaled sum that the handle `red` identifies.
+/// Returns the scaled-sum operator that the handle `red` identifies.
 fn scale(comm: &Comm, red: i32) -> Option<Scale> {
     let at = usize::try_from(red.checked_sub(ncclAvg + 1)?).ok()?;
     comm.scales().get(at).cloned().flatten()
@@ -197,8 +197,8 @@ fn run(ops: &[Op]) -> ncclResult_t {
                 comm.shared.send(path, op.dtype, op.count, data)
             }
             _ => {
-                // The handles of scaled sums may differ between ranks, so the shape contains the
-                // same number for every scaled sum.
+                // The handles of scaled-sum operators may differ between ranks, so the shape
+                // contains the same number for all of them.
                 let shape = (
                     op.name,
                     op.count,

@@ -30,7 +30,8 @@ pub unsafe fn seeded_race(block: Block<impl Machine>, ordered: u32, out: *mut u3
     let (rank, size) = (block.rank() as usize, block.size() as usize);
     let cells = block.shared().cast::<u32>();
     let other = (rank + size / 2) % size;
-    // The functions of `mem` only access global memory, and `cells` is in shared memory.
+    // Accesses `cells` through plain pointers, because it is in shared memory and the functions of
+    // `mem` access only global memory.
     // SAFETY: `rank` is below the number of lanes, and shared memory has one word per lane (at most
     // 64).
     unsafe { cells.add(rank).write(rank as u32) };

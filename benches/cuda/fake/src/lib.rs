@@ -1,5 +1,4 @@
-//! Fake CUDA driver that executes kernels ([`fusewire_cuda_fake`]), including those of the CUDA C++
-//! baseline.
+//! Extends the fake CUDA driver ([`fusewire_cuda_fake`]) with the kernels of the CUDA C++ baseline.
 //!
 //! The baseline's kernels are in a shared object that a test builds from
 //! `cuda/emulation/entries.cpp`. One host thread runs each thread of a block. This driver tests the
@@ -39,7 +38,7 @@ struct Entry {
     count: u32,
 }
 
-/// A kernel of the shared object, which stays loaded.
+/// A kernel of the loaded shared object, which is never unloaded.
 #[derive(Clone, Copy, Debug)]
 struct EmulatedKernel {
     name: &'static str,

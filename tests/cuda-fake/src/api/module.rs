@@ -41,7 +41,7 @@ const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribu
 /// Magic numbers of binary images: ELF and fat binary.
 const BINARIES: [[u8; 4]; 2] = [*b"\x7fELF", [0x50, 0xed, 0x55, 0xba]];
 
-/// Numbers in `cuda.h` of the load options for logs.
+/// Numbers that `cuda.h` gives to the load options for the info log and the error log.
 const INFO_SIZE: c_uint = 4;
 const ERROR_BUFFER: c_uint = 5;
 const ERROR_SIZE: c_uint = 6;

@@ -16,7 +16,7 @@ use crate::status::{Result, Status};
 /// Granularity of physical memory in bytes.
 pub(crate) const GRANULARITY: u64 = 2 << 20;
 
-/// Maximum number of bytes at the start of an allocation that are poisoned.
+/// Maximum number of bytes to poison at the start of an allocation.
 const MAX_POISONED: u64 = 16 << 20;
 
 const NAME: &str = "fusewire-cuda-fake";
@@ -34,7 +34,7 @@ pub(crate) struct Backing {
     made: bool,
 }
 
-/// Bytes in use of each device.
+/// Number of bytes in use on each device.
 static USED: Mutex<BTreeMap<u32, u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns the bytes of a device's memory that this process uses.
@@ -118,13 +118,13 @@ impl Backing {
         })
     }
 
-    /// Returns the inode of the memory file, which is unique among all memory files of the host.
+    /// Returns the memory file's inode number, which is unique on the host.
     pub(crate) fn inode(&self) -> u64 {
         self.file.metadata().map_or(0, |data| data.ino())
     }
 
-    /// Maps the first `bytes` bytes of the memory at `fixed_at`, or at an address that the OS
-    /// selects.
+    /// Maps the first `bytes` bytes of this memory. The mapping starts at `fixed_at`, or at an
+    /// address that the OS selects.
     pub(crate) fn map(&self, fixed_at: Option<u64>, bytes: u64, protection: i32) -> Result<u64> {
         let (hint, fixed) = fixed_at.map_or((ptr::null_mut(), 0), |fixed_at| {
             (fixed_at as *mut libc::c_void, libc::MAP_FIXED)
@@ -148,8 +148,8 @@ impl Backing {
     }
 }
 
-/// Parses the device and the handle types from the name of a memory file, such as `/memfd:NAME 0 1
-/// (deleted)`.
+/// Parses the device and the handle types from the link target of a memory file's descriptor, such
+/// as `/memfd:NAME 0 1 (deleted)`.
 fn attributes(link: &Path) -> Option<(u32, u32)> {
     let text = link.to_str()?.strip_prefix("/memfd:")?;
     let mut parts = text.strip_prefix(NAME)?.split_whitespace();

@@ -26,7 +26,7 @@ const GLOBAL: u32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: potentially unsafe calls are allowed.
 const RELAXED: u32 = 2;
 
-/// An event, with the execution state of its last record.
+/// A driver event and the execution state of its most recent record.
 #[derive(Debug)]
 pub(crate) struct EventRecord {
     pub(crate) handle: usize,

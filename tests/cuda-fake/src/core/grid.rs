@@ -56,8 +56,8 @@ impl GridArguments {
         bytes
     }
 
-    /// Returns all 8-byte parameters of `ranks` ranks. Any of them may be an address. Call this
-    /// method only while device work is running, because the parameter table is in device memory.
+    /// Returns all 8-byte parameters of all `ranks` ranks; each may be an address. Call this method
+    /// only while device work is running, because the parameter table is in device memory.
     ///
     /// # Errors
     /// Fails if the parameter table is not in accessible device memory.

@@ -334,7 +334,7 @@ fn entry(tokens: &mut Tokens<'_>, shared: &[(String, usize)]) -> PtxResult<Entry
     Ok(entry)
 }
 
-/// Parses `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)` after the parenthesis.
+/// Parses `.param [.align N] TYPE [.ptr [.SPACE] [.align N]] NAME[N], ...)` after the `(`.
 fn parameters(tokens: &mut Tokens<'_>, entry: &mut Entry) -> PtxResult<()> {
     let mut token = tokens.need("a parameter")?;
     while token != ")" {

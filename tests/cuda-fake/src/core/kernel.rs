@@ -37,8 +37,8 @@ pub(crate) const REGISTERS: u32 = 32;
 /// Lists of kernels that tests have registered, in addition to the kernels of the project.
 static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
 
-/// Registers kernels. The fake can execute an entry of an image if a list contains a kernel with
-/// the entry's name.
+/// Registers kernels. The fake can execute an entry of an image if a kernel with the entry's name
+/// is registered or belongs to the project.
 pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
@@ -121,8 +121,8 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
     })?;
     let settings = settings();
     let fatal = |status, detail: String| Err((status, format!("ptxas fatal   : {detail}")));
-    // CUDA 12.5 has PTX 8.5. CUDA 12.6 kept that version, so CUDA 12.8 has PTX 8.7. CUDA 13.0 has
-    // PTX 9.0.
+    // CUDA 12.5 and 12.6 both have PTX 8.5, so later minor versions of CUDA 12 are one ahead of
+    // PTX: CUDA 12.8 has PTX 8.7. CUDA 13.0 has PTX 9.0.
     let newest = match settings.driver {
         13_000.. => 90,
         driver => 80 + (driver - 12_000.min(driver)) / 10 - u32::from(driver >= 12_060),
@@ -350,7 +350,7 @@ impl Function {
     }
 }
 
-/// Hooks that run before and after a kernel.
+/// State of one launch for the hooks that run before and after the kernel.
 #[derive(Debug)]
 struct Owner {
     context: Arc<Context>,

@@ -51,7 +51,7 @@ pub(crate) struct Region {
     pub(crate) kind: Kind,
     pub(crate) backing: Option<Arc<Backing>>,
     pub(crate) device: u32,
-    /// Context that owns the range, 0 for none.
+    /// Handle of the context that owns the range, or 0 if no context owns it.
     pub(crate) context: usize,
     /// Unique number, never reused.
     pub(crate) id: u64,

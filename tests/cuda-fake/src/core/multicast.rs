@@ -350,7 +350,7 @@ pub(crate) fn bind_address(handle: usize, offset: u64, address: u64, bytes: u64)
     bind(handle, offset, memory, address - region.start, bytes)
 }
 
-/// Removes the binding of a device that covers exactly this range of the object.
+/// Removes a device's binding. The binding must cover exactly this range of the object.
 pub(crate) fn unbind(handle: usize, device: u32, offset: u64, bytes: u64) -> Result<()> {
     let object = object(handle)?;
     let mut bindings = lock(&object.bindings);

@@ -38,7 +38,7 @@ fn launch(
     ))
 }
 
-/// Creates a parameter table of `quantize`. Each rank rounds two floats from its source to its
+/// Creates a parameter table for `quantize`. Each rank rounds two floats from its source to its
 /// target.
 fn table(ranks: &[(u64, u64)]) -> u64 {
     let words: Vec<u64> = ranks

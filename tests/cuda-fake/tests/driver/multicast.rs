@@ -23,7 +23,7 @@ fn team(devices: u32, handles: CUmemAllocationHandleType) -> sys::CUmulticastObj
     }
 }
 
-/// Creates an object of two devices.
+/// Creates a multicast object for two devices.
 fn create(handles: CUmemAllocationHandleType) -> u64 {
     let mut object = 0;
     ok!(cuMulticastCreate(&raw mut object, &team(2, handles)));
@@ -40,7 +40,7 @@ fn memory(device: i32, handles: CUmemAllocationHandleType) -> u64 {
 }
 
 driver_test! {
-    /// Creates, imports, binds, maps and frees an object with two handles.
+    /// Creates, imports, binds, maps and frees an object through two handles.
     life_of_an_object("DEVICES" = "2", "MULTICAST" = "1") {
         start();
         let minimum = CUmulticastGranularity_flags::CU_MULTICAST_GRANULARITY_MINIMUM;
@@ -106,8 +106,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// A device that has not joined cannot bind memory. No more devices can join than the object
-    /// was created for.
+    /// A device that has not joined cannot bind memory. A device cannot join an object that already
+    /// has all its devices.
     devices_outside_of_the_team("DEVICES" = "3", "MULTICAST" = "1") {
         start();
         let object = create(DESCRIPTOR);
