@@ -14,8 +14,8 @@
 //! | `FUSEWIRE_HOST_ID` | name of this host; default: the kernel's boot id |
 //! | `FUSEWIRE_NVLINK_DOMAIN` | NVLink domain of this host's GPUs; default: reported by NVML |
 //!
-//! An agent is the process of a launcher such as `torchrun` that starts the ranks of a host. An
-//! empty `FUSEWIRE_NVLINK_DOMAIN` means that the GPUs are in no NVLink domain. Without
+//! A launcher such as `torchrun` runs an agent on each host: the process that starts the host's
+//! ranks. An empty `FUSEWIRE_NVLINK_DOMAIN` means that the GPUs are in no NVLink domain. Without
 //! `FUSEWIRE_STORE_BIND`, rank 0 listens on all addresses if a secret is set, and otherwise only on
 //! the addresses to which `MASTER_ADDR` resolves.
 
@@ -52,15 +52,17 @@ struct Launcher {
     method: Method,
     rank: &'static str,
     size: &'static str,
-    /// Names of the variable. The first name that is set is used.
+    /// Names of variables with the rank's index on its host. The first variable that is set is
+    /// used.
     local_rank: &'static [&'static str],
     local_size: &'static [&'static str],
 }
 
-/// Values of `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` that restrict the search.
+/// Launchers to which `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` can restrict the search.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Method {
-    /// `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, which are read for every value of the setting.
+    /// No launcher: `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, which are never excluded from the
+    /// search.
     Always,
     Mpi,
     Pals,
@@ -68,9 +70,9 @@ enum Method {
     Slurm,
 }
 
-/// Launchers in torchcomms' order, followed by Slurm. The first launcher whose variables are set
-/// takes precedence. Slurm is last, because processes that `torchrun` or `fusewire run` starts
-/// within a Slurm step also inherit Slurm's variables.
+/// Launchers in order of precedence: torchcomms' order, followed by Slurm. [`RankSize::from_env`]
+/// documents the exceptions. Slurm is last, because processes that `torchrun` or `fusewire run`
+/// starts within a Slurm step also inherit Slurm's variables.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         method: Method::Always,
@@ -113,7 +115,7 @@ const LAUNCHERS: [Launcher; 6] = [
         size: "SLURM_NTASKS",
         local_rank: &["SLURM_LOCALID"],
         // Slurm reports the number of ranks on a host only in a list for all hosts, so
-        // `Launcher::read` computes the local size.
+        // `Launcher::read` sets the local size only if all ranks are on one host.
         local_size: &[],
     },
 ];
@@ -144,10 +146,10 @@ impl Method {
 
 impl RankSize {
     /// Reads rank and size from the environment: from `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`, or
-    /// else from the variables of Open MPI, PMI, PALS, `torchrun` and Slurm, in this order. If only
-    /// one variable of a pair is set, the pair is ignored, provided that another pair is complete.
-    /// Slurm's pair is read only in processes that `srun` has started, not in the script of a batch
-    /// job.
+    /// else from the variables of Open MPI, PMI, PALS, `torchrun` and Slurm, in this order. If a
+    /// launcher has set only one of its two variables, that pair is ignored, provided that another
+    /// launcher's pair is complete. Slurm's pair is read only in processes that `srun` has started,
+    /// not in the script of a batch job.
     ///
     /// If `TORCHELASTIC_RUN_ID` is set, torchrun has started the process or one of its ancestors.
     /// The pair of torchrun then takes precedence over those of MPI and PALS, as `mpirun -n 1
@@ -155,9 +157,9 @@ impl RankSize {
     /// set `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD=mpi`.
     ///
     /// `TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD` (`mpi`, `pals`, `torchrun` or `slurm`) restricts
-    /// the search to `TORCHCOMM_RANK` and `TORCHCOMM_SIZE` and to the pairs of this launcher.
-    /// `auto` does not restrict the search. Any other value restricts it to `TORCHCOMM_RANK` and
-    /// `TORCHCOMM_SIZE`.
+    /// the search to `TORCHCOMM_RANK` and `TORCHCOMM_SIZE` and to the variables of the named
+    /// launcher. `auto` does not restrict the search. Any other value restricts it to
+    /// `TORCHCOMM_RANK` and `TORCHCOMM_SIZE`.
     ///
     /// # Errors
     /// [`Error::Bootstrap`] if no pair is complete, if a value is not a number, if the rank is not
@@ -169,7 +171,7 @@ impl RankSize {
     /// Like [`RankSize::from_env`], but returns `None` if no launcher has set a variable.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] if a launcher's variables are set, but incomplete or invalid.
+    /// [`Error::Bootstrap`] if the variables that are set are incomplete, invalid or contradictory.
     pub fn from_env_if_set() -> Result<Option<Self>> {
         Self::find(&variable)
     }
@@ -235,7 +237,7 @@ impl RankSize {
         }
         let found = first.read(variable, rank, size)?;
         for (other, rank, size) in &whole[1..] {
-            // A Slurm step is always the outer launcher.
+            // Slurm is always the outer launcher, so its rank and size may differ.
             if other.method != Method::Slurm
                 && let Ok(theirs) = other.read(variable, rank, size)
                 && (theirs.rank, theirs.size) != (found.rank, found.size)
@@ -334,14 +336,15 @@ impl BootstrapStore {
 /// ranks have already connected for another rendezvous. Call this function only once, and use the
 /// store for every rendezvous.
 ///
-/// If rank 0 hosts the server, the clients of all other ranks join as workers, because a PyTorch
-/// master on rank 0 may wait for its workers ([`TcpStore::join_as_worker`]).
+/// If the launcher has no agent that hosts the server, the clients of all ranks except rank 0 join
+/// as workers, because rank 0 may be a PyTorch process, whose store waits for its workers
+/// ([`TcpStore::join_as_worker`]).
 ///
-/// The store is a file if neither variable is set, all ranks are on this host according to the
-/// launcher, and the job can be identified (under Open MPI, PMIx, PALS, Slurm, and Hydra, the
-/// launcher of MPICH and Intel MPI). The file is in a directory of the job in `XDG_RUNTIME_DIR` or
-/// `/tmp`. The last rank that opens the file removes the file's name. All ranks must make the same
-/// number of calls.
+/// The store is a file if neither `MASTER_ADDR` nor `MASTER_PORT` is set, all ranks are on this
+/// host according to the launcher, and the job can be identified (under Open MPI, PMIx, PALS,
+/// Slurm, and Hydra, the launcher of MPICH and Intel MPI). The file is in a job-specific directory
+/// in `XDG_RUNTIME_DIR` or `/tmp`. The last rank that opens the file removes the file's name. All
+/// ranks must call this function the same number of times.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] if a variable is missing or invalid, if the port cannot be bound, or if the
@@ -457,9 +460,9 @@ fn host_server(
     })
 }
 
-/// Returns a warning for the user if a server without a secret, which listens on `addresses`, is
-/// reachable from other hosts, or if ranks on other hosts may not be able to connect. `one_host` is
-/// true if all ranks are known to be on this host.
+/// Returns a warning for the user about a server without a secret that listens on `addresses`, if
+/// other hosts can reach the server, or if ranks on other hosts may be unable to connect to it.
+/// `one_host` is true if all ranks are known to be on this host.
 fn exposure(host: &str, addresses: &[SocketAddr], one_host: bool) -> Option<String> {
     let reachable = addresses.iter().find(|address| !address.ip().is_loopback());
     if let Some(address) = reachable {
@@ -510,7 +513,7 @@ pub fn host_id() -> Result<String> {
 }
 
 /// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`, or `None` if the variable is not set. The value
-/// is a name, or an empty string if the GPUs are in no domain.
+/// is the domain's name, or an empty string if the GPUs are in no domain.
 ///
 /// # Errors
 /// [`Error::Bootstrap`] if the name is not valid Unicode or is longer than 256 bytes.

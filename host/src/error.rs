@@ -150,12 +150,12 @@ pub enum Error {
     #[error("{}", .0)]
     Timeout(Box<crate::comm::Failure>),
 
-    /// Ranks called different operations, or with different counts or types.
+    /// Ranks called different operations, or the same operation with different counts or types.
     #[error("{}", .0)]
     Mismatch(Box<crate::comm::Failure>),
 
-    /// A kernel stopped for another reason: overlapping launches, an access outside a window, or an
-    /// abort.
+    /// A kernel stopped for a reason other than a timeout or mismatch: overlapping launches, an
+    /// access outside a window, or an abort.
     #[error("{}", .0)]
     Failed(Box<crate::comm::Failure>),
 

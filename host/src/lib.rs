@@ -19,7 +19,7 @@
 //! # Errors
 //! A call with invalid arguments returns an error before any data moves. Every wait has a timeout:
 //! if a rank dies, stops, or calls a different operation, every other rank gets an error that names
-//! the operation, its sequence number and the rank ([`Failure`]). All later calls of the
+//! the operation, its sequence number and the rank to blame ([`Failure`]). All later calls of the
 //! communicator return the same error.
 //!
 //! # Thread safety

@@ -7,8 +7,8 @@ use std::io::Write;
 pub(crate) fn warn(message: impl fmt::Display) {
     tracing::warn!("{message}");
     if !tracing::dispatcher::has_been_set() {
-        // A single write keeps the lines of several ranks from interleaving. Errors of a closed
-        // stderr are ignored.
+        // A single write keeps the lines of several ranks from interleaving. The result is ignored,
+        // because stderr may be closed.
         let line = format!("fusewire: {message}\n");
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

@@ -1,4 +1,4 @@
-//! Options of communicators and calls, reductions, and algorithms.
+//! Defines the options of communicators and of calls, the reductions and the algorithms.
 
 use core::fmt;
 use core::str::FromStr;
@@ -26,7 +26,7 @@ pub enum ReduceOp {
     Max,
     /// Sum divided by the number of ranks; integers truncate.
     Average,
-    /// Sum of each rank's elements multiplied by that rank's factor.
+    /// Sum over the ranks, after each rank's elements have been multiplied by that rank's factor.
     PreMulSum(f64),
     /// Bitwise and. Integers only.
     BitAnd,
@@ -52,7 +52,8 @@ impl ReduceOp {
         }
     }
 
-    /// Returns the scalar word for elements of `dtype`: f64 bits for floats, the integer otherwise.
+    /// Returns the factor of [`ReduceOp::PreMulSum`] as the word that kernels take: the bits of an
+    /// f64 if `dtype` is a float, otherwise an integer. Returns 0 for other reductions.
     pub(crate) fn scalar(self, dtype: DType) -> u64 {
         match self {
             Self::PreMulSum(factor) if dtype.is_integer() => factor as i64 as u64,
@@ -99,7 +100,7 @@ pub enum Algorithm {
     /// The plan chooses the algorithm by operation, size and type.
     #[default]
     Auto = 0,
-    /// One hop through packets. Only for small all_reduce calls.
+    /// One hop through packets, for small amounts of data.
     Packet = 1,
     /// One hop with signals: every rank reads the input of every rank.
     Signal = 2,
@@ -175,8 +176,8 @@ pub enum Determinism {
 impl Determinism {
     /// Returns the reason why `algorithm` is refused, or `None` if it is allowed.
     /// [`Determinism::Bitwise`] refuses NVLS, which adds in the switch, for three reasons: the
-    /// order of the sum may change from call to call; the switch rounds sums of f16 and bf16, so an
-    /// average is rounded twice; a minimum or maximum is not guaranteed to propagate NaN.
+    /// order of the additions may change from call to call; the switch rounds sums of f16 and bf16,
+    /// so an average is rounded twice; a minimum or maximum is not guaranteed to propagate NaN.
     pub(crate) const fn refuses(self, algorithm: Algorithm) -> Option<&'static str> {
         match (self, algorithm) {
             (Self::Bitwise, Algorithm::Nvls) => Some(
@@ -267,14 +268,14 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
-    /// Number of blocks of a launch, at most 64. 0 selects the device's default. A CPU has 1 by
-    /// default; with more blocks, which are for tests, every block runs on a separate thread. A GPU
-    /// has 16 by default, which leaves the remaining SMs to computation. Agreed.
+    /// Number of blocks of a launch, at most 64. 0 selects the device's default: 1 on a CPU, and 16
+    /// on a GPU, which leaves the remaining SMs to computation. More than 1 block on a CPU is for
+    /// tests: every block runs on a separate thread. Agreed.
     pub blocks: u32,
-    /// Lanes of a block on the CPU. Use 1 in production. With 32 or 64, which are for tests, every
-    /// lane is a thread. Agreed.
+    /// Number of lanes of a block on the CPU. Use 1 in production. The values 32 and 64 are for
+    /// tests: every lane is a thread. Agreed.
     pub lanes: u32,
-    /// Threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
+    /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
     /// Number of polls before a wait yields the core. The default depends on the number of cores
     /// and ranks.

@@ -23,13 +23,13 @@ pub struct Plan {
     pub operation: Operation,
     /// Algorithm of the operation; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// Blocks of the launch.
+    /// Number of blocks of the launch.
     pub blocks: u32,
     /// Number of elements of each row that one round copies through staging, if a rank's memory is
     /// in no window.
     pub chunk: u64,
-    /// True if every rank gets bitwise identical results with every algorithm, batch and lane
-    /// count.
+    /// True if the results are bitwise identical on every rank, for any algorithm, batching and
+    /// number of lanes.
     pub bitwise: bool,
     /// The reduction, if the operation has one.
     pub reduction: Option<ReductionCode>,
@@ -88,10 +88,10 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Maximum size in bytes of all_reduce by packets, if the slots are large enough. Measured with two
-/// ranks on two cores. Above this size, writing all data to the peers' slots costs more than the
-/// second signal of the other algorithms, which read and write user memory in place. For staged
-/// memory a slightly higher limit would be faster.
+/// Maximum size in bytes of all_reduce by packets, if the packet slots are large enough. Measured
+/// with two ranks on two cores. Above this size, writing all data to the packet slots of the peers
+/// costs more than the second signal that the other algorithms need. Those algorithms read and
+/// write user memory in place. For staged memory a slightly higher limit would be faster.
 const PACKET_BYTES: u64 = 1 << 10;
 
 /// Limit that replaces [`PACKET_BYTES`] if there are more ranks than cores. Measured with four
@@ -201,9 +201,9 @@ pub(crate) fn plan(
 
 /// Returns true if the plan uses multicast. [`Determinism::Bitwise`] excludes multicast (see
 /// [`Determinism::refuses`]). With [`Algorithm::Auto`], only all_reduce by sum or average uses
-/// multicast, and only if the alternative is two-shot. reduce_scatter and all_gather would move as
-/// many bytes into or out of each rank as without multicast, and minimum and maximum would no
-/// longer guarantee the propagation of NaN.
+/// multicast, and only if the alternative is two-shot. With multicast, reduce_scatter and
+/// all_gather would move as many bytes into or out of each rank as without it, and minimum and
+/// maximum would no longer be guaranteed to propagate NaN.
 #[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
 fn by_multicast(
     options: &Options,
@@ -294,9 +294,9 @@ fn algorithm(
     }
 }
 
-/// Chooses the algorithm of a fused norm over `rows` rows of `row` bytes: packets if each block's
-/// rows fit the slots, one-shot for few rows, otherwise two-shot, which divides the arithmetic
-/// among the ranks.
+/// Chooses the algorithm of a fused norm over `rows` rows of `row` bytes: packets for small inputs
+/// if each block's rows fit a packet slot, one-shot for few rows or few bytes, otherwise two-shot,
+/// which divides the arithmetic among the ranks.
 pub(crate) fn norm(
     options: &Options,
     wanted: Algorithm,

@@ -241,9 +241,9 @@ pub fn all_to_all_v(
 
 /// Returns the results of the fused norm: the normalised rows, and the rows before the norm (`sum`,
 /// from [`reduce`], plus the residual). A row has as many elements as `weight`. Sum and residual
-/// are added in f32 and rounded. Partial sum j adds the squares of the elements with index = j mod
-/// 128 in order; the partial sums are added as a binary tree. `value * scale * weight` is evaluated
-/// from left to right.
+/// are added in f32 and rounded. Each of 128 partial sums adds the squares of every 128th element
+/// in order of the index; the partial sums are then added as a binary tree. `value * scale *
+/// weight` is evaluated from left to right.
 ///
 /// # Panics
 /// For types other than f32, f16 and bf16.

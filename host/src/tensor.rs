@@ -337,7 +337,8 @@ pub struct Input<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice. A slice is host memory, even if the communicator's device is a GPU.
+    /// True if this value was created from a Rust slice, which is host memory even if the
+    /// communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 
@@ -348,7 +349,8 @@ pub struct Output<'a> {
     pub(crate) count: usize,
     pub(crate) dtype: DType,
     pub(crate) tensor: Option<&'a Tensor>,
-    /// True for a slice. A slice is host memory, even if the communicator's device is a GPU.
+    /// True if this value was created from a Rust slice, which is host memory even if the
+    /// communicator's device is a GPU.
     pub(crate) is_slice: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Gloo: collectives between hosts over TCP, on CPU memory.
 //!
 //! Gloo has no average, no scaled sum and no reduce_scatter, so this module composes these
-//! operations. Gloo reduces in a ring, so the order of the ranks in a sum depends on an element's
-//! index. The results are bitwise identical on all ranks, but may differ from a reduction in rank
-//! order.
+//! operations. Gloo reduces in a ring, so the order in which an element's contributions are added
+//! depends on the element's index. The results are bitwise identical on all ranks, but may differ
+//! from a reduction in rank order.
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};

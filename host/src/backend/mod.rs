@@ -110,8 +110,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         reduction: Option<ReductionCode>,
     ) -> bool;
 
-    /// Returns true if the results of reductions are bitwise identical on every rank and in every
-    /// run, reduced in rank order, as [`crate::Determinism::Bitwise`] requires.
+    /// Returns true if reductions combine the ranks in rank order, so that results are bitwise
+    /// identical on every rank and in every run, as [`crate::Determinism::Bitwise`] requires.
     fn is_bitwise(&self) -> bool {
         false
     }
@@ -372,9 +372,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Creates a communicator of the listed ranks, in the order of the list. Returns `None` if the
     /// library cannot split a communicator; the caller then creates one through the store. All
-    /// ranks of this communicator must call `split`. Ranks of one part pass the same list, and the
-    /// lists of different parts are disjoint. Ranks that join no part pass an empty list, and get
-    /// `None`.
+    /// ranks of this communicator must call `split`. All ranks of a new communicator pass the same
+    /// list, and the lists of different new communicators are disjoint. Ranks that join no new
+    /// communicator pass an empty list, and get `None`.
     ///
     /// # Errors
     /// [`Error::Backend`].

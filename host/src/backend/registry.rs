@@ -10,7 +10,8 @@ use crate::options::Options;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// Arguments for the creation of a backend. All ranks create their parts at the same time.
+/// Arguments for the creation of this rank's part of a backend's communicator. All ranks create
+/// their parts at the same time.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Setup {

@@ -1,5 +1,5 @@
 //! Store for ranks that are all on one host and have no server address. The store is a file in a
-//! directory of the job.
+//! job-specific directory.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::fs;
@@ -68,8 +68,8 @@ fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileSto
     let store = loop {
         make_private(directory, user)?;
         match FileStore::open(&path) {
-            // The last rank of another store has removed the directory since `make_private`
-            // returned.
+            // The last rank that opened another store of the job has removed the directory since
+            // `make_private` returned.
             Err(Error::Store {
                 source: Some(source),
                 ..
@@ -79,8 +79,8 @@ fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileSto
     };
     if store.add(OPENED, 1)? == i64::from(size) {
         let _ = fs::remove_file(&path);
-        // Fails if the directory contains another store of the job. The last rank of that store
-        // then removes the directory.
+        // Fails if the directory contains another store of the job. The last rank that opens that
+        // store then removes the directory.
         let _ = fs::remove_dir(directory);
     }
     Ok(store)

@@ -242,8 +242,8 @@ fn the_store_listens_only_where_it_was_asked_to() {
     assert!(error.to_string().contains("another job"), "{error}");
 }
 
-/// On Debian, a host resolves its own name to 127.0.1.1. An earlier version served the store of
-/// such a name on all addresses.
+/// On Debian, a host resolves its own name to 127.0.1.1. If `MASTER_ADDR` was such a name, an
+/// earlier version listened on all addresses.
 #[test]
 fn a_name_of_the_loopback_is_served_on_the_loopback_alone() {
     use std::net::ToSocketAddrs;
@@ -296,7 +296,7 @@ fn an_ipv6_address_may_have_brackets() {
     store.store().set("k", b"v").unwrap();
 }
 
-/// A PyTorch master on rank 0 counts its clients under a key without the usual prefix.
+/// A PyTorch master on rank 0 counts its workers under a store key that lacks the usual prefix.
 #[test]
 fn a_rank_joins_as_a_worker_of_pytorch() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();

@@ -2,10 +2,10 @@
 //!
 //! The peer's pages belong to a memory file, which exists as long as this process maps it. If the
 //! peer drops its memory during a copy, the copy accesses pages that the peer has released, never
-//! memory that the peer uses for another purpose. The `closed` word of the header is checked before
-//! and after each copy. The checks only detect mistakes. They are no protection, because processes
-//! that can map each other's memory run as the same user, and could also access each other through
-//! a debugger.
+//! memory that the peer uses for another purpose. The `closed` word in the header of the memory is
+//! checked before and after each copy. The checks only detect mistakes. They are no protection,
+//! because processes that can map each other's memory run as the same user, and could also access
+//! each other through a debugger.
 
 use core::sync::atomic::Ordering;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ const MAX_MAPPED: usize = 256;
 #[derive(Debug)]
 pub(super) struct Direct {
     pub(super) bell: DoorbellHandle,
-    /// The peer's process id. A key with memory of another process is not mapped.
+    /// The peer's process id. Memory whose key names another process is not mapped.
     pid: u32,
     mapped: Mutex<HashMap<u64, Arc<Segment>>>,
 }

@@ -44,7 +44,7 @@ enum DoorbellLocation {
 #[derive(Debug)]
 pub(super) struct DoorbellHandle(DoorbellLocation);
 
-/// Notifications of the receiving side.
+/// Notifications that this side receives, and the doorbell that announces them.
 #[derive(Debug)]
 pub(super) struct Inbox {
     doorbell: DoorbellHandle,
@@ -131,8 +131,8 @@ impl Inbox {
             .is_ok()
     }
 
-    /// Calls `ready` until it returns a result, and returns this result: first in a polling loop,
-    /// then after every ring of the doorbell. Returns `None` after `timeout`.
+    /// Calls `ready` until it returns a result: first in a polling loop, then after every ring of
+    /// the doorbell. Returns the result, or `None` after `timeout`.
     pub(super) fn wait<R>(
         &self,
         timeout: Duration,

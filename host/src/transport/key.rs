@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// read and write the whole memory over a connection to its owner, until the owner drops the
 /// memory.
 ///
-/// Send keys to the peer out of band, as bytes or text. A key contains 64 random bits. The owner
-/// checks these bits and the range of each access.
+/// Send keys to the peer out of band, as bytes or text. A key contains 64 random bits. Each access
+/// is checked against these bits and the size of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteKey {
     pub(super) id: u64,
@@ -42,8 +42,8 @@ impl RemoteKey {
         self.bytes
     }
 
-    /// Returns the range of `len` bytes that starts at byte `offset`. The owner of the memory
-    /// checks the range.
+    /// Returns the range of `len` bytes that starts at byte `offset`. The range is checked when it
+    /// is accessed.
     pub fn range(self, offset: u64, len: u64) -> RemoteBuffer {
         RemoteBuffer {
             key: self,

@@ -1,5 +1,5 @@
-//! Registered memory, which a peer may access, and views of the memory, which are the arguments of
-//! local operations.
+//! Registered memory, which a peer may access, and views of registered memory, which this side
+//! passes to its writes and reads.
 
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -43,7 +43,8 @@ impl Header {
 
 /// Registered memory. A peer that has the [`RemoteKey`] may write and read the memory until the
 /// last clone of this handle is dropped. Requests of the peer are refused afterwards, and no remote
-/// access touches the memory after the drop has returned.
+/// access touches the memory after the drop has returned. One exception remains: with the
+/// shared-memory provider, a copy that the peer began before the drop may still be in progress.
 ///
 /// Peers may write while this side reads. After this side has waited for the notification of a
 /// write, or after the write has completed on the peer, all bytes of the write have arrived. Bytes
@@ -66,7 +67,7 @@ pub(super) struct Grant {
     id: u64,
     storage: Arc<Storage>,
     /// True as long as the memory is registered. Locked for reading during each copy that accesses
-    /// the memory for a peer. Such a copy is bounded.
+    /// the memory for a peer. The size of each copy is bounded.
     open: RwLock<bool>,
 }
 
@@ -158,8 +159,8 @@ impl Memory {
         // SAFETY: `raw` comes from `Box::into_raw`, and `UnsafeCell<u8>` has the layout of `u8`.
         let buffer = unsafe { Box::from_raw(raw as *mut [UnsafeCell<u8>]) };
         let len = buffer.len();
-        // The pointer is derived from the `UnsafeCell`s, so writing through it is allowed while the
-        // box is only kept alive.
+        // The pointer is derived from the `UnsafeCell`s, so writes through it are allowed as long
+        // as nothing else accesses the box.
         let start = buffer.as_ptr().cast_mut().cast();
         let keep = Backing::Buffer { _buffer: buffer };
         Self::add(Storage { start, len, keep }, None)

@@ -1,9 +1,9 @@
 //! Requesting side of a link: queues operations, sends their requests, and receives the answers in
 //! order.
 //!
-//! The thread that starts an operation immediately sends as many bytes as the socket accepts. The
-//! sender thread of the link sends the remaining bytes, receives the answers and enforces the
-//! deadlines.
+//! The thread that starts an operation immediately sends as many bytes as the socket accepts, up to
+//! [`CALLERS_BYTES`]. The sender thread of the link sends the remaining bytes, receives the answers
+//! and enforces the deadlines.
 
 use core::mem;
 use core::time::Duration;
@@ -20,7 +20,7 @@ use super::socket::{GONE, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Request, Verb};
 use crate::{Error, Result};
 
-/// Maximum number of bytes of an operation that the thread that starts the operation sends.
+/// Approximate maximum number of bytes that the thread that starts an operation sends itself.
 const CALLERS_BYTES: usize = 128 << 10;
 
 /// Maximum number of bytes that are sent while the lock is held.
@@ -100,7 +100,7 @@ pub(super) struct Outgoing {
     queue: VecDeque<Operation>,
     in_flight: VecDeque<Operation>,
     receiver: Receiver,
-    /// Number of bytes of the current piece of a read that have not arrived.
+    /// Number of bytes that are still to arrive for the current piece of a read.
     data_left: usize,
     next_id: u64,
     /// Lower bound of the deadlines of all operations.

@@ -10,11 +10,11 @@ use super::outgoing::GRACE;
 use super::socket::{GONE, Listener, Receiver, Socket, entry, poll};
 use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
 
-/// Time limit for a caller's first message.
+/// Time limit for the first message on a new connection.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// Maximum number of callers that have not sent their first message. If the limit is reached, the
-/// next caller replaces the oldest of these callers.
+/// Maximum number of connections on which the first message has not arrived. If the limit is
+/// reached, the next connection replaces the oldest of these.
 const MAX_CALLERS: usize = 32;
 
 /// Maximum number of bytes of answers that are sent together.
@@ -60,8 +60,8 @@ struct Caller {
     since: Instant,
 }
 
-/// Waits until the peer connects. Returns `None` if the link ends before the peer connects. Other
-/// callers are rejected and cannot delay the peer.
+/// Waits until the peer connects. Returns `None` if the link ends before the peer connects. Callers
+/// that are not the peer are rejected and cannot delay the peer.
 fn admit(core: &Core, listener: Listener) -> Option<Socket> {
     let mut callers: Vec<Caller> = Vec::new();
     loop {
@@ -140,8 +140,8 @@ fn welcome(core: &Core, socket: &Socket, message: &[u8; Hello::BYTES]) -> bool {
         let bytes = welcome.to_bytes();
         // SAFETY: the length of the body is 0, so `send` reads no bytes of the body.
         let sent = unsafe { socket.send(&bytes, bytes.as_ptr(), 0) };
-        // The send buffer of a new socket holds a message of this size. If it does not, the
-        // connection is closed, and the peer's `connect` fails.
+        // The send buffer of a new socket should have room for the whole message. If it does not,
+        // the connection is closed, and the peer's `connect` fails.
         return let_in && matches!(sent, Ok(Some(Welcome::BYTES)));
     }
     false

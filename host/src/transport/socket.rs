@@ -44,7 +44,7 @@ impl Socket {
         (process != 0).then_some(process)
     }
 
-    /// Resets the connection, so that the peer gets an error at once, and drops unsent data.
+    /// Resets the connection: unsent data is dropped, and the peer gets an error at once.
     pub(super) fn reset(self) {
         // If this call fails, the close is orderly. The peer treats an orderly close like a reset.
         let _ = SockRef::from(&self.0).set_linger(Some(Duration::ZERO));

@@ -1,5 +1,5 @@
-//! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so no
-//! side allocates memory of a size that its peer sends.
+//! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so
+//! neither side allocates memory of a size that its peer sends.
 //!
 //! A connection carries the requests of the side that opened the connection, and the answers to
 //! these requests in the same order:
@@ -51,7 +51,8 @@ impl Hello {
     }
 }
 
-/// Answer to an admitted [`Hello`].
+/// Answer to a [`Hello`] that names this side's nonce. If the versions differ, the answer reports
+/// this side's version, and the connection is then closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Welcome {
     pub(super) version: u32,

@@ -1,5 +1,5 @@
-//! Creates a library's communicators, with a rendezvous in the store, and adopts existing
-//! communicators.
+//! Creates communicators of NCCL, NCCLX, RCCL and RCCLX through a rendezvous in the store, and
+//! adopts existing communicators of these libraries.
 
 use core::ffi::{c_char, c_void};
 use core::time::Duration;

@@ -1,4 +1,4 @@
-//! Timeouts for library calls. The libraries have no timeouts.
+//! Timeouts for the calls of NCCL, NCCLX, RCCL and RCCLX, which have no timeouts themselves.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;

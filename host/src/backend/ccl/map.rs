@@ -8,10 +8,10 @@ use half::{bf16, f16};
 
 use crate::options::ReduceOp;
 
-/// First version of the library that has the average.
+/// First library version that supports averages.
 const AVERAGE: i32 = 21_000;
-/// First version of the library that has 8-bit floats. With earlier versions, they are transferred
-/// as bytes.
+/// First library version that supports 8-bit floats. With earlier versions, 8-bit floats are
+/// transferred as bytes.
 const FLOAT8: i32 = 22_400;
 
 /// Returns the library's constant for `dtype`.

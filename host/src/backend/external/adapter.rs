@@ -343,7 +343,7 @@ impl Backend for External {
             return Ok(None);
         };
         if ranks.is_empty() {
-            // Ranks that join no part do not call the library.
+            // Ranks that join no new communicator do not call the library.
             return Ok(None);
         }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank) else {

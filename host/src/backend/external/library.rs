@@ -1,5 +1,5 @@
-//! Opens libraries. Checks the table of each library before any other function of the library is
-//! called.
+//! Opens the shared libraries of external backends. Each library exports a table of functions,
+//! which is checked before any function in it is called.
 
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;

@@ -1,12 +1,12 @@
 //! External backends: shared libraries that are opened at run time.
 //!
-//! A library exports the table of [`fusewire_backend_abi`]. That crate documents the rules of the
-//! table. The library's path is given by [`register_external_backend`] or by an environment
-//! variable: `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, where `<NAME>`
-//! is the backend's name in upper case, with `_` for every character that is not a letter or digit.
-//! A library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is never closed,
-//! because the library's threads may still run, and handles of the library may outlive the code
-//! that opened it.
+//! A library exports a table of functions. The crate [`fusewire_backend_abi`] defines the table and
+//! documents its rules. The library's path is given by [`register_external_backend`] or by an
+//! environment variable: `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`,
+//! where `<NAME>` is the backend's name in upper case, with `_` for every character that is not a
+//! letter or digit. A library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is
+//! never closed, because the library's threads may still run, and handles of the library may
+//! outlive the code that opened it.
 
 mod adapter;
 mod handle;

@@ -1,6 +1,6 @@
-//! Hierarchical operations, which have separate steps within each host and between hosts.
-//! Reductions combine the ranks of each host first, and then the hosts in Gloo's order.
-//! [`crate::Determinism::Any`] allows this order.
+//! Hierarchical operations, which have separate steps within each host and between hosts. The
+//! module [`super`] defines the term *peers*. Reductions combine the ranks of each host first, and
+//! then the hosts in Gloo's order. [`crate::Determinism::Any`] allows this order.
 
 use fusewire_device::DType;
 

@@ -58,8 +58,8 @@ pub(crate) struct Hierarchy {
     hosts: Vec<Vec<u32>>,
     /// Gloo context of all ranks.
     all: Gloo,
-    /// Gloo context of this rank and its peers, which numbers the ranks by host. `None` if this
-    /// rank has no peers.
+    /// Gloo context of this rank and its peers. In this context, a rank's number is the index of
+    /// its host. `None` if this rank has no peers.
     peers: Option<Gloo>,
     determinism: Determinism,
     /// Messages of the open group, if a group is open.
@@ -184,7 +184,8 @@ impl Hierarchy {
         self.local.with_timeout(clock.args().timeout + GRACE)
     }
 
-    /// Returns a function that adds the ranks of this host to an error of the local communicator.
+    /// Returns a function that wraps an error of the local communicator. The new error also lists
+    /// the ranks of this host.
     fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let why = match &error {
@@ -202,7 +203,8 @@ impl Hierarchy {
         }
     }
 
-    /// Returns a function that adds this rank to an error of the Gloo context of all ranks.
+    /// Returns a function that wraps an error of the Gloo context of all ranks. The new error also
+    /// names this rank.
     fn between_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let detail = format!(
@@ -214,8 +216,8 @@ impl Hierarchy {
         }
     }
 
-    /// Returns a function that adds the peers to an error of the peers' Gloo context, which numbers
-    /// the ranks by host.
+    /// Returns a function that wraps an error of the peers' Gloo context. The new error also lists
+    /// the peers, because this context numbers them by host.
     fn peers_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let peers: Vec<u32> = self.hosts.iter().map(|ranks| self.peer_of(ranks)).collect();
@@ -227,7 +229,7 @@ impl Hierarchy {
         }
     }
 
-    /// Returns this rank's peer on the host that has the ranks `ranks`.
+    /// Returns this rank's peer on the host whose ranks are `ranks`.
     fn peer_of(&self, ranks: &[u32]) -> u32 {
         ranks[if self.is_even() {
             self.own().local as usize
@@ -483,8 +485,8 @@ impl Backend for Hierarchy {
 
 impl Drop for Hierarchy {
     fn drop(&mut self) {
-        // The stream is idle, because every call blocked. The result is ignored, because the calls
-        // have already returned their failures.
+        // The stream is idle, because every call blocks until its work has completed. The result is
+        // ignored, because the calls have already returned their failures.
         let _ = self.local.finalize();
     }
 }

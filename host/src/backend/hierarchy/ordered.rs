@@ -14,8 +14,8 @@ use crate::options::ReduceOp;
 const BLOCK: usize = 512;
 
 impl Hierarchy {
-    /// Gathers the inputs of all ranks on every rank. Then `root` reduces the inputs, or every rank
-    /// if `root` is `None`.
+    /// Gathers the inputs of all ranks on every rank. Then `root`, or every rank if `root` is
+    /// `None`, reduces the inputs.
     ///
     /// # Safety
     /// The preconditions of [`Backend::all_reduce`] and [`Backend::reduce`].
@@ -180,7 +180,8 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Returns the scalar word of each rank. For a scaled sum, the ranks exchange their factors.
+    /// Returns the result of [`ReduceOp::scalar`] for each rank. For a scaled sum, this is the
+    /// rank's factor, and the ranks exchange their factors.
     fn scalars(&self, op: ReduceOp, name: &'static str, clock: &Clock) -> Result<Vec<u64>> {
         let own = op.scalar(clock.args.dtype);
         let mut scalars = vec![own; self.size() as usize];
@@ -226,7 +227,8 @@ fn rows_of(at: *mut u8, bytes: usize, count: usize) -> Vec<*const u8> {
         .collect()
 }
 
-/// Reduces `rows`, each of `count` elements, in their order, and stores the result in `to`.
+/// Reduces `rows`, each of `count` elements, in the order of the list, and stores the result in
+/// `to`.
 ///
 /// # Safety
 /// Every row is readable and `to` is writable for `count` elements, and all are aligned. `to` may

@@ -54,8 +54,9 @@ impl Hierarchy {
         if there.is_empty() {
             return self.exchange_here(&here, operation);
         }
-        // Messages within the host and between hosts are exchanged concurrently. In sequence, ranks
-        // that send in a ring over both kinds of messages would deadlock.
+        // Messages within the host and between hosts are exchanged concurrently. If they were
+        // exchanged in sequence, a ring of sends that includes messages of both kinds would
+        // deadlock.
         thread::scope(|scope| {
             let between = scope.spawn(|| {
                 let ran = self.exchange_there(&there, operation);
@@ -74,7 +75,7 @@ impl Hierarchy {
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // If both exchanges failed, one of them may have failed only because the other one
-            // aborted it. The message contains both errors, because the order of the failures is
+            // aborted it. The error text contains both errors, because the order of the failures is
             // unknown.
             match (inside, between) {
                 (Err(inside), Err(between)) => {

@@ -11,9 +11,9 @@ use fusewire_device::session::Operation;
 
 use crate::backend::gloo::data_type;
 
-/// Maximum size in bytes for which an ordered reduction gathers all inputs on every rank. Gathering
-/// takes one exchange over the network instead of two, but each rank receives the whole input of
-/// every other rank. Estimated.
+/// Maximum input size in bytes for which an ordered reduction gathers all inputs on every rank.
+/// Gathering takes one exchange over the network instead of two, but each rank receives the whole
+/// input of every other rank. Estimated.
 pub(super) const GATHERED_BYTES: usize = 4 << 10;
 
 /// Minimum size in bytes for all_reduce by shards. For smaller sizes, the three steps with shards
