@@ -1,4 +1,4 @@
-; Shim of the verifier's negative controls for AMD.
+; Device functions that the verifier's negative controls call (device.rs), for AMD.
 
 target triple = "amdgcn-amd-amdhsa"
 

@@ -1,6 +1,6 @@
-//! Negative controls of the verifier. Each kernel breaks one rule, and that rule must report it.
-//! Exceptions: the `clean` kernels break no rule, and `control_threaded` breaks a rule only if it
-//! is compiled with jump threading.
+//! Negative controls of the verifier. Each kernel breaks one rule, and that rule must report the
+//! kernel. Exceptions: the `clean` kernels break no rule, and `control_threaded` breaks a rule only
+//! if it is compiled with jump threading.
 //!
 //! `fusewire-build check` writes this file into a separate crate and compiles it.
 #![no_std]

@@ -1,5 +1,5 @@
-//! Negative controls of the verifier for native code. Each entry breaks one rule, and that rule
-//! must report it. Only the entries of `clean_reduce` break no rule.
+//! Negative controls of the verifier for native code. Each entry, except those of `clean_reduce`,
+//! breaks one rule, and that rule must report the entry.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::hint::black_box;

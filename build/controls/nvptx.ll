@@ -1,4 +1,4 @@
-; Shim of the verifier's negative controls for NVIDIA.
+; Device functions that the verifier's negative controls call (device.rs), for NVIDIA.
 
 target triple = "nvptx64-nvidia-cuda"
 

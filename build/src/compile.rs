@@ -1,5 +1,5 @@
-//! Compiles a crate to images. The steps: run rustc, link with the shims, optimise, split into
-//! families, generate code.
+//! Compiles a kernel crate to images. The steps: run rustc, link with the crate's LLVM IR files
+//! (shims), optimise, split the kernels into families, generate code.
 
 use std::path::{Path, PathBuf};
 
@@ -183,8 +183,8 @@ fn rustc(
             .arg(format!("--emit=llvm-bc={}", bitcode.display()));
         if fresh {
             // Cargo does not track the bitcode file, so it may not run rustc although the file is
-            // missing. This flag has no effect on the code, but its value is new, so cargo runs
-            // rustc again.
+            // missing. This flag does not affect the code. Its value differs between processes, so
+            // cargo runs rustc again.
             command.arg(format!("--cfg=fusewire_again_{}", std::process::id()));
         }
         process::run(&format!("rustc for {target}"), &mut command)

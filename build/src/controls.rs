@@ -11,7 +11,7 @@ use crate::{
     process,
 };
 
-/// Result of a control.
+/// Result of one negative control.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The target, or `native`.

@@ -1,4 +1,4 @@
-//! Violations with their source lines, excluding violations in the library's own code.
+//! Violations with their source lines. Excludes device-scope accesses in Fusewire's own crates.
 
 use crate::lines::{self, Frame, SourceMap};
 use crate::verify::{self, Violation};
@@ -9,8 +9,8 @@ use crate::{Compilation, Image, Project, Result, Toolchain};
 pub struct Finding {
     /// The violation.
     pub violation: Violation,
-    /// The line in the kernel author's code or, if unknown, in the library. `None` if neither is
-    /// known.
+    /// The line in the kernel author's code or, if that is unknown, in Fusewire's own crates or in
+    /// `core`. `None` if no line is known.
     pub line: Option<Frame>,
     /// For a barrier in divergent code, the line of the branch at which the lanes diverge.
     pub branch: Option<Frame>,
@@ -29,19 +29,19 @@ impl From<Violation> for Finding {
 /// The verifier's result for an image.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// The violations outside the library's own code, without the exempt ones.
+    /// All violations, except those that the crate exempts and the accesses counted in `library`.
     pub all: Vec<Finding>,
-    /// Number of device-scope accesses in the library's own code. The rule `scope` permits them.
+    /// Number of device-scope accesses in Fusewire's own crates. They are permitted.
     pub library: usize,
 }
 
 /// Checks an image. If there are violations, compiles the image again with line tables to find
 /// their source lines.
 ///
-/// Every kernel contains device-scope accesses of the library: in the launch prologue, in counters
-/// and in channels. These are not violations. A device-scope access that the author writes through
-/// `fusewire_device::mem` is a violation. Source lines tell the library's accesses from the
-/// author's.
+/// Every kernel contains device-scope accesses from Fusewire's own crates: in the launch prologue,
+/// in counters and in channels. These accesses are not violations. A device-scope access that the
+/// kernel author writes through `fusewire_device::mem` is a violation. The source lines distinguish
+/// the two cases.
 ///
 /// # Errors
 /// Returns the errors of [`crate::compile()`].
@@ -90,8 +90,8 @@ fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> b
         })
 }
 
-/// Returns the innermost frame in the author's code. If there is none, returns the outermost frame
-/// in a library.
+/// Returns the innermost frame in the kernel author's code. If there is none, returns the outermost
+/// frame.
 fn author_line(project: &Project, frames: &[Frame]) -> Option<Frame> {
     let foreign = |frame: &&Frame| is_of_core(frame) || project.is_library_file(&frame.file);
     let own = frames.iter().find(|frame| !foreign(frame));

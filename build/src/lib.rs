@@ -22,16 +22,18 @@
 //! and `llvm-tools`; see [`toolchain`].
 //!
 //! # Modules
-//! - [`toolchain`]: finding compilers and tools;
-//! - [`project`]: the kernel crate, its dependencies and its settings;
-//! - [`mod@compile`]: compiling a crate to images;
-//! - [`host`]: the kernel crate compiled for the host: its list of kernels and its native code;
-//! - [`verify`]: the rules, each a function from an [`Image`] to violations;
-//! - [`portable`]: the images that the host library includes, and their comparison with new builds;
-//! - [`sources`]: hashes of the inputs of images;
-//! - [`native`]: the rules for native code;
-//! - [`controls`]: kernels that break one rule each;
-//! - [`divergence`], [`text`]: analysis and parsing of compiler output.
+//! - [`toolchain`] finds compilers and tools.
+//! - [`project`] reads the kernel crate's manifest: dependencies and settings.
+//! - [`mod@compile`] compiles a kernel crate to images.
+//! - [`host`] compiles a kernel crate for the host and reads its list of kernels.
+//! - [`verify`] has the rules for images. Each rule is a function from an [`Image`] to violations.
+//! - [`native`] has the rules for native code.
+//! - [`controls`] has kernels that break one rule each.
+//! - [`portable`] writes the images that the host library includes, and compares them with new
+//!   builds.
+//! - [`sources`] hashes the inputs of images.
+//! - [`divergence`] analyzes the control flow of compiler output, and [`text`] parses compiler
+//!   output.
 
 pub mod compile;
 pub mod controls;

@@ -1,8 +1,9 @@
 //! Verifier for native code. It checks the machine code of the entries `<kernel>__baseline`,
 //! `<kernel>__avx2` and `<kernel>__avx512`.
 //!
-//! A loop is the range of a backward jump. The hot loop of an entry is the loop whose packed
-//! instructions, excluding those of inner loops, compute the most bits.
+//! A loop consists of the instructions from the target of a backward jump to the jump. The hot loop
+//! of an entry is the loop whose packed instructions, excluding those of inner loops, compute the
+//! most bits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -184,7 +185,7 @@ impl Instruction {
 }
 
 impl Code {
-    /// Returns the loops, as ranges of backward jumps.
+    /// Returns the loops as pairs of instruction indices: of the jump's target and of the jump.
     fn loops(&self) -> BTreeSet<(usize, usize)> {
         let Some(first) = self.instructions.first() else {
             return BTreeSet::new();

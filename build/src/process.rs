@@ -1,4 +1,4 @@
-//! Running programs.
+//! Runs programs and captures their output.
 
 use std::process::Command;
 

@@ -335,7 +335,8 @@ impl Project {
         self.settings.max_threads.unwrap_or(MAX_THREADS)
     }
 
-    /// Returns the maximum number of lanes per block for `kernel`, which may be lower.
+    /// Returns the maximum number of lanes per block for `kernel`, which may be lower than
+    /// [`Project::max_threads`].
     pub fn max_threads_of(&self, kernel: &str) -> u32 {
         let bound = |it: &&Threads| fits(&it.kernel, kernel);
         let own = self.settings.threads.iter().find(bound);

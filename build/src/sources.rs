@@ -17,9 +17,9 @@ const PIPELINE: [&str; 3] = [
     include_str!("target.rs"),
 ];
 
-/// The steps of a compilation. They are part of the key of images in a build folder, but not of
-/// [`hash`]: a renamed function does not require new committed images, and `images --check` detects
-/// a change of the steps by comparing bytes.
+/// The file with the steps of a compilation. It affects the key of images in a build folder, but
+/// not [`hash`], so that renaming a function in the file does not require new committed images. If
+/// a change of the steps affects the images, `images --check` detects it by comparing bytes.
 const STEPS: [&str; 1] = [include_str!("compile.rs")];
 
 /// A hash over several texts.
@@ -113,7 +113,8 @@ pub(crate) fn content(project: &Project) -> Result<String> {
     Ok(hash.text())
 }
 
-/// Returns the inputs of images that are not files.
+/// Returns the inputs of images other than files: the maximum numbers of lanes per block, and the
+/// descriptions of the packages.
 fn facts(project: &Project) -> Vec<String> {
     let settings = &project.settings;
     let bounds = settings.threads.iter();

@@ -44,7 +44,7 @@ const SECRET: &str = "FUSEWIRE_STORE_SECRET";
 
 /// Time between SIGTERM and SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum grace period after a rank that failed without being killed by a signal.
+/// Maximum grace period after the failure of a rank that no signal killed.
 const AFTER_EXIT: Duration = Duration::from_secs(5);
 /// If the launcher sees a crash within this time after the exit of another rank, the crash may have
 /// caused the exit, because peers may notice a crash before the launcher does. See [`is_cause_of`].
@@ -356,8 +356,8 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
             let grace = if was_killed {
                 job.grace
             } else {
-                // Before its exit, the rank could report its failure to the other ranks. So they
-                // need not wait for their timeouts.
+                // The rank could report its failure to the other ranks before it exited. So the
+                // other ranks need not wait for their timeouts.
                 job.grace.min(AFTER_EXIT)
             };
             let seen = Instant::now();
@@ -391,10 +391,12 @@ fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
     }
 }
 
-/// Returns true if a rank that ended with `status` may be the cause of the failure `first` of
-/// another rank, which the launcher saw `elapsed` earlier: the rank was killed or crashed, and the
-/// other rank exited. SIGABRT does not count as a crash, because programs also abort when they
-/// notice the failure of another rank.
+/// Returns true if the crash of one rank may have caused the failure of another rank that the
+/// launcher saw first. `status` is the exit status of the rank that may have crashed, `first` is
+/// that of the other rank, and `elapsed` is the time since the launcher saw the first failure.
+///
+/// SIGABRT does not count as a crash, because programs also abort when they notice the failure of
+/// another rank.
 fn is_cause_of(status: ExitStatus, first: ExitStatus, elapsed: Duration) -> bool {
     let crashed = matches!(
         status.signal(),

@@ -132,8 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the options for kernels without bounded waits. Each family gets its own image, so that
-/// the image can replace the library's image of the same family.
+/// Returns the options for kernels whose waits have no bounds. Each family gets its own image, so
+/// that the image can replace the library's image of the same family.
 pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
     Ok(Options {
         families: host::probe(project)?.families(),
@@ -145,9 +145,9 @@ pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
 /// Reads the image in the file `from`. Returns the file name under which the host library looks for
 /// the image, and the content to write to that file.
 ///
-/// For grid forms, the hash of the sources is appended to the PTX. A grid form takes a table of
-/// structs whose layout its parameters do not describe, so the library compares this hash with the
-/// hash of its own images.
+/// For grid forms, appends the hash of the sources to the PTX. A grid form takes a pointer to a
+/// table of structs, and the parameter list in the PTX does not describe the layout of these
+/// structs. The library therefore compares this hash with the hash of its own images.
 pub(super) fn installed(
     project: &Project,
     options: &Options,

@@ -48,7 +48,8 @@ impl Arguments {
     }
 }
 
-/// Counts of violations and missed controls, and the required checks that were skipped.
+/// Number of violations, number of negative controls and of those without the required result, and
+/// the required checks that were skipped.
 #[derive(Default)]
 struct Report {
     verbose: bool,
@@ -88,8 +89,8 @@ impl Report {
     }
 }
 
-/// Runs the verifier. Returns failure if there is a violation, if a rule did not report its
-/// control, or if a required check was skipped.
+/// Runs the verifier. Returns failure if there is a violation, if a negative control does not have
+/// the required result, or if a required check was skipped.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let project = arguments.which.project()?;
     let mut report = Report {

@@ -80,7 +80,7 @@ fn a_bundle_runs_elsewhere_on_the_cpu() {
     }
 
     // After a change of a file, the script reports failures. A second call of `bundle` replaces the
-    // changed file, also if the bundle is too large. The size error names the largest files.
+    // changed file, even if the bundle is too large. The size error names the largest files.
     let packed = std::process::Command::new("gzip")
         .args(["-c", "/bin/false"])
         .output()

@@ -132,8 +132,8 @@ impl Buffers {
     }
 
     /// Compares the output with the reference and returns the first difference. If `exact` is
-    /// false, ignores differences within rounding, because some backends reduce the ranks in
-    /// another order.
+    /// false, ignores differences within the rounding error, because some backends reduce the ranks
+    /// in another order.
     pub(crate) fn difference(&self, case: &Case, exact: bool) -> Result<Option<Difference>> {
         let Some(expected) = case.expected() else {
             return Ok(None);

@@ -23,7 +23,8 @@ pub(crate) struct Case {
     reduced: Vec<u8>,
 }
 
-/// Returns `op` with this rank's factor if `op` is a scaled sum; otherwise returns `op`.
+/// Returns `op` with the factor of `rank` if `op` is a [`ReduceOp::PreMulSum`]; otherwise returns
+/// `op`.
 pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
     match op {
         ReduceOp::PreMulSum(_) => ReduceOp::PreMulSum(f64::from(rank + 1) * 0.5),
@@ -32,8 +33,8 @@ pub(crate) fn factor(op: ReduceOp, rank: u32) -> ReduceOp {
 }
 
 impl Case {
-    /// Returns an upper bound of the rounding error of a sum that is rounded after each step, in
-    /// any order of the ranks. The inputs are below 32.
+    /// Returns an upper bound of the rounding error of a sum over the ranks, in any order, if the
+    /// result is rounded after each addition. The inputs are below 32.
     pub(crate) fn rounding(&self) -> f32 {
         let epsilon = match self.dtype {
             DType::F16 => 1.0 / 1024.0,

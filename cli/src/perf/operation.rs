@@ -107,7 +107,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if the operation moves no data, so that it has no size.
+    /// Returns true if the operation moves no data and therefore has no size.
     pub(crate) const fn sizeless(self) -> bool {
         matches!(self, Self::Barrier)
     }
@@ -150,8 +150,8 @@ impl Kind {
         rows * (count * dtype.size()) as u64
     }
 
-    /// Returns the ratio of bus bandwidth to algorithm bandwidth, which corresponds to the load of
-    /// the busiest link.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth. The bus bandwidth corresponds to
+    /// the load of the busiest link.
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
@@ -222,8 +222,8 @@ pub(crate) fn counts(count: usize, ranks: u32) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the number of elements that `from` sends to `to` in all_to_all_v. For some pairs it is
-/// 0.
+/// Returns the number of elements that rank `from` sends to rank `to` in all_to_all_v. The number
+/// is 0 for some pairs of ranks.
 pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }

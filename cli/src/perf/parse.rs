@@ -5,8 +5,8 @@ use fusewire::{DType, ReduceOp};
 use super::operation::{Kind, Refusal};
 use super::usage;
 
-/// Maps other spellings of element types, reductions and operations to the names used here. The
-/// other spellings are in lower case and without punctuation.
+/// Maps alternative spellings of element types, reductions and operations to Fusewire's names. The
+/// alternative spellings are in lower case and without punctuation.
 const OTHER_NAMES: &[(&str, &str)] = &[
     ("double", "f64"),
     ("float64", "f64"),

@@ -153,8 +153,8 @@ fn timed(
         once()?;
         times.push(started.elapsed().as_secs_f64() * 1e6);
     }
-    // The slowest rank determines the duration of each call. A rank that starts late measures less,
-    // because the data of its peers has already arrived.
+    // The slowest rank determines the duration of each call. A rank that starts late measures a
+    // shorter time, because the data of its peers has already arrived.
     comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
     Ok(times)
 }

@@ -266,8 +266,8 @@ fn numbers(version: &str) -> Option<Vec<u32>> {
     version.split('.').map(|part| part.parse().ok()).collect()
 }
 
-/// Returns the images and the manifest of the crate `name` that `fusewire-build build` wrote to its
-/// default folder in `target`, cargo's target folder.
+/// Returns the paths of the images and the manifest of the crate `name`, if `fusewire-build build`
+/// has written them to its default folder. `target` is cargo's target folder.
 pub(super) fn images(target: &Path, name: &str) -> Vec<PathBuf> {
     let folder = target.join("fusewire-gpu/out").join(name);
     let mut files: Vec<PathBuf> = fs::read_dir(folder)

@@ -77,12 +77,12 @@ const EXAMPLE: &str = "vocab-argmax";
 /// Targets of the images for multi-rank grids. Their PTX runs on sm_80 and later GPUs.
 const GRID_TARGETS: &str = "sm_80,sm_90";
 
-/// Name, folder and target of the crate whose kernels have deliberate bugs. The image is built with
-/// the bundle. PTX for sm_80 also runs on all later GPUs.
+/// Name, folder and target of the crate whose kernels have deliberate bugs. The command `bundle`
+/// compiles it. PTX for sm_80 also runs on all later GPUs.
 const SEEDED_BUGS: (&str, &str, &str) = ("seeded-bugs", "tests/seeded-bugs", "sm_80");
 
-/// Targets and family of the kernels without bounded waits. The targets are those of the library's
-/// own PTX, so that `wait-cost` compares images that were compiled for the same target.
+/// Targets and family of the kernels whose waits have no bounds. The targets are those of the
+/// library's own PTX, so that `wait-cost` compares images that were compiled for the same target.
 const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
 
 /// Targets of the CUDA C++ baseline.
@@ -203,8 +203,8 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Adds the images of kernels without bounded waits. `fusewire-benches wait-cost` compares them
-/// with the library's own images.
+/// Adds the images of the kernels whose waits have no bounds. `fusewire-benches wait-cost` compares
+/// these images with the library's own images.
 fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let toolchain = match Toolchain::find() {
         Ok(toolchain) => toolchain,
@@ -232,7 +232,8 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
 }
 
 /// Adds the cubins of the CUDA C++ baseline if nvcc is installed. Otherwise the GPU machine can
-/// compile the baseline. `fusewire-benches versus cuda` compares the baseline with the kernels.
+/// compile the baseline. `fusewire-benches versus cuda` compares the library's kernels with the
+/// baseline.
 fn add_baseline(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     let made = Command::new(folder.join("bin/fusewire-benches"))
         .args(["baseline", "--target", &BASELINE_TARGETS.join(","), "--out"])
