@@ -5,7 +5,7 @@ use crate::{Error, Result};
 /// The values that a peer needs to map a segment. Ranks exchange descriptors through the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentDescriptor {
-    /// Process that created the segment.
+    /// Id of the process that created the segment.
     pub pid: u32,
     /// File descriptor of the memory file in process `pid`.
     pub fd: u32,
@@ -19,7 +19,7 @@ pub struct SegmentDescriptor {
 }
 
 impl SegmentDescriptor {
-    /// Length of [`SegmentDescriptor::to_bytes`].
+    /// Length in bytes of the result of [`SegmentDescriptor::to_bytes`].
     pub const ENCODED_BYTES: usize = 40;
 
     const MAGIC: u32 = 0x4653_4731; // "FSG1"

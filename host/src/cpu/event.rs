@@ -30,7 +30,7 @@ struct State {
     issued: u64,
     /// Number of the latest completed record.
     completed: u64,
-    /// Time at which the latest completed record completed.
+    /// Completion time of the latest completed record.
     at: Option<Instant>,
     /// Number of waiting threads. If no thread waits, completing a record makes no system call.
     waiting: u32,
@@ -50,14 +50,15 @@ impl CpuEvent {
         state.completed >= state.issued
     }
 
-    /// Blocks until the latest record at the time of the call is complete.
+    /// Blocks until the latest record is complete. Does not wait for records that are enqueued
+    /// during the call.
     pub fn synchronize(&self) {
         let issued = self.state().issued;
         self.wait_for(issued);
     }
 
-    /// Returns the time between the latest completed records of `start` and of this event, or zero
-    /// if this event completed first.
+    /// Returns the time from the latest completed record of `start` to the latest completed record
+    /// of this event, or zero if this event completed first.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if either event is not complete or was never recorded.
@@ -128,7 +129,7 @@ impl CpuEvent {
         self.state().capture = Arc::downgrade(capture);
     }
 
-    /// Returns the capture of the latest record, if it is still active.
+    /// Returns the capture of the latest record, if that capture is still active.
     pub(super) fn capture(&self) -> Option<Arc<Capture>> {
         let capture = self.state().capture.upgrade();
         capture.filter(|capture| capture.is_active())

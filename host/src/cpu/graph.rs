@@ -34,8 +34,9 @@ pub(crate) enum Node {
 pub(crate) struct Branch(CpuStream);
 
 impl Branch {
-    /// Enqueues `node` on the stream of the branch. This function also numbers an event record, on
-    /// the replaying thread, so that a later wait on any stream applies to that record.
+    /// Enqueues `node` on the stream of the branch. A node that records an event gets its record
+    /// number in this call, on the replaying thread. Therefore a later wait on any stream applies
+    /// to that record.
     fn enqueue(&self, node: &Arc<Node>) -> Result<()> {
         let item = match &**node {
             Node::Record(event) => Item::Record(event.clone()),

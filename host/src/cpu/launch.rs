@@ -20,8 +20,8 @@ pub const MAX_PARAM_BYTES: usize = 256;
 /// Maximum number of threads of a launch with concurrent blocks or several lanes.
 pub const MAX_THREADS: u32 = 4096;
 
-/// Data that the owner attaches to a launch. The owner's callbacks receive the data when the launch
-/// runs.
+/// Data that a [`LaunchOwner`] attaches to a launch. The callbacks of the owner receive the data
+/// when the launch runs.
 pub type LaunchInfo = [u64; 4];
 
 /// Callbacks that run before and after a kernel, on the thread that executes the launch. A
@@ -310,7 +310,7 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
 /// Runs one block with one lane on this thread, without a [`Launch`].
 ///
 /// # Safety
-/// `params` must point at the parameter struct of `entry`, which must support one lane. The
+/// `params` must point to the parameter struct of `entry`, and `entry` must support one lane. The
 /// requirements of the kernel must hold during the call, and the kernel must not launch kernels.
 pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
     check_float_environment()?;

@@ -1,4 +1,5 @@
-//! Executes a kernel on the CPU as a multi-rank grid, like the entry `NAME__grid` of a GPU image.
+//! Executes a kernel on the CPU as a multi-rank grid, which contains the blocks of several ranks.
+//! The entry `NAME__grid` of a GPU image does the same on a GPU.
 
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};

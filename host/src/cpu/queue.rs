@@ -1,7 +1,9 @@
-//! The state of a stream: the queue, the number of completed operations, and failures.
+//! The state of a stream: the queue of operations, the number of the latest completed operation,
+//! and the failures.
 //!
 //! The flag word is 0 if and only if the stream is idle and not capturing. In that state, a
-//! blocking call needs only a compare-exchange of the flag word from 0 to [`DIRECT`].
+//! blocking call acquires the stream with one compare-exchange of the flag word from 0 to
+//! [`DIRECT`].
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -239,8 +241,8 @@ impl Shared {
         if let Err(error) = result {
             state.record_failure(seq, report, error);
         }
-        // Subtracts the unit before publishing the completion, so that a thread that has seen the
-        // completion of the last operation finds the stream idle.
+        // Decrements the number of operations in `flags` before publishing the completion, so that
+        // a thread that has seen the completion of the last operation finds the stream idle.
         self.flags.fetch_sub(UNIT, Ordering::AcqRel);
         self.completed.store(seq, Ordering::Release);
         if state.waiting > 0 {

@@ -3,8 +3,8 @@
 //!
 //! A peer opens the file through `/proc/<pid>/fd/<fd>`. The file has no name in a file system, so
 //! nothing remains when a process is killed. All users of a segment within a process share one
-//! mapping. Ranks that are threads of one process therefore use the same addresses, which a race
-//! detector needs to detect races.
+//! mapping. Ranks that are threads of one process therefore use the same addresses. Otherwise a
+//! race detector could not detect races between these ranks.
 
 use core::ffi::CStr;
 use core::ptr::{self, NonNull};
@@ -119,9 +119,9 @@ impl Segment {
     /// file.
     ///
     /// # Errors
-    /// [`Error::PeerSegment`] if the process has exited, if the file does not match the descriptor,
-    /// or if the file is not a sealed memory file; [`Error::MemoryMap`] if the file cannot be
-    /// mapped.
+    /// [`Error::PeerSegment`] if the process that created the segment has exited, if the file does
+    /// not match the descriptor, or if the file is not a sealed memory file; [`Error::MemoryMap`]
+    /// if the file cannot be mapped.
     pub fn open(descriptor: &SegmentDescriptor, rank: u32) -> Result<Arc<Self>> {
         let refused = |detail: String| Error::PeerSegment { rank, detail };
         let SegmentDescriptor {
@@ -475,8 +475,8 @@ mod tests {
         }
     }
 
-    /// All fields of these descriptors are valid. Only the missing seals distinguish the files from
-    /// segments.
+    /// Opens two files with descriptors in which all fields are valid. Only the missing seals
+    /// distinguish the files from segments.
     #[test]
     fn files_that_are_no_segments_are_never_mapped() {
         let path = std::env::temp_dir().join(format!("fusewire-private-{}", process::id()));

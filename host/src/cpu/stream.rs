@@ -26,7 +26,7 @@ pub enum Item {
     Launch(Launch),
     /// Records an event.
     Record(CpuEvent),
-    /// Waits for the latest record of the event that was enqueued before this item.
+    /// Waits for the event's latest record that was enqueued before this item.
     Wait(CpuEvent),
     /// Runs a closure once. Cannot be captured.
     Host(Box<dyn FnOnce() -> Result<()> + Send>),
@@ -175,8 +175,8 @@ impl CpuStream {
         self.push(Op::Record(event.clone(), 0), Report::Sticky)
     }
 
-    /// Makes all later work of the stream wait for the latest record of `event`. A stream that
-    /// waits for an event of a capture joins that capture.
+    /// Makes all later work of the stream wait for the latest record of `event`. If the record
+    /// belongs to a capture, the stream joins that capture.
     ///
     /// # Errors
     /// The errors of [`CpuStream::enqueue`].
@@ -314,7 +314,8 @@ impl CpuStream {
     }
 
     /// Captures `op` if the stream is capturing, and queues `op` otherwise. If the stream is not
-    /// capturing and `op` waits for an event of a capture, the stream joins that capture.
+    /// capturing and `op` waits for a record that belongs to a capture, the stream joins that
+    /// capture.
     fn push(&self, op: Op, report: Report) -> Result<CpuTicket> {
         let shared = self.shared();
         let mut state = shared.lock();
@@ -386,9 +387,9 @@ impl CpuStream {
 
     /// Starts a branch of the capture. The branch consists of all work that this stream records
     /// after this call. A replay runs the branch on a separate thread, concurrently with the rest
-    /// of the graph. Only events order the branch with the rest. A replay of a graph without
-    /// branches runs all work sequentially. A replay is complete only after all branches are
-    /// complete. Does nothing if the stream is not capturing.
+    /// of the graph. Only events order the work of the branch relative to the work outside the
+    /// branch. A replay is complete only after all branches are complete. A replay of a graph
+    /// without branches runs all work sequentially. Does nothing if the stream is not capturing.
     pub fn branch(&self) {
         let mut state = self.shared().lock();
         if let Some(capture) = self.shared().active_capture(&mut state)
@@ -399,8 +400,8 @@ impl CpuStream {
         }
     }
 
-    /// Returns the number of the stream's capture, which is unique among active captures, or `None`
-    /// if the stream is not capturing.
+    /// Returns the identifier of the stream's capture, or `None` if the stream is not capturing.
+    /// The identifier is unique among active captures.
     pub(crate) fn capture_number(&self) -> Option<u64> {
         let mut state = self.shared().lock();
         let capture = self.shared().active_capture(&mut state)?;

@@ -21,7 +21,8 @@ const fn raw_exec(exec: RawGraphExec) -> sys::CUgraphExec {
     exec.0 as sys::CUgraphExec
 }
 
-/// Data of a CUDA user object that a graph retains. `callback` runs after the graph is destroyed.
+/// Data of a CUDA user object that a graph retains. `callback` runs after the graph, its clones and
+/// its instances are destroyed.
 struct UserObjectData {
     callback: Callback,
     data: *mut c_void,
@@ -131,8 +132,8 @@ impl Cuda {
         status(number, id, graph.addr())
     }
 
-    /// Attaches `data` to a graph. The library calls `callback` with `data` after the graph is
-    /// destroyed.
+    /// Attaches `data` to a graph. The library calls `callback` with `data` after the graph, its
+    /// clones and its instances are destroyed.
     ///
     /// # Safety
     /// The preconditions of [`Driver::retain`](crate::gpu::driver::Driver::retain).

@@ -78,9 +78,10 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
     })
 }
 
-/// Guard that keeps the calling thread in relaxed capture mode. In this mode no call is forbidden,
-/// and no call invalidates a capture of this or another thread. Dropping the guard restores the
-/// previous mode.
+/// Guard that keeps the calling thread in relaxed capture mode. In this mode the thread may make
+/// calls that the stricter modes forbid during a capture, such as allocations, and these calls do
+/// not invalidate a capture of this or another thread. Dropping the guard restores the previous
+/// mode.
 pub(super) struct RelaxedCapture {
     library: &'static Library,
     /// The previous mode of the thread (`CUstreamCaptureMode`).

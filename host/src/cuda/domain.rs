@@ -1,8 +1,8 @@
 //! NVLink domain of a GPU: GPUs of several hosts that are connected by NVLink switches.
 //!
-//! The management library (NVML) reports the cluster of a GPU and a clique: the GPUs of the cluster
-//! that can access each other. NVML is opened at run time, and only if the driver supports fabric
-//! handles. If NVML is missing, the GPU has no domain.
+//! The management library (NVML) reports the cluster of a GPU, and the clique of the GPU within the
+//! cluster. The GPUs of a clique can access each other. NVML is opened at run time, and only if the
+//! driver supports fabric handles. If NVML is missing, the GPU has no domain.
 
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use core::mem::offset_of;

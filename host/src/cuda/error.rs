@@ -37,8 +37,8 @@ pub(super) fn with(error: Error, more: &str) -> Error {
     }
 }
 
-/// Formats a result code with the name and text from the library, if the library knows the code,
-/// and with a remedy, if there is one.
+/// Formats a result code. Adds `text`, the name and the description from the library, if the
+/// library knows the code, and a remedy if there is one.
 pub(super) fn describe(code: c_int, text: Option<(String, String)>) -> String {
     let mut detail = match text {
         Some((name, text)) if text.is_empty() => format!("{name} ({code})"),

@@ -16,9 +16,9 @@ impl Cuda {
     /// address and the size of the allocation.
     ///
     /// Memory from `cuMemAlloc` is exported by IPC. Memory from the virtual memory API has no IPC
-    /// handle. The physical allocation of such memory is exported by file descriptor or fabric
-    /// handle if the allocator requested such a handle type, and the returned base and size
-    /// describe the physical allocation.
+    /// handle. For such memory, this function exports the physical allocation as a file descriptor
+    /// or as a fabric handle, if the allocator requested such a handle type. The returned base and
+    /// size then describe the physical allocation.
     pub(super) fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)> {
         let library = self.relaxed()?;
         let (base, bytes) = range(&library, address).map_err(|error| {

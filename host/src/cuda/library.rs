@@ -15,7 +15,7 @@ pub(super) const OLDEST: c_int = 12_000;
 /// Soname of the driver library.
 const SONAME: &str = "libcuda.so.1";
 
-/// A library function that older drivers do not have.
+/// A function of the driver library that older drivers lack.
 #[derive(Debug)]
 pub(super) struct OptionalFunction<F> {
     function: Option<F>,
@@ -320,7 +320,7 @@ impl Library {
         Self::from_object(find_among(&[name.to_owned()])?)
     }
 
-    /// Initialises the library. Does nothing when called again.
+    /// Initialises the library and checks the driver version. May be called more than once.
     fn initialise(&self) -> Result<()> {
         // SAFETY: the function takes only flags, which must be 0.
         let code = unsafe { (self.cuInit)(0) };

@@ -193,7 +193,7 @@ impl Cuda {
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let library = self.relaxed()?;
         // SAFETY: the caller guarantees that `allocate_host`, which calls `cuMemHostAlloc`,
-        // returned the memory and that it is not in use.
+        // returned the memory, and that the memory is not in use.
         library.check("cuMemFreeHost", unsafe {
             (library.cuMemFreeHost)(memory.host.cast::<c_void>())
         })

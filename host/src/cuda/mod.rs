@@ -1,12 +1,12 @@
 //! Implements [`Driver`](crate::gpu::driver::Driver) for NVIDIA GPUs with the CUDA driver library,
 //! which is opened at run time.
 //!
-//! The crate does not link against CUDA and does not need a toolkit, because `libcuda.so.1` is part
-//! of the driver. The types and constants come from `cudarc::driver::sys`. The functions are called
-//! through a table of function pointers, `Library`. Test builds compare the signatures in the table
-//! with cudarc's signatures at compile time. The table has two advantages over cudarc's functions.
-//! If a symbol is missing, the table returns an error; cudarc panics. If the driver returns a
-//! result code that cudarc does not know, the code stays an integer; cudarc would convert it to an
+//! The crate does not link against CUDA and does not need a toolkit, because `libcuda.so.1` is
+//! installed with the driver. The types and constants come from `cudarc::driver::sys`. The
+//! functions are called through a table of function pointers, `Library`. Test builds compare the
+//! signatures in the table with cudarc's signatures at compile time. The table has two advantages
+//! over cudarc's functions. A missing symbol is reported as an error, whereas cudarc panics. A
+//! result code that cudarc does not know stays an integer, whereas cudarc would convert it to an
 //! invalid enum value, which is undefined behaviour.
 //!
 //! # Symbols
@@ -32,8 +32,8 @@
 //!
 //! | since CUDA | symbols | without them |
 //! |---|---|---|
-//! | 11.3 | `cuStreamGetCaptureInfo_v2` | the capture status is unknown, unless `cuStreamGetCaptureInfo_v3` exists |
-//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | streams cannot wait for or write words in memory |
+//! | 11.3 | `cuStreamGetCaptureInfo_v2` | queries of the capture status fail, unless `cuStreamGetCaptureInfo_v3` exists |
+//! | 11.7 | `cuStreamWaitValue32_v2` `cuStreamWriteValue32_v2` | streams can neither wait for words in memory nor write them |
 //! | 12.1 | `cuMulticastCreate` `cuMulticastAddDevice` `cuMulticastBindMem` `cuMulticastUnbind` `cuMulticastGetGranularity` | no multicast objects |
 //! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` is called instead |
 //! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is looked up, not with its module |

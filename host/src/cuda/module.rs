@@ -13,14 +13,14 @@ use super::library::Library;
 use crate::Result;
 use crate::gpu::driver::{FunctionProperties, LaunchShape, RawFunction, RawModule, RawStream};
 
-/// Size of each of the compiler's two logs in bytes: information and errors.
+/// Size in bytes of each log of the compiler. One log contains information, the other errors.
 const LOG_BYTES: usize = 16 << 10;
 
 /// Maximum bytes of dynamic shared memory per block, unless
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES` is raised for the kernel.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// Upper bound of the number of a kernel's parameters: each parameter has at least one byte, and
+/// Upper bound on the number of parameters of a kernel: each parameter has at least one byte, and
 /// all parameters together have at most 32,764 bytes.
 const MOST_PARAMETERS: usize = 32_764;
 
@@ -96,14 +96,14 @@ impl Cuda {
         Ok(RawModule(module.addr()))
     }
 
-    /// Looks up a kernel by its symbol, loads it, and permits it to use all of a block's shared
-    /// memory.
+    /// Looks up a kernel by its symbol, loads it, and permits it to use the maximum shared memory
+    /// per block.
     ///
     /// Since CUDA 12.2, drivers load kernels lazily by default: the first launch of a kernel loads
     /// it and waits for the device. If a running kernel waits for the kernel that is being loaded,
     /// the two kernels deadlock. A library cannot rely on `CUDA_MODULE_LOADING=EAGER`, because the
-    /// variable must be set before the first use of CUDA. Therefore this function loads every
-    /// kernel explicitly.
+    /// variable must be set before the first use of CUDA. Therefore this function loads the kernel
+    /// explicitly.
     pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let library = self.relaxed()?;
         let mut function = core::ptr::null_mut();

@@ -23,7 +23,7 @@ const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// most 32. The driver reads the variable once, when it creates the context of a device. [`open`]
 /// does not set the variable, for two reasons. Changing the environment while another thread reads
 /// it is undefined behaviour, and a C library may read it at any time. The change would also have
-/// no effect if another library has used CUDA before. Therefore the launcher or the program sets
+/// no effect if another library has already used CUDA. Therefore the launcher or the program sets
 /// the variable ([`prepare_environment`]). A process with more streams than queues logs a warning.
 pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
 

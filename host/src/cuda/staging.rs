@@ -47,8 +47,8 @@ impl Staging {
         self.stream as sys::CUstream
     }
 
-    /// Returns the position in the buffer for a piece at device address `device`, and the maximum
-    /// length of the piece.
+    /// Returns the address in the buffer for a piece at device address `device`, and the maximum
+    /// length of the piece in bytes.
     const fn buffer(&self, device: u64) -> (*mut u8, usize) {
         let skip = device as usize % ALIGNMENT;
         ((self.host + skip) as *mut u8, BYTES - ALIGNMENT)

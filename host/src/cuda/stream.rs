@@ -106,7 +106,8 @@ impl Cuda {
 
     /// Makes a stream wait until the word at `at` has reached `value`. The `_v2` functions require
     /// no device attribute for 32-bit words (attributes 122 and 123 are for 64-bit words and for
-    /// NOR). The call fails on a device without support, such as some virtual GPUs.
+    /// NOR). The call fails on a device that does not support these functions, such as some virtual
+    /// GPUs.
     ///
     /// # Safety
     /// The preconditions of [`Driver::wait_value`](crate::gpu::driver::Driver::wait_value).

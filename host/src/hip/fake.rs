@@ -1,7 +1,8 @@
 //! Fake of the HIP runtime for tests without a GPU. The fake uses host memory and executes the work
 //! of a stream immediately. It returns errors for calls that the documentation forbids, even if the
-//! real runtime might accept them: calls without a current device, forbidden calls during a
-//! capture, ranges outside allocations, the null stream and unknown flags.
+//! real runtime might accept them: calls without a current device, calls that are not permitted
+//! during a capture, and calls with a range outside an allocation, with the null stream or with
+//! unknown flags.
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -124,7 +125,7 @@ fn free(call: &'static str, pointer: *mut c_void) -> hipError_t {
     )
 }
 
-/// Returns base and size of the allocation that contains an address.
+/// Returns the base address and the size in bytes of the allocation that contains an address.
 fn range(address: usize) -> Option<(usize, usize)> {
     with(|state| {
         let memory = state.memory.borrow();

@@ -152,7 +152,7 @@ pub(super) fn functions() -> Result<&'static Functions> {
         .map_err(Clone::clone)
 }
 
-/// Returns the folders from the environment variables of ROCm, followed by the default folders.
+/// Returns the folders from the environment variables of ROCm, followed by the default folder.
 fn folders() -> Vec<PathBuf> {
     ["ROCM_PATH", "HIP_PATH"]
         .into_iter()

@@ -1,17 +1,16 @@
 //! GPU memory and page-locked memory, sharing by IPC, and copies that do not wait for other
 //! streams.
 //!
-//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`), not only fine-grained,
-//! because kernels poll words that another GPU writes while the kernel runs. HIP guarantees
-//! coherence of ordinary (coarse-grained) device memory only at synchronisation points: until then,
-//! the L2 cache of the owner may return an old value. Fine-grained and uncached memory are coherent
-//! within kernels. Uncached memory is the stricter kind, and other communication libraries also use
-//! it. RCCL allocates memory that its kernels poll as uncached: its builds define
-//! `HIP_UNCACHED_MEMORY`, without which kernels on MI300 hang. The all-reduce of vLLM uses uncached
-//! memory, because its signals need such memory on MI200. rocSHMEM has an option for an uncached
-//! symmetric heap. Every fence that is sufficient for fine-grained memory is sufficient for
-//! uncached memory, but local reads of uncached memory are slower. Memory that only this GPU uses
-//! is [`MemoryKind::Private`].
+//! Memory that peers use is **uncached** (`hipDeviceMallocUncached`). A running kernel polls words
+//! that another GPU writes. HIP guarantees coherence of ordinary (coarse-grained) device memory
+//! only at synchronisation points: until then, the L2 cache of the owner may return an old value.
+//! Fine-grained memory and uncached memory are also coherent while a kernel runs. Uncached memory
+//! is the stricter of the two kinds, and other communication libraries also use it. In RCCL, the
+//! memory that kernels poll is uncached: RCCL's builds define `HIP_UNCACHED_MEMORY`, and without
+//! this definition kernels on MI300 hang. The all-reduce of vLLM uses uncached memory, because its
+//! signals need such memory on MI200. rocSHMEM has an option for an uncached symmetric heap. Every
+//! fence that is sufficient for fine-grained memory is sufficient for uncached memory, but local
+//! reads of uncached memory are slower. Memory that only this GPU uses is [`MemoryKind::Private`].
 
 use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
@@ -27,8 +26,8 @@ use crate::gpu::driver::{
 
 /// Allocation granularity of private memory in bytes: one page.
 const PRIVATE_GRANULARITY: u64 = 4096;
-/// Allocation granularity of shared memory in bytes. The runtime places smaller allocations in
-/// larger blocks, and IPC would expose the whole block to the peer.
+/// Allocation granularity of shared memory in bytes. The runtime combines smaller allocations in
+/// one larger allocation, and IPC would expose the whole larger allocation to the peer.
 const SHARED_GRANULARITY: u64 = 2 << 20;
 /// Size of the page-locked copy buffer in bytes.
 const STAGING_BYTES: usize = 1 << 20;
@@ -253,7 +252,7 @@ impl Hip {
     pub(super) unsafe fn release_host(&self, memory: HostMemory) -> Result<()> {
         let _relaxed = self.relaxed()?;
         // SAFETY: the caller guarantees that `allocate_host`, which calls `hipHostMalloc`, returned
-        // the memory and that it is not in use.
+        // the memory, and that the memory is not in use.
         let status = unsafe { (self.functions.hipHostFree)(memory.host.cast()) };
         self.functions.check("hipHostFree", status)
     }
@@ -354,9 +353,9 @@ fn rounded(bytes: u64, granularity: u64) -> Option<(u64, usize)> {
 }
 
 /// Splits a copy between device memory and the page-locked buffer into pieces. The buffer offset
-/// and the device address of a byte are equal modulo [`STAGING_ALIGNMENT`], and pieces are split
-/// only at multiples of [`STAGING_ALIGNMENT`]. As a result, aligned words are not torn, and copy
-/// engines move aligned bursts.
+/// and the device address of a byte are equal modulo [`STAGING_ALIGNMENT`], and a piece ends only
+/// at a multiple of [`STAGING_ALIGNMENT`] or at the end of the copy. As a result, aligned words are
+/// not torn, and copy engines move aligned bursts.
 #[derive(Debug)]
 struct Pieces {
     address: u64,

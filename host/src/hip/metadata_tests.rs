@@ -82,8 +82,8 @@ fn other_files_are_distinguished() {
 
 #[test]
 fn lengths_beyond_the_image_are_refused() {
-    // The size of section 1, the offset of the first segment, and the offsets of the section
-    // headers and the program headers.
+    // `at` is the position of each of these fields in turn: the size of section 1, the offset of
+    // the first segment, the offset of the section headers, and the offset of the program headers.
     let table = u64_at(IMAGE, 40).unwrap() as usize;
     for at in [table + SECTION_HEADER + 32, 64 + 8, 40, 32] {
         for value in [IMAGE.len() as u64, u64::MAX, u64::MAX - 7] {

@@ -2,9 +2,9 @@
 //! runtime library is opened when it is first needed.
 //!
 //! This module has not been executed on a GPU yet. The feature `hip-prototypes` compares
-//! prototypes, constants and layouts with AMD's headers. Tests run this module on a fake of the
-//! library, which checks the sequence of calls. The following rules come from the documentation and
-//! the source of HIP:
+//! prototypes, constants and layouts with AMD's headers. Tests run this module with a fake library
+//! that checks the sequence of calls. The following rules come from the documentation and the
+//! source of HIP:
 //!
 //! | function | rule | implementation |
 //! |---|---|---|
@@ -14,8 +14,8 @@
 //! | `hipMemcpy`, `hipMemset`, `hipDeviceSynchronize` | invalidate every capture of the process | never called |
 //! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | used for all shared memory |
 //! | `hipIpcGetMemHandle` | a handle for an address inside an allocation maps the memory from that address, not from the base | exports a handle for the base, and the offset of the address |
-//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; fails in the process that created the handle | passes this flag; the error recommends the address itself |
-//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the `Driver` trait permits these waits; no other method waits |
+//! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; fails in the process that created the handle | passes this flag; the error message recommends using the address itself |
+//! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the `Driver` trait permits these waits; no other method waits for the whole device |
 //! | `hipHostMalloc` | coherent without fences only with `hipHostMallocCoherent` | portable, mapped and coherent |
 //! | `hipMemcpyAsync` | asynchronous only for page-locked memory | copies use a page-locked buffer |
 //! | `hipModuleLoadData` | takes no length but reads the bytes that the image's headers describe; keeps the pointer | headers are checked; the image is kept alive |

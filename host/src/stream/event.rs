@@ -33,7 +33,8 @@ impl Event {
         Ok(self.gpu.get_or_init(|| made))
     }
 
-    /// Returns true if the latest record is complete or the event was never recorded.
+    /// Returns true if the latest record is complete or the event was never recorded. Also returns
+    /// true if the query of a GPU event fails.
     pub fn query(&self) -> bool {
         match self.gpu.get() {
             Some(event) => event.query().unwrap_or(true),
@@ -41,7 +42,8 @@ impl Event {
         }
     }
 
-    /// Blocks until the latest record at the time of the call is complete.
+    /// Blocks until the latest record is complete. Also returns if a query of a GPU event fails. On
+    /// a GPU, a record that is enqueued during the call may extend the wait.
     pub fn synchronize(&self) {
         match self.gpu.get() {
             Some(event) => {
@@ -53,11 +55,14 @@ impl Event {
         }
     }
 
-    /// Returns the time between the latest completed records of `start` and of this event, or zero
-    /// if this event completed first. On a GPU the time is measured by the GPU's clock.
+    /// Returns the time from the latest completed record of `start` to the latest completed record
+    /// of this event, or zero if this event completed first. On a GPU the time is measured by the
+    /// GPU's clock.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if either event is not complete or was never recorded.
+    /// [`Error::InvalidArgument`] if either event was never recorded, if exactly one of the events
+    /// was recorded on a GPU, or if either event was recorded on the CPU and is not complete;
+    /// [`Error::Driver`] if either event was recorded on a GPU and is not complete.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
         match (self.gpu.get(), start.gpu.get()) {
             (Some(end), Some(start)) => end.elapsed_since(start),

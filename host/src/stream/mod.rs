@@ -227,8 +227,8 @@ impl Stream {
         }
     }
 
-    /// Makes all later work of the stream wait for the latest record of `event`. A stream that
-    /// waits for an event of a capture joins that capture.
+    /// Makes all later work of the stream wait for the latest record of `event`. If the record
+    /// belongs to a capture, the stream joins that capture.
     ///
     /// # Errors
     /// Fails if the stream cannot enqueue the wait, or if the event was first recorded on another
@@ -330,9 +330,10 @@ impl Stream {
         }))
     }
 
-    /// Starts a branch of the capture. A replay on the CPU runs all work that this stream records
-    /// after this call concurrently with the work of the other captured streams. Does nothing on a
-    /// GPU, because GPU graphs always run the streams of a capture concurrently.
+    /// Starts a branch of the capture. The branch consists of all work that this stream records
+    /// after this call. A replay on the CPU runs the branch concurrently with the work of the other
+    /// captured streams. Does nothing on a GPU, because GPU graphs always run the streams of a
+    /// capture concurrently.
     pub(crate) fn branch(&self) {
         if let Kind::Cpu(stream) = &self.0 {
             stream.branch();

@@ -62,9 +62,10 @@ impl Task {
             Self::Kernel(_) => Err(other_device("the kernel")),
             Self::Copies(copies) => Ok(Node::Host(Arc::new(move || {
                 for copy in &*copies {
-                    // SAFETY: `copy.keep` keeps the source and the target mapped. No other work
-                    // accesses the two ranges concurrently, because the stream orders all users of
-                    // the memory.
+                    // SAFETY: `copy.keep` keeps the source and the target mapped. The two ranges do
+                    // not overlap: they belong to different allocations or are disjoint slices of
+                    // one allocation. No other work accesses the ranges concurrently, because the
+                    // stream orders all users of the memory.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,

@@ -175,7 +175,7 @@ fn a_branch_runs_concurrently_with_the_rest() {
         host(&main, set(1));
         main.wait_event(&join).unwrap();
         host(&main, set(2));
-        // The opposite direction: the branch waits for the origin stream.
+        // Tests an event in the opposite direction: the branch waits for the origin stream.
         main.record(&again).unwrap();
         side.wait_event(&again).unwrap();
         let (flag, seen) = (Arc::clone(&flag), Arc::clone(&seen));

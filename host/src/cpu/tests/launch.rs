@@ -10,7 +10,8 @@ use super::super::{BlockOrder, CpuStream, Grid, Launch, LaunchInfo, LaunchOwner}
 use super::{Params, add, launch, launch_grid, value};
 use crate::{Error, Result};
 
-/// Writes each lane's index to shared memory and, after a barrier, adds the next lane's index.
+/// Writes each lane's index plus 1 to shared memory. After a barrier, adds the next lane's value,
+/// shifted left by 8 bits for each preceding block, to `target`.
 unsafe fn rotate(context: *const LaneContext, params: *const u8) {
     // SAFETY: the launch passes this lane's context, and every test passes a `Params`.
     let (context, params) = unsafe { (&*context, *params.cast::<Params>()) };
