@@ -1,4 +1,4 @@
-//! An allocator that counts the calls of each thread.
+//! A global allocator that counts the allocator calls of each thread.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::Cell;

@@ -157,8 +157,8 @@ fn output_of(tensor: &Tensor, by_address: bool) -> Output<'_> {
 
 fn input_of(tensor: &Tensor, by_address: bool) -> Input<'_> {
     if by_address {
-        // SAFETY: the tensor keeps its memory alive. During the blocking call, only an in-place
-        // call writes it.
+        // SAFETY: the tensor keeps its memory readable until the blocking call returns. Until then,
+        // only that call may write the memory, and only if it is in place.
         unsafe { Input::from_raw(tensor.as_ptr(), tensor.len(), tensor.dtype()) }
     } else {
         tensor.into()

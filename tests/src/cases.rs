@@ -39,14 +39,14 @@ pub struct Case {
     pub operation: Operation,
     /// Element type.
     pub dtype: DType,
-    /// Reduction, if the operation reduces. The factor of a scaled sum differs by rank.
+    /// Reduction, if the operation reduces. The factor of [`ReduceOp::PreMulSum`] differs by rank.
     pub reduction: Option<ReduceOp>,
-    /// Number of elements of a row. For an [`Operation::AllReduceNorm`], `count` is the number of
-    /// rows.
+    /// Number of elements of each rank's block, or of the whole buffer if the operation does not
+    /// divide its buffers into blocks. For an [`Operation::AllReduceNorm`], the number of rows.
     pub count: usize,
     /// Number of elements of a row of an [`Operation::AllReduceNorm`].
     pub hidden: usize,
-    /// Root, modulo the number of ranks.
+    /// Root. Numbers above the last rank wrap around.
     pub root: u32,
     /// True if output and input share memory as the operation's in-place form requires.
     pub in_place: bool,
@@ -132,7 +132,8 @@ pub const REDUCING: [Operation; 3] = [
     Operation::Reduce,
 ];
 
-/// All reductions. The factor of a scaled sum differs by rank (see [`crate::oracle::factor`]).
+/// All reductions. The factor of a [`ReduceOp::PreMulSum`] differs by rank (see
+/// [`crate::oracle::factor`]).
 pub const REDUCTIONS: [ReduceOp; 9] = [
     ReduceOp::Sum,
     ReduceOp::Product,
@@ -265,10 +266,10 @@ pub fn types(ranks: u32) -> Vec<Case> {
     cases
 }
 
-/// Returns the cases of multicast: the types and reductions that multicast supports, with many
-/// counts and kinds of memory. The list includes counts that do not fill 16 bytes, and memory that
-/// is registered on only one rank. Averages of f16 and bf16, which multicast rounds twice, have
-/// exact inputs.
+/// Returns the cases for tests of multicast: the types and reductions that multicast supports, with
+/// many counts and kinds of memory. The list includes counts that do not fill 16 bytes, and memory
+/// that is registered on only one rank. Except for f32, the inputs of averages are chosen so that
+/// the results are exact, because multicast rounds averages of f16 and bf16 twice.
 pub fn nvls(_ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     let operations = [

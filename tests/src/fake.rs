@@ -53,15 +53,15 @@ impl Fake {
         *found.unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Returns the number of calls of a function.
+    /// Returns how often the process has called the driver function `name`.
     pub fn calls(&self, name: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 = self.find("fusewireCudaFakeCalls");
         // SAFETY: the argument points to a live C string.
         unsafe { query(name.as_ptr()) }
     }
 
-    /// Returns the number of launches of the entry `name`. A name with a leading `*` counts all
-    /// entries whose names end with the rest of `name`.
+    /// Returns the number of launches of the kernel entry point `name`. A name with a leading `*`
+    /// counts all entry points whose names end with the rest of `name`.
     pub fn launch_count(&self, name: &CStr) -> u64 {
         let query: unsafe extern "C" fn(*const c_char) -> u64 =
             self.find("fusewireCudaFakeLaunchCount");
@@ -76,7 +76,8 @@ impl Fake {
         unsafe { query(kind.as_ptr()) }
     }
 
-    /// Reads a text with `write`, which writes the text into a buffer and returns its length.
+    /// Returns the text that `write` writes. `write` gets a buffer and its size, and returns the
+    /// length of the whole text.
     fn text(write: impl Fn(*mut c_char, usize) -> usize) -> String {
         let mut bytes = vec![0u8; write(core::ptr::null_mut(), 0) + 1024];
         let length = write(bytes.as_mut_ptr().cast(), bytes.len());
@@ -86,7 +87,7 @@ impl Fake {
         String::from_utf8(bytes).expect("text")
     }
 
-    /// Returns calls and live objects as JSON:
+    /// Returns the numbers of calls and of live objects as JSON:
     /// `{"calls": {name: count}, "live": {kind: count}, ..}`.
     pub fn report(&self) -> String {
         let query: unsafe extern "C" fn(*mut c_char, usize) -> usize =
@@ -105,7 +106,8 @@ impl Fake {
         Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) })
     }
 
-    /// Makes the `nth` subsequent call of a function fail (1 for the next call).
+    /// Makes the `nth` subsequent call of the driver function `name` return the error `code`. `nth`
+    /// is 1 for the next call.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
         let fail: unsafe extern "C" fn(*const c_char, u64, u32) = self.find("fusewireCudaFakeFail");
         // SAFETY: the argument points to a live C string.

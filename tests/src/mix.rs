@@ -12,7 +12,7 @@ use crate::device::tensor;
 use crate::rng::Rng;
 use crate::vocab;
 
-/// Number of elements of a part.
+/// Number of elements that a rank contributes to most operations.
 const N: usize = 12;
 /// Shape of the fused norm and of the logits.
 const ROWS: usize = 2;
@@ -41,7 +41,7 @@ impl RangeAllocator {
 }
 
 /// One rank's buffers. All integers are in one tensor, all floats in a second, and all words in a
-/// third, so a round needs three copies in each direction.
+/// third, so a round needs only three copies from the host and three copies to the host.
 #[derive(Debug)]
 pub struct Mix {
     comm: Communicator,
@@ -269,8 +269,8 @@ impl Mix {
         batch.recv(&self.integers(at.ring)?, before)?;
         batch.issue_async()?;
 
-        // One-sided operations. The last two reset the signal to zero, so every replay starts from
-        // the same state.
+        // One-sided operations. The last two calls reset the signal to zero, so every replay starts
+        // from the same state.
         let window = self.window.on(comm.stream());
         window.put_async(&x, next, 0)?;
         window.signal_async(next, 0, SignalUpdate::Set(1))?;
@@ -387,8 +387,9 @@ impl Mix {
         is("all_reduce by packets", at.packets, &sum);
         is("all_reduce in two hops", at.two_hops, &reduced(i64::max));
         is("all_gather", at.gathered, &whole);
-        // All ranks contribute the same rows, so the XOR of each row is the row itself for an odd
-        // number of ranks, and zero for an even number.
+        // Every rank passes the output of all_gather to reduce_scatter, so all inputs are equal.
+        // The XOR of an odd number of equal rows is the row itself, and that of an even number is
+        // zero.
         let odd = i64::from(n % 2 == 1);
         let xor: Vec<i64> = all.x[me].iter().map(|x| x * odd).collect();
         is("reduce_scatter", at.scattered, &xor);

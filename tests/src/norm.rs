@@ -33,7 +33,7 @@ pub struct NormForm {
     pub unit_offset: bool,
     /// Adds a residual.
     pub residual: bool,
-    /// Writes the sum of input and residual.
+    /// Also writes the values before normalization: the sum over ranks, plus the residual if any.
     pub keeps: bool,
     /// The residual is in f32.
     pub wide: bool,
@@ -177,11 +177,11 @@ pub struct NormInputs<'a> {
 pub struct NormOutputs {
     /// Bytes of the output, in [`NormForm::output_type`].
     pub output: Vec<u8>,
-    /// The sum of input and residual, in the residual's type.
+    /// The sum over ranks, plus the residual if any, in the residual's type.
     pub kept: Vec<u8>,
     /// Scales by which the output values were divided, row-major.
     pub scales: Vec<f32>,
-    /// The norm of the rounded sums in f64, neither rounded nor quantized.
+    /// The norm in f64, computed from the rounded sums. It is neither rounded nor quantized.
     pub exact: Vec<f64>,
 }
 

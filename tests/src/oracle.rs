@@ -257,7 +257,7 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutpu
     })
 }
 
-/// Returns the sum of all ranks' inputs and the residual, and the RMSNorm of that sum, row by row.
+/// Adds the inputs of all ranks and the residual. Returns this sum and the RMSNorm of its rows.
 fn rms_norm(case: &Case, ranks: u32, rank: u32, call: u64) -> CallOutputs {
     let (dtype, hidden) = (case.dtype, case.hidden);
     let sum = reduce(

@@ -206,8 +206,8 @@ impl Rank {
         }
     }
 
-    /// Runs `case` in its blocking form and calls `tamper` on the memory before the comparison.
-    /// This is a negative control: the comparison must detect the change.
+    /// Runs `case` in its blocking form, and calls `tamper` on the memory before the comparison.
+    /// Used for negative controls, in which the comparison must detect the change.
     ///
     /// # Errors
     /// Returns the operation's error.

@@ -18,7 +18,7 @@ use crate::process::{self, Host, Ranks};
 use crate::rank::{CallMode, Rank};
 use crate::skip::skip;
 
-/// Settings with which a list of cases runs.
+/// Settings of a run of a list of cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
     /// Backend.

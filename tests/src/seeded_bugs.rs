@@ -1,4 +1,4 @@
-//! Launches of the kernels of `seeded-bugs`, with and without their errors.
+//! Launches the kernels of the crate `seeded-bugs`, with and without their errors.
 
 use fusewire::{Communicator, DType, Error, LaunchAttributes, Options, Result};
 use seeded_bugs::{SEEDED_DIVERGENCE, SEEDED_RACE, SeededDivergenceParams, SeededRaceParams};
@@ -33,7 +33,7 @@ impl SeededBug {
         }
     }
 
-    /// Returns the output of the kernel without its error.
+    /// Returns the output that the kernel must write if its error is disabled.
     fn expected(self) -> Vec<u32> {
         let other = |lane| match self {
             Self::Race { .. } => (lane + LANES / 2) % LANES,

@@ -86,8 +86,8 @@ fn multicast() {
     for ranks in 1..=8 {
         run(&Threads, base(ranks), "nvls");
     }
-    // Lanes are threads here and therefore slow. A short run uses only part of the list, which
-    // still has all types, operations, counts and offsets.
+    // Lanes are threads here and therefore slow. A short run uses a part of the list that still
+    // covers all types, operations, counts and offsets.
     for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
         let setup = Setup {
             lanes,
@@ -106,7 +106,7 @@ fn multicast() {
     for mode in [CallMode::Async, CallMode::Graph] {
         run(&Threads, Setup { mode, ..base(3) }, "nvls");
     }
-    // Also run cases that multicast does not support. They must give the same results.
+    // Also run cases that multicast does not support. Their results must be correct as well.
     run(&Threads, base(2), "core");
 }
 

@@ -408,7 +408,7 @@ fn a_failed_replay_by_another_library_is_reported_by_the_next_call() {
     }
 }
 
-/// Keeps adopted memory alive and counts how often a keeper is dropped.
+/// Stands for the owner of adopted memory. Counts how often a value of this type is dropped.
 struct DropCount(Arc<AtomicU32>);
 
 impl Drop for DropCount {

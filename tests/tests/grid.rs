@@ -23,8 +23,8 @@ fn regular() -> Breadth {
 fn setup(backend: &'static str, ranks: u32) -> Setup {
     Setup {
         backend,
-        // Staging has its default size, because the grid does not test multiple rounds as the lists
-        // do.
+        // The default size. The conformance lists already test operations that need several rounds
+        // of staging.
         staging: 1 << 20,
         ..Setup::new(ranks)
     }

@@ -120,7 +120,7 @@ fn works(size: u32, options: &Options) {
     }
 }
 
-/// Number of elements of a rank's part.
+/// Number of elements of one rank's block.
 const PART: usize = 331;
 const HIDDEN: usize = 96;
 

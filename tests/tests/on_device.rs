@@ -1,6 +1,6 @@
 //! The tests to run first on a new GPU. They cover every subject briefly. Each test is independent
-//! and takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. Runs on the CPU check that the tests
-//! themselves are correct. `fusewire-build bundle` packs the tests for a machine with a GPU.
+//! and takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. A run on the CPU checks that the
+//! tests themselves are correct. `fusewire-build bundle` packs the tests for a machine with a GPU.
 
 use core::ffi::c_void;
 use core::time::Duration;
@@ -235,7 +235,7 @@ const REDUCTIONS: [ReduceOp; 6] = [
     ReduceOp::Average,
     ReduceOp::PreMulSum(0.3),
 ];
-/// Counts for which operations use packets, staging, one shot and two shots.
+/// Element counts. They make operations use packets, staging, one shot and two shots.
 const COUNTS: [usize; 3] = [331, 9001, 70_001];
 const HIDDEN: usize = 776;
 

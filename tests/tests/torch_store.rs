@@ -1,6 +1,7 @@
-//! Tests this library's TCP store clients and servers with PyTorch's servers and clients. The tests
-//! use the Python interpreter that `FUSEWIRE_PYTHON` names and `/usr/bin/python3`. If no
-//! interpreter has PyTorch, the tests are skipped, or fail if `FUSEWIRE_REQUIRE` names `torch`.
+//! Tests Fusewire's TCP store client with PyTorch's server, and Fusewire's server with PyTorch's
+//! client. The tests use the Python interpreter that `FUSEWIRE_PYTHON` names and
+//! `/usr/bin/python3`. If no interpreter has PyTorch, the tests are skipped, or fail if
+//! `FUSEWIRE_REQUIRE` names `torch`.
 
 use core::time::Duration;
 use std::io::{BufRead, BufReader, Write};
@@ -186,8 +187,8 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     assert_eq!(store.add("many", 0).unwrap(), 200);
 }
 
-/// Checks that a PyTorch master counts this client. The master returns when all workers have
-/// joined.
+/// Checks that the server of a PyTorch master counts Fusewire's client as a worker. The master's
+/// constructor returns only when all workers have joined.
 #[test]
 fn a_master_of_pytorch_counts_our_client() {
     for python in pythons() {
@@ -219,8 +220,7 @@ fn pytorchs_client_of_our_server() {
 #[test]
 fn a_wrong_protocol_is_reported() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    // The server of this library supports both protocols. A server that closes connections supports
-    // neither.
+    // Fusewire's server supports both protocols. A server that closes connections supports neither.
     let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
     let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
     assert_eq!(store.protocol(), StoreProtocol::Legacy);

@@ -361,8 +361,7 @@ impl MemoryImage {
         }
     }
 
-    /// Maps the packet slots of odd epochs to the packet slots of even epochs, as a negative
-    /// control.
+    /// Makes odd epochs use the packet slots of even epochs, as a negative control.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for source in self.peers(rank) {

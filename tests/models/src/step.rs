@@ -355,8 +355,8 @@ impl Step {
         matches!(self.op, Op::GatherWithFlags | Op::ScatterOnArrival) && rank == 0
     }
 
-    /// Clears flags and counters, as the compute stream does before the launch. On ranks without a
-    /// producer, marks all tiles as done.
+    /// Clears flags and counters, as the compute stream does before the launch. If the launch waits
+    /// for tiles but `rank` has no producer, sets the counters so that all tiles count as done.
     pub fn clear(&self, image: &MemoryImage, rank: u32) {
         let made = self.op == Op::ScatterOnArrival && !self.has_compute(rank);
         for index in 0..image.config().ranks as usize {

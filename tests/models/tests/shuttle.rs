@@ -1,5 +1,6 @@
 //! Runs many ranks under shuttle with random schedules and probabilistic concurrency testing.
-//! Memory is sequentially consistent. These models are too large for loom's exhaustive exploration.
+//! Under shuttle, memory is sequentially consistent. These models are too large for loom's
+//! exhaustive exploration.
 
 #[cfg(shuttle)]
 mod models {

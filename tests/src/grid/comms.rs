@@ -1,5 +1,5 @@
-//! Several communicators at once: with a shared store, with a separate store each, and with the
-//! store from the environment.
+//! Several communicators in use at the same time. They share one store, have separate stores, or
+//! use the store that the environment names.
 
 use std::sync::Arc;
 

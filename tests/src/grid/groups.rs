@@ -94,7 +94,8 @@ fn few(grid: &mut Grid) -> Result<()> {
     Ok(())
 }
 
-/// Splits a communicator that `split` has created, and uses the parent again after the child.
+/// Splits a communicator that `split` has created, uses the new communicator, and then uses its
+/// parent again.
 fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     let Some(half) = part_each(grid, "outer", halves)? else {
         return Ok(());
@@ -112,7 +113,8 @@ fn nested(grid: &mut Grid, halves: &[Vec<u32>]) -> Result<()> {
     work_in(grid, half)
 }
 
-/// Checks that wrong lists return an error on every rank and that the communicator remains usable.
+/// Checks that `split` with an invalid list of ranks returns an error on every rank, and that the
+/// communicator remains usable.
 fn refused(grid: &mut Grid) -> Result<()> {
     grid.doing = "split, refused".to_owned();
     let (rank, size) = (grid.comm.rank(), grid.comm.size());

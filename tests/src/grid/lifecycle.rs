@@ -25,7 +25,7 @@ fn dropped(grid: &mut Grid) -> Result<()> {
         x == [grid.comm.size() as i32 - 1],
         "the other communicator's sum is wrong",
     );
-    // No rank drops its communicator while another rank still uses the memory.
+    // No rank drops `dup` while a peer may still access the memory that `dup` owns on that rank.
     grid.comm.barrier()?;
     let ((), warned) = warnings::of(|| drop(dup));
     let is_warned = warned

@@ -1,4 +1,4 @@
-//! Operations on lists of tensors, persistent all_gather, quantized reduce_scatter.
+//! Operations on lists of tensors, persistent all_gather, and quantized reduce_scatter.
 
 use crate::device::tensor;
 use fusewire::{Communicator, DType, ReduceOp, Result, Tensor, Work};
@@ -18,8 +18,8 @@ enum CallMode {
 
 const CALL_MODES: [CallMode; 3] = [CallMode::Sync, CallMode::Async, CallMode::Graph];
 
-/// Returns the values that rank `from` sends to rank `to`. The values are small, so every sum is
-/// exact.
+/// Returns the values that rank `from` sends to rank `to`. The values are small, so no reduction
+/// overflows.
 fn values(from: u32, to: u32, count: usize) -> Vec<i32> {
     let value = |i: usize| i as i32 % 50 + from as i32 * 100 + to as i32 * 10_000;
     (0..count).map(value).collect()
@@ -38,7 +38,8 @@ fn empty(lengths: &[usize]) -> Result<Vec<Tensor>> {
         .collect()
 }
 
-/// Calls the blocking form, enqueues and waits, or captures a graph and replays it four times.
+/// Runs an operation in `mode`: calls its blocking form, enqueues it and waits, or captures it as a
+/// graph and replays the graph four times.
 fn call(
     comm: &Communicator,
     mode: CallMode,
@@ -222,7 +223,8 @@ fn persistent(grid: &mut Grid, mode: CallMode) -> Result<()> {
     Ok(())
 }
 
-/// Checks sums that bf16 represents exactly, so quantization does not change them.
+/// Checks quantized reduce_scatter with inputs that bf16 represents exactly, so quantization does
+/// not change them.
 fn quantised(grid: &mut Grid, mode: CallMode) -> Result<()> {
     grid.doing = format!("quantised reduce_scatter, {mode:?}");
     let comm = grid.comm.clone();

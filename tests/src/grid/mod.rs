@@ -196,7 +196,8 @@ impl Grid {
         ((rank + 1) % size, (rank + size - 1) % size)
     }
 
-    /// Returns the bytes of `count` elements of `dtype`, for comparisons after a transfer.
+    /// Returns the `count` elements of `dtype` that `rank` sends in call number `call`, as bytes.
+    /// All ranks can compute them, to compare them with what they receive.
     fn contents(&self, dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
         crate::oracle::fill(dtype, rank, call, count)
     }

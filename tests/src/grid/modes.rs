@@ -85,7 +85,8 @@ impl CaseMemory {
 /// Fills the tensor with `bytes`.
 pub(super) fn write(tensor: &Tensor, bytes: &[u8]) {
     assert_eq!(tensor.len() * tensor.dtype().size(), bytes.len());
-    // SAFETY: the tensor has exactly `bytes` bytes, and no running operation accesses it.
+    // SAFETY: the tensor has exactly `bytes.len()` bytes, as checked above, and no running
+    // operation accesses it.
     unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), tensor.as_ptr(), bytes.len()) };
 }
 
@@ -269,7 +270,8 @@ impl Grid {
         case.operation == Operation::Broadcast || case.in_place
     }
 
-    /// Fills the memory for the next call. Returns the number of that call.
+    /// Fills the input and the output, with their guard zones, for the next call. Returns the
+    /// number of that call.
     fn put(&mut self, case: &Case, memory: &CaseMemory) -> u64 {
         self.calls += 1;
         let call = self.calls;

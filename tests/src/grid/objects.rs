@@ -1,4 +1,4 @@
-//! Object collectives.
+//! Object collectives, which transfer serialized Rust values.
 
 use fusewire::Result;
 use serde::{Deserialize, Serialize};

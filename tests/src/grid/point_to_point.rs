@@ -1,4 +1,4 @@
-//! Batches of sends and receives round a ring.
+//! Batches of sends and receives around a ring.
 
 use crate::device::tensor;
 use fusewire::{DType, Result};

@@ -45,7 +45,7 @@ impl Tally {
         counted.unsupported += more.unsupported;
     }
 
-    /// Returns the sums over all groups.
+    /// Returns the total counts of all groups.
     pub fn total(&self) -> GroupCounts {
         self.0
             .values()

@@ -1,11 +1,13 @@
-//! Wrong arguments are refused before any transfer, and the communicator remains usable.
+//! Checks that wrong arguments are refused before any transfer, and that the communicator remains
+//! usable.
 
 use core::time::Duration;
 
 use fusewire::{Communicator, DType, E4m3, Error, Norm, Options, ReduceOp, Result, Tensor};
 use fusewire_tests::device::tensor;
 
-/// Makes wrong calls on a communicator of two ranks. Returns their results, which must be errors.
+/// Makes calls with wrong arguments on a communicator of two ranks. Returns the results of the
+/// calls, which must be errors.
 fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
     let me = comm.rank();
     let sum = ReduceOp::Sum;

@@ -1,4 +1,4 @@
-//! Object collectives.
+//! Tests object collectives, which transfer serialized Rust values.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -136,7 +136,7 @@ fn objects_that_are_too_large_are_an_error_on_every_rank() {
         );
         if comm.rank() == 1 {
             assert!(comm.send_object_list(&[mine], 0).is_err());
-            // The peer has received only the size of the object.
+            // The peer gets an error too: it has received only the size of the object.
         } else if comm.rank() == 0 {
             let error = comm.recv_object_list::<Vec<u8>>(1).expect_err("too large");
             assert!(error.to_string().contains("rank 1"), "{error}");

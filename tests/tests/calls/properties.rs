@@ -1,5 +1,5 @@
-//! Compares the results of random cases with the reference, and reduces a failure to the smallest
-//! failing case.
+//! Compares the results of random cases with the reference, and shrinks a failing case to the
+//! smallest one that still fails.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};

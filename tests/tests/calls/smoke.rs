@@ -1,4 +1,4 @@
-//! Every operation once.
+//! Calls every operation once.
 
 use fusewire::{DType, Options, ReduceOp};
 use fusewire_tests::device::run_threads;

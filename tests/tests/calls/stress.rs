@@ -1,6 +1,6 @@
 //! Runs ten thousand operations in sequence with random sizes, types, algorithms and memory. One
-//! rank is late in each operation, and every result is verified. Epochs start at 0 and just below
-//! values at which words wrap.
+//! rank is late in each operation, and every result is verified. Epochs start at 0, or just below
+//! 2^24, 2^31, 2^32 or 2^40, where a field of a protocol word could wrap.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -172,7 +172,8 @@ fn ten_thousand_operations_across_2_to_the_32() {
 
 #[test]
 fn operations_across_2_to_the_24_and_2_to_the_40() {
-    // Signals have 48 bits of epoch, and progress words have 24 bits of sequence number.
+    // A signal holds 48 bits of the epoch, and a progress word holds 24 bits of the sequence
+    // number.
     stress(setup(3, below(1 << 24)), 1000, 1000);
     stress(setup(3, below(1 << 40)), 1000, 1000);
 }

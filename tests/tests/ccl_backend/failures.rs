@@ -1,5 +1,5 @@
-//! Checks that ranks that are late, abort, or make different calls cause errors within the
-//! timeout, and that later calls return the same error.
+//! Checks the errors of ranks that are late, ranks that abort, and ranks that make different calls.
+//! An error must occur within the timeout, and later calls must return the same error.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -124,7 +124,7 @@ fn abort_ends_waits() {
                 other.abort();
             }));
         }
-        // Each rank waits for a message of the other rank.
+        // Each rank waits to receive from the other rank.
         let waited = comm.recv([0u8; 1].as_mut_slice(), 1 - comm.rank());
         assert!(started.elapsed() < TEST_TIMEOUT / 2);
         if let Some(aborting) = aborting {

@@ -354,7 +354,7 @@ fn composed() {
             (0..3).map(reduce).collect()
         },
     );
-    // Some parts are empty and need no message.
+    // Some pairs of ranks exchange no elements. They need no send and no receive.
     let split = |from: u32, to: u32| ((from + 2 * to) % 3) as usize;
     check(
         &fake,

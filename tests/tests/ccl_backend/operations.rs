@@ -194,7 +194,7 @@ impl Checks<'_> {
         comm.all_to_all_single(&whole, &whole)?;
         self.equal("all_to_all in place", &expected, &whole.to_vec::<T>()?);
 
-        // Some parts are empty.
+        // Some pairs of ranks exchange no elements.
         let split = |from: usize, to: usize| (from + 2 * to) % 3 * count;
         let sent = |from: usize| {
             let to = 0..size;

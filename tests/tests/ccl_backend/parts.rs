@@ -17,8 +17,8 @@ fn sum(comm: &Communicator, value: i64) -> Result<i64> {
 fn split_uses_the_library() {
     let fake = Fake::new();
     let results = fake.all(5, |comm| {
-        // One part has ranks 3 and 0, the other has ranks 4 and 1. Rank 2 joins no part, but the
-        // library requires that it also calls `split`.
+        // One new communicator has ranks 3 and 0, and the other has ranks 4 and 1. Rank 2 joins
+        // neither, but the library requires that it also calls `split`.
         let list: &[u32] = [&[3, 0][..], &[4, 1], &[], &[3, 0], &[4, 1]][comm.rank() as usize];
         let Some(part) = comm.split(list, "part")? else {
             return Ok(None);
@@ -26,7 +26,7 @@ fn split_uses_the_library() {
         let mut first = [comm.rank()];
         part.broadcast(first.as_mut_slice(), 0)?;
         let total = sum(&part, 1 << comm.rank())?;
-        // Split the communicator of the part again.
+        // Split the new communicator again.
         let alone = part
             .split(&[part.rank()], "alone")?
             .expect("it is in its list");

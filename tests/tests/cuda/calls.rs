@@ -22,11 +22,11 @@ fn calls(fake: &Fake) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Number of times that the work is issued to compute an average.
+/// Number of times that `of` issues the work to compute the average number of calls.
 const TIMES: u64 = 10;
 
-/// Returns the driver calls that issuing `work` once makes. The stream is blocked during the
-/// measurement, so no work completes.
+/// Returns the number of calls of each driver function that one execution of `work` makes. The
+/// stream is blocked during the measurement, so no enqueued operation completes.
 fn of(
     fake: &Fake,
     stream: &Stream,
@@ -96,7 +96,7 @@ fn driver_calls_of_steady_launches_and_replays() {
                 let seen = of(fake, &stream, || graph.launch(&stream).map(drop))?;
                 assert_eq!(seen, list(REPLAY), "a replay");
             }
-            // Negative control: the calls of an additional event are counted.
+            // Negative control: the driver call that records an additional event must be counted.
             let event = fusewire::Event::new();
             stream.record(&event)?;
             let seen = of(fake, &stream, || {
@@ -120,8 +120,8 @@ const EAGER: &[(&str, u64)] = &[
     ("cuEventQuery", 1),
     ("cuLaunchKernel", 1),
     ("cuEventRecord", 1),
-    // The current context of the thread is checked before each call above that does not switch the
-    // mode.
+    // The library checks the thread's current context before each call above, except the calls that
+    // switch the mode.
     ("cuCtxGetCurrent", 4),
 ];
 

@@ -176,7 +176,7 @@ fn memory_with_descriptors_is_shared_by_descriptor() {
     );
 }
 
-/// Keeps allocated memory alive. Counts how often an owner is dropped.
+/// Stands for the owner of adopted memory. Counts how often a value of this type is dropped.
 struct Owner(Arc<AtomicU32>);
 
 impl Drop for Owner {
@@ -199,7 +199,8 @@ fn adopted(options: &Options) -> Result<()> {
     let offset = 256 * (comm.rank() as usize + 1);
     let own = at.wrapping_add(offset);
     let keep: Arc<Owner> = Arc::new(Owner(Arc::clone(&dropped)));
-    // SAFETY: the memory is freed below, after `keep` is dropped.
+    // SAFETY: `offset` is at most 512, so `COUNT` f32 elements at `own` are in the allocation,
+    // which is freed below, after `keep` is dropped.
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
     sums(&comm, &x, "adopted, staged")?;
     assert!(comm.window_addr(&x).is_err());

@@ -111,7 +111,7 @@ fn different_counts_are_an_error_on_both_ranks() {
 fn abort_ends_waits() {
     let results = ranks(2, &options(), |comm| {
         if comm.rank() == 1 {
-            // This call also waits until rank 0 aborts.
+            // Like the receive on rank 0, this receive waits until rank 0 aborts.
             return Ok(comm
                 .recv([0u8; 1].as_mut_slice(), 0)
                 .map_err(|error| error.to_string()));

@@ -133,7 +133,7 @@ impl Checks<'_> {
         comm.all_to_all_single(&mut x, &self.own::<T>(&inputs))?;
         self.equal("all_to_all", &reference::all_to_all(&inputs, rank), &x);
 
-        // Some parts are empty.
+        // Some pairs of ranks exchange no elements.
         let split = |from: usize, to: usize| (from + 2 * to) % 3 * count;
         let sent = |from: usize| {
             (0..size)

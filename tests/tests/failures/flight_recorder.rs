@@ -306,8 +306,8 @@ fn the_analyser_finds_no_fault_in_a_correct_run() {
 #[test]
 fn the_analyser_names_the_rank_with_a_different_call() {
     let folder = tempfile::tempdir().expect("a folder");
-    // All ranks wait here, because a rank that is still in the previous operation would also get
-    // the failure.
+    // All ranks wait for each other before the last operation. Otherwise, the failure could also
+    // reach a rank that is still in the previous operation.
     let together = Barrier::new(3);
     for rank in run_threads(3, &options(TEST_TIMEOUT), |comm| {
         let mut x = [1f32; 4];
@@ -345,7 +345,8 @@ fn the_analyser_names_the_rank_with_a_different_call() {
     }
 }
 
-/// The record of a rank has a call that the failure of the other ranks refused.
+/// Rank 0 makes its call after the other ranks have failed, so the call is refused. The record of
+/// rank 0 must still contain the call.
 #[test]
 fn the_analyser_compares_a_call_that_was_refused() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -28,7 +28,7 @@ fn failure(error: &Error) -> &Failure {
     }
 }
 
-/// Runs the `i`-th operation of a stream of operations.
+/// Runs the `i`-th operation of the sequence that `traffic` selects.
 fn step(
     comm: &Communicator,
     traffic: &str,
@@ -107,8 +107,8 @@ fn stream_of_operations() -> bool {
     true
 }
 
-/// Sends `signal` to rank `victim` of `size` ranks during operations. The errors of all other ranks
-/// must name `victim`.
+/// Sends the Unix signal `signal` to the process of rank `victim` while `size` ranks run
+/// operations. The errors of all other ranks must name `victim`.
 fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic: &str) {
     let environment = [(TRAFFIC, traffic.to_owned())];
     let mut ranks = Ranks::start(test, "stream", size, host, &environment);
@@ -206,7 +206,8 @@ fn stop_one(test: &str, size: u32, victim: u32, signal: i32, host: Host, traffic
     nothing_left(&ids);
 }
 
-/// Checks that neither processes nor names in shared memory are left over.
+/// Checks that the processes `ids` no longer exist and that no file of Fusewire is left in
+/// `/dev/shm`.
 fn nothing_left(ids: &[u32]) {
     for id in ids {
         assert!(

@@ -23,7 +23,8 @@ fn options() -> Options {
     options
 }
 
-/// Exchanges the handles of all `count` members through the store, under keys of `round`.
+/// Exchanges the handles of all `count` members through the store. `round` is the prefix of the
+/// keys.
 fn exchange(
     store: &dyn Store,
     round: &str,
@@ -119,7 +120,7 @@ fn identity_shrink_grow_and_back() {
             }
         }
         barrier.wait();
-        // All four ranks join again as candidates, independent of their communicators.
+        // All four ranks join again as candidates, independently of their earlier communicators.
         let candidate = Candidate::new(device(), Arc::clone(&store), "world", options())?;
         let handles = exchange(&*store, "d", i, 4, &candidate.init_handle())?;
         let reversed: Vec<_> = handles.into_iter().rev().collect();

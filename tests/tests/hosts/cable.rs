@@ -75,8 +75,8 @@ fn best_of_three(mut run: impl FnMut()) -> f64 {
     times.fold(f64::INFINITY, f64::min)
 }
 
-/// If this process is a child, measures sums of 64 MiB by each algorithm, and returns true. Returns
-/// false otherwise.
+/// If this process is a child, checks and measures an all_reduce of 64 MiB on each communicator,
+/// and returns true. Returns false otherwise.
 fn sums_of_large() -> bool {
     if role().as_deref() != Some("large") {
         return false;
@@ -151,7 +151,7 @@ fn large_sums_over_a_cable() {
     }
 }
 
-/// If this process is a child, runs sums until one fails, and returns true. Returns false
+/// If this process is a child, runs all_reduce until a call fails, and returns true. Returns false
 /// otherwise.
 fn sums_without_end() -> bool {
     if role().as_deref() != Some("cut") {

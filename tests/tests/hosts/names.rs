@@ -1,5 +1,5 @@
-//! Tests ranks on hosts that differ only in their names: every operation with both kinds of
-//! determinism. `cable.rs` contains the tests with a network.
+//! Tests ranks on hosts that differ only in their names: every operation, with both settings of
+//! `Determinism`. `cable.rs` contains the tests with a network.
 
 use core::time::Duration;
 
@@ -173,7 +173,7 @@ fn conforms() -> bool {
     calls += run_list(&comm, CallMode::Graph, &few);
     let dup = comm.dup().expect("a dup");
     calls += run_list(&dup, CallMode::Blocking, &few);
-    // The part has all ranks but the last, in reverse order.
+    // This split has all ranks but the last, in reverse order.
     let part: Vec<u32> = (0..ranks - 1).rev().collect();
     let mine = if part.contains(&comm.rank()) {
         &part[..]

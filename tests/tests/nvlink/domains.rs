@@ -197,8 +197,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
         let ranks = [host("x", "1", &one), host("y", "2", &other)];
         let mut started = start(&driver, test, "apart", &ranks);
         if gloo {
-            // With Gloo, ranks may use any backend, except one that connects the hosts only by
-            // kernels.
+            // With Gloo, the ranks may report any backend except "kernels", which would connect the
+            // hosts by kernels alone.
             assert!(reports(&mut started).iter().all(|said| said != "kernels"));
             continue;
         }
@@ -207,8 +207,8 @@ fn hosts_of_different_domains_do_not_share_memory() {
     }
 }
 
-/// Runs in a child: rank 1 waits until the parent kills it, and rank 0 reports the time after which
-/// its call fails and returns true. Returns false if this process is not a child.
+/// If this process is a child, rank 1 waits until the parent kills it, and rank 0 reports how long
+/// its call took to fail, and returns true. Returns false otherwise.
 fn outlives() -> bool {
     if role().as_deref() != Some("outlives") {
         return false;

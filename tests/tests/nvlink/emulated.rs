@@ -61,16 +61,18 @@ fn read(tensor: &Tensor) -> Vec<bf16> {
         .collect()
 }
 
-/// Returns one flag per element, which is true if multicast reduces the element. Multicast reduces
-/// only whole vectors. The first of the `length` elements is at element `offset` of a window.
+/// Returns true for each element that multicast reduces, and false for the other elements.
+/// Multicast reduces only whole vectors. The first of the `length` elements is element `offset` of
+/// a window.
 fn carried(offset: usize, length: usize) -> Vec<bool> {
     let head = ((VECTOR - offset % VECTOR) % VECTOR).min(length);
     let end = head + (length - head) / VECTOR * VECTOR;
     (0..length).map(|i| i >= head && i < end).collect()
 }
 
-/// Averages over all ranks the `count` elements that start at index `input` of the window, writes
-/// the result at index `output`, and checks that multicast reduced exactly the expected elements.
+/// Averages `count` elements over all ranks with one all_reduce. The input starts at index `input`
+/// of the window, and the result is written at index `output`. Checks that multicast reduced
+/// exactly the expected elements.
 fn all_reduce(
     comm: &Communicator,
     memory: &Tensor,

@@ -80,7 +80,7 @@ fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
     Ok(plan.algorithm)
 }
 
-/// Sums integers in `tensor`, whose type is f32, and checks the result.
+/// Runs an all_reduce on `tensor`, whose type is f32, with integral values, and checks the result.
 fn sum(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     let (rank, size) = (comm.rank() as usize, comm.size() as usize);
     let own: Vec<f32> = (0..tensor.len())

@@ -11,7 +11,7 @@ use fusewire_tests::runner::Setup;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A prime number that is small enough for packets with any number of lanes.
+/// Number of elements: a prime that is small enough for packets with any number of lanes.
 const COUNT: usize = 331;
 
 /// Returns the inputs of a rank: ordinary numbers and special numbers.

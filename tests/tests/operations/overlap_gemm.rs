@@ -76,7 +76,7 @@ fn gather(
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
         let work = comm.all_gather_with_flags_async(compute, &output, &input, flags, chunk)?;
-        // The consumer continues when all chunks have arrived.
+        // The compute stream continues when all chunks have arrived.
         let chunks = comm.chunks(count, chunk);
         for index in (0..chunks).rev() {
             flags.stream_wait(compute, index)?;
@@ -95,8 +95,8 @@ fn gather(
     Ok(())
 }
 
-/// Counts and chunk lengths: empty, less than a chunk, multiples of a chunk, counts with a shorter
-/// last chunk, and counts larger than staging.
+/// Element counts and chunk lengths: zero elements, less than a chunk, multiples of a chunk, counts
+/// with a shorter last chunk, and counts larger than staging.
 const SHAPES: [[usize; 2]; 8] = [
     [0, 5],
     [1, 1],
@@ -354,8 +354,8 @@ fn a_gather_that_fails_releases_its_consumer() {
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
         }
-        // On the CPU, the waits of the compute stream fail. On a GPU, a stream's wait cannot fail
-        // and returns, so `synchronize` succeeds.
+        // On the CPU, the waits of the compute stream fail. On a GPU, a wait on a stream has no
+        // error result: the failure ends the wait, and `synchronize` succeeds.
         assert_eq!(compute.synchronize().is_err(), !device().is_gpu());
         let error = work.wait_blocking().expect_err("rank 1 does not call it");
         assert!(matches!(error, Error::Timeout(_)), "{error}");

@@ -293,8 +293,8 @@ fn lanes_give_the_same_bits() {
             lanes,
             ..Setup::new(ranks)
         };
-        // The shapes include k below and above the number of lanes, and candidates that fit and do
-        // not fit into the buffer.
+        // In some shapes, k exceeds the number of lanes, or the candidates do not fit into the
+        // buffer.
         let shapes = [
             (2, 300, 5),
             (1, 5000, 64),

@@ -84,7 +84,8 @@ fn fences() -> Vec<Entry> {
     entries
 }
 
-/// Controls with only one set of packet slots, with forged credits, or with an absent rank.
+/// Controls with one set of packet slots instead of two, with forged credits, or with an absent
+/// rank.
 fn slots() -> Vec<Entry> {
     let packets = |blocks| scenario(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
@@ -134,8 +135,8 @@ fn kernels() -> Vec<Entry> {
     entries
 }
 
-/// Controls of ready flags and arrival counters without release or acquire, set too early, or not
-/// cleared.
+/// Controls whose ready flags and arrival counters omit the release or the acquire, are set too
+/// early, or are not cleared.
 fn overlapped() -> Vec<Entry> {
     let gather = || single(two(WORDS), vec![Step::new(Op::GatherWithFlags, 8); 2]);
     let scatter = || single(two(WORDS), vec![Step::new(Op::ScatterOnArrival, 8); 2]);
