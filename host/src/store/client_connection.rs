@@ -1,4 +1,4 @@
-//! The client's side of one connection: greeting, authentication, waits and reading of answers.
+//! The client side of one connection to a store server: greeting, authentication, waits, answers.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::io::{self, ErrorKind, Read, Write};
@@ -129,7 +129,7 @@ pub(crate) fn is_hang_up(error: &io::Error) -> bool {
     )
 }
 
-/// Replaces the messages of the two most common failures by their meaning for a store client.
+/// Replaces the messages of the two most common failures with what they mean to a store client.
 pub(super) fn describe(error: io::Error) -> io::Error {
     let meaning = match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "the server did not answer in time",

@@ -2,9 +2,9 @@
 //!
 //! The file is a log: a header, then one record for each change. Each call locks the file with
 //! `flock`, reads the records that other processes have appended, and, for a change, appends one
-//! record. When a process dies, the kernel releases its lock. A record that the process had not
-//! finished is invalid, because its length or its checksum does not match, and the next writer
-//! truncates it.
+//! record. When a process dies, the operating system releases its lock. A record that the process
+//! had not finished is invalid, because its length or its checksum does not match, and the next
+//! writer removes it.
 
 use core::time::Duration;
 use std::fs::{File, OpenOptions};
@@ -30,8 +30,8 @@ const SET: u8 = 1;
 const DELETE: u8 = 2;
 const APPEND: u8 = 3;
 
-/// A store in a file that several processes share. The store exists as long as the file, and its
-/// values survive a process that is killed.
+/// A store in a file that several processes share. The store exists as long as the file does, so
+/// its values survive when a process is killed.
 ///
 /// Use a new path for each job. In a file of an earlier job, ranks would find the keys of that job.
 /// A network file system must support `flock` between machines, as NFS version 4 does.
@@ -49,7 +49,7 @@ struct Log {
     end: u64,
 }
 
-/// An exclusive lock of the file, released on drop.
+/// An exclusive lock on the file, released on drop.
 struct FileLock<'a>(&'a File);
 
 impl FileStore {

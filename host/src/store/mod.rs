@@ -60,12 +60,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Same as [`Store::get`].
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
-    /// Adds `amount` to the counter at `key` and returns the sum. An absent counter counts as 0.
-    /// The store keeps the sum as decimal text.
+    /// Adds `amount` to the counter at `key` and returns the new count. An absent counter counts as
+    /// 0. The store keeps the count as decimal text.
     ///
     /// # Errors
     /// [`Error::Store`](crate::Error::Store) when the value at `key` is not a decimal number, when
-    /// the sum overflows, or when the store cannot be reached.
+    /// the new count overflows, or when the store cannot be reached.
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
     /// Stores `desired` if the value at `key` is `expected`, or if the key is absent and `expected`

@@ -86,7 +86,8 @@ impl StoreSecret {
             .into()
     }
 
-    /// Returns true if `proof` is the proof of `role`. Compares in constant time.
+    /// Returns true if `proof` equals the result of [`Self::prove`] for the other arguments.
+    /// Compares in constant time.
     pub(super) fn verify(&self, role: Role, client: &Token, server: &Token, proof: &Token) -> bool {
         self.mac(role, client, server).verify_slice(proof).is_ok()
     }
@@ -98,7 +99,7 @@ impl fmt::Debug for StoreSecret {
     }
 }
 
-/// Returns random bytes from the kernel.
+/// Returns random bytes from the operating system.
 pub(super) fn nonce() -> io::Result<Token> {
     let mut nonce = Token::default();
     getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
@@ -124,7 +125,7 @@ mod tests {
         assert_ne!(nonce().unwrap(), nonce().unwrap());
     }
 
-    /// Compares with test case 2 of RFC 4231, which shows that the MAC is standard HMAC-SHA256.
+    /// Compares the MAC with test case 2 of RFC 4231, to check that it is standard HMAC-SHA256.
     #[test]
     fn the_mac_is_hmac_sha256() {
         let mut mac = Hmac::<Sha256>::new_from_slice(b"Jefe").unwrap();

@@ -15,8 +15,7 @@ use super::secret::StoreSecret;
 use super::session::{self, ServerState, Session, Token, Wake};
 use crate::{Error, Result, notice};
 
-/// Number of connections that may wait to be accepted. The kernel limits it to
-/// `net.core.somaxconn`.
+/// Number of connections that may wait to be accepted. Linux limits it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
 /// Maximum number of bytes that a server without a secret keeps: stored values, requests that were
@@ -27,7 +26,7 @@ const MAX_OPEN_BYTES: usize = 256 << 20;
 /// descriptor limit is less than this, the server leaves only that quarter.
 const SPARE_DESCRIPTORS: usize = 64;
 
-/// Number of closed connections whose reason is reported to the user.
+/// Maximum number of closed connections for which the server reports the reason to the user.
 const MAX_NOTICES: u32 = 8;
 
 /// Counts of what a server has handled.
@@ -52,22 +51,23 @@ struct Counters {
     sent: AtomicU64,
 }
 
-/// Serves a table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore` clients of
-/// the same byte order. PyTorch clients before 2.1 number their requests differently; the first
-/// bytes of a connection show which numbering the client uses. The request `watch_key` of those old
-/// clients is not supported.
+/// Serves a key-value table to [`TcpStore`](super::TcpStore) clients and to PyTorch's `TCPStore`
+/// clients. The clients and the server must have the same byte order. PyTorch clients before 2.1
+/// number their requests differently; the first bytes of a connection show which numbering the
+/// client uses. The request `watch_key` of those old clients is not supported.
 ///
 /// The server runs on its own thread and stops when this value is dropped. Calls of clients that
 /// are still connected then fail.
 ///
 /// Without a secret there is no authentication: every process that reaches the port can read and
 /// write. The port must therefore be on the inner network of a cluster, as with PyTorch. A server
-/// without a secret keeps at most 256 MiB. A server with a [`StoreSecret`] serves only clients that
-/// have the same secret. Neither kind of server encrypts anything.
+/// without a secret keeps at most 256 MiB of values, requests and answers. A server with a
+/// [`StoreSecret`] serves only clients that have the same secret. Neither kind of server encrypts
+/// anything.
 ///
-/// The server leaves at least 64 descriptors to its process (a quarter of them if the limit is
-/// below 256). If no descriptor is left for a new client, the server closes the oldest connection
-/// that has not sent a request.
+/// The server leaves at least 64 descriptors to the rest of its process, or a quarter of the
+/// process's descriptor limit if the limit is below 256. If no descriptor is left for a new client,
+/// the server closes the oldest connection that has not sent a request.
 #[derive(Debug)]
 pub struct TcpStoreServer {
     addresses: Vec<SocketAddr>,
@@ -231,7 +231,7 @@ struct Server {
     clients: HashMap<Token, Client>,
     /// Maximum number of clients at a time.
     max_clients: usize,
-    /// Sum of [`Client::held`].
+    /// Total of [`Client::held`] over all clients.
     held: usize,
     /// Number of closed connections that were reported.
     notices: u32,
@@ -243,7 +243,7 @@ struct Client {
     stream: TcpStream,
     peer: SocketAddr,
     session: Session,
-    /// Value of [`Session::held`] when it was last read.
+    /// Result of the latest call of [`Session::held`].
     held: usize,
     /// The events of this client that the poll set waits for.
     interest: u32,
@@ -393,8 +393,11 @@ impl Server {
     }
 
     /// Sends the pending answers. Then closes the connection if something failed; otherwise keeps
-    /// listening. Sends nothing to a full client: its unhandled requests are handled when the poll
-    /// set reports that the socket is writable, and that event ends once all answers are sent.
+    /// listening.
+    ///
+    /// Sends nothing if [`Session::is_full`] returns true. The server handles the buffered requests
+    /// of such a client when the socket is writable, but the poll set reports this only while
+    /// answers are unsent.
     fn finish(&mut self, token: Token, served: Result<(), String>) {
         let Some(client) = self.clients.get_mut(&token) else {
             return;
@@ -426,7 +429,8 @@ impl Server {
         self.close(token);
     }
 
-    /// Closes the clients that hold the most bytes, until the total is within the limit.
+    /// Closes the connections for which the server holds the most bytes, until the total is within
+    /// the limit.
     fn shed(&mut self) {
         let Some(limit) = self.hub.limit else {
             return;

@@ -8,7 +8,7 @@ use super::secret::{self, Role, StoreSecret};
 use super::table::{ENTRY_BYTES, Table};
 use super::wire::{self, Dialect, Request, RequestError, Writer};
 
-/// Size in bytes of the unread answers at which the server stops handling requests of a client.
+/// Number of bytes of unsent answers at which the server stops handling a client's requests.
 pub(super) const MAX_PENDING_ANSWER: usize = 1 << 20;
 
 /// Maximum length of a counter in decimal: a sign and 19 digits.
@@ -22,7 +22,7 @@ pub(super) type Token = u64;
 pub(super) struct ServerState {
     pub(super) table: Table,
     queues: HashMap<Vec<u8>, Queue>,
-    /// Waiting clients. Each client is listed under the first of its keys that is missing.
+    /// Waiting clients by key. Each client is listed under the first of its keys that is missing.
     waiting: HashMap<Vec<u8>, Vec<Token>>,
     /// Clients that may stop waiting; see [`Session::wake`].
     pub(super) woken: Vec<Wake>,
@@ -87,7 +87,8 @@ impl ServerState {
             || (self.queues.get(key)).is_some_and(|queue| !queue.values.is_empty())
     }
 
-    /// Returns true if a client that holds `offer` need not wait for `key`.
+    /// Returns true if a client need not wait for `key`. `offer` is the key of the queue that
+    /// offers the client a value, if any.
     fn is_ready(&self, key: &[u8], offer: Option<&[u8]>) -> bool {
         let own = usize::from(offer == Some(key));
         self.table.contains(key)
@@ -125,8 +126,8 @@ impl ServerState {
         Some(value)
     }
 
-    /// Offers the values of the queue that are not offered yet to waiting clients. Removes the
-    /// queue if it has neither values nor offers.
+    /// Makes offers to waiting clients until every value of the queue is offered or no client
+    /// waits. Removes the queue if it has neither values nor offers.
     fn offer(&mut self, key: &[u8]) {
         let Some(queue) = self.queues.get_mut(key) else {
             return;
@@ -490,9 +491,11 @@ impl Session {
         Ok(())
     }
 
-    /// Rechecks the pending wait of a client that was woken, with the value that a queue offers it.
+    /// Rechecks the pending wait of this client, which was woken. `offer` is the key of the queue
+    /// that offers the client a value, if any.
     pub(super) fn wake(&mut self, hub: &mut ServerState, offer: Option<Vec<u8>>) {
-        // Since the wake, the client may have given up the wait, and may wait for other keys.
+        // Since the wake was queued, the client may have cancelled its wait, and it may wait for
+        // other keys.
         if let Some(key) = offer {
             let awaited = self.awaited.as_ref();
             if self.offer.is_none() && awaited.is_some_and(|awaited| awaited.keys.contains(&key)) {
@@ -547,8 +550,8 @@ impl Session {
         self.incoming.len() + self.outgoing.len() + self.awaited.as_ref().map_or(0, keys)
     }
 
-    /// Returns true if the client has not sent enough bytes to identify its dialect, so no complete
-    /// request either.
+    /// Returns true if the client has not sent enough bytes to identify its dialect. It has then
+    /// not sent a complete request either.
     pub(super) fn is_silent(&self) -> bool {
         self.dialect.is_none()
     }

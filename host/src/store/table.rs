@@ -9,7 +9,8 @@ pub(super) const ENTRY_BYTES: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Table {
     values: HashMap<Vec<u8>, Vec<u8>>,
-    /// Sum over all entries of the length of the key, the length of the value and [`ENTRY_BYTES`].
+    /// Estimated memory of all entries in bytes. An entry takes the length of its key, the length
+    /// of its value, and [`ENTRY_BYTES`].
     bytes: usize,
 }
 
@@ -68,15 +69,15 @@ impl Table {
         removed.is_some()
     }
 
-    /// Adds `amount` to the counter at `key` and returns the sum. Fails if the present value is not
-    /// a number or the sum overflows.
+    /// Adds `amount` to the counter at `key` and returns the new count. Fails if the present value
+    /// is not a number or the new count overflows.
     pub(super) fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, String> {
         let sum = self.sum(key, amount)?;
         self.set(key, sum.to_string().as_bytes());
         Ok(sum)
     }
 
-    /// Returns the sum that [`Table::add`] would store.
+    /// Returns the count that [`Table::add`] would store.
     pub(super) fn sum(&self, key: &[u8], amount: i64) -> Result<i64, String> {
         let present = match self.get(key) {
             None => 0,

@@ -487,7 +487,7 @@ fn one_hang_up_does_not_change_the_protocol() {
 }
 
 /// Checks the bytes that the client of PyTorch 2.15 sends for `list_keys` and `barrier`, and the
-/// answers that it expects (little-endian). They are the same for the libuv server and for the
+/// answers that it expects (little-endian). The bytes are the same for the libuv server and for the
 /// plain server of PyTorch.
 #[test]
 #[cfg(target_endian = "little")]
@@ -511,7 +511,7 @@ fn list_keys_and_barrier_have_pytorchs_bytes() {
     a.write_all(&LIST_KEYS).unwrap();
     let one_key = [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, b'/', b'k'];
     answer(&mut a, &one_key);
-    // Waits until the first client has entered the barrier. Polls, because as in PyTorch the first
+    // Waits until the first client has entered the barrier. Polls because, as in PyTorch, the first
     // entry does not wake clients that wait for the key.
     let entered = || {
         while !store.check(&["b"]).unwrap() {

@@ -7,8 +7,8 @@
 //! Requests have two numberings ([`Dialect`]). Since PyTorch 2.1 the first request of a connection
 //! is [`Query::Validate`] with [`VALIDATION_MAGIC`]. Earlier versions have no `Validate`, and their
 //! numbers of the requests below `DELETE_KEY` are smaller by one. [`dialect`] distinguishes the
-//! numberings: in the old one, a first byte of 0 is `SET`, and its key length would contain the
-//! magic number and exceed every limit.
+//! numberings by the first bytes: in the old numbering, 0 is `SET`, and the magic number after it
+//! would belong to a key length that exceeds every limit.
 
 /// Argument of [`Query::Validate`], the first request of a connection.
 pub(super) const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
@@ -144,7 +144,7 @@ pub(super) enum RequestError {
     Invalid(String),
 }
 
-/// Returns the dialect of a client, which the first bytes from the client identify.
+/// Returns the dialect of a client, given the first bytes that the client sent.
 pub(super) fn dialect(bytes: &[u8]) -> Result<Dialect, RequestError> {
     match bytes.split_first() {
         None => Err(RequestError::Incomplete),

@@ -1,4 +1,5 @@
-//! Connections to a server. One call at a time uses a connection; idle connections are kept.
+//! Connections of a client to its server. Only one call at a time uses a connection. Idle
+//! connections are kept for later calls.
 
 use core::time::Duration;
 use std::io::{self, ErrorKind};
@@ -76,8 +77,8 @@ impl TcpStore {
             (Some(known), _) => core::slice::from_ref(known),
             // Only servers of this crate have secrets, and they answer `Ping`.
             _ if self.options.secret.is_some() => &[Greeting::Ping],
-            // A current server may hang up once for a reason of its own, e.g. while it has no
-            // descriptors; an old one hangs up both times.
+            // A current server may also close a connection, e.g. when it has run out of
+            // descriptors, so `Ping` is tried twice. An old server closes both connections.
             (None, StoreProtocol::Auto) => &[
                 Greeting::Ping,
                 Greeting::Ping,
