@@ -7,7 +7,8 @@
  * - Calls of one handle do not overlap, except supports, is_bitwise and abort, which may be called
  *   at any time.
  * - Every call returns within its timeout, and soon after abort. No exception leaves a function.
- * - Functions return 0 or a FUSEWIRE_CODE_, and store it with a message in `error` (may be null).
+ * - Functions return 0 or a FUSEWIRE_CODE_. They store the code and a message in `error`, unless
+ *   `error` is null.
  * - Structs grow at their end. Check struct_bytes before reading fields added after version 1.0.
  */
 #ifndef FUSEWIRE_BACKEND_H
@@ -86,8 +87,8 @@ typedef struct FusewireError {
   size_t message_capacity;
 } FusewireError;
 
-/* Lives until the handle, and all handles split from it, are destroyed. The functions may be called
-   from any thread. */
+/* Lives until the handle that was created with the store, and all handles split from this handle,
+   are destroyed. The functions may be called from any thread. */
 typedef struct FusewireStore {
   uint32_t struct_bytes;
   uint32_t reserved;

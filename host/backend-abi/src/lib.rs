@@ -23,8 +23,8 @@
 //! and does not overlap with another call of the handle. The backend may call the store's functions
 //! from any thread, and from several threads at the same time.
 //!
-//! **Collective calls.** All ranks call `create` and the collectives, in the same order. The ranks
-//! in the list of `split` call `split`.
+//! **Collective calls.** All ranks call `create` and the collectives, in the same order. `split` is
+//! called by the ranks in the list that is passed to it.
 //!
 //! **Blocking.** On the CPU (`stream` is 0) a call returns when its result is complete. No call may
 //! block forever: a call returns [`CODE_TIMEOUT`] no later than [`FusewireCall::timeout_ns`] after
@@ -39,8 +39,8 @@
 //! `barrier`, `register_memory`, `deregister_memory`, `split` and `async_error` may be null. The
 //! host composes the missing operations from `send`, `recv` and `all_reduce`, and skips the other
 //! functions. All other functions must be present. `error` may be null; an error's `message` is
-//! null only if its capacity is 0. Buffers of 0 elements, and buffers that only the root uses, may
-//! be null or dangling.
+//! null only if its capacity is 0. A buffer of 0 elements may be null or dangling. On ranks other
+//! than the root, so may a buffer that only the root uses.
 //!
 //! **Failure.** A function returns 0 or one of the codes. It also stores the code and a message in
 //! the error. Neither a panic nor an exception may leave a function of the backend or of the host.

@@ -34,7 +34,7 @@ macro_rules! fields {
             let c = concat!("offsetof(", stringify!($name), ", ", stringify!($field), ")");
             $lines.push(what, c, offset_of!(abi::$name, $field) as u64);
         )*
-        // A field that the test does not list fails to compile here.
+        // Does not compile if the list above lacks a field of the struct.
         #[allow(dead_code)]
         fn all(value: &abi::$name) {
             let abi::$name { $($field: _),* } = value;

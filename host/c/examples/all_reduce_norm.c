@@ -25,7 +25,7 @@ static void check(int code, const char *what) {
   }
 }
 
-/* Returns an element of the input of rank `rank`. */
+/* Returns element i of the input of rank `rank`. */
 static float partial(uint32_t rank, int i) {
   return (float)((i * 37 + (int)rank * 11) % 101 - 50) / 64.0f;
 }

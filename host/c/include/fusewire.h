@@ -23,21 +23,21 @@
  *
  * MEMORY. A buffer consists of an address in the memory of the communicator's device (on the CPU:
  * in the memory of the process), a number of elements, and a type. The address must be aligned to
- * the type; norms on a GPU need 16 bytes. Calls do not copy their buffers in advance. Peers read
- * and write memory in a window (fusewire_alloc, fusewire_register) directly. Operations copy other
- * memory through the communicator's staging. In one operation, some ranks may pass memory in a
- * window while others pass other memory.
+ * the type; buffers of norms on a GPU must be aligned to 16 bytes. Calls do not copy their buffers
+ * in advance. Peers read and write memory in a window (fusewire_alloc, fusewire_register) directly.
+ * Operations copy other memory through the communicator's staging. In one operation, some ranks may
+ * pass memory in a window while others pass other memory.
  *   - A blocking call uses its buffers until it returns.
  *   - An _async call uses its buffers until its work is done. A captured call uses them until every
  *     graph that contains the call is destroyed. Until then the caller must keep the buffers
- *     allocated, and must neither change an input nor access an output. Work and graphs keep memory
- *     from fusewire_alloc allocated until fusewire_free.
- *   - Structs and text are read only during the call.
+ *     allocated, and must neither change an input nor access an output. Memory from fusewire_alloc
+ *     stays allocated as long as work or a graph uses it.
+ *   - The library reads structs and text during the call only. The caller may free them afterwards.
  *
- * STREAMS. Every handle has a stream: the communicator's own stream, or a stream of the caller
- * (fusewire_comm_on_stream). _async calls enqueue on the stream and return; blocking calls enqueue
- * and wait. Launches of one communicator on several streams run in the order in which they were
- * issued.
+ * STREAMS. Every handle has a stream: the communicator's own stream, a stream of the caller
+ * (fusewire_comm_on_stream), or a new stream (fusewire_comm_on_new_stream). _async calls enqueue on
+ * the stream and return; blocking calls enqueue and wait. Launches of one communicator on several
+ * streams run in the order in which they were issued.
  *
  * COMPATIBILITY. The first field of a struct is struct_size, which the program sets to the sizeof
  * of the struct. New fields are added at the end of a struct. An older program continues to work. A
@@ -69,8 +69,9 @@ extern "C" {
 #define FUSEWIRE_ERROR_PEER 4          /* a rank's process has ended */
 #define FUSEWIRE_ERROR_ABORTED 5       /* the communicator was aborted */
 #define FUSEWIRE_ERROR_FAILED 6        /* a kernel stopped for another reason */
-#define FUSEWIRE_ERROR_BOOTSTRAP 7     /* rank, size or store are unknown, or the store failed */
-#define FUSEWIRE_ERROR_COMMUNICATOR 8  /* no communicator or window was created, or it ended */
+#define FUSEWIRE_ERROR_BOOTSTRAP 7     /* rank, size or store is unknown, or the store failed */
+#define FUSEWIRE_ERROR_COMMUNICATOR 8  /* no communicator or window was created, or the
+                                          communicator has ended */
 #define FUSEWIRE_ERROR_DEVICE 9        /* a device does not exist, or its driver failed */
 #define FUSEWIRE_ERROR_MEMORY 10       /* memory could not be allocated, mapped or shared */
 #define FUSEWIRE_ERROR_CAPTURE 11      /* not allowed in the capture state of the stream */
@@ -135,8 +136,8 @@ typedef struct fusewire_options {
   size_t struct_size;         /* sizeof(fusewire_options) */
   double timeout_seconds;     /* limit of every wait and of the bootstrap; default 600, or
                                  FUSEWIRE_TIMEOUT_SECONDS in the environment */
-  uint64_t staging_bytes;     /* * size of the staging for input, and of that for output; default
-                                 1 MiB */
+  uint64_t staging_bytes;     /* * size of each of the two staging areas, for input and output;
+                                 default 1 MiB */
   uint64_t packet_slot_bytes; /* * size of a packet slot; default 32 KiB */
   uint32_t blocks;            /* * blocks of a launch, at most 64; default 16 on a GPU, 1 on a
                                  CPU */
@@ -144,8 +145,8 @@ typedef struct fusewire_options {
                                  default) */
   uint32_t algorithm;         /* * algorithm of all_reduce */
   uint32_t any_order;         /* * not 0: reduce in any order of ranks; NVLS needs it */
-  uint32_t store_is_served;   /* fusewire_comm_create: not 0 if a process other than rank 0 serves
-                                 the store */
+  uint32_t store_is_served;   /* fusewire_comm_create: not 0 if the store is already served, so
+                                 rank 0 does not serve it */
   uint32_t abort_process;     /* not 0: a watchdog ends the process after a failure */
   const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
                                  out norms and windows */
@@ -162,17 +163,17 @@ int fusewire_comm_from_env(const char *device, const fusewire_options *options,
 
 /* Joins a communicator as rank `rank` of `size`. The rendezvous uses the store at `store`,
    "host:port" ("[::1]:29500" for IPv6). Rank 0 serves the store at this address as long as the
-   communicator lives. If another process serves the store (store_is_served), several communicators
-   with different `name` (default "world") may share it. All ranks call this function together. */
+   communicator lives. If the store is already served (store_is_served), several communicators with
+   different `name` (default "world") may share it. All ranks call this function together. */
 int fusewire_comm_create(const char *device, uint32_t rank, uint32_t size, const char *store,
                          const char *name, const fusewire_options *options,
                          fusewire_comm **comm);
 
 /* Creates a communicator of the `count` ranks listed in `ranks`: rank ranks[i] of this communicator
    becomes rank i of the new one. All ranks of this communicator call the function together. Each
-   passes the list that contains it, or an empty list (count 0), for which the result is null.
-   Different ranks may pass lists of different groups. The new handle is destroyed like any other,
-   before or after the handle of this communicator. `name` (default "part") appears in messages. */
+   rank passes the list that contains it, or an empty list (count 0); `part` is then null. Different
+   ranks may pass lists of different groups. The new handle is destroyed like any other, before or
+   after the handle of this communicator. `name` (default "part") appears in messages. */
 int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32_t count,
                         const char *name, fusewire_comm **part);
 
@@ -189,8 +190,8 @@ int fusewire_comm_on_new_stream(const fusewire_comm *comm, fusewire_comm **on_st
 /* Destroys a handle, even if the call returns a failure. Destroying the last handle of a
    communicator waits for all work, ends the communicator on this rank, and returns the failure of
    the communicator, or of work that no call waited for. Null is allowed. Peers may still use memory
-   that they have mapped. If rank 0 serves the store, rank 0 must not destroy its communicator
-   before all other ranks have ended theirs: call fusewire_barrier first. */
+   of this rank that they have mapped. If rank 0 serves the store, rank 0 must not destroy its
+   communicator before all other ranks have ended theirs: call fusewire_barrier first. */
 int fusewire_comm_destroy(fusewire_comm *comm);
 
 /* Stops the communicator. May be called from any thread. Waiting calls return
@@ -325,8 +326,8 @@ int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
 /* Let v be the sum of the input over the ranks, rounded to `dtype`, plus the residual. v is rounded
    to the type of the residual. The norm y is rounded to `dtype`; an fp8 output is computed from the
    rounded y. The results are bitwise identical to those of an all_reduce followed by separate
-   steps. Buffers must not overlap, except that output and residual_out may be the memory of
-   residual, or of input (the same rows). All fields except the addresses must be equal on all
+   steps. Buffers must not overlap, except that output or residual_out may be the same memory as
+   residual, or as the same rows of input. All fields except the addresses must be equal on all
    ranks. */
 typedef struct fusewire_norm {
   size_t struct_size;      /* sizeof(fusewire_norm) */
@@ -335,7 +336,7 @@ typedef struct fusewire_norm {
   uint64_t rows;           /* of the output; 0 is allowed */
   uint64_t hidden;         /* elements of a row: a multiple of 8 */
   uint32_t dtype;          /* F32, F16, BF16: of input, weight and bias */
-  uint32_t residual_dtype; /* of residual and residual_out: `dtype` (also by 0), or F32 */
+  uint32_t residual_dtype; /* of residual and residual_out: `dtype` (or 0), or F32 */
   float epsilon;
   uint32_t algorithm;      /* AUTO, PACKET, SIGNAL, TWO_SHOT */
   const void *input;       /* rows x hidden; for reduce_scatter_norm size x rows x hidden */
@@ -345,7 +346,7 @@ typedef struct fusewire_norm {
   void *residual_out;      /* rows x hidden, or null: v */
   void *output;            /* rows x hidden, of `dtype`, or E4M3 with scales */
   uint32_t scaling;        /* FUSEWIRE_SCALE_ */
-  uint32_t scale_dtype;    /* of `scales`: F32 (also by 0), or U8 for powers of two (UE8M0) */
+  uint32_t scale_dtype;    /* of `scales`: F32 (or 0), or U8 for powers of two (UE8M0) */
   const void *scale;       /* SCALE_STATIC: one f32; else null */
   void *scales;            /* SCALE_ROWS: rows; SCALE_GROUPS: see scale_stride; else null */
   uint64_t scale_stride;   /* SCALE_GROUPS, with G = ceil(hidden / 128) groups per row. If 0, the
@@ -380,12 +381,12 @@ typedef struct fusewire_vocab {
   uint32_t flags;       /* FUSEWIRE_VOCAB_DEPENDENT */
   uint64_t rows;        /* 0 is allowed */
   uint64_t vocabulary;  /* columns of all ranks: from 1 to 2^31 - 1 */
-  uint64_t first;       /* this rank has columns first to first + columns */
+  uint64_t first;       /* this rank has columns first to first + columns - 1 */
   uint64_t columns;     /* 0 is allowed */
-  uint64_t stride;      /* elements from a row's first logit to the next row's: 0 for columns,
-                           else at least columns */
+  uint64_t stride;      /* elements from a row's first logit to the next row's: at least
+                           `columns`; 0 selects `columns` */
   uint32_t k;           /* logits to find in each row: from 0 to 64, at most vocabulary */
-  uint32_t index_dtype; /* I64 (also by 0), I32, U32, U64 */
+  uint32_t index_dtype; /* I64 (or 0), I32, U32, U64 */
   const void *logits;   /* rows x columns, stride apart */
   void *indices;        /* rows x k: columns of the k greatest logits, descending; null if k is 0 */
   void *values;         /* rows x k f32, or null: the k greatest logits */
@@ -399,9 +400,9 @@ int fusewire_vocab_parallel_async(const fusewire_comm *comm, const fusewire_voca
 
 /* ---- Collectives that overlap with computation (docs/overlap.md) ---- */
 
-/* Allocates one u32 word for each chunk or tile, in memory of the communicator's device. A consumer
-   reads the words to see which chunks have arrived. A producer counts completed tiles in them. Only
-   one operation at a time may use the words. */
+/* Allocates `count` u32 words, one for each chunk or tile, in memory of the communicator's device.
+   A consumer reads the words to see which chunks have arrived. A producer counts in the word of a
+   tile how much of the tile is complete. Only one operation at a time may use the words. */
 int fusewire_ready_flags_create(const fusewire_comm *comm, uint64_t count,
                                 fusewire_ready_flags **flags);
 
@@ -420,9 +421,9 @@ int fusewire_ready_flags_wait(const fusewire_ready_flags *flags, uint64_t index)
 int fusewire_ready_flags_add(const fusewire_ready_flags *flags, uint64_t index, uint32_t count);
 
 /* For streams. After _wait, work that is enqueued on the stream of `consumer` waits until the chunk
-   has arrived. _write enqueues a write of `value` to the tile's word on the stream of `producer`,
-   which runs after all earlier work of that stream. Both functions use stream memory operations,
-   which occupy no SM. In a capture the operations become nodes of the graph. */
+   has arrived. _write enqueues on the stream of `producer` a write of `value` to the tile's word.
+   The write runs after all earlier work of that stream. Both functions use stream memory
+   operations, which occupy no SM. In a capture, these operations become nodes of the graph. */
 int fusewire_ready_flags_stream_wait(const fusewire_ready_flags *flags,
                                      const fusewire_comm *consumer, uint64_t index);
 int fusewire_ready_flags_stream_write(const fusewire_ready_flags *flags,
@@ -443,8 +444,8 @@ typedef struct fusewire_overlap {
                                               of rank r, or tile c of row r, has word r * C + c */
 } fusewire_overlap;
 
-/* Enqueues the operation on the stream of `comm`. It runs concurrently with the compute stream: the
-   stream of `consumer` or `producer`, another handle of the same communicator
+/* Enqueues the operation on the stream of `comm`. It runs concurrently with the compute stream,
+   which is the stream of `consumer` or `producer`: another handle of the same communicator
    (fusewire_comm_on_stream, fusewire_comm_on_new_stream). The call first clears the words on the
    compute stream, so work that is enqueued on the compute stream afterwards sees only values of
    this call. This also holds in replays of a graph. Enqueue the computation next, then call

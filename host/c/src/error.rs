@@ -26,7 +26,7 @@ pub mod codes {
     pub const FUSEWIRE_ERROR_ABORTED: c_int = 5;
     /// A kernel stopped for another reason.
     pub const FUSEWIRE_ERROR_FAILED: c_int = 6;
-    /// Rank, size or store are unknown, or the store failed.
+    /// Rank, size or store is unknown, or the store failed.
     pub const FUSEWIRE_ERROR_BOOTSTRAP: c_int = 7;
     /// No communicator or window was created, or the communicator has ended.
     pub const FUSEWIRE_ERROR_COMMUNICATOR: c_int = 8;
@@ -95,7 +95,7 @@ pub(crate) fn argument(operation: &str, detail: impl core::fmt::Display) -> Fail
     }
 }
 
-/// Creates the failure for a rendezvous that cannot be created.
+/// Creates the failure for a rendezvous that cannot start.
 pub(crate) fn bootstrap(operation: &str, detail: impl core::fmt::Display) -> Failure {
     Failure {
         code: codes::FUSEWIRE_ERROR_BOOTSTRAP,

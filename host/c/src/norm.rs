@@ -212,8 +212,8 @@ pub unsafe extern "C" fn fusewire_all_reduce_norm_async(
     unsafe { fused(name, Kind::AllReduce, comm, norm, Some(work)) }
 }
 
-/// Computes the same as [`fusewire_all_reduce_norm`], but stores only one part of the rows on each
-/// rank.
+/// Computes the same as [`fusewire_all_reduce_norm`], but stores on each rank only that rank's
+/// share of the rows.
 ///
 /// # Safety
 /// The preconditions of [`fusewire_all_reduce_norm`].

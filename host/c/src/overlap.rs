@@ -29,7 +29,8 @@ unsafe fn flags_of<'a>(
         .ok_or_else(|| argument(operation, "the ready flags are NULL"))
 }
 
-/// Returns the stream of the handle `comm`, which is the argument `role` of `operation`.
+/// Returns the stream of the handle `comm`. The message of an error names the function `operation`
+/// and its argument `role`.
 ///
 /// # Safety
 /// `comm` is null or a handle that lives as long as the result is used.

@@ -81,7 +81,7 @@ pub struct FusewireOptions {
     pub algorithm: u32,
     /// If not 0, ranks may be reduced in any order.
     pub any_order: u32,
-    /// If not 0, a process other than rank 0 serves the store.
+    /// If not 0, the store is already served, so rank 0 does not serve it.
     pub store_is_served: u32,
     /// If not 0, a failure of the communicator ends the process.
     pub abort_process: u32,
@@ -107,7 +107,7 @@ pub struct FusewireNorm {
     pub dtype: u32,
     /// Type of `residual` and `residual_out`; 0 for `dtype`.
     pub residual_dtype: u32,
-    /// Added to the mean of squares.
+    /// Added to the mean square (RMS norm) or to the variance (layer norm).
     pub epsilon: f32,
     /// Algorithm of the reduction.
     pub algorithm: u32,
@@ -180,7 +180,7 @@ pub struct FusewireOverlap {
     pub dtype: u32,
     /// Reduction; 0 for all_gather.
     pub op: u32,
-    /// Value of a tile's word when the tile is complete; 0 for all_gather.
+    /// A tile is complete when its word is at least this value; 0 for all_gather.
     pub target: u32,
     /// Must be 0.
     pub flags: u32,
@@ -200,7 +200,7 @@ pub struct FusewireOverlap {
 /// size of the struct.
 ///
 /// # Safety
-/// Every bit pattern must be a valid value of the type, and its first field must be a `usize`.
+/// Every bit pattern must be a valid value of the type. The type's first field must be a `usize`.
 pub(crate) unsafe trait VersionedStruct {
     /// Name in the header.
     const NAME: &'static str;

@@ -67,9 +67,9 @@ fn library() -> PathBuf {
     folder
 }
 
-/// Returns a command that runs `program` with the library of this test. Cargo sets a search path
-/// that takes precedence over the path in a program and may contain an older library, so the folder
-/// of the library is prepended to it.
+/// Returns a command that runs `program` with the library of this test. Prepends the library's
+/// folder to the search path that cargo sets, because this search path takes precedence over the
+/// path in a program and may lead to an older library.
 fn command(program: &Path) -> Command {
     let mut search = vec![library()];
     if let Some(more) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -314,7 +314,7 @@ fn a_program_links_with_the_static_library() {
         .expect("the compiler starts");
     assert!(output.status.success(), "{}", said(&output));
     assert!(Command::new(&program).status().expect("it runs").success());
-    // The program contains the whole library.
+    // The program contains the whole library, so it is too large to keep.
     let _ = std::fs::remove_file(&program);
 }
 

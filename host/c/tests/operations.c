@@ -76,8 +76,8 @@ static double e4m3(uint8_t byte) {
   return byte & 128 ? -magnitude : magnitude;
 }
 
-/* Layer norm with bias and unit offset of the rows of a reduce_scatter. The output is fp8; the
-   scales of groups are powers of two and are stored in columns. */
+/* Runs a reduce_scatter with a fused layer norm, which has a bias and a unit offset. The output is
+   fp8; the scales of groups are powers of two and are stored in columns. */
 static void norms(int enqueued) {
   enum { ROWS = 3, HIDDEN = 320, GROUPS = 3, STRIDE = 5, COUNT = ROWS * HIDDEN };
   float *in = memory(RANKS * COUNT * 4, 0);
@@ -298,8 +298,8 @@ static void sampling(int enqueued) {
   release(indices, 0);
 }
 
-/* Refused calls move no data: only this rank makes them, and the next operation of both ranks
-   succeeds. */
+/* Makes calls that are refused. They move no data: only rank 1 makes them, and the next operation
+   on both ranks succeeds. */
 static void refused(void) {
   float x[16] = {0};
   void *at = x;
@@ -461,8 +461,8 @@ static void failing(const char *store) {
   OK(fusewire_comm_create("cpu", rank, RANKS, store, "aborted", &options, &other));
   OK(fusewire_comm_failure(other));
   OK(fusewire_barrier(other));
-  /* Rank 1 may leave this barrier while rank 0 still waits for its signal. An abort would also end
-     that wait. */
+  /* Rank 1 may leave the barrier above while rank 0 still waits in it. If rank 1 aborted `other`
+     then, rank 0's wait would fail. A barrier of `comm` prevents this. */
   OK(fusewire_barrier(comm));
   if (rank == 0) {
     SAYS(FUSEWIRE_ERROR_ABORTED, "aborted", fusewire_barrier(other));

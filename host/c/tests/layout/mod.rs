@@ -93,7 +93,7 @@ macro_rules! fields {
             concat!("offsetof(", $c, ", ", stringify!($field), ")"),
             offset_of!($name, $field) as u64,
         );)*
-        // Does not compile if a field is missing from the list.
+        // Does not compile if the list above lacks a field of the struct.
         #[allow(dead_code)]
         fn all(value: &$name) {
             let $name { $($field: _),* } = value;
