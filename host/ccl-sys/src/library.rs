@@ -38,9 +38,9 @@ pub struct Library {
 static OPENED: Mutex<Vec<(usize, bool, &'static Inner)>> = Mutex::new(Vec::new());
 
 impl Library {
-    /// Opens a library. The candidates are `path`, or else the environment variable
-    /// `FUSEWIRE_<KIND>_PATH`, or else `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, or else the usual
-    /// sonames.
+    /// Opens a library. The candidates are `path`, or else the path in the environment variable
+    /// `FUSEWIRE_<KIND>_PATH`, or else the path in `TORCHCOMMS_BACKEND_LIB_PATH_<KIND>`, or else
+    /// the usual sonames.
     ///
     /// # Errors
     /// [`Error::Open`] with each tried path and the loader's message, [`Error::Symbol`] if a
@@ -90,8 +90,8 @@ impl Library {
         result::code_text(&self.inner.table, code)
     }
 
-    /// Returns true if the library works on host memory. Only the test fake does. It exports the
-    /// symbol `fusewireCclFakeHostMemory`.
+    /// Returns true if the library works on host memory. Only the fake library of the tests does,
+    /// which exports the symbol `fusewireCclFakeHostMemory`.
     pub const fn uses_host_memory(&self) -> bool {
         self.inner.host_memory
     }

@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// Returns the paths to try, in order. If the caller passes a path, it is the only one to try,
+    /// Returns the paths to try, in order. If the caller passes a path, returns only this path,
     /// because the caller does not expect another library.
     pub(crate) fn candidates(self, path: Option<&Path>) -> Vec<PathBuf> {
         let name = self.name();

@@ -29,8 +29,8 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Implements Gloo's store interface with the caller's rendezvous, with one deadline for the whole
-// rendezvous.
+// Implements Gloo's store interface with the caller's Rendezvous object. One deadline bounds all
+// calls together.
 class RustStore : public gloo::rendezvous::Store {
  public:
   RustStore(const StoreBox& store, Milliseconds timeout)
@@ -195,7 +195,7 @@ void Bridge::run(const Call& call, Operation&& operation) const {
   } catch (const Failure&) {
     throw;
   } catch (const std::exception& error) {
-    // An abort closes the connections, which makes an operation fail with any of many errors.
+    // An abort closes the connections, so the operation can fail with any of several errors.
     if (registry_->aborted()) {
       throw Failure(
           Failure::kAborted, -1, std::string("the context was aborted: ") + error.what());
@@ -386,8 +386,8 @@ std::unique_ptr<Bridge> connect(
   }
   auto device = gloo::transport::tcp::CreateDevice(attr);
   auto context = std::make_shared<MeshContext>(rank, size);
-  // Gloo waits for up to five timeouts for a connection to be established, so the timeout is a
-  // fifth while the ranks connect.
+  // Gloo waits for up to five times its timeout until a connection is established. While the ranks
+  // connect, Gloo's timeout is therefore a fifth of the caller's timeout.
   context->setTimeout(Milliseconds(std::max<uint64_t>(timeout_ms / 5, 1)));
   RustStore bridge(store, Milliseconds(timeout_ms));
   context->connectFullMesh(bridge, device);

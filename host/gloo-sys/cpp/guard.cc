@@ -86,7 +86,7 @@ void Registry::tick() {
 void Registry::add(GuardedBuffer* buffer) {
   std::lock_guard<std::mutex> lock(mutex_);
   buffers_.insert(buffer);
-  // The thread is notified only if it is idle, so operations in close sequence cost no
+  // The thread is notified only if it is idle, so operations in quick succession cost no
   // notification.
   if (idle_) {
     idle_ = false;
@@ -135,7 +135,8 @@ void Watch::check(int peer) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t rank = 0; rank < canaries_.size(); rank++) {
     if (canaries_[rank] && (peer < 0 || size_t(peer) == rank)) {
-      // A wait that was aborted before it began returns at once, but first throws a reported error.
+      // After `abortWaitRecv`, `waitRecv` does not block. It throws if Gloo has reported a
+      // connection error to this buffer.
       canaries_[rank]->abortWaitRecv();
       canaries_[rank]->waitRecv(nullptr, kTick);
     }

@@ -1,5 +1,5 @@
-// Layer between Gloo's algorithms and its TCP transport. It adds a deadline for the whole
-// operation, support for an abort from another thread, and the peer's rank to every failure.
+// Layer between Gloo's algorithms and its TCP transport. It adds a deadline for the whole operation
+// and support for an abort from another thread. It also adds the peer's rank to every failure.
 #pragma once
 
 #include <chrono>
@@ -71,10 +71,10 @@ class Registry {
   std::thread ticker_;
 };
 
-// Detects the end of the connection to each peer. Gloo reports the end of a connection to receives
-// that have not begun, but not to a partially received message: the wait for such a message would
-// last until its timeout. Therefore this class posts one receive per peer that no message ever
-// matches.
+// Detects the end of the connection to each peer. When a connection ends, Gloo reports an error to
+// the receives that have not begun, but not to a receive whose message has partially arrived: the
+// wait for this message would last until its timeout. This class therefore posts one more receive
+// per peer. No message ever matches this receive, so Gloo reports the end of the connection to it.
 class Watch {
  public:
   explicit Watch(gloo::transport::Context& transport);
@@ -107,9 +107,9 @@ class Deadline {
   const Clock::time_point previous_;
 };
 
-// One transport buffer per message. The waits complete the buffers in the order of posting. Gloo's
-// algorithms count completions and rely on their order only within one peer, and the transport
-// preserves this order. Each wait therefore knows the peer of its message.
+// Uses one transport buffer per message, and waits for the messages in the order in which they were
+// posted, so each wait knows the peer of its message. Gloo's algorithms count completions and rely
+// on their order only for messages of the same peer. The transport preserves that order.
 class GuardedBuffer : public gloo::transport::UnboundBuffer {
  public:
   GuardedBuffer(

@@ -80,8 +80,9 @@ impl Context {
 
     /// Reduces `count` elements over all ranks and stores the result on every rank. Uses a ring, so
     /// each rank sends about twice the size of the data. The result is bitwise identical on all
-    /// ranks. The order of the sum depends on the element's index, and f16 and bf16 values are
-    /// rounded at each step. Works in place if `input == output`. With 0 elements nothing is sent.
+    /// ranks. The order in which the ranks are reduced depends on the element's index, and f16 and
+    /// bf16 values are rounded at each step. Works in place if `input == output`. With 0 elements
+    /// nothing is sent.
     ///
     /// # Errors
     /// [`Error::Invalid`] for bit operations on floats, or a connection error.
@@ -160,9 +161,9 @@ impl Context {
         })
     }
 
-    /// Concatenates `bytes` bytes of each rank, in rank order, in the `output` of all ranks, whose
-    /// size is `bytes` times the group's size. Works in place if `input` is this rank's part of
-    /// `output`.
+    /// Concatenates `bytes` bytes of each rank, in rank order, in `output` on all ranks. The size
+    /// of `output` is `bytes` times the group's size. Works in place if `input` is this rank's part
+    /// of `output`.
     ///
     /// # Errors
     /// A connection error.
@@ -242,7 +243,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads, and `output` for writes, of `bytes` times the group's size until
-    /// the call returns. No other code writes them during the call. They are disjoint.
+    /// the call returns. No other code writes to either buffer during the call. The buffers are
+    /// disjoint.
     pub unsafe fn alltoall(
         &self,
         input: *const u8,
@@ -272,8 +274,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads of the sum of `sent`, and `output` for writes of the sum of
-    /// `received`, until the call returns. No other code writes them during the call. They are
-    /// disjoint.
+    /// `received`, until the call returns. No other code writes to either buffer during the call.
+    /// The buffers are disjoint.
     pub unsafe fn alltoallv(
         &self,
         input: *const u8,
@@ -336,8 +338,8 @@ impl Context {
     ///
     /// # Safety
     /// `output` is valid for writes of `bytes` bytes, and on the root `input` for reads of `bytes`
-    /// times the group's size, until the call returns. No other code writes them during the call.
-    /// They are disjoint.
+    /// times the group's size, until the call returns. No other code writes to either buffer during
+    /// the call. The buffers are disjoint.
     pub unsafe fn scatter(
         &self,
         input: *const u8,
@@ -369,8 +371,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads of `bytes` bytes, and on the root `output` for writes of `bytes`
-    /// times the group's size, until the call returns. No other code writes them during the call.
-    /// They are disjoint.
+    /// times the group's size, until the call returns. No other code writes to either buffer during
+    /// the call. The buffers are disjoint.
     pub unsafe fn gather(
         &self,
         input: *const u8,
@@ -405,8 +407,8 @@ impl Context {
     ///
     /// # Safety
     /// `input` is valid for reads of `counts[rank]` bytes, and on the root `output` for writes of
-    /// the sum, until the call returns. No other code writes them during the call. They are
-    /// disjoint, or `input` is the root's own part.
+    /// the sum of `counts` in bytes, until the call returns. No other code writes to either buffer
+    /// during the call. The buffers are disjoint, or `input` is the root's own part of `output`.
     pub unsafe fn gatherv(
         &self,
         input: *const u8,

@@ -11,10 +11,10 @@ pub(crate) const GATHERV: u8 = 0x41;
 
 /// One message of a [`batch`](Context::batch).
 ///
-/// A send and a receive match if they have the same pair of ranks, tag and length. Messages with
-/// equal values arrive in the order of sending. A send and a receive of different lengths never
-/// match, and fail with [`Error::Timeout`]. A message of 0 bytes completes at once, without the
-/// peer.
+/// A send and a receive match if they have the same pair of ranks, tag and length. Messages for
+/// which all three are equal arrive in the order of sending. A send and a receive of different
+/// lengths never match, and fail with [`Error::Timeout`]. A message of 0 bytes completes at once,
+/// without the peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Transfer {
     /// Bytes to send to a peer.
@@ -120,8 +120,8 @@ impl Context {
     ///
     /// # Safety
     /// Each `data` is valid for `bytes` bytes until the call returns: for reads in a send, and for
-    /// writes in a receive. No other code writes them during the call. Receive buffers are disjoint
-    /// from all other buffers.
+    /// writes in a receive. No other code writes to the buffers during the call. Receive buffers
+    /// are disjoint from all other buffers.
     pub unsafe fn batch(&self, transfers: &[Transfer], call: Call) -> Result<(), Error> {
         // SAFETY: the preconditions of `transfer` are those of this method.
         unsafe { self.transfer("batch", transfers, BATCH, call) }

@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn small_floats_round_to_nearest_even() {
-        // 1 + 2^-8 is half way between two adjacent bf16 values. The even one of them is 1.
+        // 1 + 2^-8 is halfway between two adjacent bf16 values. The even one of the two is 1.
         let half_step = bf16::from_f32(1.0 / 256.0);
         assert_eq!(
             apply(DataType::Bf16, ReduceOp::Sum, bf16::ONE, half_step),

@@ -5,8 +5,8 @@ use core::time::Duration;
 /// Key-value store that all ranks of one context share. No other context may use the same keys.
 /// Gloo's keys are rank numbers (`0`, `rank_0`), so add a prefix if several contexts share a store.
 ///
-/// Only [`Context::new`](crate::Context::new) calls the methods, on its own thread. An error ends
-/// the connection attempt. `Context::new` returns the error's text in an
+/// Only [`Context::new`](crate::Context::new) calls the methods, on the thread of its caller. An
+/// error ends the connection attempt. `Context::new` returns the error's text in an
 /// [`Error::Rendezvous`](crate::Error::Rendezvous) or, if the timeout has passed, in an
 /// [`Error::Timeout`](crate::Error::Timeout).
 pub trait Rendezvous {

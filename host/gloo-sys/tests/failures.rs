@@ -362,8 +362,8 @@ fn a_host_name_of_this_machine_is_enough() {
 
 #[test]
 fn a_peer_that_fails_half_way_through_a_message_fails_the_other_soon() {
-    // Rank 0 times out and drops its buffers while rank 1 sends. At that time, data of rank 1 is in
-    // flight that plain Gloo no longer tracks. Data that arrives late must not be written to a
+    // Rank 0 times out and drops its buffers while rank 1 sends. At that time, some data of rank 1
+    // is still in flight, and plain Gloo no longer tracks it. This data must not be written to a
     // dropped buffer.
     for delay in [0, 15, 19, 20, 21, 25] {
         with_threads(2, TEST_TIMEOUT, |context| {

@@ -101,8 +101,9 @@ fn rank_process() {
     }
 }
 
-/// Rank 0 starts to receive from rank 1 and is stopped before the data arrives. The part of the
-/// message that fits the sockets' buffers is therefore in flight when `victim` is killed.
+/// Rank 0 starts to receive from rank 1 and is stopped with `SIGSTOP` before the data arrives. When
+/// `victim` is killed, the part of the message that fits the sockets' buffers is therefore in
+/// flight.
 fn half_way(context: &Context, folder: &Path, victim: usize) {
     context.barrier(Call::new()).expect("barrier");
     let mut data = vec![0_u8; 64 << 20];
@@ -197,7 +198,7 @@ fn a_process_killed_half_way_through_a_message_fails_the_other_soon() {
             .map(|rank| spawn(&part, rank, 2, folder.path()))
             .collect();
         until(|| folder.path().join("receiving").exists());
-        // This process cannot observe the receive. Half a second is long enough.
+        // This process cannot observe that the receive has begun. Half a second is long enough.
         std::thread::sleep(Duration::from_millis(500));
         signal(&ranks[0], libc::SIGSTOP);
         std::fs::write(folder.path().join("stopped"), "").expect("a file");

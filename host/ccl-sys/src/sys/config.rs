@@ -18,7 +18,7 @@ macro_rules! config {
         #[repr(C)]
         #[derive(Clone, Copy, Debug)]
         pub struct ncclConfig_t {
-            /// Bytes of the struct that the library reads.
+            /// Number of bytes of the struct that the library may read.
             pub size: usize,
             /// [`NCCL_API_MAGIC`].
             pub magic: c_uint,

@@ -1,4 +1,4 @@
-//! Shared test support: a rendezvous in a folder, groups of threads, and buffers as bytes.
+//! Shared test support: a rendezvous in a folder, ranks as threads, and contents of test buffers.
 #![allow(dead_code)] // each test binary uses a part of it
 
 use core::time::Duration;
