@@ -112,8 +112,8 @@ impl Rank {
     ) -> Result<Self> {
         ensure!((1..=reduce::MAX).contains(&ranks), "{ranks} ranks");
         let layout = Layout::new(ranks, longest);
-        // SAFETY: the address is null, so the call replaces no existing mapping. `memory` set the
-        // size of the descriptor's file by the same layout.
+        // SAFETY: the address is null, so the call replaces no existing mapping. The
+        // function `memory` sized the file of the descriptor with the same `Layout`.
         let base = unsafe {
             libc::mmap(
                 core::ptr::null_mut(),

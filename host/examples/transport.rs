@@ -171,7 +171,8 @@ fn plain() -> Result<[Duration; 3]> {
     let bulk = median(LARGE_ROUNDS, || round(LARGE, &source))?;
     drop(stream);
     process.wait()?;
-    // The comparable ping-pong time is half of an 8-byte round trip.
+    // Plain TCP has no separate ping-pong. `alone` is a full round trip (8 bytes out, 1 byte back),
+    // so half of `alone` is compared with the ping-pong time of the transport.
     Ok([alone, alone / 2, bulk])
 }
 

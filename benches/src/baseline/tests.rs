@@ -116,7 +116,7 @@ fn check(folder: &Path, change: Option<(&str, &str, &str)>, kernel: &[&str]) -> 
         fs::write(&path, text.replacen(old, new, 1)).expect("written");
     }
     let program = folder.join("check");
-    // Lowers the limit of polls, because a seeded bug may cause a wait that never ends.
+    // Lowers the limit on polls, because a seeded bug may cause a wait that never ends.
     let polls = change.map(|_| "-DPOLLS=(1u << 14)");
     let made = Command::new("g++")
         .args(polls)

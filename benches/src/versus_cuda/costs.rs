@@ -18,8 +18,9 @@ use super::statistics::{Interval, interval};
 
 /// Size in bytes of the copy that measures memory bandwidth. It exceeds the L2 cache.
 const COPIED: usize = 256 << 20;
-/// Numbers of turns of the two launches of a measurement. The difference between the times of the
-/// launches excludes the start and the end of the kernel.
+/// Numbers of iterations (barriers or round trips) that the kernel runs in the short and in the
+/// long launch of a measurement. The difference between the two times excludes the start and the
+/// end of the kernel.
 const TURNS: [u32; 2] = [200, 1200];
 
 /// A measured cost.

@@ -1,4 +1,4 @@
-//! Tests of the script with fake programs.
+//! Tests the script `run.sh` of the bundle with fake programs.
 
 use core::time::Duration;
 use std::process::Stdio;

@@ -159,7 +159,8 @@ impl Comm {
         unsafe { Self::from_raw(self.library, raw) }.map(Some)
     }
 
-    /// Creates a sum that multiplies its inputs by the host scalar at `scalar`.
+    /// Creates a reduction operator that multiplies the inputs by the host scalar at `scalar` and
+    /// sums the products.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].

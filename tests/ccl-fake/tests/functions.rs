@@ -168,7 +168,8 @@ fn mismatches_are_errors_on_all_ranks() {
                 comm.send(at, count, mine, other, NULL).unwrap();
                 comm.recv(at, 4, ncclInt64, other, NULL).unwrap();
             }
-            // Rank 1 receives three elements or another type, so it rejects the message of rank 0.
+            // Rank 1 expects four i64. Rank 0 sends three elements or another type, so rank 1
+            // rejects the message.
             let error = group.end().unwrap_err().to_string();
             let received = comm.rank() == 1;
             let text = if received {

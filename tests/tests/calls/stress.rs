@@ -172,8 +172,8 @@ fn ten_thousand_operations_across_2_to_the_32() {
 
 #[test]
 fn operations_across_2_to_the_24_and_2_to_the_40() {
-    // A signal holds 48 bits of the epoch, and a progress word holds 24 bits of the sequence
-    // number.
+    // A progress word holds 24 bits of the sequence number, which wrap at 2^24. An epoch of 2^40
+    // does not fit into the other 40 bits of a progress word.
     stress(setup(3, below(1 << 24)), 1000, 1000);
     stress(setup(3, below(1 << 40)), 1000, 1000);
 }

@@ -148,8 +148,8 @@ driver_test! {
 }
 
 driver_test! {
-    /// An access to mapped memory without access rights is a sticky error. With access rights the
-    /// access succeeds.
+    /// An access to mapped memory without access rights causes a sticky error. With access rights
+    /// the access succeeds.
     access_is_needed() {
         start();
         let handle = create(DESCRIPTOR);

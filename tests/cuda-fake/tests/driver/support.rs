@@ -178,7 +178,7 @@ pub(crate) fn report() -> String {
     String::from_utf8(buffer[..length].to_vec()).unwrap()
 }
 
-/// A switch that blocks the work of a stream until it is opened.
+/// A gate that holds back the work of a stream until the gate is opened.
 #[derive(Debug, Default)]
 pub(crate) struct Switch(core::sync::atomic::AtomicBool);
 
