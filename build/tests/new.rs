@@ -52,12 +52,12 @@ impl NewCrate {
         text[..at].lines().count()
     }
 
-    /// Runs `cargo test` in the profile of this test, so that the crate and the workspace share
-    /// compiled dependencies.
-    fn test(&self, arguments: &[&str]) -> Output {
+    /// Runs `cargo` in the profile of this test, so that the crate and the workspace share compiled
+    /// dependencies.
+    fn cargo(&self, subcommand: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO"));
         command
-            .args(["test", "--offline", "--quiet"])
+            .args([subcommand, "--offline", "--quiet"])
             .args(arguments);
         if !cfg!(debug_assertions) {
             command
@@ -89,12 +89,16 @@ fn run(command: &mut Command) -> Output {
 #[ignore = "compiles the library a second time; run by `.ci/run template`"]
 fn its_tests_pass_and_fail_for_a_wrong_kernel() {
     let new = NewCrate::make();
-    let output = new.test(&[]);
+    let output = new.cargo("test", &[]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(text.contains("1 passed"), "{text}");
+    let output = new.cargo("run", &["--example", "exchange_sum"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let sums = "[100.0, 102.0, 104.0, 106.0, 108.0, 110.0, 112.0, 114.0]";
+    assert_eq!(text, format!("rank 0: {sums}\nrank 1: {sums}\n"));
     new.edit("sum +=", "sum -=");
-    let output = new.test(&["--test", "exchange_sum"]);
+    let output = new.cargo("test", &["--test", "exchange_sum"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "a wrong kernel passes: {text}");
     assert!(text.contains("1 failed"), "{output:?}");
