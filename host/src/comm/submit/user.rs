@@ -24,9 +24,12 @@ impl Communicator {
         Call::new(operation, 0, 0, 0, 0xffff, agreed).0
     }
 
-    /// Launches a kernel of the user's on the communicator's stream and waits for its end. The
-    /// kernel's first argument is [`Communicator::constants`]; `tensors` are kept alive as long as
-    /// the launch (a graph may replay it).
+    /// Launches a user kernel on the communicator's stream and waits until it has completed. The
+    /// tensors in `tensors` stay allocated until the launch has completed or, for a captured
+    /// launch, as long as the graph exists.
+    ///
+    /// A kernel that communicates takes [`Communicator::constants`] and a call word
+    /// ([`Communicator::call_word`]) as parameters. Other kernels need neither.
     ///
     /// # Safety
     /// `params` must hold valid pointers, and the kernel must follow the rules between ranks.
