@@ -14,8 +14,8 @@ use crate::{Result, process};
 
 /// Rule: the hot loop of a reduction uses vector registers of its variant's width.
 pub const WIDTH: &str = "native-width";
-/// Rule: a hot loop calls no function, and an entry calls no function that computes without the
-/// variant's target features.
+/// Rule: a hot loop calls no function. An entry calls no function that does arithmetic and was
+/// compiled without the target features of the entry's variant.
 pub const CALLS: &str = "native-call";
 /// Rule: no entry contains an FMA.
 pub const FUSED: &str = "native-fused";

@@ -153,7 +153,7 @@ pub fn expected(row: &[f32], shards: &[Range<usize>], k: usize) -> RowResult {
     out
 }
 
-/// Returns the log-sum-exp of `columns` in f64.
+/// Returns the log-sum-exp, in f64, of the logits of `row` at `columns`.
 fn exact(row: &[f32], columns: &[usize]) -> f64 {
     let logits = || columns.iter().map(|column| f64::from(row[*column]));
     if logits().any(f64::is_nan) {

@@ -6,7 +6,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"FUSEWIRE");
 pub const ABI_MAJOR: u32 = 1;
 /// Minor version. Incremented when fields are appended.
 pub const ABI_MINOR: u32 = 0;
-/// Size in bytes of the table of version 1.0, which is the minimum that a host accepts.
+/// Size in bytes of the version 1.0 table. A host rejects smaller tables.
 pub const TABLE_BYTES_1_0: u32 = 232;
 /// Name of the function that a library exports.
 pub const ENTRY_SYMBOL: &str = "fusewire_backend_v1";

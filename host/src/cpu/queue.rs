@@ -19,7 +19,7 @@ use crate::{Error, Result};
 
 /// Flag: a calling thread is running work of the stream directly, without the queue.
 pub(super) const DIRECT: u64 = 1;
-/// Flag: the stream is capturing, or it was capturing and another stream has ended the capture.
+/// Flag: the stream has joined a capture. The flag stays set after another stream ends the capture.
 pub(super) const CAPTURE: u64 = 2;
 /// The increment of the flag word per queued or running operation. The bits above the flags count
 /// these operations.

@@ -58,8 +58,8 @@ unsafe fn native<const INDEX: usize>(context: *const LaneContext, parameters: *c
     };
     // SAFETY: `NativeEntry` requires `context` to point to a live context.
     let LaneContext { block, blocks, .. } = unsafe { *context };
-    // SAFETY: the image is made from the same table of fields, so the parameters are at the offsets
-    // of the kernel's fields.
+    // SAFETY: the parameters have the layout that `kernel.run` expects, because the image was
+    // generated from `kernel.params`, which was read from the `Field` table of this kernel.
     unsafe { (kernel.run)(block, blocks, parameters) };
 }
 

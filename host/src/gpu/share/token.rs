@@ -6,7 +6,7 @@ use core::hint::black_box;
 
 use crate::{Error, Result};
 
-/// Random bytes: the name of a socket, or a secret.
+/// Random bytes, used as the random part of a socket name or as a secret.
 pub(super) type Random = [u8; 16];
 
 /// Identifies a published descriptor on a host. Every process of the host that has the token can

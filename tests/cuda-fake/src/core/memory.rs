@@ -476,7 +476,8 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: u64) {
 /// Fills `count` elements of `width` bytes with a pattern.
 ///
 /// # Safety
-/// `count * width` bytes must be writable at `to` while device work is running.
+/// `count * width` bytes must be writable at `to`. The bytes may be protected while no device work
+/// is running, because this function marks work as running.
 pub(crate) unsafe fn fill(to: u64, pattern: u32, width: u64, count: u64) {
     let _working = working();
     for at in 0..count {
