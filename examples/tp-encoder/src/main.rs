@@ -68,11 +68,8 @@ enum Role {
 
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::SingleProcess => "alone",
-            Self::Rank => "rank",
-            Self::Threads => "threads",
-        })
+        let value = self.to_possible_value().ok_or(fmt::Error)?;
+        f.write_str(value.get_name())
     }
 }
 

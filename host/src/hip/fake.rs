@@ -83,9 +83,9 @@ fn fails(call: &'static str) -> bool {
     with(|state| state.fail.get().is_some_and(|(name, _)| name == call))
 }
 
-/// Returns the error of a call that a capture forbids, or `None` if the call succeeds. The call
-/// fails if a stream is being captured and the thread is not in relaxed mode, if device 0 is not
-/// current, or if a test has set an error.
+/// Checks a call of a kind that is not permitted during a capture, such as an allocation. Returns
+/// the error if a stream is being captured and the thread is not in relaxed mode, if device 0 is
+/// not current, or if a test has set an error for `call`. Otherwise returns `None`.
 fn unsafe_call(call: &'static str) -> Option<hipError_t> {
     let state = with(|state| (state.mode.get(), state.capture.get(), state.device.get()));
     match state {

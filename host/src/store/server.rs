@@ -233,7 +233,8 @@ struct Server {
     max_clients: usize,
     /// Total of [`Client::held`] over all clients.
     held: usize,
-    /// Number of closed connections that were reported.
+    /// Number of connections that the server has closed because of an error. Limits the warnings to
+    /// [`MAX_NOTICES`].
     notices: u32,
     next: Token,
     counters: Arc<Counters>,
