@@ -374,7 +374,7 @@ impl<'a> Output<'a> {
     /// Creates an output of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
-    /// As long as operations use the output, the memory must be readable and writable, and no other
+    /// While operations use the output, the memory must be readable and writable, and no other
     /// code may access it.
     pub const unsafe fn from_raw(ptr: *mut u8, count: usize, dtype: DType) -> Self {
         Self {
