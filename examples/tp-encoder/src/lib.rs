@@ -1,5 +1,5 @@
 //! A tensor-parallel sentence encoder (BERT with mean pooling, such as all-MiniLM-L6-v2) on candle.
-//! Megatron splits in the same way: each rank has some of the heads and some columns of the
+//! The model is split as in Megatron: each rank has some of the heads and some columns of the
 //! feed-forward network. In each layer, each rank computes partial sums of the outputs of attention
 //! and feed-forward network. Fusewire adds the partial sums and the residual and applies the
 //! LayerNorm in one launch.
