@@ -18,7 +18,7 @@ use crate::versus_cuda::statistics::{Interval, interval};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Rounds. Each round measures every part once.
+    /// Rounds, at least 6. Each round measures every part once.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Appends the table to this file.
@@ -46,6 +46,11 @@ const WHAT: [&str; 6] = [
 type Times = [Vec<f64>; WHAT.len()];
 
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
+    ensure!(
+        arguments.rounds >= 6,
+        "--rounds {}: a confidence interval needs at least 6 rounds",
+        arguments.rounds
+    );
     let cores = machine::cores()?;
     ensure!(cores.len() >= 2, "two ranks need a core each");
     let one_way = machine::ping_pong(&cores).context("no ping-pong between two cores")?;
