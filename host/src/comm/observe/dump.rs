@@ -327,7 +327,7 @@ fn document(parts: &[&CommDump], form: DumpFormat) -> Value {
         for record in &part.records {
             let group = part.group(record);
             groups.entry(group.name.clone()).or_insert(group);
-            entries.push((record.created_ns, part.entry(pg_id, record, form)));
+            entries.push((record.created_ticks, part.entry(pg_id, record, form)));
         }
     }
     entries.sort_by_key(|(created, _)| *created);

@@ -47,6 +47,9 @@ pub struct FlightRecord {
     pub is_replay: bool,
     /// When it was issued, nanoseconds since 1970.
     pub created_ns: u64,
+    /// Clock ticks at the same time. Unlike times in nanoseconds, ticks are exact, so they order the
+    /// operations of several recorders.
+    pub(super) created_ticks: u64,
     /// When it started to run.
     pub started_ns: Option<u64>,
     /// When it ended; not known of short blocking operations, unless `FUSEWIRE_FR_TIMING=1`.
@@ -297,6 +300,7 @@ fn decode(slot: &Slot, dates: &TickConverter) -> Option<FlightRecord> {
         output_count,
         is_replay: flags & REPLAY != 0,
         created_ns: dates.of(created),
+        created_ticks: created,
         started_ns: date(started),
         ended_ns: date(ended),
         state: match (started, ended, flags & FAILED) {
