@@ -47,8 +47,8 @@ pub struct FlightRecord {
     pub is_replay: bool,
     /// When it was issued, nanoseconds since 1970.
     pub created_ns: u64,
-    /// Clock ticks at the same time. Unlike times in nanoseconds, ticks are exact, so they order the
-    /// operations of several recorders.
+    /// Clock ticks at the same time. Unlike times in nanoseconds, ticks are exact, so they order
+    /// the operations of several recorders.
     pub(super) created_ticks: u64,
     /// When it started to run.
     pub started_ns: Option<u64>,
