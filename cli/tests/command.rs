@@ -23,6 +23,15 @@ fn fusewire(arguments: &[&str]) -> Command {
     command
 }
 
+/// Starts `command` with pipes for its output.
+fn spawn(command: &mut Command) -> Child {
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts")
+}
+
 fn output(arguments: &[&str]) -> Output {
     fusewire(arguments).output().expect("the command starts")
 }
@@ -72,11 +81,7 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
             Ok(())
         });
     }
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
+    let child = spawn(&mut command);
     let expected: usize = ranks.parse().expect("a number");
     let started = Instant::now();
     while children(child.id()).len() < expected {
@@ -485,11 +490,7 @@ fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
         "--backend",
         "fusewire",
     ];
-    let mut child = fusewire(&perf)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
+    let mut child = spawn(&mut fusewire(&perf));
     first_line(&mut child);
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(stderr(&output), "");
@@ -502,13 +503,9 @@ fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
     // A requested file is complete, even if the reader closes the pipe.
     let directory = tempfile::tempdir().expect("a directory");
     let rows = directory.path().join("rows.json");
-    let mut child = fusewire(&perf)
-        .args(["--min-bytes", "1K", "-n", "20", "--json"])
-        .arg(&rows)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
+    let mut command = fusewire(&perf);
+    command.args(["--min-bytes", "1K", "-n", "20", "--json"]);
+    let mut child = spawn(command.arg(&rows));
     first_line(&mut child);
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(stderr(&output), "");
@@ -717,11 +714,7 @@ fn a_closed_output_ends_threads_quietly() {
         "-n",
         "1000",
     ];
-    let mut child = fusewire(&arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the command starts");
+    let mut child = spawn(&mut fusewire(&arguments));
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");

@@ -39,6 +39,17 @@ pub enum Host {
     RankZero,
 }
 
+/// Returns the arguments with which a test binary runs only `test`, in a child process.
+pub fn child_arguments(test: &str) -> [&str; 5] {
+    [
+        test,
+        "--exact",
+        "--include-ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]
+}
+
 /// Starts this binary as a child that runs `test` in the role `role`. Adds `environment` to the
 /// child's environment variables.
 ///
@@ -47,13 +58,7 @@ pub enum Host {
 pub fn start(test: &str, role: &str, environment: &[(String, String)]) -> Process {
     let binary = std::env::current_exe().expect("the path of this binary");
     let mut child = Command::new(binary)
-        .args([
-            test,
-            "--exact",
-            "--include-ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(child_arguments(test))
         .env(ROLE, role)
         .envs(environment.iter().cloned())
         .stdin(Stdio::null())

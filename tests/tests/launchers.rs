@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use fusewire::{Communicator, Device, Options, ReduceOp};
-use fusewire_tests::process::{report, role};
+use fusewire_tests::process::{child_arguments, report, role};
 use fusewire_tests::skip::skip;
 
 /// Runs one rank that a launcher has started. The rank creates `times` communicators in sequence to
@@ -60,13 +60,7 @@ fn start(launcher: &mut Command, test: &str) -> Output {
     }
     launcher
         .arg(std::env::current_exe().unwrap())
-        .args([
-            test,
-            "--exact",
-            "--include-ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(child_arguments(test))
         .env("FUSEWIRE_TEST_ROLE", "rank")
         .env("OMP_NUM_THREADS", "1")
         .stdin(Stdio::null())

@@ -336,22 +336,13 @@ fn old_clients_are_served() {
 #[test]
 fn values_of_a_queue_go_to_one_client_each() {
     let (server, _store) = local_server();
-    let connect = || {
-        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-        peer.set_read_timeout(Some(LONG)).unwrap();
-        let hello = Writer::default()
-            .then(Query::Validate)
-            .u32(wire::VALIDATION_MAGIC);
-        peer.write_all(&hello.finish()).unwrap();
-        peer
-    };
     let answer = |peer: &mut TcpStream, expected: Writer| {
         let expected = expected.finish();
         let mut answer = vec![0; expected.len()];
         peer.read_exact(&mut answer).unwrap();
         assert_eq!(answer, expected);
     };
-    let (mut a, mut b) = (connect(), connect());
+    let (mut a, mut b) = (raw_client(&server), raw_client(&server));
     let wait = Writer::default()
         .then(Query::Wait)
         .u64(1)
@@ -396,12 +387,7 @@ fn an_offered_value_is_not_lost() {
     let pop = pop.finish();
     // The answer to the ping shows that the wait has begun.
     let waiting = || {
-        let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-        peer.set_read_timeout(Some(LONG)).unwrap();
-        let hello = Writer::default()
-            .then(Query::Validate)
-            .u32(wire::VALIDATION_MAGIC);
-        peer.write_all(&hello.finish()).unwrap();
+        let mut peer = raw_client(&server);
         let request = [queue().finish(), ping(7)].concat();
         peer.write_all(&request).unwrap();
         answer(&mut peer, &Writer::default().u32(7).finish());
@@ -437,6 +423,18 @@ fn an_offered_value_is_not_lost() {
     answer(&mut d, &popped(b"second"));
 }
 
+/// Connects to `server` and sends the validation number, as every client of the current protocol
+/// does first.
+fn raw_client(server: &TcpStoreServer) -> TcpStream {
+    let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    peer.set_read_timeout(Some(LONG)).unwrap();
+    let hello = Writer::default()
+        .then(Query::Validate)
+        .u32(wire::VALIDATION_MAGIC);
+    peer.write_all(&hello.finish()).unwrap();
+    peer
+}
+
 fn ping(nonce: u32) -> Vec<u8> {
     Writer::default().then(Query::Ping).u32(nonce).finish()
 }
@@ -454,11 +452,8 @@ fn requests_in_one_piece_are_all_answered() {
     let (server, store) = local_server();
     let value = vec![7; 600 << 10];
     store.set("k", &value).unwrap();
-    let mut peer = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-    peer.set_read_timeout(Some(LONG)).unwrap();
-    let mut requests = Writer::default()
-        .then(Query::Validate)
-        .u32(wire::VALIDATION_MAGIC);
+    let mut peer = raw_client(&server);
+    let mut requests = Writer::default();
     for _ in 0..REQUESTS {
         requests = requests.then(Query::Get).vector(b"/k");
     }

@@ -291,8 +291,8 @@ fn communicators_of_one_process_share_a_dump() {
         part.barrier()?;
         comm.barrier()?;
         let mut parts = [comm.inner.part(), part.inner.part()];
-        // Each part converts ticks to dates by a measurement of its own, which a preemption between
-        // two reads of clocks distorts.
+        // Each part calibrates its conversion of ticks to dates separately, and a preemption
+        // between two clock reads distorts the calibration.
         for record in &mut parts[1].records {
             record.created_ns -= 1_000_000;
         }
