@@ -112,6 +112,17 @@ pub unsafe extern "gpu-kernel" fn control_divergent_loop(x: *mut u32) {
     unsafe { *x = left };
 }
 
+/// Returns early on some lanes, while the others enter a barrier.
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_early_return(x: *mut u32, last: u32) {
+    if control_lane() > last {
+        return;
+    }
+    control_barrier();
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe { *x = last };
+}
+
 /// Breaks no rule in the source. Jump threading in MIR clones the barrier into both sides of a
 /// divergent branch.
 #[unsafe(no_mangle)]

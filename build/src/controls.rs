@@ -63,6 +63,11 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
         &[Vendor::Amd, Vendor::Nvidia],
     ),
     (
+        "control_early_return",
+        "barrier",
+        &[Vendor::Amd, Vendor::Nvidia],
+    ),
+    (
         "control_fast_math",
         "rounding",
         &[Vendor::Amd, Vendor::Nvidia],

@@ -1,8 +1,9 @@
 //! The host side of a kernel crate: its list of kernels and their native code.
 //!
 //! The probe is a small program that depends on the kernel crate and is built with the ordinary
-//! tool chain in release mode. It prints the crate's `KERNELS` (`&[KernelInfo]` or
-//! `&[&[KernelInfo]]`) as JSON. Its machine code contains every native entry.
+//! tool chain in release mode. It prints the kernels of the crate as JSON: `fusewire-device`'s
+//! feature `kernel-list` makes `#[kernel]` register them. Its machine code contains every native
+//! entry.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -97,32 +98,9 @@ struct HostInfo {
     grid: Vec<HostParameter>,
 }
 
-const MAIN: &str = r#"use fusewire_device::native::{KernelInfo, ParamField};
+const MAIN: &str = r#"use fusewire_device::native::{ParamField, kernels_of};
 use fusewire_device::multi_rank_grid::GridParams;
-
-trait List {
-    fn each(&self, f: &mut dyn FnMut(&KernelInfo));
-}
-
-impl List for KernelInfo {
-    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
-        f(self);
-    }
-}
-
-impl<T: List + ?Sized> List for &T {
-    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
-        (**self).each(f);
-    }
-}
-
-impl<T: List> List for [T] {
-    fn each(&self, f: &mut dyn FnMut(&KernelInfo)) {
-        for part in self {
-            part.each(f);
-        }
-    }
-}
+use probed as _;
 
 fn parameters(fields: &[ParamField]) -> String {
     let fields: Vec<String> = fields
@@ -133,16 +111,14 @@ fn parameters(fields: &[ParamField]) -> String {
 }
 
 fn main() {
-    let mut kernels = Vec::new();
-    probed::KERNELS.each(&mut |kernel| {
-        std::hint::black_box(kernel.native);
-        let params = parameters(kernel.params);
-        kernels.push(format!(
-            "{{\"name\":{:?},\"family\":{:?},\"params\":{params}}}",
-            kernel.name,
-            kernel.family(),
-        ));
-    });
+    let mut kernels: Vec<_> = kernels_of(env!("PROBED_CRATE"))
+        .map(|kernel| {
+            std::hint::black_box(kernel.native);
+            let (params, family) = (parameters(kernel.params), kernel.family());
+            format!("{{\"name\":{:?},\"family\":{family:?},\"params\":{params}}}", kernel.name)
+        })
+        .collect();
+    kernels.sort();
     let (kernels, grid) = (kernels.join(","), parameters(GridParams::FIELDS));
     println!("{{\"kernels\":[{kernels}],\"grid\":{grid}}}");
 }
@@ -151,7 +127,7 @@ fn main() {
 /// Builds and runs the probe of `project`.
 ///
 /// # Errors
-/// [`Error::Project`] if the crate does not depend on `fusewire-device` or has no public `KERNELS`;
+/// [`Error::Project`] if the crate does not depend on `fusewire-device` or has no kernels;
 /// [`Error::Command`] if it does not compile.
 pub fn probe(project: &Project) -> Result<Host> {
     let Some(device) = &project.device else {
@@ -168,10 +144,13 @@ pub fn probe(project: &Project) -> Result<Host> {
         let version = dependency.strip_prefix("fusewire-device ")?;
         Some(format!("\"={version}\""))
     });
-    let device = published.unwrap_or_else(|| format!("{{ path = {device:?} }}"));
+    let device = match published {
+        Some(version) => format!("version = {version}"),
+        None => format!("path = {device:?}"),
+    };
     let manifest = format!(
         "[package]\nname = \"probe\"\nversion = \"0.0.0\"\nedition = \"2024\"\npublish = false\n\n\
-         [dependencies]\nfusewire-device = {device}\n\
+         [dependencies]\nfusewire-device = {{ {device}, features = [\"kernel-list\"] }}\n\
          probed = {{ package = {:?}, path = {:?} }}\n\n\
          [profile.release]\ndebug = false\ncodegen-units = 4\n\n[workspace]\n",
         project.name, project.folder
@@ -187,9 +166,9 @@ pub fn probe(project: &Project) -> Result<Host> {
     command
         .args(["build", "--release", "--quiet"])
         .current_dir(&folder)
-        .env("CARGO_TARGET_DIR", &target);
-    process::run("building the host's list of kernels", &mut command)
-        .map_err(|error| without_list(project, error))?;
+        .env("CARGO_TARGET_DIR", &target)
+        .env("PROBED_CRATE", &project.crate_name);
+    process::run("building the host's list of kernels", &mut command)?;
     // Copies the program, because the probe of another crate overwrites it in the target folder.
     let program = folder.join("program");
     std::fs::copy(target.join("release/probe"), &program).map_err(|source| Error::File {
@@ -203,30 +182,12 @@ pub fn probe(project: &Project) -> Result<Host> {
             what: "the host's list of kernels".to_owned(),
             detail: error.to_string(),
         })?;
+    if kernels.is_empty() {
+        return Err(Error::Project(format!("{} has no kernels", project.name)));
+    }
     Ok(Host {
         kernels,
         grid,
         program,
     })
-}
-
-/// Returns `error`, or, if the compiler did not find a public `KERNELS`, an error that explains how
-/// to add it.
-fn without_list(project: &Project, error: Error) -> Error {
-    match &error {
-        Error::Command { output, .. }
-            if output.contains("cannot find value `KERNELS`")
-                || output.contains("static `KERNELS` is private")
-                || output.contains("constant `KERNELS` is private") =>
-        {
-            Error::Project(format!(
-                "{} has no list of kernels: add `pub static KERNELS: \
-                 &[&[fusewire_device::native::KernelInfo]] = &[NAME_INSTANCES];` with the \
-                 NAME_INSTANCES of every #[kernel], under `#[cfg(not(any(target_arch = \
-                 \"nvptx64\", target_arch = \"amdgpu\")))]`",
-                project.name
-            ))
-        }
-        _ => error,
-    }
 }

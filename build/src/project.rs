@@ -12,6 +12,8 @@ use crate::{Error, Result, Vendor, process, tokens};
 pub struct Project {
     /// Package name.
     pub name: String,
+    /// Name of the library in Rust.
+    pub crate_name: String,
     /// Folder that contains the package's manifest.
     pub folder: PathBuf,
     /// Root of the package's workspace.
@@ -136,6 +138,7 @@ struct Package {
 /// A cargo target: a library, a program or a test.
 #[derive(Deserialize)]
 struct CargoTarget {
+    name: String,
     kind: Vec<String>,
     src_path: PathBuf,
 }
@@ -151,15 +154,19 @@ impl Package {
         }
     }
 
-    /// Describes the parts of the manifest that affect an image.
-    fn description(&self, features: &[String]) -> String {
-        let library = self.targets.iter().find(|target| {
+    fn library(&self) -> Option<&CargoTarget> {
+        self.targets.iter().find(|target| {
             let kinds = ["lib", "proc-macro", "rlib", "staticlib"];
             target
                 .kind
                 .iter()
                 .any(|kind| kinds.contains(&kind.as_str()))
-        });
+        })
+    }
+
+    /// Describes the parts of the manifest that affect an image.
+    fn description(&self, features: &[String]) -> String {
+        let library = self.library();
         let folder = self.folder();
         let library = library.map_or(Path::new(""), |target| {
             target
@@ -315,8 +322,10 @@ impl Project {
         sources.sort();
         packages.sort();
         dependencies.sort();
+        let library_name = package.library().map(|target| &target.name);
         Ok(Self {
             name: package.name.clone(),
+            crate_name: library_name.unwrap_or(&package.name).replace('-', "_"),
             folder: package.folder(),
             workspace: metadata.workspace_root.clone(),
             target: metadata.target_directory.clone(),

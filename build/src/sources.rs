@@ -199,6 +199,7 @@ mod tests {
     /// Returns a project of one crate in `folder`, as cargo would describe it.
     fn project(folder: &Path) -> Project {
         Project {
+            crate_name: String::new(),
             name: "probe".to_owned(),
             folder: folder.join("probe"),
             workspace: folder.to_owned(),

@@ -11,6 +11,14 @@ target triple = "amdgcn-amd-amdhsa"
 ; One word a wave, for votes of a block.
 @fusewire_votes = internal addrspace(3) global [16 x i32] poison, align 4
 
+; Replaces 0 by 1 in a word of the block-shared memory; returns the word as it was.
+define i64 @fusewire_shared_claim(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %p = cmpxchg ptr addrspace(3) %s, i64 0, i64 1 syncscope("workgroup") monotonic monotonic
+  %r = extractvalue { i64, i1 } %p, 0
+  ret i64 %r
+}
+
 define ptr @fusewire_shared() #0 {
   ret ptr addrspacecast (ptr addrspace(3) @fusewire_shared_memory to ptr)
 }

@@ -8,6 +8,13 @@ target triple = "nvptx64-nvidia-cuda"
 ; kernel uses it.
 @fusewire_shared_memory = internal addrspace(3) global [38912 x i8] undef, align 128
 
+; Replaces 0 by 1 in a word of the block-shared memory; returns the word as it was.
+define i64 @fusewire_shared_claim(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %r = call i64 asm sideeffect "atom.relaxed.cta.shared.cas.b64 $0, [$1], 0, 1;", "=l,l,~{memory}"(ptr addrspace(3) %s)
+  ret i64 %r
+}
+
 define ptr @fusewire_shared() #0 {
   ret ptr addrspacecast (ptr addrspace(3) @fusewire_shared_memory to ptr)
 }

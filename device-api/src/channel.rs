@@ -58,8 +58,11 @@ pub struct Sender {
 
 impl Sender {
     /// Opens the end as the last send left it.
+    ///
+    /// # Safety
+    /// `peer` must be a rank of the communicator.
     #[inline(always)]
-    pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
+    pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
         let counters = counters(comm, session.block().index(), peer);
         // SAFETY: the counters belong to this block.
@@ -147,8 +150,11 @@ pub struct Receiver {
 
 impl Receiver {
     /// Opens the end as the last receive left it.
+    ///
+    /// # Safety
+    /// `peer` must be a rank of the communicator.
     #[inline(always)]
-    pub fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
+    pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
         let counters = counters(comm, session.block().index(), peer);
         // SAFETY: the counters belong to this block.
@@ -267,7 +273,8 @@ pub unsafe fn send<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    let mut end = Sender::new(session, peer);
+    // SAFETY: the caller's promise.
+    let mut end = unsafe { Sender::new(session, peer) };
     let mut sent = 0;
     loop {
         let mut failed = false;
@@ -308,7 +315,8 @@ pub unsafe fn receive<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    let mut end = Receiver::new(session, peer);
+    // SAFETY: the caller's promise.
+    let mut end = unsafe { Receiver::new(session, peer) };
     let mut received = 0;
     loop {
         let mut failed = false;

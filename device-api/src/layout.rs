@@ -194,6 +194,20 @@ pub struct CommConst {
     pub workspaces: [u64; MAX_RANKS],
 }
 
+/// The parameters of a launch that its session needs: the first of every kernel with a session.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LaunchHeader {
+    /// The communicator's constants.
+    pub constants: *const CommConst,
+    /// The call word ([`crate::session::Call`]).
+    pub call: u64,
+    /// Number of elements in messages.
+    pub count: u64,
+    /// Timeout of every wait in nanoseconds; 0 selects the communicator's timeout.
+    pub timeout_ns: u64,
+}
+
 /// Reason for which a launch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -214,6 +228,24 @@ pub enum FailureKind {
     Counts = 7,
     /// The awaited rank's process has ended.
     Dead = 8,
+    /// A kernel accessed an element that an argument does not have: the record has the number of
+    /// the argument (`awaited`), the index (`observed`) and the length (`expected`).
+    Index = 9,
+    /// A kernel named a rank that does not exist: `observed` of `expected` ranks.
+    Rank = 10,
+    /// A kernel named a signal, counter or barrier that a window does not have: the record has the
+    /// number of the argument (`awaited`), the number (`observed`) and how many there are
+    /// (`expected`).
+    Id = 11,
+    /// The kernel's author recorded the failure: the record has its code (`awaited`) and two values
+    /// (`observed`, `expected`).
+    User = 12,
+    /// A kernel opened packet slots for `observed` bytes; a slot has room for `expected`.
+    Capacity = 13,
+    /// A kernel asked for word `observed` of a packet stream of `expected` words.
+    Word = 14,
+    /// A kernel put `expected` bytes whose source begins `observed` bytes from the target.
+    Aliasing = 15,
 }
 
 /// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.
@@ -344,6 +376,7 @@ const _: () = {
     assert!(core::mem::offset_of!(CommConst, workspaces) == 232);
     assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
     assert!(size_of::<FailureRecord>() == 128);
+    assert!(size_of::<LaunchHeader>() == 24 + size_of::<*const CommConst>());
     assert!(size_of::<CommState>() == 256);
     assert!(core::mem::offset_of!(CommState, abort) == 64);
     assert!(core::mem::offset_of!(CommState, failure) == 128);

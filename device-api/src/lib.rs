@@ -4,24 +4,27 @@
 //! to native code for the CPU:
 //!
 //! ```
-//! use fusewire_device::{Block, Machine, kernel};
+//! use fusewire_device::{Aborted, In, InOut, Machine, Session, kernel};
 //!
-//! /// Multiplies `count` numbers at `x` by `factor`, in place.
-//! ///
-//! /// # Safety
-//! /// `x` must be valid for `count` reads and writes.
+//! /// Multiplies the numbers of `x` by those of `factors`, in place. Every rank returns when all
+//! /// have finished.
 //! #[kernel]
-//! pub unsafe fn scale(block: Block<impl Machine>, x: *mut f32, count: u64, factor: f32) {
-//!     for i in block.elements(count as usize) {
-//!         // SAFETY: `i < count`, and every element belongs to one lane only.
-//!         unsafe { *x.add(i) *= factor };
+//! pub fn scale(
+//!     s: &mut Session<impl Machine>,
+//!     x: InOut<f32>,
+//!     #[agreed] factors: In<f32>,
+//! ) -> Result<(), Aborted> {
+//!     for i in s.block().elements(x.len()) {
+//!         x.set(i, x.get(i) * factors.get(i));
 //!     }
+//!     s.barrier()
 //! }
 //! # fn main() {}
 //! ```
 //!
 //! # Modules
 //! - [`group`]: who runs: [`Block`], [`Warp`], [`Thread`], and what a group can do together.
+//! - [`args`]: memory of this rank as arguments of a kernel, with checked accesses.
 //! - [`mem`]: the only place that touches memory which another rank can write.
 //! - [`layout`]: the communicator's metadata, as plain data in device memory.
 //! - [`multimem`]: one address for the same bytes of every rank.
@@ -31,7 +34,8 @@
 //! - [`packet`]: data and flag in one atomic unit.
 //! - [`channel`]: a credited ring between two ranks.
 //! - [`net`]: put, get and signal to any rank.
-//! - [`window`]: a window with signals, counters and barriers of the user's.
+//! - [`window`]: a window with signals, counters and barriers of its own; [`Window`] as an argument
+//!   of a kernel.
 //! - [`element`]: number formats and reductions.
 //! - [`math`]: exponential and logarithm with the same bits everywhere.
 //! - [`bulk`]: copies and reductions over ranges.
@@ -39,8 +43,9 @@
 //!
 //! # Memory model
 //! Data reaches a peer by one of three idioms only: a signal (write the data, then
-//! [`session::Session::ready`] or [`session::Session::done`]), a packet, or a barrier built from
-//! signals. A barrier between the lanes of a block publishes nothing to another rank.
+//! [`session::Session::ready`], [`session::Session::done`] or [`Window::signal`]), a packet, or a
+//! barrier built from signals. A barrier between the lanes of a block publishes nothing to another
+//! rank.
 #![no_std]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -55,10 +60,12 @@ extern crate self as fusewire_device;
 extern crate std;
 
 pub mod arch;
+pub mod args;
 pub mod bulk;
 pub mod channel;
 pub mod comm;
 pub mod element;
+mod faults;
 pub mod group;
 pub mod layout;
 pub mod math;
@@ -74,9 +81,12 @@ mod shared_cache;
 pub mod wait;
 pub mod window;
 
+pub use self::args::{In, InOut, Out};
 pub use self::comm::{Comm, PeerPtr};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
 pub use self::group::{Block, Group, Machine, Thread, Warp};
+pub use self::session::{Aborted, Session, Unvoted};
+pub use self::window::Window;
 pub use fusewire_device_macros::kernel;
 
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]

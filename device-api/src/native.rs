@@ -5,12 +5,20 @@
 //! with 32 or 64 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the
 //! barrier, the shuffle network and the shared memory of the block.
 
+mod arguments;
+
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
+use core::panic::Location;
 
 use crate::arch;
 use crate::mem::prim::{AtomicU32, AtomicU64, Ordering};
+
+pub use self::arguments::{
+    ArgumentInfo, ArgumentValue, Buffer, Contract, KernelArguments, SafeKernel, ScalarWord,
+    WindowBuffer,
+};
 
 /// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.
 pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 64 };
@@ -46,6 +54,37 @@ pub struct BlockShared {
     gone: AtomicU32,
     exchange: [AtomicU64; MAX_LANES],
     shared: UnsafeCell<*mut u8>,
+    calls: [CallSite; MAX_LANES],
+    /// Two lanes that entered one barrier from different places, plus 1 each; 0 if there are none.
+    /// Outside of the model: it decides nothing but a panic.
+    diverged: [core::sync::atomic::AtomicU32; 2],
+}
+
+/// The collective call that a lane has entered last. The block's barrier orders the accesses, so
+/// they are not part of the model.
+struct CallSite {
+    location: core::sync::atomic::AtomicPtr<Location<'static>>,
+    /// Hash of the arguments that must be equal on all lanes.
+    arguments: core::sync::atomic::AtomicU64,
+}
+
+impl CallSite {
+    fn new() -> Self {
+        Self {
+            location: core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()),
+            arguments: core::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    fn location(&self) -> Option<&'static Location<'static>> {
+        let location = self.location.load(core::sync::atomic::Ordering::Relaxed);
+        // SAFETY: null, or written from a `&'static Location` by `BlockShared::sync`.
+        unsafe { location.cast_const().as_ref() }
+    }
+
+    fn arguments(&self) -> u64 {
+        self.arguments.load(core::sync::atomic::Ordering::Relaxed)
+    }
 }
 
 // SAFETY: the pointer is written at construction only; the memory behind it is shared by the rules
@@ -73,6 +112,8 @@ impl BlockShared {
             gone: AtomicU32::new(0),
             exchange: core::array::from_fn(|_| AtomicU64::new(0)),
             shared: UnsafeCell::new(shared),
+            calls: core::array::from_fn(|_| CallSite::new()),
+            diverged: [const { core::sync::atomic::AtomicU32::new(0) }; 2],
         }
     }
 
@@ -83,24 +124,36 @@ impl BlockShared {
         unsafe { *self.shared.get() }
     }
 
-    /// Waits until all lanes of the block stand here.
+    /// Waits until all lanes of the block have entered.
     ///
     /// # Panics
-    /// When a lane has left the kernel ([`BlockShared::leave`]) while this one waits: on a GPU that
-    /// is a hang or undefined behaviour.
-    pub fn sync(&self) {
+    /// If lanes have entered from different places, or with different arguments
+    /// ([`BlockShared::uniform`]). If a lane has left the kernel ([`BlockShared::leave`]) while
+    /// this one waits. On a GPU both are a hang or undefined behaviour.
+    #[track_caller]
+    pub fn sync(&self, lane: u32) {
+        let call = &self.calls[lane as usize % MAX_LANES];
+        let location = core::ptr::from_ref(Location::caller()).cast_mut();
+        call.location
+            .store(location, core::sync::atomic::Ordering::Relaxed);
         let phase = self.phase.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
+            self.compare_calls();
             self.arrived.store(0, Ordering::Relaxed);
             self.phase.store(phase.wrapping_add(1), Ordering::Release);
-            return;
+        } else {
+            self.await_phase(phase);
         }
+        self.check_diverged();
+    }
+
+    fn await_phase(&self, phase: u32) {
         let mut polls = 0u32;
         while self.phase.load(Ordering::Acquire) == phase {
             assert!(
                 self.gone.load(Ordering::Acquire) == 0
                     || self.phase.load(Ordering::Acquire) != phase,
-                "a lane left the kernel while others of its block stand at a barrier"
+                "a lane left the kernel while others of its block wait at a barrier"
             );
             polls += 1;
             if polls < 8 {
@@ -111,7 +164,61 @@ impl BlockShared {
         }
     }
 
+    /// Adds `value` to the arguments of this lane's next barrier, which must be equal on all lanes.
+    pub fn uniform(&self, lane: u32, value: u64) {
+        let arguments = &self.calls[lane as usize % MAX_LANES].arguments;
+        let before = arguments.load(core::sync::atomic::Ordering::Relaxed);
+        let next = (before.rotate_left(7) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        arguments.store(next.wrapping_add(1), core::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Compares the calls of all lanes. By the last lane that enters a barrier.
+    fn compare_calls(&self) {
+        use core::sync::atomic::Ordering::Relaxed;
+        if cfg!(loom) {
+            return;
+        }
+        let [first, others @ ..] = &self.calls[..self.lanes as usize] else {
+            return;
+        };
+        let differs = others.iter().position(|call| {
+            call.location() != first.location() || call.arguments() != first.arguments()
+        });
+        if let Some(other) = differs {
+            self.diverged[0].store(1, Relaxed);
+            self.diverged[1].store(other as u32 + 2, Relaxed);
+            return;
+        }
+        for call in &self.calls {
+            call.arguments.store(0, Relaxed);
+        }
+    }
+
+    /// Panics if lanes of the block have made different calls.
+    fn check_diverged(&self) {
+        use core::sync::atomic::Ordering::Relaxed;
+        let lanes = [0, 1].map(|i| self.diverged[i].load(Relaxed));
+        if lanes[0] == 0 {
+            return;
+        }
+        let lanes = lanes.map(|lane| lane as usize - 1);
+        let [one, other] = lanes.map(|lane| self.calls[lane].location());
+        if let (Some(one), Some(other)) = (one, other) {
+            let [a, b] = lanes;
+            assert!(
+                one == other,
+                "lanes of a block have diverged: lane {a} makes the collective call at {one}, lane \
+                 {b} the one at {other}; all lanes of a block must make the same calls"
+            );
+            panic!(
+                "lanes of a block pass different arguments to the collective call at {one}, such \
+                 as the rank or the signal: lanes {a} and {b} differ"
+            );
+        }
+    }
+
     /// Contributes `value`; every lane gets what `pick` makes of all contributions.
+    #[track_caller]
     pub fn exchange<R>(
         &self,
         lane: u32,
@@ -119,9 +226,9 @@ impl BlockShared {
         pick: impl FnOnce(&dyn Fn(u32) -> u64) -> R,
     ) -> R {
         self.exchange[lane as usize].store(value, Ordering::Relaxed);
-        self.sync();
+        self.sync(lane);
         let picked = pick(&|from| self.exchange[from as usize % MAX_LANES].load(Ordering::Relaxed));
-        self.sync();
+        self.sync(lane);
         picked
     }
 
@@ -129,6 +236,10 @@ impl BlockShared {
     /// that the value can serve another launch.
     pub fn leave(&self) {
         if self.gone.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
+            for lane in &self.diverged {
+                lane.store(0, core::sync::atomic::Ordering::Relaxed);
+            }
+            self.arrived.store(0, Ordering::Relaxed);
             self.gone.store(0, Ordering::Release);
         }
     }
@@ -143,6 +254,71 @@ pub struct ParamField {
     pub offset: usize,
     /// Size in bytes.
     pub size: usize,
+}
+
+/// Every kernel that is linked into the program, in no particular order.
+#[cfg(feature = "kernel-list")]
+#[linkme::distributed_slice]
+pub static KERNELS: [KernelInfo];
+
+/// For the macro [`crate::register_kernel`].
+#[cfg(feature = "kernel-list")]
+#[doc(hidden)]
+pub use linkme;
+
+/// Returns the kernels of a crate that is linked into the program, in no particular order. `name`
+/// is the crate's name in Rust, with underscores. The feature `kernel-list` makes the list.
+#[cfg(feature = "kernel-list")]
+pub fn kernels_of(name: &str) -> impl Iterator<Item = &'static KernelInfo> {
+    KERNELS
+        .iter()
+        .filter(move |kernel| kernel.module.split("::").next() == Some(name))
+}
+
+/// Adds a kernel to [`native::KERNELS`](crate::native::KERNELS). Called by `#[kernel]`.
+#[cfg(feature = "kernel-list")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! register_kernel {
+    ($kernel:expr) => {
+        const _: () = {
+            #[$crate::native::linkme::distributed_slice($crate::native::KERNELS)]
+            #[linkme(crate = $crate::native::linkme)]
+            static KERNEL: $crate::native::KernelInfo = *$kernel.info();
+        };
+    };
+}
+
+/// Does nothing: the program has no list of kernels.
+#[cfg(not(feature = "kernel-list"))]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! register_kernel {
+    ($kernel:expr) => {};
+}
+
+/// Returns true if `fields` have these names and sizes, in this order. `#[kernel]` demands it where
+/// kernels share a parameter struct.
+pub const fn has_fields(fields: &[ParamField], expected: &[(&str, usize)]) -> bool {
+    const fn equal(a: &[u8], b: &[u8]) -> bool {
+        let mut index = 0;
+        while index < a.len() && index < b.len() {
+            if a[index] != b[index] {
+                return false;
+            }
+            index += 1;
+        }
+        a.len() == b.len()
+    }
+    let mut index = 0;
+    while index < fields.len() && index < expected.len() {
+        let (name, size) = expected[index];
+        if fields[index].size != size || !equal(fields[index].name.as_bytes(), name.as_bytes()) {
+            return false;
+        }
+        index += 1;
+    }
+    fields.len() == expected.len()
 }
 
 /// The native entries of one kernel instance.
@@ -194,6 +370,8 @@ pub struct KernelInfo {
     pub params: &'static [ParamField],
     /// Native entries.
     pub native: NativeEntries,
+    /// Requirements on a launch.
+    pub contract: &'static Contract,
 }
 
 impl KernelInfo {

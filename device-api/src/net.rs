@@ -61,6 +61,7 @@ pub unsafe fn put_value<T: Copy>(comm: &Comm, to: PeerPtr<T>, value: T) -> Resul
 /// # Safety
 /// As [`put`]; `signal` must be an aligned word that is only accessed as a signal.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn put_signal<M: Machine, T: Copy>(
     block: Block<M>,
     comm: &Comm,
@@ -102,6 +103,7 @@ pub unsafe fn get<M: Machine, T: Copy>(
 /// # Safety
 /// `at` must be an aligned word that is only accessed as a signal.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn signal<M: Machine>(
     block: Block<M>,
     comm: &Comm,
@@ -127,6 +129,7 @@ pub unsafe fn signal<M: Machine>(
 /// Waits until the sources of all puts of this block may be reused. Stores have read them when
 /// they return, so this is a barrier of the block.
 #[inline(always)]
+#[track_caller]
 pub fn flush<M: Machine>(block: Block<M>) {
     block.sync();
 }

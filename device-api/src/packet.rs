@@ -20,12 +20,14 @@
 //!   first unit of a stream is the header `{fingerprint, flag, count, flag}`. Slots are scrubbed
 //!   within 2^31 epochs, so that a flag never comes round to stale data.
 
+use crate::args::In;
 use crate::bulk;
 use crate::comm::ring;
+use crate::element::Element;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
-use crate::session::Session;
+use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
 /// Data bytes that share a line with the flag of a stream (one lane a block).
@@ -47,7 +49,7 @@ pub const fn capacity(slot: u64) -> u64 {
 }
 
 /// The packet slots of one epoch of one block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Slots {
     epoch: u64,
     flag: u64,
@@ -63,9 +65,18 @@ pub struct Slots {
 
 impl Slots {
     /// Opens the next epoch of packet slots for this launch, for streams of `bytes` bytes: at most
-    /// [`capacity`] of the slot, and the same on all ranks.
+    /// [`capacity`] of the slot, and the same on all ranks. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Capacity`], if the streams do not fit a slot.
     #[inline(always)]
-    pub fn open<M: Machine>(session: &mut Session<M>, bytes: usize) -> Self {
+    #[track_caller]
+    pub fn open<M: Machine>(session: &mut Session<M>, bytes: usize) -> Result<Self, Aborted> {
+        session.block().uniform([bytes as u64]);
+        let room = capacity(session.comm().workspace().packet_slot);
+        if bytes as u64 > room {
+            return Err(session.refuse(FailureKind::Capacity, 0, bytes as u64, room));
+        }
         let epoch = session.next_packet_epoch();
         let comm = session.comm();
         let slot = comm.workspace().packet_slot;
@@ -77,7 +88,7 @@ impl Slots {
             epoch & 0xffff_ffff
         };
         let base = comm.workspace().packets + set * ranks * slot;
-        Self {
+        Ok(Self {
             epoch,
             flag,
             own: comm.own(base),
@@ -85,7 +96,7 @@ impl Slots {
             mine: base + u64::from(comm.rank()) * slot,
             slot,
             bytes,
-        }
+        })
     }
 
     /// Where `source`'s stream arrives.
@@ -103,10 +114,36 @@ impl Slots {
         (workspace as *mut u8).wrapping_add(self.mine as usize)
     }
 
+    /// Sends this rank's stream, `data`, to every other rank. All lanes together, once an epoch.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Index`], if `data` is shorter than the stream.
+    #[inline(always)]
+    #[track_caller]
+    pub fn send_elements<M: Machine, T: Element>(
+        &self,
+        session: &mut Session<M>,
+        data: In<T>,
+    ) -> Result<(), Aborted> {
+        let needed = self.bytes.div_ceil(size_of::<T>());
+        session.block().uniform([data.len() as u64]);
+        if data.len() < needed {
+            return Err(session.refuse(
+                FailureKind::Index,
+                data.argument(),
+                needed as u64 - 1,
+                data.len() as u64,
+            ));
+        }
+        // SAFETY: `data` has the stream's bytes, which fit the slot (`open`).
+        unsafe { self.send_to_all(session, data.as_ptr().cast()) };
+        Ok(())
+    }
+
     /// Sends this rank's stream, at `from`, to every other rank. All lanes together.
     ///
     /// # Safety
-    /// `from` must be readable for the stream's bytes, which must fit the slot.
+    /// `from` must be readable for the stream's bytes.
     #[inline(always)]
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
         // SAFETY: the caller's promise.
@@ -194,13 +231,17 @@ impl Slots {
         self.flag << 32 | u64::from(data)
     }
 
-    /// Awaits the whole stream of `source`: where its bytes lie. For blocks of one lane.
+    /// Awaits the whole stream of `source`, a rank of the communicator. Returns its address. For
+    /// blocks of one lane; by any lane.
     #[inline(always)]
     pub fn receive_stream<M: Machine>(
         &self,
         session: &Session<M>,
         source: u32,
-    ) -> Option<*const u8> {
+    ) -> Unvoted<*const u8> {
+        if source >= session.comm().size() {
+            return refuse_rank(session, source);
+        }
         let slot = self.arrival(source);
         let flag = slot.wrapping_add(LINE_DATA).cast::<u64>();
         let data = if self.bytes <= LINE_DATA {
@@ -208,7 +249,7 @@ impl Slots {
         } else {
             slot.wrapping_add(LINE as usize)
         };
-        session
+        let arrived = session
             .ctx()
             .until(WaitKind::Packet, source, self.flag, || {
                 // SAFETY: a flag word of this rank's own slots.
@@ -218,20 +259,24 @@ impl Slots {
                 } else {
                     Err(seen)
                 }
-            })
+            });
+        Unvoted::from_wait(arrived)
     }
 
     /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call
-    /// is compared): its 8 bytes.
+    /// is compared): its 8 bytes. By any lane.
+    ///
+    /// # Safety
+    /// `source` must be a rank of the communicator and `unit` within the slot.
     #[inline(always)]
-    pub fn receive_pair<M: Machine>(
+    pub unsafe fn receive_pair<M: Machine>(
         &self,
         session: &Session<M>,
         source: u32,
         unit: usize,
-    ) -> Option<u64> {
+    ) -> Unvoted<u64> {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
-        let data = session
+        let arrived = session
             .ctx()
             .until(WaitKind::Packet, source, self.flag, || {
                 // SAFETY: a unit of this rank's own slots.
@@ -241,7 +286,10 @@ impl Slots {
                 } else {
                     Err(low)
                 }
-            })?;
+            });
+        let Some(data) = arrived else {
+            return Unvoted::from_wait(None);
+        };
         let (expected, sent) = (session.fingerprint(), data & 0xffff);
         if unit == 0 && sent != expected {
             // The flag distinguishes epochs; the header distinguishes calls.
@@ -255,15 +303,18 @@ impl Slots {
                 sent,
                 0,
             );
-            return None;
+            return Unvoted::from_wait(None);
         }
-        Some(data)
+        Unvoted::new(data)
     }
 
     /// Loads the two-packet units `unit .. unit + N` of `source`'s stream once, without waiting
-    /// between the loads. Returns their bytes, and true if all have arrived.
+    /// between the loads. Returns their bytes, and true if all have arrived. By any lane.
+    ///
+    /// # Safety
+    /// As [`Slots::receive_pair`], for all units.
     #[inline(always)]
-    pub fn peek_pairs<const N: usize>(&self, source: u32, unit: usize) -> ([u64; N], bool) {
+    pub unsafe fn peek_pairs<const N: usize>(&self, source: u32, unit: usize) -> ([u64; N], bool) {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
         let mut data = [0; N];
         let mut there = true;
@@ -277,54 +328,71 @@ impl Slots {
     }
 
     /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units
-    /// that carry data; the header is [`Slots::receive_header`]'s.
+    /// that carry data; the header is [`Slots::receive_header`]'s. By any lane.
+    ///
+    /// # Safety
+    /// As [`Slots::receive_pair`], for all units.
     #[inline(always)]
-    pub fn receive_pairs<M: Machine, const N: usize>(
+    pub unsafe fn receive_pairs<M: Machine, const N: usize>(
         &self,
         session: &Session<M>,
         source: u32,
         unit: usize,
-    ) -> Option<[u64; N]> {
-        session
+    ) -> Unvoted<[u64; N]> {
+        let arrived = session
             .ctx()
             .until(WaitKind::Packet, source, self.flag, || {
                 // What the record shows is the epoch that was awaited, not which unit lacked.
-                match self.peek_pairs::<N>(source, unit) {
+                // SAFETY: the precondition of this function.
+                match unsafe { self.peek_pairs::<N>(source, unit) } {
                     (_, true) => Ok(()),
                     (_, false) => Err(0),
                 }
-            })?;
+            });
         // They stay until this rank has sent the next epoch's.
-        Some(self.peek_pairs::<N>(source, unit).0)
+        // SAFETY: the precondition of this function.
+        Unvoted::from_wait(arrived.map(|()| unsafe { self.peek_pairs::<N>(source, unit) }.0))
     }
 
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A
     /// kernel must have received every unit of every rank's stream, this one at least, before it
-    /// ends.
+    /// ends. By any lane.
     #[inline(always)]
-    pub fn receive_header<M: Machine>(&self, session: &Session<M>, source: u32) -> Option<()> {
+    pub fn receive_header<M: Machine>(&self, session: &Session<M>, source: u32) -> Unvoted<()> {
         if M::LANES == 1 {
-            self.receive_stream(session, source).map(|_| ())
-        } else {
-            self.receive_pair(session, source, 0).map(|_| ())
+            return self.receive_stream(session, source).map(|_| ());
         }
+        if source >= session.comm().size() {
+            return refuse_rank(session, source);
+        }
+        // SAFETY: `source` is a rank, and every slot has a header.
+        unsafe { self.receive_pair(session, source, 0) }.map(|_| ())
     }
 
-    /// Awaits the 8-byte word `index` of `source`'s stream.
+    /// Awaits the 8-byte word `index` of `source`'s stream. By any lane.
     #[inline(always)]
     pub fn receive_word<M: Machine>(
         &self,
         session: &Session<M>,
         source: u32,
         index: usize,
-    ) -> Option<u64> {
-        if M::LANES == 1 {
-            let stream = self.receive_stream(session, source)?;
-            // SAFETY: the stream has been acquired, and the word is within it.
-            Some(unsafe { mem::read(stream.cast::<u64>().add(index)) })
-        } else {
-            self.receive_pair(session, source, 1 + index)
+    ) -> Unvoted<u64> {
+        let words = self.bytes / 8;
+        if index >= words {
+            let (index, words) = (index as u64, words as u64);
+            session.faults().record(FailureKind::Word, 0, index, words);
+            return Unvoted::from_wait(None);
         }
+        if M::LANES == 1 {
+            let stream = self.receive_stream(session, source);
+            // SAFETY: the stream has been acquired, and the word is within it.
+            return stream.map(|stream| unsafe { mem::read(stream.cast::<u64>().add(index)) });
+        }
+        if source >= session.comm().size() {
+            return refuse_rank(session, source);
+        }
+        // SAFETY: `source` is a rank, and the word is within the stream, which fits the slot.
+        unsafe { self.receive_pair(session, source, 1 + index) }
     }
 
     /// Ends the epoch: now and then scrubs a part of this rank's slots of it. All lanes together.
@@ -356,6 +424,16 @@ impl Slots {
         mem::fence(Order::AcqRel, Scope::System);
         block.sync();
     }
+}
+
+/// Records that `source` is no rank.
+#[inline(always)]
+fn refuse_rank<M: Machine, T>(session: &Session<M>, source: u32) -> Unvoted<T> {
+    let (source, ranks) = (u64::from(source), u64::from(session.comm().size()));
+    session
+        .faults()
+        .record(FailureKind::Rank, u32::MAX, source, ranks);
+    Unvoted::from_wait(None)
 }
 
 /// The first bytes of a stream that a lane sends. A kernel reads them before it begins its session,

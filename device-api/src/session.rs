@@ -11,17 +11,32 @@
 //! - **released by** the peer, after its last read of the words and of the memory they named, and
 //!   after its last write into memory that they named.
 //!
-//! A barrier is a round without words and without done: its ready lines carry nothing that a slow
-//! peer could still have to read, and signals only grow.
+//! A barrier is a round without words and without done: it leaves the words of the ready lines as
+//! they are, which a slow peer may still have to read, and signals only grow.
 //!
 //! Every operation of this family receives from every rank in every round, so one line suffices
 //! where there is a done signal, and no credit is needed.
+//!
+//! # Failures
+//! `#[kernel]` begins and ends the session. A kernel returns `Ok(())` on all lanes of a block, or
+//! an error on all lanes; the first failure is recorded, and stops every rank.
+//!
+//! - Functions of the session that all lanes call together return `Result<_, Aborted>`, with the
+//!   same result on all lanes, so that `?` keeps the lanes of a block together.
+//! - What a lane finds by itself is an [`Unvoted`] value. It has no `?`; [`Session::vote`] makes it
+//!   a result of the block.
+//! - [`Session::ensure`] and [`Session::fault`] record failures of the kernel's author. They reach
+//!   the other ranks when the kernel returns the error.
+//! - Errors that lanes record, such as an index out of range, are returned by the next function
+//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, the waits of
+//!   [`crate::Window`], and the end of the kernel.
 
 mod prologue;
 
 use crate::comm::Comm;
+use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
-use crate::layout::{CommConst, LINE, SIGNAL_WORDS};
+use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
@@ -181,6 +196,24 @@ impl Call {
         Self((root as u64) << 48 | head | (hash >> 8 & 0xffff))
     }
 
+    /// Packs a call of the user kernel with code `kernel`, which is not 0. `agreed` is a hash of
+    /// all else that must be equal on all ranks.
+    #[inline(always)]
+    pub const fn of_kernel(kernel: u16, agreed: u64) -> Self {
+        let (high, low) = ((kernel >> 12) as u8, (kernel >> 8) as u8 & 15);
+        Self::new(Operation::User, high, low, kernel as u8, 0xffff, agreed)
+    }
+
+    /// Returns the code of a user kernel, or `None` for other calls and for user kernels without a
+    /// code.
+    #[inline(always)]
+    pub const fn kernel(self) -> Option<u16> {
+        match (self.0 >> 16) as u16 {
+            code if code != 0 && matches!(self.operation(), Operation::User) => Some(code),
+            _ => None,
+        }
+    }
+
     /// Returns the call in a progress word (without its root).
     #[inline(always)]
     pub const fn from_progress(word: u64) -> Self {
@@ -230,6 +263,56 @@ impl Call {
     }
 }
 
+/// Proof that the launch has failed. The end of the kernel records the failure, unless a wait has
+/// recorded it. Only the library makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aborted(());
+
+/// What one lane or warp found: a value, or a failure. It may differ between the lanes of a block,
+/// so it is not a `Result`: `?` on it does not compile, because lanes that return from a kernel
+/// apart hang a GPU. [`Session::vote`] makes it a result of the block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a failure of a lane must be voted on, with Session::vote"]
+pub struct Unvoted<T>(Option<T>);
+
+impl<T> Unvoted<T> {
+    /// Wraps the value of this lane.
+    #[inline(always)]
+    pub const fn new(value: T) -> Self {
+        Self(Some(value))
+    }
+
+    /// Wraps what a wait of this lane gave.
+    #[inline(always)]
+    pub(crate) fn from_wait(value: Option<T>) -> Self {
+        Self(value)
+    }
+
+    /// Returns the value of this lane, or `None` after a failure.
+    #[inline(always)]
+    pub fn ok(self) -> Option<T> {
+        self.0
+    }
+
+    /// Returns true after a failure.
+    #[inline(always)]
+    pub const fn is_failed(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Returns `next`, or a failure if this or the next value is one.
+    #[inline(always)]
+    pub fn and<U>(self, next: Unvoted<U>) -> Unvoted<U> {
+        Unvoted(self.0.and(next.0))
+    }
+
+    /// Applies `change` to the value.
+    #[inline(always)]
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Unvoted<U> {
+        Unvoted(self.0.map(change))
+    }
+}
+
 /// A launch in flight on one block.
 #[derive(Debug)]
 pub struct Session<M> {
@@ -238,8 +321,11 @@ pub struct Session<M> {
     ctx: WaitContext,
     /// Blocks of one lane: rounds and packet epoch at the begin. Others find them in shared memory.
     begun: (u64, u64),
-    /// Rounds of this launch.
-    rounds: u32,
+    /// Rounds of this launch. Not of the width of `steps`, so that the compiler does not pair them
+    /// in a vector register.
+    rounds: u64,
+    /// True between `ready` and `done`.
+    open: bool,
     /// By how much the packet epoch has grown.
     packets: u64,
     steps: u32,
@@ -278,6 +364,9 @@ impl<M: Machine> Session<M> {
         let entered = unsafe { prologue.pass(block, constants, &mut ctx, collective) };
         let (comm, epochs) = entered?;
         ctx.comm = comm;
+        if M::LANES == 1 {
+            Faults::new(block).clear();
+        }
         if block.is_leader() {
             ctx.enter();
         }
@@ -287,6 +376,7 @@ impl<M: Machine> Session<M> {
             ctx,
             begun: (epochs.rounds, epochs.packet_epoch),
             rounds: 0,
+            open: false,
             packets: 0,
             steps: 0,
         })
@@ -302,6 +392,122 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     pub fn block(&self) -> Block<M> {
         self.block
+    }
+
+    /// Returns this rank.
+    #[inline(always)]
+    pub fn rank(&self) -> u32 {
+        self.comm.rank()
+    }
+
+    /// Returns the number of ranks.
+    #[inline(always)]
+    pub fn ranks(&self) -> u32 {
+        self.comm.size()
+    }
+
+    /// Returns the call.
+    #[inline(always)]
+    pub fn call(&self) -> Call {
+        self.ctx.call
+    }
+
+    /// Returns the number of elements that the host gave for messages.
+    #[inline(always)]
+    pub fn count(&self) -> u64 {
+        self.ctx.count
+    }
+
+    /// Returns the number of this launch among the collective launches of the communicator in which
+    /// this block took part, from 1 on. It is the same on all ranks, and advances with every launch
+    /// and replay, also of other kernels: it tells launches apart, but its parity does not
+    /// alternate between two launches of one kernel.
+    #[inline(always)]
+    pub fn epoch(&self) -> u64 {
+        self.ctx.sequence()
+    }
+
+    /// Turns what each lane found into a result of the block: an error on all lanes if a lane has
+    /// failed, else each lane's own value. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if a lane has failed, or has recorded an error since the last call.
+    #[inline(always)]
+    #[track_caller]
+    pub fn vote<T>(&self, outcome: Unvoted<T>) -> Result<T, Aborted> {
+        let failed = self.any_failed(outcome.is_failed());
+        self.block.acquired(Scope::System);
+        if failed {
+            return Err(Aborted(()));
+        }
+        // SAFETY: no lane has failed, so this one has not. A check would make the result depend on
+        // this lane's own value, and the verifier could not see that it is uniform.
+        Ok(unsafe { outcome.0.unwrap_unchecked() })
+    }
+
+    /// Fails the launch unless `ok` holds on all lanes. `code` chooses a text from the kernel's
+    /// `failures`, in which `{a}` and `{b}` are the values of a lane on which `ok` is false. All
+    /// lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if `ok` is false on a lane, or a lane has recorded an error since the last call.
+    #[inline(always)]
+    #[track_caller]
+    pub fn ensure(&self, ok: bool, code: u32, a: u64, b: u64) -> Result<(), Aborted> {
+        if !ok {
+            self.fault(code, a, b);
+        }
+        self.vote(Unvoted::new(()))
+    }
+
+    /// Returns the result of a part of the kernel that has recorded its failures by itself. `ok` is
+    /// equal on all lanes. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if `ok` is false.
+    #[inline(always)]
+    pub fn settle(&self, ok: bool) -> Result<(), Aborted> {
+        if ok { Ok(()) } else { Err(Aborted(())) }
+    }
+
+    /// Records a failure of the kernel's author on this lane, as [`Session::ensure`] does. The next
+    /// vote of the block returns the error on all lanes. Any lane by itself.
+    #[inline(always)]
+    pub fn fault(&self, code: u32, a: u64, b: u64) {
+        self.faults().record(FailureKind::User, code, a, b);
+    }
+
+    /// Fails the launch because of an argument that is equal on all lanes. All lanes together.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn refuse(
+        &self,
+        kind: FailureKind,
+        code: u32,
+        observed: u64,
+        expected: u64,
+    ) -> Aborted {
+        if self.block.is_leader() {
+            self.faults().record(kind, code, observed, expected);
+        }
+        // The lanes meet here: otherwise the compiler may join the leader's path only where the
+        // kernel continues or returns, and the verifier could not see that all lanes do the same.
+        self.block.sync();
+        Aborted(())
+    }
+
+    /// The errors that lanes of this block find.
+    #[inline(always)]
+    pub(crate) fn faults(&self) -> Faults {
+        Faults::new(self.block)
+    }
+
+    /// Returns true on all lanes if `failed` is true on one, or a lane has recorded an error. All
+    /// lanes together.
+    #[inline(always)]
+    #[track_caller]
+    fn any_failed(&self, failed: bool) -> bool {
+        self.block.any(failed || self.faults().is_pending())
     }
 
     /// Returns the bounds of this launch's waits.
@@ -320,13 +526,53 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// Opens a round: publishes everything that this block has written so far, sends `words(peer)`
-    /// to each peer and awaits every peer's words. False after a failure. All lanes together.
+    /// Waits until every rank's block with this index has called it as often. What a block wrote
+    /// before is visible to all that return from it. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if a rank does not come, or has called something else.
     #[inline(always)]
-    pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> bool {
+    #[track_caller]
+    pub fn barrier(&mut self) -> Result<(), Aborted> {
+        let value = self.next_round();
+        let mut peer = self.block.rank();
+        while peer < self.comm.size() {
+            let line = self.line(peer, self.comm.rank(), 0).cast::<u64>();
+            // SAFETY: only this block of this rank writes this word, and it only grows.
+            unsafe {
+                let signal = line.add(SIGNAL_WORDS);
+                mem::store_u64(signal, value, Order::Release, Scope::System);
+            }
+            peer += self.block.size();
+        }
+        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
+    }
+
+    /// Publishes what the block has written, and returns the signal of the next round.
+    #[inline(always)]
+    #[track_caller]
+    fn next_round(&mut self) -> u64 {
         self.rounds += 1;
         self.publish();
-        let value = self.round() << 16 | self.fingerprint();
+        self.round() << 16 | self.fingerprint()
+    }
+
+    /// Opens a round: publishes everything that this block has written so far, sends `words(peer)`
+    /// to each peer and awaits every peer's words. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if a rank does not come, or has called something else.
+    ///
+    /// A round that is still open is closed first; the end of the kernel closes the last one.
+    #[inline(always)]
+    #[track_caller]
+    pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> Result<(), Aborted> {
+        if self.open {
+            // The peers may still read the words of the last round.
+            self.done()?;
+        }
+        let value = self.next_round();
+        self.open = true;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             let line = self.line(peer, self.comm.rank(), 0);
@@ -346,19 +592,32 @@ impl<M: Machine> Session<M> {
         self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
     }
 
-    /// Returns word `index` of what `peer` sent with its ready signal of this round.
+    /// Returns word `index` of what `peer` sent with its ready signal of this round; 0 for a rank
+    /// or a word that does not exist.
     #[inline(always)]
     pub fn word(&self, peer: u32, index: usize) -> u64 {
+        if index >= SIGNAL_WORDS || peer >= self.comm.size() {
+            return 0;
+        }
         let line = self.line(self.comm.rank(), peer, 0);
-        // SAFETY: `ready` has acquired the line; the peer overwrites it only after this rank's
-        // done signal.
+        // SAFETY: the word is in a line of this rank's workspace. `ready` has acquired the line;
+        // the peer overwrites it only after this rank's done signal.
         unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
     }
 
     /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there
-    /// is published; awaits the same of every peer. False after a failure. All lanes together.
+    /// is published; awaits the same of every peer. A barrier if no round is open. All lanes
+    /// together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if a rank does not come.
     #[inline(always)]
-    pub fn done(&mut self) -> bool {
+    #[track_caller]
+    pub fn done(&mut self) -> Result<(), Aborted> {
+        if !self.open {
+            return self.barrier();
+        }
+        self.open = false;
         self.publish();
         let value = self.round() << 16 | self.fingerprint();
         let mut peer = self.block.rank();
@@ -373,11 +632,51 @@ impl<M: Machine> Session<M> {
         self.await_all(WaitKind::Done, value, LINE as usize)
     }
 
+    /// Ends the launch as the kernel's result says. All lanes together. Called by `#[kernel]`.
+    #[inline(always)]
+    #[track_caller]
+    #[doc(hidden)]
+    pub fn finish(mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
+        let closed = match outcome {
+            Ok(()) if self.open => self.done(),
+            other => other,
+        };
+        // The vote is the barrier after which the epochs may advance.
+        if closed.is_ok() && !self.any_failed(false) {
+            self.leave();
+            return Ok(());
+        }
+        self.report();
+        Err(Aborted(()))
+    }
+
+    /// Makes the lanes' error the failure of the launch. Without one, and if no rank has failed,
+    /// records that the kernel stopped. There is one copy of this in a kernel, at its end.
+    #[inline(always)]
+    fn report(&self) {
+        if !self.block.is_leader() {
+            return;
+        }
+        let fault = self.faults().read();
+        if fault.is_none() && self.ctx.aborted() {
+            return;
+        }
+        let (kind, code, observed, expected) = fault.unwrap_or((FailureKind::User, u32::MAX, 0, 0));
+        let (wait, rank) = (WaitKind::Launch, self.comm.rank());
+        self.ctx.fail(kind, wait, code, rank, expected, observed, 0);
+    }
+
     /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not
-    /// failed.
+    /// failed and that has begun its session itself.
     #[inline(always)]
     pub fn end(self) {
         self.block.sync();
+        self.leave();
+    }
+
+    /// Advances the block's epochs. After a barrier of the block.
+    #[inline(always)]
+    fn leave(self) {
         if self.block.is_leader() {
             let state = Prologue::state(self.block, &self.comm);
             let epochs = Epochs {
@@ -423,7 +722,7 @@ impl<M: Machine> Session<M> {
     /// The block's signal rounds, this launch's included.
     #[inline(always)]
     fn round(&self) -> u64 {
-        Prologue::begun(self.block, self.begun).0 + u64::from(self.rounds)
+        Prologue::begun(self.block, self.begun).0 + self.rounds
     }
 
     /// Records one more published step.
@@ -438,6 +737,7 @@ impl<M: Machine> Session<M> {
     /// Runs a barrier of the block; what its lanes wrote is covered by the next release of one of
     /// them.
     #[inline(always)]
+    #[track_caller]
     pub fn publish(&mut self) {
         self.block.publish(Scope::System);
         self.advance();
@@ -451,7 +751,8 @@ impl<M: Machine> Session<M> {
     }
 
     #[inline(always)]
-    fn await_all(&self, wait: WaitKind, value: u64, offset: usize) -> bool {
+    #[track_caller]
+    fn await_all(&self, wait: WaitKind, value: u64, offset: usize) -> Result<(), Aborted> {
         let mut failed = false;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
@@ -478,8 +779,8 @@ impl<M: Machine> Session<M> {
             }
             peer += self.block.size();
         }
-        let failed = self.block.any(failed);
+        let failed = self.any_failed(failed);
         self.block.acquired(Scope::System);
-        !failed
+        if failed { Err(Aborted(())) } else { Ok(()) }
     }
 }

@@ -1,14 +1,35 @@
-//! The session's cache in shared memory, used where a block has several lanes.
+//! The session's record in a block's shared memory.
 //!
-//! The block's lanes write it when a launch enters its communicator and read it after the barrier
-//! that ends the prologue. It does not change while the session lasts.
+//! Where a block has several lanes, they write epochs and constants when a launch enters its
+//! communicator and read them after the barrier that ends the prologue. They do not change while
+//! the session lasts. The [`Fault`] is used on all machines.
 
 use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
 use crate::layout::CommConst;
 
-/// Epochs and constants of the session; lies in front of the memory of [`crate::Block::broadcast`].
+/// The first error that a lane of the block found by itself, such as an index out of range. The
+/// next vote of the block reports it on all lanes.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Fault {
+    /// 0 if there is none. The lane that replaces 0 by 1 writes the other words before the next
+    /// barrier of the block; the block's leader reads them after it.
+    pub(crate) claim: u64,
+    /// A [`crate::layout::FailureKind`], and the number of the argument or the author's code in the
+    /// upper half.
+    pub(crate) kind: u64,
+    /// The value that was found.
+    pub(crate) observed: u64,
+    /// Its bound, or another value.
+    pub(crate) expected: u64,
+}
+
+/// Epochs, constants and fault of the session; ends in front of the memory of
+/// [`crate::Block::broadcast`].
 #[repr(C)]
 pub(crate) struct SharedCache {
+    /// The first error of a lane.
+    pub(crate) fault: Fault,
     /// 1 where the launch is refused.
     pub(crate) refused: u64,
     /// Sequence number of the launch.

@@ -227,6 +227,9 @@ impl WaitContext {
     }
 
     fn progress(&self, rank: u32) -> Progress {
+        if rank >= self.comm.size() {
+            return bytemuck::Zeroable::zeroed();
+        }
         let at = self
             .comm
             .workspace_of(rank)

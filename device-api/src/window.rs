@@ -9,13 +9,18 @@
 //! may, is the user's protocol; what the words promise is: a signal covers the puts of the same
 //! block before it.
 
+use core::marker::PhantomData;
+
 use bytemuck::{Pod, Zeroable};
 
+use crate::args::{In, InOut};
 use crate::comm::{Comm, PeerPtr};
+use crate::element::Element;
 use crate::group::{Block, Group, Machine};
-use crate::layout::CommConst;
+use crate::layout::{CommConst, FailureKind};
 use crate::mem::{self, Order, Scope};
 use crate::net::{self, NoRoute, SignalOp};
+use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::{WaitContext, WaitKind};
 
 /// A window as kernels see it; plain data in device memory, written once by the host.
@@ -155,6 +160,7 @@ impl DeviceWindow {
     /// `from` must be readable; the range at the peer must be free to be written.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // torchcomms' face
+    #[track_caller]
     pub unsafe fn put<M: Machine>(
         &self,
         block: Block<M>,
@@ -215,6 +221,7 @@ impl DeviceWindow {
     /// # Safety
     /// The window must be alive on the peer.
     #[inline(always)]
+    #[track_caller]
     pub unsafe fn signal<M: Machine>(
         &self,
         block: Block<M>,
@@ -256,6 +263,7 @@ impl DeviceWindow {
     /// False after a failure (bounded and abortable, by `ctx`). All lanes together.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // torchcomms' face
+    #[track_caller]
     pub fn wait_signal<M: Machine>(
         &self,
         block: Block<M>,
@@ -333,6 +341,7 @@ impl DeviceWindow {
     /// only grow; a rank leaves after having acquired every peer's count, released by it after all
     /// it wrote.
     #[inline(always)]
+    #[track_caller]
     pub fn barrier<M: Machine>(
         &self,
         block: Block<M>,
@@ -386,3 +395,269 @@ impl DeviceWindow {
 }
 
 const _: () = assert!(size_of::<DeviceWindow>() == 48);
+
+/// A window as the argument of a kernel. Its functions are called by all lanes of a block together,
+/// with equal arguments.
+///
+/// Every rank has a part of [`Window::len`] elements. A rank, range or number that does not exist
+/// is an error that names the argument and the value; nothing is accessed then.
+#[derive(Debug)]
+pub struct Window<'a, T> {
+    window: DeviceWindow,
+    argument: u32,
+    launch: PhantomData<&'a T>,
+}
+
+impl<T> Clone for Window<'_, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Window<'_, T> {}
+
+impl<'a, T: Element> Window<'a, T> {
+    /// Wraps the argument with number `argument`. Called by `#[kernel]`.
+    ///
+    /// # Safety
+    /// `window` must describe a window of the session's communicator that is alive during the
+    /// launch.
+    #[inline(always)]
+    pub unsafe fn new<M: Machine>(
+        session: &Session<M>,
+        argument: u32,
+        window: *const DeviceWindow,
+    ) -> Self {
+        let _ = session;
+        Self {
+            // SAFETY: the description is valid, and nothing writes it while kernels run.
+            window: unsafe { mem::read(window) },
+            argument,
+            launch: PhantomData,
+        }
+    }
+
+    /// Returns the number of elements of each rank's part.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.window.bytes as usize / size_of::<T>()
+    }
+
+    /// Returns true if the parts have no elements.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of signals.
+    #[inline(always)]
+    pub fn signals(&self) -> u32 {
+        self.window.signals
+    }
+
+    /// Returns the description, whose functions report errors by return values only.
+    #[inline(always)]
+    pub fn description(&self) -> &DeviceWindow {
+        &self.window
+    }
+
+    /// Returns this rank's part. After a wait for a peer's signal it contains what that peer has
+    /// put before.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::NoRoute`], if the window has been freed.
+    #[inline(always)]
+    pub fn own<M: Machine>(&self, s: &mut Session<M>) -> Result<InOut<'a, T>, Aborted> {
+        self.direct(s, s.rank())
+    }
+
+    /// Returns `rank`'s part, for loads and stores of this rank. Only for ranks that are reachable
+    /// by load and store: a kernel that calls this for a peer cannot run over a network.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Rank`] or [`FailureKind::NoRoute`].
+    #[inline(always)]
+    pub fn direct<M: Machine>(
+        &self,
+        s: &mut Session<M>,
+        rank: u32,
+    ) -> Result<InOut<'a, T>, Aborted> {
+        let at = self.address(s, rank, 0, self.len())?;
+        // SAFETY: the window is alive during the launch. Its parts are accessed by peers, through
+        // device memory operations.
+        Ok(unsafe { InOut::new(s, self.argument, at, self.len() as u64) })
+    }
+
+    /// Writes the elements of `source` to elements `first ..` of `rank`'s part, which may be this
+    /// rank's own. They are visible to a peer that has acquired a later signal of this block. The
+    /// source must not overlap the target.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Rank`], [`FailureKind::Index`],
+    /// [`FailureKind::NoRoute`] or [`FailureKind::Aliasing`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn put<M: Machine>(
+        &self,
+        s: &mut Session<M>,
+        rank: u32,
+        first: usize,
+        source: In<T>,
+    ) -> Result<(), Aborted> {
+        let block = s.block();
+        block.uniform([u64::from(rank), first as u64, source.len() as u64]);
+        let target = self.address(s, rank, first, source.len())?;
+        let bytes = source.len() * size_of::<T>();
+        let (to, from) = (target as usize, source.as_ptr() as usize);
+        if to.abs_diff(from) < bytes {
+            let distance = to.abs_diff(from) as u64;
+            return Err(s.refuse(FailureKind::Aliasing, self.argument, distance, bytes as u64));
+        }
+        // SAFETY: `address` has checked the target against the window; the source has `bytes`
+        // bytes and does not overlap it. That no rank reads the target meanwhile is the kernel's
+        // protocol; elements have no invalid values.
+        unsafe {
+            let from = source.as_ptr().cast();
+            crate::bulk::copy(block, target, from, bytes, mem::Policy::Cached);
+        }
+        Ok(())
+    }
+
+    /// Changes this rank's slot of signal `id` at `rank`: all that this block has put there before
+    /// is visible to a wait that sees the new value. Of two blocks that change one slot, only one
+    /// may do so at a time.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Rank`], [`FailureKind::Id`] or
+    /// [`FailureKind::NoRoute`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn signal<M: Machine>(
+        &self,
+        s: &mut Session<M>,
+        rank: u32,
+        id: u32,
+        op: SignalOp,
+    ) -> Result<(), Aborted> {
+        let (block, comm) = (s.block(), *s.comm());
+        block.uniform([u64::from(rank), u64::from(id)]);
+        self.check_rank(s, rank)?;
+        self.check_id(s, id, self.window.signals)?;
+        // SAFETY: the window is alive on the peer until all ranks have freed it.
+        let sent = unsafe { self.window.signal(block, &comm, rank, id, op) };
+        sent.map_err(|NoRoute| self.no_route(s, rank))
+    }
+
+    /// Waits until signal `id` of this rank, of the rank `from` or summed over all ranks, compares
+    /// with `value` as `compare` says.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Rank`] or [`FailureKind::Id`], or a timeout,
+    /// which names `from`.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait<M: Machine>(
+        &self,
+        s: &mut Session<M>,
+        id: u32,
+        from: Option<u32>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<(), Aborted> {
+        let (block, comm, ctx) = (s.block(), *s.comm(), *s.ctx());
+        block.uniform([u64::from(id), from.map_or(u64::MAX, u64::from), value]);
+        self.check_id(s, id, self.window.signals)?;
+        self.own(s)?;
+        if let Some(from) = from {
+            self.check_rank(s, from)?;
+        }
+        let mut arrived = Unvoted::new(());
+        if block.is_leader() {
+            let awaited = from.unwrap_or(comm.rank());
+            arrived = Unvoted::from_wait(ctx.until(WaitKind::Signal, awaited, value, || {
+                let seen = self.window.read_signal(&comm, id, from);
+                if compare.holds(seen, value) {
+                    Ok(())
+                } else {
+                    Err(seen)
+                }
+            }));
+        }
+        s.vote(arrived)
+    }
+
+    /// Waits until every rank has entered barrier `id` as often as this one. What the blocks wrote
+    /// that entered it is visible after it. A number is for one block at a time; blocks of one
+    /// launch use different numbers.
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::Id`], or a timeout, which names the late rank.
+    #[inline(always)]
+    #[track_caller]
+    pub fn barrier<M: Machine>(&self, s: &mut Session<M>, id: u32) -> Result<(), Aborted> {
+        let (block, comm, ctx) = (s.block(), *s.comm(), *s.ctx());
+        block.uniform([u64::from(id)]);
+        self.check_id(s, id, self.window.barriers)?;
+        self.own(s)?;
+        let arrived = self.window.barrier(block, &ctx, &comm, id);
+        s.settle(arrived)
+    }
+
+    /// Returns the address of elements `first .. first + len` of `rank`'s part.
+    #[inline(always)]
+    fn address<M: Machine>(
+        &self,
+        s: &mut Session<M>,
+        rank: u32,
+        first: usize,
+        len: usize,
+    ) -> Result<*mut u8, Aborted> {
+        self.check_rank(s, rank)?;
+        let all = self.len();
+        if first > all || len > all - first {
+            let last = first.saturating_add(len).saturating_sub(1);
+            let (last, all) = (last as u64, all as u64);
+            return Err(s.refuse(FailureKind::Index, self.argument, last, all));
+        }
+        let size = size_of::<T>() as u64;
+        let (offset, bytes) = (first as u64 * size, len as u64 * size);
+        match self.window.address(s.comm(), rank, offset, bytes) {
+            Some(at) => Ok(at),
+            None => Err(self.no_route(s, rank)),
+        }
+    }
+
+    #[inline(always)]
+    fn check_rank<M: Machine>(&self, s: &mut Session<M>, rank: u32) -> Result<(), Aborted> {
+        let ranks = s.ranks();
+        if rank < ranks {
+            return Ok(());
+        }
+        Err(s.refuse(
+            FailureKind::Rank,
+            self.argument,
+            u64::from(rank),
+            u64::from(ranks),
+        ))
+    }
+
+    #[inline(always)]
+    fn check_id<M: Machine>(&self, s: &mut Session<M>, id: u32, count: u32) -> Result<(), Aborted> {
+        if id < count {
+            return Ok(());
+        }
+        Err(s.refuse(
+            FailureKind::Id,
+            self.argument,
+            u64::from(id),
+            u64::from(count),
+        ))
+    }
+
+    #[inline(always)]
+    fn no_route<M: Machine>(&self, s: &mut Session<M>, rank: u32) -> Aborted {
+        let ranks = u64::from(s.ranks());
+        s.refuse(FailureKind::NoRoute, self.argument, u64::from(rank), ranks)
+    }
+}

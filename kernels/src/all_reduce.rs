@@ -10,11 +10,10 @@
 
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
 
 use crate::exchange::{Body, Memory, Round};
 use crate::reducer::{Reducer, reduction_kernel};
@@ -30,35 +29,42 @@ use crate::reducer::{Reducer, reduction_kernel};
     each(O: sum = Sum, average = Average, max = Max)
 )]
 pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     source: *const u8,
     target: *mut u8,
-) {
-    let (first, last) = block.slice(count as usize, crate::ALIGNMENT);
-    let from = source.wrapping_add(first * size_of::<T>());
-    let to = target.wrapping_add(first * size_of::<T>());
-    let bytes = (last - first) * size_of::<T>();
-    // SAFETY: this block's part of the caller's buffer.
-    let prefetch = unsafe { Prefetch::read(block, from, bytes) };
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
-    else {
-        return;
-    };
-    let slots = Slots::open(&mut session, bytes);
+    // SAFETY: this block's part of the source, which the caller guarantees to be readable.
+    #[before(unsafe { prefetch_part::<_, T>(block, header_count, source) })] prefetch: Prefetch,
+) -> Result<(), Aborted> {
+    let (first, bytes) = part::<_, T>(session.block(), session.count());
+    let from = source.wrapping_add(first);
+    let to = target.wrapping_add(first);
+    let slots = Slots::open(session, bytes)?;
     // SAFETY: this block's part of the caller's buffers.
     let received = unsafe {
-        slots.send_to_each(&mut session, from, prefetch);
-        reduce_streams::<_, T, O>(&session, &slots, from, to, bytes)
+        slots.send_to_each(session, from, prefetch);
+        reduce_streams::<_, T, O>(session, &slots, from, to, bytes)
     };
-    if received {
-        slots.close(&session);
-        session.end();
-    }
+    session.settle(received)?;
+    slots.close(session);
+    Ok(())
+}
+
+/// Returns the byte offset and the bytes of this block's part of `count` elements.
+#[inline(always)]
+fn part<M: Machine, T>(block: Block<M>, count: u64) -> (usize, usize) {
+    let (first, last) = block.slice(count as usize, crate::ALIGNMENT);
+    (first * size_of::<T>(), (last - first) * size_of::<T>())
+}
+
+/// Reads ahead in this block's part of the source.
+///
+/// # Safety
+/// `source` must be readable for `count` elements.
+#[inline(always)]
+unsafe fn prefetch_part<M: Machine, T>(block: Block<M>, count: u64, source: *const u8) -> Prefetch {
+    let (first, bytes) = part::<_, T>(block, count);
+    // SAFETY: the part is within the source.
+    unsafe { Prefetch::read(block, source.wrapping_add(first), bytes) }
 }
 
 /// Reduces this rank's input with every peer's stream. False after a failure.
@@ -80,7 +86,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             if rank == me {
                 tables.set_source(rank, from, 0);
             } else {
-                match slots.receive_stream(session, rank) {
+                match slots.receive_stream(session, rank).ok() {
                     Some(at) => tables.set_source(rank, at, 0),
                     None => return false,
                 }
@@ -105,7 +111,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     // other. The last lanes look after them, which have no data where there is little.
     let mut source = block.size() - 1 - block.rank();
     while source < ranks && !failed {
-        failed = slots.receive_header(session, source).is_none();
+        failed = slots.receive_header(session, source).is_failed();
         source += block.size();
     }
     let fold = |acc: &mut [T::Acc; 4], rank: u32, data: u64| {
@@ -130,7 +136,8 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                let (data, there) = slots.peek_pairs::<1>(rank, unit);
+                // SAFETY: a rank, and a unit of its stream.
+                let (data, there) = unsafe { slots.peek_pairs::<1>(rank, unit) };
                 (data[0], there)
             };
             let four = [peek(0), peek(1), peek(2), peek(3)];
@@ -154,7 +161,8 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
                 }
                 continue;
             }
-            match slots.receive_pair(session, rank, unit) {
+            // SAFETY: a rank, and a unit of its stream.
+            match unsafe { slots.receive_pair(session, rank, unit) }.ok() {
                 Some(data) => fold(&mut acc, rank, data),
                 None => failed = true,
             }
@@ -230,6 +238,9 @@ unsafe fn one_shot<M: Machine, R: Reducer>(
     // SAFETY: the caller's promise.
     unsafe { memory.run(session, policy, &OneShot { reducer, policy }) }
 }
+
+/// Parameters of every kernel that reduces over rounds.
+pub type ReductionParams = AllReduceSignalParams;
 
 /// The root that means every rank.
 pub(crate) const ALL: u32 = 0xffff;
@@ -339,12 +350,18 @@ reduction_kernel!(
     /// Runs a one-shot all_reduce by signal: every rank reads every rank's input.
     all_reduce_signal,
     all_reduce_signal_any,
-    |session, reducer, memory, policy, _call| one_shot(session, reducer, memory, policy)
+    any_params = AllReduceSignalParams,
+    |session, reducer, memory, policy| one_shot(session, reducer, memory, policy)
 );
 
 reduction_kernel!(
     /// Two-shot all_reduce (root 0xffff), or reduce to the call's root: rank r reduces shard r.
     reduce_shards,
     reduce_shards_any,
-    |session, reducer, memory, policy, call| two_shot(session, reducer, memory, policy, call.root())
+    params = AllReduceSignalParams,
+    any_params = AllReduceSignalParams,
+    |session, reducer, memory, policy| {
+        let root = session.call().root();
+        two_shot(session, reducer, memory, policy, root)
+    }
 );

@@ -4,11 +4,10 @@
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::channel::{Message, Receiver, Sender};
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::wait::WaitKind;
-use fusewire_device::{Block, Group, Machine, bulk, kernel};
+use fusewire_device::{Aborted, Group, Machine, bulk, kernel};
 
 /// Parts of a message that blocks share start at multiples of this many bytes.
 const PART: usize = 256;
@@ -52,28 +51,19 @@ pub struct BatchOp {
 /// Progress of an operation that is done.
 const FINISHED: u64 = u64::MAX;
 
-/// Runs `count` operations. `progress` has a word for each operation and block.
+/// Runs as many operations as the launch counts. `progress` has a word for each operation and
+/// block.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `ops` readable for `count` operations, whose memory is
-/// readable or writable as their kind says; `progress` this launch's own. A wrong `after` is read
-/// as none.
+/// `ops` readable for `count` operations, whose memory is readable or writable as their kind says;
+/// `progress` this launch's own; peers must be ranks. A wrong `after` is read as none.
 #[kernel]
 pub unsafe fn batch(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     ops: *const BatchOp,
     progress: *mut u64,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
-    else {
-        return;
-    };
-    let comm = *session.comm();
+) -> Result<(), Aborted> {
+    let (block, comm, count) = (session.block(), *session.comm(), session.count());
     let index = block.index();
     let progress = progress.wrapping_add((u64::from(index) * count) as usize);
     // SAFETY: the caller's promise: `at` is below `count`.
@@ -113,8 +103,16 @@ pub unsafe fn batch(
                     let after = u64::from(op.after);
                     if done(at) != FINISHED && (after >= count || done(after) == FINISHED) {
                         let movable = match op.kind {
-                            kind::SEND => Sender::new(&session, op.peer).acquire(&comm, index),
-                            kind::RECV => Receiver::new(&session, op.peer).arrived(&comm, index),
+                            kind::SEND => {
+                                // SAFETY: the host has checked that the peer is a rank.
+                                let end = unsafe { Sender::new(session, op.peer) };
+                                end.acquire(&comm, index)
+                            }
+                            kind::RECV => {
+                                // SAFETY: the host has checked that the peer is a rank.
+                                let end = unsafe { Receiver::new(session, op.peer) };
+                                end.arrived(&comm, index)
+                            }
                             _ => Ok(()),
                         };
                         match movable {
@@ -138,7 +136,8 @@ pub unsafe fn batch(
                     bytes: (to - from) as u64,
                 };
                 let fits = op.kind != kind::RECV
-                    || Receiver::new(&session, op.peer).check(&session, message);
+                    // SAFETY: as above.
+                    || unsafe { Receiver::new(session, op.peer) }.check(session, message);
                 if fits {
                     picked = at + 1;
                 }
@@ -146,7 +145,7 @@ pub unsafe fn batch(
         }
         let picked = block.broadcast(picked);
         if picked == 0 {
-            return;
+            return session.settle(false);
         }
         let at = picked - 1;
         let moved = block.broadcast(if block.is_leader() { done(at) } else { 0 });
@@ -163,10 +162,10 @@ pub unsafe fn batch(
             + unsafe {
                 match op.kind {
                     kind::SEND => {
-                        Sender::new(&session, op.peer).push(&mut session, message, memory, moved)
+                        Sender::new(session, op.peer).push(session, message, memory, moved)
                     }
                     kind::RECV => {
-                        Receiver::new(&session, op.peer).pull(&mut session, message, memory, moved)
+                        Receiver::new(session, op.peer).pull(session, message, memory, moved)
                     }
                     _ => {
                         let target = (op.to as *mut u8).wrapping_add(from);
@@ -185,5 +184,5 @@ pub unsafe fn batch(
         }
         first = if picked == count { 0 } else { picked };
     }
-    session.end();
+    Ok(())
 }

@@ -239,7 +239,7 @@ impl Memory {
             };
             let [a, b, c] = own.extra;
             let words = [source.0, target.0, flags | own.flags, self.scalar, a, b, c];
-            if !session.ready(|_| words) {
+            if session.ready(|_| words).is_err() {
                 return false;
             }
             if first {
@@ -254,7 +254,7 @@ impl Memory {
                 round = self.round(session.block(), start, chunked);
             }
             // SAFETY: ready has acquired every rank's words; the rest is the caller's promise.
-            if !unsafe { body.round(session, self, round) } || !session.done() {
+            if !unsafe { body.round(session, self, round) } || session.done().is_err() {
                 return false;
             }
             if flags & TARGET_STAGED != 0 {

@@ -1,6 +1,6 @@
 //! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
 //!
-//! Every kernel takes the communicator's constants and the call word first. Memory is named twice:
+//! Memory is named twice:
 //! by a local address, and by an address in a window (or
 //! [`fusewire_device::comm::WindowAddr::NONE`]) that peers can resolve; what lies in no window goes
 //! through this rank's staging.
@@ -47,7 +47,8 @@ pub mod vector;
 pub mod vocab;
 pub mod window;
 
-/// Every kernel instance of this crate: what an image must contain, no more and no less.
+/// Every kernel instance of this crate, which a host loads together. A test compares the list with
+/// the kernels that `#[kernel]` registers.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     all_reduce::ALL_REDUCE_PACKET_INSTANCES,

@@ -10,10 +10,9 @@
 
 use fusewire_device::bulk;
 use fusewire_device::comm::{WindowAddr, ring};
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
-use fusewire_device::session::{Call, Session};
-use fusewire_device::{Block, Group, Machine, kernel};
+use fusewire_device::session::Session;
+use fusewire_device::{Aborted, Group, Machine, kernel};
 
 use crate::exchange::{Body, Memory, Round};
 use crate::policy;
@@ -58,41 +57,33 @@ impl<M: Machine> Body<M> for PullPlan {
     }
 }
 
+/// Parameters of every kernel of this module.
+pub type MovementParams = AllGatherParams;
+
 macro_rules! movement_kernel {
     (
-        $(#[$doc:meta])* $name:ident,
+        $(#[$doc:meta])* $name:ident, $(params = $params:path,)?
         |$rank:ident, $ranks:ident, $root:ident| $rows:expr,
         $pulls:expr
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads
-        /// and writes; `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit
-        /// staging.
-        #[kernel]
+        /// The buffers valid for what the operation reads and writes; `chunk` units of each row (a
+        /// multiple of [`crate::ALIGNMENT`]) must fit staging.
+        #[kernel($(params = $params)?)]
         pub unsafe fn $name(
-            block: Block<impl Machine>,
-            constants: *const CommConst,
-            call: u64,
-            count: u64,
+            session: &mut Session<impl Machine>,
             size: u64,
-            timeout_ns: u64,
             source: *const u8,
             source_at: u64,
             target: *mut u8,
             chunk: u64,
             hint: u32,
-        ) {
-            // SAFETY: the caller's promise.
-            let session = unsafe {
-                fusewire_device::session::Session::begin(block, constants, call, count, timeout_ns)
-            };
-            let Some(mut session) = session else {
-                return;
-            };
+        ) -> Result<(), Aborted> {
+            let count = session.count();
             let ($rank, $ranks) = (session.comm().rank(), session.comm().size());
-            let $root = Call(call).root();
+            let $root = session.call().root();
             let _ = ($rank, $ranks, $root);
             let memory = Memory {
                 size: size as usize,
@@ -111,9 +102,8 @@ macro_rules! movement_kernel {
             let policy = policy(hint);
             let pulls = PullPlan { policy, ..$pulls };
             // SAFETY: the caller's promise.
-            if unsafe { memory.run(&mut session, policy, &pulls) } {
-                session.end();
-            }
+            let done = unsafe { memory.run(session, policy, &pulls) };
+            session.settle(done)
         }
     };
 }
@@ -127,21 +117,21 @@ movement_kernel!(
 
 movement_kernel!(
     /// broadcast: `count` units of the root to every rank's output.
-    broadcast,
+    broadcast, params = AllGatherParams,
     |rank, ranks, root| u32::from(rank == root),
     PullPlan { first: root, ranks: 1, row: 0, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// scatter: row r of the root's input, `count` units, to rank r's output.
-    scatter,
+    scatter, params = AllGatherParams,
     |rank, ranks, root| if rank == root { ranks } else { 0 },
     PullPlan { first: root, ranks: 1, row: rank as usize, by_rank: false, policy: Policy::Cached }
 );
 
 movement_kernel!(
     /// gather: `count` units of every rank, to row r of the root's output.
-    gather,
+    gather, params = AllGatherParams,
     |rank, ranks, root| 1,
     PullPlan {
         first: rank,
@@ -154,7 +144,7 @@ movement_kernel!(
 
 movement_kernel!(
     /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
-    all_to_all,
+    all_to_all, params = AllGatherParams,
     |rank, ranks, root| ranks,
     PullPlan { first: rank, ranks, row: rank as usize, by_rank: true, policy: Policy::Cached }
 );

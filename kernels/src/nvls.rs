@@ -32,11 +32,10 @@ use core::marker::PhantomData;
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{Average, Max, Min, Reduction, ReductionCode, Sum};
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::multimem::{self, BYTES, Combine, Multicast};
-use fusewire_device::session::{Call, Session};
-use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::session::Session;
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
 
 use crate::all_reduce::{ALL, TwoShot};
 use crate::exchange::{Body, Memory, Round, word};
@@ -599,15 +598,14 @@ impl<M: Machine> Body<M> for AllGather {
 /// average, and, but for f32, minimum and maximum, as the call says.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `chunk` elements
+/// The buffers valid for `count` elements; `chunk` elements
 /// (a multiple of [`crate::ALIGNMENT`]) must fit staging.
-#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+#[kernel(
+    params = crate::all_reduce::AllReduceSignalParams,
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16)
+)]
 pub unsafe fn all_reduce_nvls<T: Element>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
@@ -615,22 +613,18 @@ pub unsafe fn all_reduce_nvls<T: Element>(
     scalar: u64,
     chunk: u64,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let count = session.count();
     let _ = scalar; // none of these reductions has one: the word says what multicast reaches
     let reducer = SwitchedReducer::<T> {
-        reduction: Call(call).reduction(),
+        reduction: session.call().reduction(),
         element: PhantomData,
     };
     let memory = memory(
         reducer, count, source, source_at, target, target_at, 0, chunk,
     );
     let bytes = memory.count * memory.size;
-    let reach = |addr, bit| reached(&session, addr, bytes, memory.size, bit);
+    let reach = |addr, bit| reached(session, addr, bytes, memory.size, bit);
     let memory = Memory {
         shards: session.comm().size(),
         target_shared: true,
@@ -646,25 +640,23 @@ pub unsafe fn all_reduce_nvls<T: Element>(
         },
     };
     // SAFETY: the caller's promise.
-    if unsafe { memory.run(&mut session, policy, &body) } {
-        session.end();
-    }
+    let done = unsafe { memory.run(session, policy, &body) };
+    session.settle(done)
 }
 
 /// Runs a reduce_scatter by multicast where all ranks' inputs allow it, else by reading every
 /// rank's: `count` elements a rank. Reductions as for [`all_reduce_nvls`].
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the input valid for `count` elements times the number of
+/// The input valid for `count` elements times the number of
 /// ranks, the output for `count`; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`])
 /// must fit staging.
-#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+#[kernel(
+    params = crate::all_reduce::AllReduceSignalParams,
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16)
+)]
 pub unsafe fn reduce_scatter_nvls<T: Element>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
@@ -672,15 +664,11 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
     scalar: u64,
     chunk: u64,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let count = session.count();
     let _ = scalar; // as above
     let reducer = SwitchedReducer::<T> {
-        reduction: Call(call).reduction(),
+        reduction: session.call().reduction(),
         element: PhantomData,
     };
     let memory = memory(
@@ -689,7 +677,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
     let bytes = memory.count * memory.size * session.comm().size() as usize;
     let memory = Memory {
         source_rows: session.comm().size(),
-        scalar: reached(&session, memory.source_at, bytes, memory.size, SOURCE),
+        scalar: reached(session, memory.source_at, bytes, memory.size, SOURCE),
         ..memory
     };
     let policy = policy(hint);
@@ -697,38 +685,29 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
         ordinary: OwnRow { reducer, policy },
     };
     // SAFETY: the caller's promise.
-    if unsafe { memory.run(&mut session, policy, &body) } {
-        session.end();
-    }
+    let done = unsafe { memory.run(session, policy, &body) };
+    session.settle(done)
 }
 
 /// Runs an all_gather by multicast where all ranks' memory allows it, else by pulling: `count`
 /// units of `size` bytes (a divisor of 16) of every rank, to row r of every rank's output.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the input valid for `count` units, the output for `count`
+/// The input valid for `count` units, the output for `count`
 /// units times the number of ranks; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit
 /// staging.
 #[kernel]
 pub unsafe fn all_gather_nvls(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
+    session: &mut Session<impl Machine>,
     size: u64,
-    timeout_ns: u64,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
     target_at: u64,
     chunk: u64,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, count, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let count = session.count();
     let (rank, ranks) = (session.comm().rank(), session.comm().size());
     let (count, size) = (count as usize, size as usize);
     let row = WindowAddr(target_at).offset() as usize + rank as usize * count * size;
@@ -750,7 +729,7 @@ pub unsafe fn all_gather_nvls(
         target_shared: false,
         shards: 1,
         alignment: crate::ALIGNMENT,
-        scalar: fits | reached(&session, WindowAddr(target_at), bytes, size, TARGET),
+        scalar: fits | reached(session, WindowAddr(target_at), bytes, size, TARGET),
     };
     let policy = policy(hint);
     let body = AllGather {
@@ -763,7 +742,6 @@ pub unsafe fn all_gather_nvls(
         },
     };
     // SAFETY: the caller's promise.
-    if unsafe { memory.run(&mut session, policy, &body) } {
-        session.end();
-    }
+    let done = unsafe { memory.run(session, policy, &body) };
+    session.settle(done)
 }

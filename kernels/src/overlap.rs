@@ -41,9 +41,9 @@ use fusewire_device::comm::{WindowAddr, ring};
 use fusewire_device::element::Sum;
 use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Order, Policy, Scope};
-use fusewire_device::session::{Call, Session};
+use fusewire_device::session::Session;
 use fusewire_device::wait;
-use fusewire_device::{Block, Element, Group, Machine, kernel};
+use fusewire_device::{Aborted, Block, Element, Group, Machine, kernel};
 
 use crate::exchange::{Body, CHUNKED, Memory, Round, SOURCE_STAGED, Words, word};
 use crate::policy;
@@ -212,17 +212,16 @@ impl<M: Machine> Body<M> for FlaggedTiles {
 /// of every rank, all 0.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and
+/// The buffers valid for what the operation reads and
 /// writes; `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging; `span`
 /// is not 0.
-#[kernel]
+#[kernel(
+    // SAFETY: the words are those of the launch.
+    on_failure(unsafe { mark_failed(block, header_constants, header_count, words, span) })
+)]
 pub unsafe fn all_gather_with_flags(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
+    session: &mut Session<impl Machine>,
     size: u64,
-    timeout_ns: u64,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
@@ -231,7 +230,8 @@ pub unsafe fn all_gather_with_flags(
     arrivals: *mut u64,
     span: u64,
     hint: u32,
-) {
+) -> Result<(), Aborted> {
+    let count = session.count();
     let policy = policy(hint);
     let span = if span == 0 { 1 } else { span as usize };
     let tiles = FlaggedTiles {
@@ -256,25 +256,33 @@ pub unsafe fn all_gather_with_flags(
         scalar: 0,
     };
     // SAFETY: the caller's promise.
-    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
-    if let Some(mut session) = session {
-        // SAFETY: the caller's promise.
-        unsafe { tiles.own(&session, &memory) };
-        // SAFETY: the caller's promise.
-        if unsafe { memory.run(&mut session, policy, &tiles) } {
-            session.end();
-            return;
-        }
-    }
+    unsafe { tiles.own(session, &memory) };
+    // SAFETY: the caller's promise.
+    let done = unsafe { memory.run(session, policy, &tiles) };
+    session.settle(done)
+}
+
+/// Stores [`FAILED`] in every word that is still 0.
+///
+/// # Safety
+/// `constants` must be those of the launch's communicator, and `words` have an entry for every tile
+/// of every rank.
+#[inline(always)]
+unsafe fn mark_failed<M: Machine>(
+    block: Block<M>,
+    constants: *const CommConst,
+    count: u64,
+    words: *mut u32,
+    span: u64,
+) {
+    let span = if span == 0 { 1 } else { span as usize };
     // SAFETY: the caller's promise.
     let ranks = unsafe { fusewire_device::comm::Comm::new(constants) }.size() as usize;
-    let mut index = block.rank() as usize;
-    while index < ranks * tiles.per_rank {
+    for index in block.elements_of_block(ranks * pieces(count as usize, span)) {
         // SAFETY: an entry of the caller's array.
         let at = unsafe { words.add(index) };
         // SAFETY: as above; words are only accessed atomically while the kernel runs.
         unsafe { mem::compare_exchange_u32(at, 0, FAILED, Order::AcqRel, Scope::System) };
-        index += block.size() as usize;
     }
 }
 
@@ -375,16 +383,12 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 /// of every row; a counter of `wanted` says that its tile, `span` elements, is done.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for what the operation reads and
+/// The buffers valid for what the operation reads and
 /// writes; `chunk` elements of each row, rounded up to [`crate::ALIGNMENT`], must fit staging;
 /// `counters` has an entry for every tile of every row; `span` is not 0.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
 pub unsafe fn reduce_scatter_on_arrival<T: Element>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
@@ -394,24 +398,17 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     span: u64,
     wanted: u32,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
-    let Some(mut session) = session else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let count = session.count();
     let reducer = StaticReducer::<T, Sum>(PhantomData);
     let none = WindowAddr::NONE.0;
     let memory = memory(
         reducer, count, source, source_at, target, none, scalar, chunk,
     );
     let policy = policy(hint);
-    let session_of = &mut session;
     // SAFETY: the caller's promise.
-    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
-    if done {
-        session.end();
-    }
+    let done = unsafe { reduce_tiles(session, reducer, memory, policy, counters, span, wanted) };
+    session.settle(done)
 }
 
 /// Does what [`reduce_scatter_on_arrival`] does, for every type and reduction: they are switched at
@@ -419,13 +416,9 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
 ///
 /// # Safety
 /// As there.
-#[kernel]
+#[kernel(params = ReduceScatterOnArrivalParams)]
 pub unsafe fn reduce_scatter_on_arrival_any(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    count: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     source: *const u8,
     source_at: u64,
     target: *mut u8,
@@ -435,24 +428,17 @@ pub unsafe fn reduce_scatter_on_arrival_any(
     span: u64,
     wanted: u32,
     hint: u32,
-) {
-    let Some(reducer) = DynReducer::of(Call(call)) else {
-        return;
-    };
-    // SAFETY: the caller's promise.
-    let session = unsafe { Session::begin(block, constants, call, count, timeout_ns) };
-    let Some(mut session) = session else {
-        return;
+) -> Result<(), Aborted> {
+    let count = session.count();
+    let Some(reducer) = DynReducer::of(session.call()) else {
+        return session.settle(false);
     };
     let none = WindowAddr::NONE.0;
     let memory = memory(
         reducer, count, source, source_at, target, none, scalar, chunk,
     );
     let policy = policy(hint);
-    let session_of = &mut session;
     // SAFETY: the caller's promise.
-    let done = unsafe { reduce_tiles(session_of, reducer, memory, policy, counters, span, wanted) };
-    if done {
-        session.end();
-    }
+    let done = unsafe { reduce_tiles(session, reducer, memory, policy, counters, span, wanted) };
+    session.settle(done)
 }

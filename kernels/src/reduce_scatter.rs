@@ -4,7 +4,6 @@
 //! only.
 
 use fusewire_device::bulk::{Range, Tables};
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 use fusewire_device::{Group, Machine};
@@ -87,5 +86,7 @@ reduction_kernel!(
     /// reduce_scatter: `count` elements a rank; the input has `count` times the number of ranks.
     reduce_scatter,
     reduce_scatter_any,
-    |session, reducer, memory, policy, _call| reduce_rows(session, reducer, memory, policy)
+    params = crate::all_reduce::AllReduceSignalParams,
+    any_params = crate::all_reduce::AllReduceSignalParams,
+    |session, reducer, memory, policy| reduce_rows(session, reducer, memory, policy)
 );

@@ -102,20 +102,20 @@ impl Reducer for DynReducer {
 
 /// Defines a reduction kernel twice: compiled for the frequent types and reductions, and `$any` for
 /// all others, switched at run time. `$code` is
-/// `|session, reducer, memory, policy, call| -> bool`, false after a failure.
+/// `|session, reducer, memory, policy| -> bool`, false after a failure.
 macro_rules! reduction_kernel {
     (
         $(#[$doc:meta])*
-        $name:ident, $any:ident,
-        |$session:ident, $reducer:ident, $memory:ident, $policy:ident, $call:ident| $code:expr
+        $name:ident, $any:ident, $(params = $params:path,)? any_params = $any_params:path,
+        |$session:ident, $reducer:ident, $memory:ident, $policy:ident| $code:expr
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `constants` as for [`fusewire_device::session::Session::begin`]; the buffers valid for
-        /// what the operation reads and writes; `chunk` elements of each row (a multiple of
-        /// [`crate::ALIGNMENT`]) must fit staging.
+        /// The buffers valid for what the operation reads and writes; `chunk` elements of each row
+        /// (a multiple of [`crate::ALIGNMENT`]) must fit staging.
         #[fusewire_device::kernel(
+            $(params = $params,)?
             each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16),
             each(
                 O: sum = fusewire_device::element::Sum,
@@ -127,11 +127,7 @@ macro_rules! reduction_kernel {
             T: fusewire_device::Element,
             O: fusewire_device::element::Reduction<T>,
         >(
-            block: fusewire_device::Block<impl fusewire_device::Machine>,
-            constants: *const CommConst,
-            call: u64,
-            count: u64,
-            timeout_ns: u64,
+            session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
             source: *const u8,
             source_at: u64,
             target: *mut u8,
@@ -139,26 +135,17 @@ macro_rules! reduction_kernel {
             scalar: u64,
             chunk: u64,
             hint: u32,
-        ) {
-            // SAFETY: the caller's promise.
-            let session = unsafe {
-                fusewire_device::session::Session::begin(block, constants, call, count, timeout_ns)
-            };
-            let Some(mut session) = session else {
-                return;
-            };
-            let $session = &mut session;
+        ) -> Result<(), fusewire_device::Aborted> {
+            let $session = session;
             let $reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
+            let count = $session.count();
             let $memory = $crate::reducer::memory(
                 $reducer, count, source, source_at, target, target_at, scalar, chunk,
             );
             let $policy = $crate::policy(hint);
-            let $call = fusewire_device::session::Call(call);
-            let _ = $call;
             // SAFETY: the caller's promise.
-            if unsafe { $code } {
-                session.end();
-            }
+            let done = unsafe { $code };
+            $session.settle(done)
         }
 
         /// Does what the kernel of the name without `any` does, for every type and reduction that
@@ -166,13 +153,9 @@ macro_rules! reduction_kernel {
         ///
         /// # Safety
         /// As there.
-        #[fusewire_device::kernel]
+        #[fusewire_device::kernel(params = $any_params)]
         pub unsafe fn $any(
-            block: fusewire_device::Block<impl fusewire_device::Machine>,
-            constants: *const CommConst,
-            call: u64,
-            count: u64,
-            timeout_ns: u64,
+            session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
             source: *const u8,
             source_at: u64,
             target: *mut u8,
@@ -180,27 +163,19 @@ macro_rules! reduction_kernel {
             scalar: u64,
             chunk: u64,
             hint: u32,
-        ) {
-            let $call = fusewire_device::session::Call(call);
-            let Some($reducer) = $crate::reducer::DynReducer::of($call) else {
-                return;
+        ) -> Result<(), fusewire_device::Aborted> {
+            let $session = session;
+            let Some($reducer) = $crate::reducer::DynReducer::of($session.call()) else {
+                return $session.settle(false);
             };
-            // SAFETY: the caller's promise.
-            let session = unsafe {
-                fusewire_device::session::Session::begin(block, constants, call, count, timeout_ns)
-            };
-            let Some(mut session) = session else {
-                return;
-            };
-            let $session = &mut session;
+            let count = $session.count();
             let $memory = $crate::reducer::memory(
                 $reducer, count, source, source_at, target, target_at, scalar, chunk,
             );
             let $policy = $crate::policy(hint);
             // SAFETY: the caller's promise.
-            if unsafe { $code } {
-                session.end();
-            }
+            let done = unsafe { $code };
+            $session.settle(done)
         }
     };
 }

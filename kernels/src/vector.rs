@@ -8,10 +8,10 @@
 
 use fusewire_device::bulk;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::layout::{CommConst, FailureKind};
+use fusewire_device::layout::FailureKind;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::session::Session;
-use fusewire_device::{Block, Group, Machine, kernel, wait};
+use fusewire_device::{Aborted, Block, Group, Machine, kernel, wait};
 
 use crate::exchange::{CHUNKED, word};
 use crate::{ALIGNMENT, policy};
@@ -180,7 +180,7 @@ impl Vector {
                 words[word::LONGEST] = longest as u64;
                 words
             };
-            if !session.ready(words) {
+            if session.ready(words).is_err() {
                 return false;
             }
             if first_round {
@@ -247,7 +247,7 @@ impl Vector {
                 }
             }
             block.sync();
-            if !session.done() {
+            if session.done().is_err() {
                 return false;
             }
             start += window;
@@ -285,16 +285,13 @@ fn part<M: Machine>(
 /// output.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `counts` one count a rank, the same on all ranks; the
+/// `counts` one count a rank, the same on all ranks; the
 /// buffers valid for `source_count` and `target_count` units, which counts that are greater do not
 /// exceed: they fail; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_gather_v(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     size: u64,
-    timeout_ns: u64,
     source: *const u8,
     source_at: u64,
     source_count: u64,
@@ -303,12 +300,7 @@ pub unsafe fn all_gather_v(
     counts: *const u64,
     chunk: u64,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
     let vector = Vector {
         size: size as usize,
         source,
@@ -322,25 +314,21 @@ pub unsafe fn all_gather_v(
         chunk: chunk as usize,
     };
     // SAFETY: the caller's promise.
-    if unsafe { vector.run(&mut session, policy(hint)) } {
-        session.end();
-    }
+    let done = unsafe { vector.run(session, policy(hint)) };
+    session.settle(done)
 }
 
 /// Runs all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both
 /// in rank order without gaps.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; one count a rank in both arrays, the buffers valid for
+/// One count a rank in both arrays, the buffers valid for
 /// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail;
 /// `chunk` units times the number of ranks (a multiple of [`crate::ALIGNMENT`]) must fit staging.
 #[kernel]
 pub unsafe fn all_to_all_v(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     size: u64,
-    timeout_ns: u64,
     source: *const u8,
     source_at: u64,
     source_count: u64,
@@ -350,12 +338,7 @@ pub unsafe fn all_to_all_v(
     receive_counts: *const u64,
     chunk: u64,
     hint: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
     let vector = Vector {
         size: size as usize,
         source,
@@ -369,7 +352,6 @@ pub unsafe fn all_to_all_v(
         chunk: chunk as usize,
     };
     // SAFETY: the caller's promise.
-    if unsafe { vector.run(&mut session, policy(hint)) } {
-        session.end();
-    }
+    let done = unsafe { vector.run(session, policy(hint)) };
+    session.settle(done)
 }

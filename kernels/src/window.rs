@@ -1,11 +1,11 @@
 //! Put, get, signal and wait on a window, as the host enqueues them.
 
-use fusewire_device::layout::{CommConst, FailureKind};
+use fusewire_device::layout::FailureKind;
 use fusewire_device::net::SignalOp;
-use fusewire_device::session::{Call, Session};
+use fusewire_device::session::Session;
 use fusewire_device::wait::WaitKind;
 use fusewire_device::window::{Compare, DeviceWindow};
-use fusewire_device::{Block, Group, Machine, kernel, mem};
+use fusewire_device::{Aborted, Group, Machine, kernel, mem};
 
 /// No signal, no sender.
 pub const NONE: u64 = u64::MAX;
@@ -14,30 +14,22 @@ pub const NONE: u64 = u64::MAX;
 /// there if it is not [`NONE`].
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; `window` belongs to it; `source` readable for `bytes`
+/// `window` belongs to the communicator; `source` readable for `bytes`
 /// bytes; the range at the peer free to be written.
 #[kernel]
 pub unsafe fn window_put(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    bytes: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     window: *const DeviceWindow,
     source: *const u8,
     offset: u64,
     signal: u64,
-) {
-    // SAFETY: the caller's promise.
-    let Some(session) = (unsafe { Session::begin(block, constants, call, bytes, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let (block, bytes) = (session.block(), session.count());
     if block.index() == 0 {
         // SAFETY: the caller's promise.
         let window = unsafe { mem::read(window) };
         let comm = session.comm();
-        let peer = Call(call).root();
+        let peer = session.call().root();
         let signal = if signal == NONE {
             None
         } else {
@@ -46,15 +38,14 @@ pub unsafe fn window_put(
         // SAFETY: the caller's promise.
         let put = unsafe { window.put(block, comm, offset, source, bytes, peer, signal, None) };
         if put.is_err() {
-            refuse(&session, peer, bytes, offset);
-            return;
+            return refuse(session, peer, bytes, offset);
         }
         // Whoever learns of the end of this launch by other means than the signal sees the data
         // too.
         mem::fence(mem::Order::Release, mem::Scope::System);
         block.sync();
     }
-    session.end();
+    Ok(())
 }
 
 /// Gets `bytes` bytes from byte `offset` of the peer's part to `target`.
@@ -63,35 +54,26 @@ pub unsafe fn window_put(
 /// As [`window_put`]; `target` writable for `bytes` bytes.
 #[kernel]
 pub unsafe fn window_get(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    bytes: u64,
-    timeout_ns: u64,
+    session: &mut Session<impl Machine>,
     window: *const DeviceWindow,
     target: *mut u8,
     offset: u64,
-) {
-    // SAFETY: the caller's promise.
-    let Some(session) = (unsafe { Session::begin(block, constants, call, bytes, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let (block, bytes) = (session.block(), session.count());
     if block.index() == 0 {
         // SAFETY: the caller's promise.
         let window = unsafe { mem::read(window) };
         let comm = session.comm();
-        let peer = Call(call).root();
+        let peer = session.call().root();
         mem::fence(mem::Order::Acquire, mem::Scope::System);
         // SAFETY: the caller's promise.
         let got = unsafe { window.get(block, comm, target, offset, bytes, peer) };
         if got.is_err() {
-            refuse(&session, peer, bytes, offset);
-            return;
+            return refuse(session, peer, bytes, offset);
         }
         block.sync();
     }
-    session.end();
+    Ok(())
 }
 
 /// Changes this rank's slot of signal `signal` at the peer: sets it to `value`, or adds `value`
@@ -101,24 +83,17 @@ pub unsafe fn window_get(
 /// As [`window_put`].
 #[kernel]
 pub unsafe fn window_signal(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     signal: u64,
-    timeout_ns: u64,
     window: *const DeviceWindow,
     value: u64,
     add: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(session) = (unsafe { Session::begin(block, constants, call, signal, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let block = session.block();
     if block.index() == 0 {
         // SAFETY: the caller's promise.
         let window = unsafe { mem::read(window) };
-        let peer = Call(call).root();
+        let peer = session.call().root();
         let op = if add == 1 {
             SignalOp::Add(value)
         } else {
@@ -127,11 +102,10 @@ pub unsafe fn window_signal(
         // SAFETY: the caller's promise.
         let signalled = unsafe { window.signal(block, session.comm(), peer, signal as u32, op) };
         if signalled.is_err() {
-            refuse(&session, peer, signal, 0);
-            return;
+            return refuse(session, peer, signal, 0);
         }
     }
-    session.end();
+    Ok(())
 }
 
 /// Waits until signal `signal` of this rank, of the rank `sender` or (with [`NONE`]) summed over
@@ -141,21 +115,14 @@ pub unsafe fn window_signal(
 /// As [`window_put`].
 #[kernel]
 pub unsafe fn window_wait(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     signal: u64,
-    timeout_ns: u64,
     window: *const DeviceWindow,
     sender: u64,
     value: u64,
     compare: u32,
-) {
-    // SAFETY: the caller's promise.
-    let Some(session) = (unsafe { Session::begin(block, constants, call, signal, timeout_ns) })
-    else {
-        return;
-    };
+) -> Result<(), Aborted> {
+    let block = session.block();
     if block.index() == 0 {
         // SAFETY: the caller's promise.
         let window = unsafe { mem::read(window) };
@@ -166,16 +133,20 @@ pub unsafe fn window_wait(
         };
         let compare = Compare::from_code(compare);
         let (comm, ctx) = (*session.comm(), *session.ctx());
-        if !window.wait_signal(block, &ctx, &comm, signal as u32, sender, compare, value) {
-            return;
-        }
+        let arrived = window.wait_signal(block, &ctx, &comm, signal as u32, sender, compare, value);
+        session.settle(arrived)?;
     }
-    session.end();
+    Ok(())
 }
 
 /// Records that the peer cannot be reached, or the range leaves the window.
 #[inline(always)]
-fn refuse<M: Machine>(session: &Session<M>, peer: u32, bytes: u64, offset: u64) {
+fn refuse<M: Machine>(
+    session: &Session<M>,
+    peer: u32,
+    bytes: u64,
+    offset: u64,
+) -> Result<(), Aborted> {
     if session.block().is_leader() {
         session.ctx().fail(
             FailureKind::Bounds,
@@ -187,4 +158,5 @@ fn refuse<M: Machine>(session: &Session<M>, peer: u32, bytes: u64, offset: u64) 
             0,
         );
     }
+    session.settle(false)
 }

@@ -2,11 +2,11 @@
 //! round, and every output element is checked.
 
 use fusewire::{
-    CallOptions, Communicator, Compare, DType, Error, Norm, Operation, ReduceOp, Result,
-    SignalUpdate, Tensor, VocabParallel, Window, WindowOptions, reference,
+    CallOptions, Communicator, Compare, DType, Error, Norm, ReduceOp, Result, SignalUpdate, Tensor,
+    VocabParallel, Window, WindowOptions, reference,
 };
-use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
-use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
+use fusewire_kernels::one_sided::RingPut;
+use vocab_argmax::{VOCAB_ARGMAX, VocabArgmax};
 
 use crate::device::tensor;
 use crate::rng::Rng;
@@ -301,37 +301,32 @@ impl Mix {
 
         let (x, pushed) = (self.integers(at.x)?, self.integers(at.pushed)?);
         let launches = self.words(words.launches)?;
-        let params = RingPutParams {
-            constants: comm.constants(),
-            call: comm.call_word(Operation::User, N as u64),
-            count: N as u64,
-            timeout_ns: 0,
+        let arguments = RingPut {
             source: x.as_ptr().cast(),
+            count: N as u64,
             target_at: comm.window_addr(&pushed)?.0,
             signal: 3,
             launches: launches.as_ptr().cast(),
         };
-        let tensors = [Some(&x), Some(&pushed), Some(&launches)];
-        // SAFETY: the tensors have the lengths that `params` states, the target is in the same
-        // window on all ranks, and launches have one block.
-        unsafe { comm.launch_async(&RING_PUT, params, tensors)? };
+        let launch = comm
+            .kernel(arguments)
+            .keeping(&x)
+            .keeping(&pushed)
+            .keeping(&launches);
+        // SAFETY: the target has the length of the source and is in the same window on all ranks,
+        // and launches have one block.
+        unsafe { launch.enqueue_unchecked()? };
         if !self.argmax {
             return Ok(());
         }
         let (keys, winners) = (self.words(words.keys)?, self.words(words.winners)?);
-        let params = VocabArgmaxParams {
-            constants: comm.constants(),
-            call: comm.call_word(Operation::User, (ROWS * COLUMNS) as u64),
-            rows: ROWS as u64,
+        let arguments = VocabArgmax {
+            logits: (&logits).into(),
             columns: COLUMNS as u64,
-            timeout_ns: 0,
-            logits: logits.as_ptr().cast(),
-            keys: keys.as_ptr().cast(),
-            winners: winners.as_ptr().cast(),
+            keys: (&keys).into(),
+            winners: (&winners).into(),
         };
-        let tensors = [Some(&logits), Some(&keys), Some(&winners)];
-        // SAFETY: the tensors have the lengths that `params` states, and launches have one block.
-        unsafe { comm.launch_async(&VOCAB_ARGMAX, params, tensors).map(drop) }
+        comm.kernel(arguments).enqueue().map(drop)
     }
 
     /// Writes the inputs of `round`. All operations that were issued earlier must have completed.

@@ -45,7 +45,7 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
     }
     let folder = tempfile::tempdir().expect("a folder");
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
-    let kernels = fusewire_kernels::KERNELS;
+    let kernels = fusewire_cuda_fake::kernels_of("fusewire_kernels");
     let text = match image {
         Image::There => fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90),
         Image::Stale => {
@@ -58,7 +58,7 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
         .path()
         .join("fusewire-kernels-multi-rank-grid.sm_90.ptx");
     std::fs::write(path, text).expect("an image");
-    let image = fusewire_cuda_fake::stand_in(vocab_argmax::KERNELS, 90);
+    let image = fusewire_cuda_fake::stand_in(fusewire_cuda_fake::kernels_of("vocab_argmax"), 90);
     let path = folder.path().join("vocab_argmax.sm_90.ptx");
     std::fs::write(path, image).expect("an image");
     let path = folder.path().display().to_string();

@@ -163,7 +163,7 @@ pub const RULES: &[Rule] = &[
     Rule {
         name: arguments::ENTRIES,
         demand: "the image has the host's entries, no more and no less, and no open symbol",
-        advice: "list the instances of every #[kernel] in KERNELS, once",
+        advice: "give every kernel a name of its own, and compile images and host from one source",
         check: arguments::entries,
     },
     Rule {

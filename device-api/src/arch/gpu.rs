@@ -23,6 +23,7 @@ unsafe extern "unadjusted" {
     safe fn fusewire_shuffle(value: u32, from: u32) -> u32;
     safe fn fusewire_shuffle_xor(value: u32, mask: u32) -> u32;
     safe fn fusewire_shared() -> *mut u8;
+    fn fusewire_shared_claim(at: *mut u64) -> u64;
     safe fn fusewire_clock_ns() -> u64;
     safe fn fusewire_nap(ns: u32);
     safe fn fusewire_panic() -> !;
@@ -96,6 +97,16 @@ pub fn shuffle_xor(value: u32, mask: u32) -> u32 {
 #[inline(always)]
 pub fn shared() -> *mut u8 {
     fusewire_shared()
+}
+
+/// Replaces 0 by 1 in a word of the block-shared memory, atomically. Returns true if it was 0.
+///
+/// # Safety
+/// `at` must be an aligned word of the block-shared memory.
+#[inline(always)]
+pub(crate) unsafe fn claim_shared(at: *mut u64) -> bool {
+    // SAFETY: the precondition of this function.
+    unsafe { fusewire_shared_claim(at) == 0 }
 }
 
 /// Nanoseconds of a monotonic clock; the epoch is arbitrary. Its grain is up to a microsecond

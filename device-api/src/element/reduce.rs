@@ -70,6 +70,8 @@ impl ReductionCode {
 
 /// Reduction of the elements of all ranks to one.
 pub trait Reduction<T: Element>: Copy + 'static {
+    /// Its code.
+    const CODE: ReductionCode;
     /// Converts a rank's element before it is combined; `scalar` is that rank's factor.
     #[inline(always)]
     fn lift(x: T, scalar: u64) -> T::Acc {
@@ -93,6 +95,7 @@ macro_rules! reduction {
         pub struct $name;
 
         impl<T: Element<Acc: $bound>> Reduction<T> for $name {
+            const CODE: ReductionCode = ReductionCode::$name;
             #[inline(always)]
             fn combine(acc: T::Acc, next: T::Acc) -> T::Acc {
                 acc.$method(next)
@@ -135,6 +138,7 @@ reduction!(
 pub struct Average;
 
 impl<T: Element> Reduction<T> for Average {
+    const CODE: ReductionCode = ReductionCode::Average;
     #[inline(always)]
     fn combine(acc: T::Acc, next: T::Acc) -> T::Acc {
         acc.add(next)
@@ -150,6 +154,7 @@ impl<T: Element> Reduction<T> for Average {
 pub struct PreMulSum;
 
 impl<T: Element> Reduction<T> for PreMulSum {
+    const CODE: ReductionCode = ReductionCode::PreMulSum;
     #[inline(always)]
     fn lift(x: T, scalar: u64) -> T::Acc {
         x.widen().mul(T::Acc::from_scalar(scalar))

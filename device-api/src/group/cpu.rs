@@ -125,12 +125,15 @@ impl Machine for Lanes {
     fn warp_size(self) -> u32 {
         self.context.lanes
     }
+    #[track_caller]
     fn sync(self) {
-        self.block_shared().sync();
+        self.block_shared().sync(self.context.lane);
     }
+    #[track_caller]
     fn sync_warp(self) {
-        self.block_shared().sync();
+        self.block_shared().sync(self.context.lane);
     }
+    #[track_caller]
     fn any(self, value: bool) -> bool {
         let lanes = self.context.lanes;
         self.block_shared()
@@ -138,6 +141,7 @@ impl Machine for Lanes {
                 (0..lanes).any(|lane| of(lane) != 0)
             })
     }
+    #[track_caller]
     fn ballot(self, value: bool) -> u64 {
         let lanes = self.context.lanes;
         self.block_shared()
@@ -145,6 +149,7 @@ impl Machine for Lanes {
                 (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
             })
     }
+    #[track_caller]
     fn shuffle(self, value: u32, from: u32) -> u32 {
         let lanes = self.context.lanes;
         self.block_shared()
@@ -152,6 +157,7 @@ impl Machine for Lanes {
                 of(from % lanes) as u32
             })
     }
+    #[track_caller]
     fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
         let lane = self.context.lane;
         self.block_shared()
@@ -159,5 +165,8 @@ impl Machine for Lanes {
     }
     fn shared(self) -> *mut u8 {
         self.block_shared().shared()
+    }
+    fn uniform(self, value: u64) {
+        self.block_shared().uniform(self.context.lane, value);
     }
 }

@@ -5,6 +5,10 @@
 //! [`crate::multi_rank_grid`]); on the CPU it is [`Single`] (a block of one lane, what production
 //! runs) or [`Lanes`] (32 or 64 lanes, each a thread, what tests run). Kernels are generic over it
 //! and never name one.
+//!
+//! All lanes of a block make the same collective calls, from the same place of the source and with
+//! the same arguments. Emulated lanes compare both at every barrier, and fail the launch with a
+//! message that names the two places.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod cpu;
@@ -55,19 +59,31 @@ pub trait Machine: Copy {
     fn warp_size(self) -> u32;
     /// Barrier over the block. Orders shared memory and this block's own global memory; publishes
     /// nothing to another rank: see [`Block::publish`].
+    #[track_caller]
     fn sync(self);
     /// Barrier over the warp.
+    #[track_caller]
     fn sync_warp(self);
     /// True in every lane of the block if `value` is true in one.
+    #[track_caller]
     fn any(self, value: bool) -> bool;
     /// The warp's votes, bit i for lane i.
+    #[track_caller]
     fn ballot(self, value: bool) -> u64;
     /// `value` of lane `from` of the warp.
+    #[track_caller]
     fn shuffle(self, value: u32, from: u32) -> u32;
     /// `value` of the lane whose index differs by `mask` (exclusive or) in the warp.
+    #[track_caller]
     fn shuffle_xor(self, value: u32, mask: u32) -> u32;
     /// Block-shared scratch memory, [`crate::arch::SHARED_BYTES`] bytes, 128-byte aligned.
     fn shared(self) -> *mut u8;
+    /// States that `value` is equal on all lanes of the block. Emulated lanes compare it at their
+    /// next barrier.
+    #[inline(always)]
+    fn uniform(self, value: u64) {
+        let _ = value;
+    }
 }
 
 /// A set of lanes that work together.
@@ -77,6 +93,7 @@ pub trait Group: Copy {
     /// Lanes in the group.
     fn size(self) -> u32;
     /// Barrier over the group; collective.
+    #[track_caller]
     fn sync(self);
 
     /// True in exactly one lane of the group.
@@ -117,6 +134,7 @@ impl<M: Machine> Group for Warp<M> {
         self.0.warp_size().min(self.0.lanes())
     }
     #[inline(always)]
+    #[track_caller]
     fn sync(self) {
         self.0.sync_warp();
     }
@@ -125,30 +143,35 @@ impl<M: Machine> Group for Warp<M> {
 impl<M: Machine> Warp<M> {
     /// Returns the warp's votes, bit i for lane i; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn ballot(self, value: bool) -> u64 {
         self.0.ballot(value)
     }
 
     /// Returns true in all lanes if `value` is true in one; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn any(self, value: bool) -> bool {
         self.ballot(value) != 0
     }
 
     /// Returns true in all lanes if `value` is true in all; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn all(self, value: bool) -> bool {
         self.ballot(!value) == 0
     }
 
     /// Returns the value of lane `from`; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn shuffle(self, value: u32, from: u32) -> u32 {
         self.0.shuffle(value, from)
     }
 
     /// Returns 64 bits of lane `from` by two shuffles; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn shuffle_u64(self, value: u64, from: u32) -> u64 {
         let low = self.0.shuffle(value as u32, from);
         let high = self.0.shuffle((value >> 32) as u32, from);
@@ -157,6 +180,7 @@ impl<M: Machine> Warp<M> {
 
     /// Exchanges with the lane whose index differs by `mask`; collective over the warp.
     #[inline(always)]
+    #[track_caller]
     pub fn shuffle_xor_u64(self, value: u64, mask: u32) -> u64 {
         let low = self.0.shuffle_xor(value as u32, mask);
         let high = self.0.shuffle_xor((value >> 32) as u32, mask);
@@ -166,6 +190,7 @@ impl<M: Machine> Warp<M> {
     /// Reduces by a butterfly: every lane gets `combine` over all lanes, in one fixed tree;
     /// collective over the warp. `combine` must be commutative.
     #[inline(always)]
+    #[track_caller]
     pub fn reduce(self, value: u64, combine: impl Fn(u64, u64) -> u64) -> u64 {
         let mut acc = value;
         let mut mask = 1;
@@ -191,6 +216,7 @@ impl<M: Machine> Group for Block<M> {
         if M::LANES == 1 { 1 } else { self.0.lanes() }
     }
     #[inline(always)]
+    #[track_caller]
     fn sync(self) {
         if M::LANES != 1 {
             self.0.sync();
@@ -231,6 +257,7 @@ impl<M: Machine> Block<M> {
 
     /// Returns true in every lane if `value` is true in one; collective over the block.
     #[inline(always)]
+    #[track_caller]
     pub fn any(self, value: bool) -> bool {
         if M::LANES == 1 {
             value
@@ -239,9 +266,20 @@ impl<M: Machine> Block<M> {
         }
     }
 
+    /// States that `values` are equal on all lanes of the block, which a collective call requires
+    /// of its arguments. Costs nothing but on emulated lanes, which compare them at the next
+    /// barrier.
+    #[inline(always)]
+    pub fn uniform<const N: usize>(self, values: [u64; N]) {
+        for value in values {
+            self.0.uniform(value);
+        }
+    }
+
     /// Waits at a barrier before a release: what any lane of the block wrote before is part of what
     /// a lane releases to `scope` afterwards. Collective over the block.
     #[inline(always)]
+    #[track_caller]
     pub fn publish(self, scope: Scope) {
         if !M::CUMULATIVE {
             mem::fence(Order::Release, scope);
@@ -260,6 +298,7 @@ impl<M: Machine> Block<M> {
 
     /// Returns true in every lane if `value` is true in all; collective over the block.
     #[inline(always)]
+    #[track_caller]
     pub fn all(self, value: bool) -> bool {
         !self.any(!value)
     }
@@ -274,6 +313,7 @@ impl<M: Machine> Block<M> {
     /// Returns `value` of lane 0 in every lane; collective over the block. Uses the last 16 bytes
     /// of the shared memory.
     #[inline(always)]
+    #[track_caller]
     pub fn broadcast(self, value: u64) -> u64 {
         if M::LANES == 1 {
             return value;

@@ -17,6 +17,7 @@
 //! Lanes get epochs and constants through shared memory: after the block's barrier both are there.
 
 use crate::comm::Comm;
+use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, FailureKind, LINE};
 use crate::mem::{self, Order, Scope};
@@ -144,6 +145,7 @@ impl Prologue {
             word += block.size() - first;
         }
         if block.is_leader() {
+            Faults::new(block).clear();
             let found = self.take(ctx, collective);
             let epochs = found.unwrap_or(Epochs::NONE);
             // SAFETY: as above.

@@ -1,8 +1,8 @@
 //! Greedy sampling over a vocabulary that is split over four ranks. The ranks are threads of one
 //! process.
 
-use fusewire::{DType, Operation, Options, run_threads};
-use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
+use fusewire::{DType, Options, run_threads};
+use vocab_argmax::VocabArgmax;
 
 const ROWS: usize = 3;
 const COLUMNS: usize = 8_000;
@@ -11,7 +11,7 @@ fn main() -> Result<(), fusewire::Error> {
     let ranks = run_threads(4, &Options::default(), |comm| {
         let rank = comm.rank() as usize;
         // Row i has its peak in column 9,000 * (i + 1) of the whole vocabulary.
-        let logits: Vec<f32> = (0..ROWS * COLUMNS)
+        let values: Vec<f32> = (0..ROWS * COLUMNS)
             .map(|at| {
                 let (row, column) = (at / COLUMNS, rank * COLUMNS + at % COLUMNS);
                 if column == 9_000 * (row + 1) {
@@ -21,22 +21,17 @@ fn main() -> Result<(), fusewire::Error> {
                 }
             })
             .collect();
+        let logits = fusewire::Tensor::new(DType::F32, ROWS * COLUMNS)?;
+        logits.copy_from(&values)?;
         let keys = fusewire::Tensor::new(DType::U64, ROWS)?;
         let winners = fusewire::Tensor::new(DType::U64, ROWS)?;
-        let params = VocabArgmaxParams {
-            constants: comm.constants(),
-            call: comm.call_word(Operation::User, (ROWS * COLUMNS) as u64),
-            rows: ROWS as u64,
+        comm.kernel(VocabArgmax {
+            logits: (&logits).into(),
             columns: COLUMNS as u64,
-            timeout_ns: 0,
-            logits: logits.as_ptr(),
-            keys: keys.as_ptr().cast(),
-            winners: winners.as_ptr().cast(),
-        };
-        // SAFETY: `logits` has ROWS * COLUMNS elements, and `keys` and `winners` have ROWS
-        // elements. The launch keeps the tensors alive, and `logits` lives until the blocking call
-        // returns. The communicator has one block.
-        unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
+            keys: (&keys).into(),
+            winners: (&winners).into(),
+        })
+        .launch()?;
         winners.to_vec::<u64>()
     });
     for (rank, winners) in ranks.into_iter().enumerate() {

@@ -16,88 +16,60 @@
     allow(improper_gpu_kernel_arg)
 )]
 
-use fusewire_device::layout::CommConst;
 use fusewire_device::packet::Slots;
-use fusewire_device::session::Session;
-use fusewire_device::{Block, Group, Machine, kernel, mem};
-
-/// Kernels of this crate.
-#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[VOCAB_ARGMAX_INSTANCES];
+use fusewire_device::{Aborted, Group, In, InOut, Machine, Out, Session, Unvoted, kernel};
 
 /// Finds, for every row, the column of the greatest logit over the parts of all ranks. If several
 /// columns have the greatest logit, finds the lowest of these columns.
 ///
-/// Rank r holds columns `[r * columns, (r + 1) * columns)` of each of `rows` rows. `keys` is
-/// scratch memory for `rows` words. The kernel writes `rows` column indices to `winners`. The
-/// indices are equal on all ranks. NaN is less than any number.
-///
-/// # Safety
-/// `constants` must meet the requirements of [`Session::begin`]. `logits` must be readable for
-/// `rows * columns` elements, and `keys` and `winners` must be writable for `rows` elements.
-/// `rows * 8` must be at most [`fusewire_device::packet::capacity`] of a slot, and all ranks
-/// together must have fewer than 2^32 columns. The launch must have one block.
-#[kernel]
-pub unsafe fn vocab_argmax(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    rows: u64,
-    columns: u64,
-    timeout_ns: u64,
-    logits: *const f32,
-    keys: *mut u64,
-    winners: *mut u64,
-) {
-    // SAFETY: the caller guarantees that `constants` meets the requirements of `Session::begin`.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, rows, timeout_ns) })
-    else {
-        return;
-    };
-    let (rows, columns) = (rows as usize, columns as usize);
-    let (me, ranks) = (session.comm().rank(), session.comm().size());
+/// Rank r has columns `[r * columns, (r + 1) * columns)` of each row in `logits`, row by row. The
+/// kernel writes the column of each row to `winners`, which is equal on all ranks. `keys` is
+/// scratch memory of the same length. NaN is less than any number. All ranks together must have
+/// fewer than 2^32 columns.
+#[kernel(blocks = 1)]
+pub fn vocab_argmax(
+    s: &mut Session<impl Machine>,
+    logits: In<f32>,
+    #[agreed] columns: u64,
+    keys: InOut<u64>,
+    #[agreed] winners: Out<u64>,
+) -> Result<(), Aborted> {
+    let (block, rows, columns) = (s.block(), winners.len(), columns as usize);
+    let (me, ranks) = (s.rank(), s.ranks());
     let first_column = me as usize * columns;
     for row in block.elements_of_block(rows) {
         let mut best = 0;
         for column in 0..columns {
-            // SAFETY: `row < rows` and `column < columns`, so the element is readable.
-            let logit = unsafe { mem::read(logits.add(row * columns + column)) };
-            let key = rank_key(logit, (first_column + column) as u32);
-            best = if key > best { key } else { best };
+            let logit = logits.get(row * columns + column);
+            best = best.max(rank_key(logit, (first_column + column) as u32));
         }
-        // SAFETY: `row < rows`, so the word is writable. `elements_of_block` assigns each row to a
-        // single lane.
-        unsafe { mem::write(keys.add(row), best) };
+        keys.set(row, best);
     }
     block.sync();
 
-    let slots = Slots::open(&mut session, rows * 8);
-    // SAFETY: `keys` has `rows` initialized words. `block.sync` orders the writes of these words
-    // before this read, and the caller guarantees that `rows * 8` bytes fit in a slot.
-    unsafe { slots.send_to_all(&mut session, keys.cast()) };
-    let mut failed = false;
+    let slots = Slots::open(s, rows * 8)?;
+    slots.send_elements(s, keys.as_in())?;
+    let mut received = Unvoted::new(());
     for source in block.elements_of_block(ranks as usize) {
-        failed |= source as u32 != me && slots.receive_header(&session, source as u32).is_none();
+        if source as u32 != me {
+            received = received.and(slots.receive_header(s, source as u32));
+        }
     }
     for row in block.elements_of_block(rows) {
-        // SAFETY: `row < rows`, and this lane wrote the key above.
-        let mut best = unsafe { mem::read(keys.add(row)) };
+        let mut best = keys.get(row);
         for source in (0..ranks).filter(|source| *source != me) {
-            match slots.receive_word(&session, source, row) {
-                Some(key) => best = if key > best { key } else { best },
-                None => failed = true,
-            }
-            if failed {
-                break;
-            }
+            let key = slots.receive_word(s, source, row);
+            best = best.max(key.ok().unwrap_or(0));
+            received = received.and(key.map(|_| ()));
         }
-        // SAFETY: `row < rows`, so the word is writable, and each row belongs to a single lane.
-        unsafe { mem::write(winners.add(row), u64::from(!(best as u32))) };
+        if received.is_failed() {
+            break;
+        }
+        winners.set(row, u64::from(!(best as u32)));
     }
-    if !block.any(failed) {
-        slots.close(&session);
-        session.end();
-    }
+    s.vote(received)?;
+    slots.close(s);
+    Ok(())
 }
 
 /// Returns a key for comparing logits. A greater logit has a greater key. Of equal logits, the

@@ -1,7 +1,7 @@
 //! Compares the kernel with a sequential argmax, with one lane and with many lanes.
 
-use fusewire::{DType, Operation, Options, Tensor, run_threads};
-use vocab_argmax::{VOCAB_ARGMAX, VocabArgmaxParams};
+use fusewire::{DType, Options, Tensor, run_threads};
+use vocab_argmax::VocabArgmax;
 
 fn logit(seed: u64, row: usize, column: usize) -> f32 {
     let mut x = seed ^ (row as u64) << 32 ^ column as u64;
@@ -28,24 +28,20 @@ fn equals_a_sequential_argmax() {
                 .enumerate()
             {
                 let seed = step as u64;
-                let logits: Vec<f32> = (0..rows * columns)
+                let values: Vec<f32> = (0..rows * columns)
                     .map(|at| logit(seed, at / columns, rank * columns + at % columns))
                     .collect();
+                let logits = Tensor::new(DType::F32, rows * columns)?;
+                logits.copy_from(&values)?;
                 let keys = Tensor::new(DType::U64, rows)?;
                 let winners = Tensor::new(DType::U64, rows)?;
-                let params = VocabArgmaxParams {
-                    constants: comm.constants(),
-                    call: comm.call_word(Operation::User, (rows * columns) as u64),
-                    rows: rows as u64,
+                comm.kernel(VocabArgmax {
+                    logits: (&logits).into(),
                     columns: columns as u64,
-                    timeout_ns: 0,
-                    logits: logits.as_ptr(),
-                    keys: keys.as_ptr().cast(),
-                    winners: winners.as_ptr().cast(),
-                };
-                // SAFETY: the buffers have the sizes that the kernel requires and live until the
-                // blocking call returns. The communicator has one block.
-                unsafe { comm.launch(&VOCAB_ARGMAX, params, [Some(&keys), Some(&winners), None])? };
+                    keys: (&keys).into(),
+                    winners: (&winners).into(),
+                })
+                .launch()?;
                 let expected: Vec<u64> = (0..rows)
                     .map(|row| {
                         let all = columns * comm.size() as usize;

@@ -8,7 +8,7 @@ use fusewire::gpu::images::Images;
 
 #[test]
 fn images_are_found_and_read_what_the_program_passes() {
-    let kernels: Vec<_> = vocab_argmax::KERNELS.iter().copied().flatten().collect();
+    let kernels = [vocab_argmax::VOCAB_ARGMAX.info()];
     for architecture in ["sm_90", "sm_100", "gfx942"] {
         let image = match Images::new(architecture).find("vocab_argmax") {
             Ok(image) => image,

@@ -227,10 +227,7 @@ impl Communicator {
             _tensors: tensors,
         });
         let params = BatchParams {
-            constants: self.constants(),
-            call,
-            count: table.ops.len() as u64,
-            timeout_ns: self.timeout_ns,
+            header: self.header(call, table.ops.len() as u64),
             ops: table.ops.as_ptr(),
             progress: table.progress.as_ptr().cast_mut().cast(),
         };
@@ -255,10 +252,7 @@ impl Communicator {
         let (scratch, upload) = self.table_on_gpu(on_gpu.gpu(), &bytes)?;
         let at = scratch.address();
         let params = BatchParams {
-            constants: self.constants(),
-            call,
-            count,
-            timeout_ns: self.timeout_ns,
+            header: self.header(call, count),
             ops: at as *const BatchOp,
             progress: (at + ops.len() as u64) as *mut u64,
         };

@@ -7,6 +7,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::{FailureKind, FailureRecord};
 use fusewire_device::session::{Call, Operation};
 
+use super::user_kernels;
 use crate::Error;
 use crate::options::Algorithm;
 
@@ -33,6 +34,8 @@ pub struct Activity {
     pub root: Option<u32>,
     /// Code of the algorithm.
     pub algorithm: u8,
+    /// Name of the user kernel, if this process has launched it.
+    pub kernel: Option<&'static str>,
 }
 
 impl Activity {
@@ -40,16 +43,35 @@ impl Activity {
     pub(super) fn new(call: u64, sequence: u64, count: u64) -> Self {
         let call = Call(call);
         let operation = call.operation();
-        Self {
+        let activity = Self {
             operation,
             sequence,
             count,
+            dtype: None,
+            reduction: None,
+            root: is_rooted(operation).then(|| call.root()),
+            algorithm: 0,
+            kernel: user_kernels::find(call).map(|kernel| kernel.name),
+        };
+        if operation == Operation::User {
+            // Its code takes the place of type, reduction and algorithm.
+            return activity;
+        }
+        Self {
             dtype: DType::from_code(call.dtype()),
             reduction: ReductionCode::ALL
                 .into_iter()
                 .find(|code| *code as u8 == call.reduction()),
-            root: is_rooted(operation).then(|| call.root()),
             algorithm: call.algorithm(),
+            ..activity
+        }
+    }
+
+    /// Returns the operation's name, or that of the user kernel.
+    pub fn name(&self) -> String {
+        match self.kernel {
+            Some(kernel) => format!("kernel {kernel}"),
+            None => self.operation.name().to_owned(),
         }
     }
 
@@ -152,7 +174,7 @@ const fn is_transfer(operation: Operation) -> bool {
 
 impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{}", self.operation.name(), self.sequence)?;
+        write!(f, "{} #{}", self.name(), self.sequence)?;
         let mut arguments: Vec<String> = self.elements().into_iter().collect();
         arguments.extend(self.reduction.map(|reduction| reduction.name().to_owned()));
         arguments.extend(self.root.map(|root| format!("root {root}")));
@@ -199,6 +221,9 @@ pub struct Failure {
     /// The calls that the ranks were in when this rank noticed the failure, by their progress
     /// words.
     pub progress: Vec<Activity>,
+    /// The argument of the kernel for the kinds of failures that are about one; for
+    /// [`FailureKind::User`] the author's text with the values.
+    pub detail: Option<String>,
 }
 
 impl Failure {
@@ -212,6 +237,13 @@ impl Failure {
             FailureKind::NoRoute,
             FailureKind::Counts,
             FailureKind::Dead,
+            FailureKind::Index,
+            FailureKind::Rank,
+            FailureKind::Id,
+            FailureKind::User,
+            FailureKind::Capacity,
+            FailureKind::Word,
+            FailureKind::Aliasing,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -252,6 +284,7 @@ impl Failure {
                 _ => (!call.is_collective()).then(|| call.root()),
             },
             progress: Vec::new(),
+            detail: detail(kind, record),
         }
     }
 
@@ -269,7 +302,44 @@ impl Failure {
     }
 }
 
+/// Returns the argument of a kernel that a record is about, or the author's text.
+fn detail(kind: FailureKind, record: &FailureRecord) -> Option<String> {
+    let contract = user_kernels::find(Call(record.call))?.contract;
+    let code = record.awaited as u32;
+    match kind {
+        FailureKind::User if code == u32::MAX => {
+            Some("the kernel stopped without a recorded reason".to_owned())
+        }
+        FailureKind::User => {
+            let text = contract.failures.iter().find(|(of, _)| *of == code);
+            Some(match text {
+                Some((_, text)) => user_kernels::fill(text, record.observed, record.expected),
+                None => format!(
+                    "the kernel recorded failure {code} ({}, {})",
+                    record.observed, record.expected
+                ),
+            })
+        }
+        FailureKind::Index
+        | FailureKind::Rank
+        | FailureKind::Id
+        | FailureKind::Aliasing
+        | FailureKind::NoRoute => {
+            let name = contract.arguments.get(code as usize)?.name;
+            Some(format!("argument {name}"))
+        }
+        _ => None,
+    }
+}
+
 impl Failure {
+    fn detail(&self) -> &str {
+        self.detail.as_deref().unwrap_or(match self.kind {
+            FailureKind::User => "the kernel recorded a failure",
+            _ => "an argument of the kernel",
+        })
+    }
+
     /// Writes in what the calls of two ranks differ.
     fn write_mismatch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -283,9 +353,10 @@ impl Failure {
             return self.write_message_mismatch(f);
         }
         let operation = activity.operation;
-        let call = format!("{} #{}", operation.name(), activity.sequence);
+        let call = format!("{} #{}", activity.name(), activity.sequence);
         let is_same_call = blamed.sequence == activity.sequence;
-        if is_same_call && blamed.operation != operation {
+        let is_other = blamed.operation != operation || blamed.kernel != activity.kernel;
+        if is_same_call && is_other {
             return write!(
                 f,
                 "rank {rank} called {blamed}; rank {reporter} called {activity}. All ranks must \
@@ -324,6 +395,12 @@ impl Failure {
                 f,
                 "rank {rank} called {call} with another number of elements in a chunk or tile than \
                  rank {reporter}. All ranks must divide the buffer equally"
+            ),
+            Operation::User => write!(
+                f,
+                "rank {rank} called {call} with other values of the agreed arguments than rank \
+                 {reporter}. All ranks must pass equal values for arguments that the kernel marks \
+                 #[agreed], and launch the same number of blocks"
             ),
             operation if is_rooted(operation) => write!(
                 f,
@@ -409,7 +486,7 @@ impl fmt::Display for Failure {
                     }
                     None if blamed.sequence < activity.sequence => format!(
                         "rank {rank} never entered {} #{} (its last was {blamed})",
-                        activity.operation.name(),
+                        activity.name(),
                         activity.sequence
                     ),
                     None => format!("rank {rank} entered it and then stopped"),
@@ -432,7 +509,60 @@ impl fmt::Display for Failure {
                 "rank {} named {} bytes at {:#x}, outside of its windows",
                 self.awaited, self.expected, self.observed
             ),
-            FailureKind::NoRoute => write!(f, "rank {} cannot be reached", self.awaited),
+            FailureKind::NoRoute => {
+                // A kernel's record has the rank as the observed value.
+                let rank = match &self.detail {
+                    Some(argument) => {
+                        write!(f, "{argument}: ")?;
+                        self.observed
+                    }
+                    None => u64::from(self.awaited),
+                };
+                write!(
+                    f,
+                    "rank {rank} cannot be reached by load and store, and there is no network to it"
+                )
+            }
+            FailureKind::Index => write!(
+                f,
+                "{}: element {} of {}",
+                self.detail(),
+                self.observed,
+                self.expected
+            ),
+            FailureKind::Rank => write!(
+                f,
+                "{}: rank {} of {} ranks",
+                self.detail(),
+                self.observed,
+                self.expected
+            ),
+            FailureKind::Id => write!(
+                f,
+                "{}: number {} of a signal or barrier, of which the window has {}",
+                self.detail(),
+                self.observed,
+                self.expected
+            ),
+            FailureKind::User => f.write_str(self.detail()),
+            FailureKind::Capacity => write!(
+                f,
+                "packets of {} bytes for each block and rank; a slot has room for {}: raise \
+                 Options::packet_slot_bytes on all ranks",
+                self.observed, self.expected
+            ),
+            FailureKind::Aliasing => write!(
+                f,
+                "{}: a put of {} bytes to an address {} bytes from their source",
+                self.detail(),
+                self.expected,
+                self.observed
+            ),
+            FailureKind::Word => write!(
+                f,
+                "word {} of a packet stream of {} words",
+                self.observed, self.expected
+            ),
             FailureKind::Counts => write!(
                 f,
                 "the counts of rank {} add up to {} elements, its buffer has {}",

@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use fusewire_device::DType;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
-    NormSpec, REDUCE_NORM_BF16, REDUCE_NORM_F16, REDUCE_NORM_F32, REDUCE_NORM_PACKET_BF16,
-    REDUCE_NORM_PACKET_F16, REDUCE_NORM_PACKET_F32, ReduceNormPacketParams, ReduceNormParams,
-    Route, SHARED_ROW,
+    NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormPacketParams, ReduceNormParams,
+    Route, SHARED_ROW, select_reduce_norm, select_reduce_norm_packet,
 };
 
 use super::norm::{CheckedNorm, Norm};
@@ -20,32 +17,6 @@ use crate::Result;
 use crate::options::Algorithm;
 use crate::plan;
 use crate::tensor::{Input, Output};
-
-/// The kernels for one type.
-struct Kernels {
-    rounds: Kernel<ReduceNormParams>,
-    packet: Kernel<ReduceNormPacketParams>,
-}
-
-impl Kernels {
-    /// `dtype` is one of the three that norms exist for.
-    const fn of(dtype: DType) -> Self {
-        match dtype {
-            DType::F16 => Self {
-                rounds: REDUCE_NORM_F16,
-                packet: REDUCE_NORM_PACKET_F16,
-            },
-            DType::Bf16 => Self {
-                rounds: REDUCE_NORM_BF16,
-                packet: REDUCE_NORM_PACKET_BF16,
-            },
-            _ => Self {
-                rounds: REDUCE_NORM_F32,
-                packet: REDUCE_NORM_PACKET_F32,
-            },
-        }
-    }
-}
 
 impl Communicator {
     /// Sums `norm`'s input over all ranks, adds the residual, and normalises each row, in one
@@ -165,13 +136,16 @@ impl Communicator {
             input_count: norm.input().count as u64,
             output_count: norm.output().count as u64,
         };
-        let kernels = Kernels::of(norm.dtype);
         let prepared = if algorithm == Algorithm::Packet {
             let params = self.packet_norm(&norm, spec, call)?;
-            PreparedOp::new(self, &kernels.packet, params, [None; 3], borrowed, op_info)
+            let kernel = select_reduce_norm_packet(norm.dtype);
+            let kernel = kernel.unwrap_or(const { &REDUCE_NORM_PACKET_F32 });
+            PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info)
         } else {
             let params = self.rounds_norm(name, &norm, spec, call)?;
-            PreparedOp::new(self, &kernels.rounds, params, [None; 3], borrowed, op_info)
+            let kernel = select_reduce_norm(norm.dtype);
+            let kernel = kernel.unwrap_or(const { &REDUCE_NORM_F32 });
+            PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info)
         };
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {
@@ -233,11 +207,9 @@ impl Communicator {
         let scratch = self.scratch(norm.hidden);
         self.check_scratch(Operation::AllReduceNorm.name(), norm, scratch, 0)?;
         Ok(ReduceNormPacketParams {
-            constants: self.constants(),
-            call,
+            header: self.header(call, (norm.rows * norm.hidden) as u64),
             rows: norm.rows as u64,
             hidden: norm.hidden as u64,
-            timeout_ns: self.timeout_ns,
             source: norm.input().ptr,
             residual: norm.residual(),
             weight: norm.weight(),
@@ -299,11 +271,9 @@ impl Communicator {
         let scales = norm.scales();
         let kept = norm.residual_out().map(Output::as_input);
         Ok(ReduceNormParams {
-            constants: self.constants(),
-            call,
+            header: self.header(call, (norm.rows * norm.hidden) as u64),
             rows: norm.rows as u64,
             hidden: hidden as u64,
-            timeout_ns: self.timeout_ns,
             source: norm.input().ptr,
             source_at: if staged { null } else { spans(&norm.input()) },
             residual: norm.residual(),

@@ -30,6 +30,7 @@ mod rma;
 mod state;
 mod submit;
 mod topology;
+mod user_kernels;
 mod vocab;
 mod warm_up;
 mod windows;
@@ -44,7 +45,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire_device::DType;
-use fusewire_device::layout::{CONSTANTS_AT, CommConst};
+use fusewire_device::layout::{CONSTANTS_AT, CommConst, LaunchHeader};
 use fusewire_device::native::Isa;
 
 pub use self::attributes::LaunchAttributes;
@@ -63,6 +64,7 @@ pub use self::ready_flags::ReadyFlags;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rendezvous::bench_rendezvous;
 pub use self::rma::{Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
+pub use self::submit::KernelLaunch;
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 
@@ -340,6 +342,17 @@ impl Communicator {
             Some(on_gpu) => on_gpu.constants().unwrap_or(in_workspace),
             None if inner.options.lanes == 1 => &raw const *inner.constants,
             None => in_workspace,
+        }
+    }
+
+    /// Returns what the session of a launch needs.
+    #[inline(always)]
+    fn header(&self, call: u64, count: u64) -> LaunchHeader {
+        LaunchHeader {
+            constants: self.constants(),
+            call,
+            count,
+            timeout_ns: self.timeout_ns,
         }
     }
 

@@ -4,10 +4,9 @@
 use core::ops::Range;
 use std::sync::Arc;
 
-use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{DType, packet};
-use fusewire_kernels::vocab::{MAX_K, VOCAB_BF16, VOCAB_F16, VOCAB_F32, VocabParams, VocabSpec};
+use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabSpec, select_vocab};
 
 use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
@@ -294,15 +293,6 @@ impl<'a> VocabParallel<'a> {
     }
 }
 
-/// The kernel for logits of `dtype`, one of the three that it exists for.
-const fn kernel(dtype: DType) -> Kernel<VocabParams> {
-    match dtype {
-        DType::F16 => VOCAB_F16,
-        DType::Bf16 => VOCAB_BF16,
-        _ => VOCAB_F32,
-    }
-}
-
 impl Communicator {
     /// The greatest logits of each row with their columns, and each row's log-sum-exp, of logits
     /// whose columns are split over the ranks, in one launch. Every rank gets all results, the same
@@ -393,13 +383,10 @@ impl Communicator {
         let pointer =
             |output: Option<&Output<'_>>| output.map_or(core::ptr::null_mut(), |out| out.ptr);
         let params = VocabParams {
-            constants: self.constants(),
-            call,
-            rows,
+            header: self.header(call, rows),
             columns: columns.len() as u64,
             first: columns.start as u64,
             stride: stride as u64,
-            timeout_ns: self.timeout_ns,
             logits: vocab.logits.ptr,
             values: pointer(vocab.values.as_ref()).cast(),
             indices: pointer(vocab.top.as_ref().map(|(_, indices)| indices)),
@@ -407,8 +394,8 @@ impl Communicator {
             round: self.vocab_round(spec)?,
             spec: vocab.spec().0,
         };
-        let kernel = kernel(vocab.logits.dtype);
-        let mut prepared = PreparedOp::new(self, &kernel, params, [None; 3], borrowed, op_info);
+        let kernel = select_vocab(vocab.logits.dtype).unwrap_or(const { &VOCAB_F32 });
+        let mut prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
         if vocab.dependent {
             prepared = prepared.shaped(LaunchAttributes {
                 dependent: true,

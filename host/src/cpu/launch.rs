@@ -307,13 +307,13 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
         .map_err(|_| Error::launch("this thread is ending"))?
 }
 
-/// Runs one block with one lane on this thread, without a [`Launch`].
+/// Runs one block with one lane on this thread, without a [`Launch`]. The caller has checked the
+/// thread's floating-point environment. An error means that the kernel panicked.
 ///
 /// # Safety
 /// `params` must point to the parameter struct of `entry`, and `entry` must support one lane. The
 /// requirements of the kernel must hold during the call, and the kernel must not launch kernels.
 pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
-    check_float_environment()?;
     with_block(|shared| {
         let context = LaneContext {
             block: 0,
@@ -399,7 +399,7 @@ pub(crate) fn message(panic: &(dyn Any + Send)) -> &str {
 /// Fails if the floating-point mode of this thread would change results: a rounding mode other than
 /// round to nearest, or flushing of subnormal numbers to zero.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn check_float_environment() -> Result<()> {
+pub(crate) fn check_float_environment() -> Result<()> {
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     const ROUNDING: u32 = 3 << 13;
     const FLUSH_TO_ZERO: u32 = 1 << 15;
@@ -419,6 +419,6 @@ pub(super) fn check_float_environment() -> Result<()> {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn check_float_environment() -> Result<()> {
+pub(crate) fn check_float_environment() -> Result<()> {
     Ok(())
 }

@@ -26,4 +26,4 @@ pub use stream::{CpuStream, CpuTicket, Item};
 
 pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};
-pub(crate) use launch::{message, run_single};
+pub(crate) use launch::{check_float_environment, message, run_single};

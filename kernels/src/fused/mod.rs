@@ -34,11 +34,10 @@ use core::marker::PhantomData;
 
 use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::Policy;
 use fusewire_device::packet::{Prefetch, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
 
 use self::rounds::Rounds;
 use self::row::{Arguments, Norm, Targets};
@@ -59,19 +58,16 @@ pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 /// the one that is given, in f32.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; all buffers valid for their rows, `weight` and `bias` for
+/// All buffers valid for their rows, `weight` and `bias` for
 /// one; `hidden` a multiple of 8; elsewhere than on a CPU all of them 16-byte aligned. Outputs
 /// overlap nothing but where it says so. `chunk` rows must fit staging: the ranks' input, and all
 /// outputs. Rows of more than [`SHARED_ROW`] elements are kept at byte `scratch` of staging for
 /// output, 4 bytes an element and a row a block.
-#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+#[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     rows: u64,
     hidden: u64,
-    timeout_ns: u64,
     source: *const u8,
     source_at: u64,
     residual: *const u8,
@@ -88,15 +84,8 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     chunk: u64,
     epsilon: f32,
     spec: u32,
-) {
-    fusewire_device::arch::await_dependency();
-    // SAFETY: the caller's promise.
-    let Some(mut session) =
-        (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
-    else {
-        return;
-    };
-    fusewire_device::arch::allow_dependents();
+) -> Result<(), Aborted> {
+    let block = session.block();
     let spec = NormSpec(spec);
     let ranks = session.comm().size();
     let arguments = Arguments {
@@ -111,7 +100,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         scales_at: WindowAddr(scales_at),
         stride: stride as usize,
         chunk: chunk as usize,
-        scratch: scratch_of(&session, scratch, hidden),
+        scratch: scratch_of(session, scratch, hidden),
         spec,
         epsilon,
     };
@@ -147,9 +136,8 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         scalar: 0,
     };
     // SAFETY: the caller's promise.
-    if unsafe { memory.run(&mut session, Policy::Cached, &body) } {
-        session.end();
-    }
+    let done = unsafe { memory.run(session, Policy::Cached, &body) };
+    session.settle(done)
 }
 
 /// Where this block keeps a row that is too long for shared memory.
@@ -167,14 +155,11 @@ fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *m
 /// # Safety
 /// As [`reduce_norm`]; each block's part of the rows must fit
 /// [`fusewire_device::packet::capacity`].
-#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+#[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
+    session: &mut Session<impl Machine>,
     rows: u64,
     hidden: u64,
-    timeout_ns: u64,
     source: *const u8,
     residual: *const u8,
     weight: *const u8,
@@ -186,21 +171,13 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     scratch: u64,
     epsilon: f32,
     spec: u32,
-) {
-    fusewire_device::arch::await_dependency();
-    let size = size_of::<T>();
+    // SAFETY: this block's part of the rows, which the caller guarantees to be readable.
+    #[before(unsafe { prefetch_rows::<_, T>(block, rows, hidden, source) })] prefetch: Prefetch,
+) -> Result<(), Aborted> {
+    let (block, size) = (session.block(), size_of::<T>());
     let (first, last) = block.slice(rows as usize, 1);
     let from = source.wrapping_add(first * hidden as usize * size);
     let bytes = (last - first) * hidden as usize * size;
-    // SAFETY: this block's part of the caller's rows.
-    let prefetch = unsafe { Prefetch::read(block, from, bytes) };
-    // SAFETY: the caller's promise.
-    let Some(mut session) =
-        (unsafe { Session::begin(block, constants, call, rows * hidden, timeout_ns) })
-    else {
-        return;
-    };
-    fusewire_device::arch::allow_dependents();
     let spec = NormSpec(spec);
     let arguments = Arguments {
         residual,
@@ -214,7 +191,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         scales_at: WindowAddr::NONE,
         stride: stride as usize,
         chunk: 0,
-        scratch: scratch_of(&session, scratch, hidden),
+        scratch: scratch_of(session, scratch, hidden),
         spec,
         epsilon,
     };
@@ -224,9 +201,9 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         element: PhantomData,
     };
     let hidden = hidden as usize;
-    let slots = Slots::open(&mut session, bytes);
+    let slots = Slots::open(session, bytes)?;
     // SAFETY: this block's part of the caller's rows.
-    unsafe { slots.send_to_each(&mut session, from, prefetch) };
+    unsafe { slots.send_to_each(session, from, prefetch) };
     let targets = Targets::new(block, 1);
     if block.is_leader() {
         let strides = if spec.is_column_major() {
@@ -244,10 +221,32 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         );
     }
     // SAFETY: the caller's promise.
-    let received = unsafe { all_rows(&session, &slots, &norm, targets, from, first, last) };
-    if received {
-        slots.close(&session);
-        session.end();
+    let received = unsafe { all_rows(session, &slots, &norm, targets, from, first, last) };
+    session.settle(received)?;
+    slots.close(session);
+    Ok(())
+}
+
+/// Reads ahead in this block's part of the rows.
+///
+/// # Safety
+/// `source` must be readable for `rows` rows.
+#[inline(always)]
+unsafe fn prefetch_rows<M: Machine, T>(
+    block: Block<M>,
+    rows: u64,
+    hidden: u64,
+    source: *const u8,
+) -> Prefetch {
+    let (first, last) = block.slice(rows as usize, 1);
+    let row = hidden as usize * size_of::<T>();
+    // SAFETY: the part is within the rows.
+    unsafe {
+        Prefetch::read(
+            block,
+            source.wrapping_add(first * row),
+            (last - first) * row,
+        )
     }
 }
 
@@ -296,7 +295,7 @@ unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
         let at = if rank == me {
             Some(from)
         } else {
-            slots.receive_stream(session, rank)
+            slots.receive_stream(session, rank).ok()
         };
         let Some(at) = at else { return false };
         tables.set_source(rank, at, 0);
@@ -330,7 +329,7 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
     let mut failed = false;
     for rank in block.elements_of_block(session.comm().size() as usize) {
         let rank = rank as u32;
-        failed |= slots.receive_header(session, rank).is_none();
+        failed |= slots.receive_header(session, rank).is_failed();
     }
     if block.any(failed) {
         return false;

@@ -103,7 +103,8 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                self.slots.peek_pairs::<U>(rank, unit)
+                // SAFETY: a rank, and units of its stream.
+                unsafe { self.slots.peek_pairs::<U>(rank, unit) }
             };
             // As many units under way as registers can hold.
             let (there, taken) = if U == 2 {
@@ -128,7 +129,9 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
             if there {
                 rank += taken;
             } else {
-                let units = self.slots.receive_pairs::<M, U>(self.session, rank, unit)?;
+                // SAFETY: a rank, and units of its stream.
+                let units = unsafe { self.slots.receive_pairs::<M, U>(self.session, rank, unit) };
+                let units = units.ok()?;
                 fold::<T, N, U>(&mut sum, rank, ranks, units);
                 rank += 1;
             }

@@ -32,7 +32,7 @@ impl<M: Machine> Merge<'_, M> {
             // SAFETY: the caller's promise; the block has written its words, and passed a barrier.
             return Some(unsafe { mem::read(self.own.add(index)) });
         }
-        self.slots.receive_word(self.session, rank, index)
+        self.slots.receive_word(self.session, rank, index).ok()
     }
 
     /// Puts together `count` rows, of which the first is row `first` of the outputs. False after a
@@ -47,7 +47,7 @@ impl<M: Machine> Merge<'_, M> {
         let mut failed = false;
         for source in block.elements_of_block(ranks as usize) {
             let source = source as u32;
-            failed |= source != me && self.slots.receive_header(self.session, source).is_none();
+            failed |= source != me && self.slots.receive_header(self.session, source).is_failed();
         }
         if block.any(failed) {
             return false;

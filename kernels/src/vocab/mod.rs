@@ -32,10 +32,9 @@ mod row;
 mod shared;
 mod single;
 
-use fusewire_device::layout::CommConst;
 use fusewire_device::packet::Slots;
 use fusewire_device::session::Session;
-use fusewire_device::{Bf16, Block, Element, F16, Group, Machine, kernel, mem};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel, mem};
 
 use self::lanes::Sorter;
 use self::merge::Merge;
@@ -116,43 +115,34 @@ struct Outputs {
     log_sum_exp: *mut f32,
 }
 
-/// Computes the `k` greatest logits of each of `rows` rows, with their columns, and each row's
-/// log-sum-exp, as `spec` says. This rank has columns `first .. first + columns`, perhaps none; its
-/// rows begin `stride` elements apart. A block takes `round` rows at a time.
+/// Computes the `k` greatest logits of each row, of which the launch counts as many, with their
+/// columns, and each row's log-sum-exp, as `spec` says. This rank has columns `first .. first +
+/// columns`, perhaps none; its rows begin `stride` elements apart. A block takes `round` rows at a
+/// time.
 ///
 /// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A
 /// position for which there is no column gets NaN and an index of all ones.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]. `logits` is readable for the rows, `indices` and `values`
+/// `logits` is readable for the rows, `indices` and `values`
 /// (or null) writable for `rows * k` elements, `log_sum_exp` for `rows`, where they are wanted;
 /// they overlap nothing. Fewer than 2^31 columns in all. `rows`, `round` and `spec` are equal on
 /// all ranks; `round` is not 0, its rows fit [`fusewire_device::packet::capacity`] of a slot, and
 /// those of all blocks fit staging.
-#[kernel(each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+#[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn vocab<T: Element<Acc = f32>>(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    rows: u64,
+    session: &mut Session<impl Machine>,
     columns: u64,
     first: u64,
     stride: u64,
-    timeout_ns: u64,
     logits: *const u8,
     values: *mut f32,
     indices: *mut u8,
     log_sum_exp: *mut f32,
     round: u64,
     spec: u32,
-) {
-    fusewire_device::arch::await_dependency();
-    // SAFETY: the caller's promise.
-    let Some(mut session) = (unsafe { Session::begin(block, constants, call, rows, timeout_ns) })
-    else {
-        return;
-    };
-    fusewire_device::arch::allow_dependents();
+) -> Result<(), Aborted> {
+    let (block, rows) = (session.block(), session.count());
     let spec = VocabSpec(spec);
     let words = Words {
         k: spec.k(),
@@ -188,11 +178,11 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
             row += 1;
         }
         block.sync();
-        let slots = Slots::open(&mut session, count * spec.row_bytes());
+        let slots = Slots::open(session, count * spec.row_bytes())?;
         // SAFETY: the words of these rows, which fit a slot.
-        unsafe { slots.send_to_all(&mut session, own.cast()) };
+        unsafe { slots.send_to_all(session, own.cast()) };
         let merge = Merge {
-            session: &session,
+            session,
             slots: &slots,
             words,
             own,
@@ -200,9 +190,9 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
         };
         // SAFETY: these rows.
         if !unsafe { merge.run(done, count) } {
-            return;
+            return session.settle(false);
         }
-        slots.close(&session);
+        slots.close(session);
         done += count;
         if done >= end {
             break;
@@ -210,7 +200,7 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
         // The next round's words and packets come behind the last look at this one's.
         block.sync();
     }
-    session.end();
+    Ok(())
 }
 
 /// Writes this rank's words of a row. All lanes together.

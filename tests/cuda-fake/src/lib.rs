@@ -52,5 +52,5 @@ mod install;
 mod status;
 
 pub use self::core::image::{stand_in, stand_in_multi_rank_grid};
-pub use self::core::kernel::register;
+pub use self::core::kernel::{kernels_of, register};
 pub use self::install::{NAMES, install, library};

@@ -51,10 +51,10 @@ impl Kernel {
         let words = [addr.0, 0, 0, 0, 0, 0, 0];
         if self == Self::NoReady {
             mem::fence(Order::AcqRel, Scope::System);
-        } else if !session.ready(|_| words) {
+        } else if session.ready(|_| words).is_err() {
             return;
         }
-        if self == Self::ReadsAfterDone && !session.done() {
+        if self == Self::ReadsAfterDone && session.done().is_err() {
             return;
         }
         if block.is_leader() {
@@ -83,7 +83,7 @@ impl Kernel {
             session.end();
             return;
         }
-        if matches!(self, Self::Correct | Self::NoReady | Self::Leaves) && !session.done() {
+        if matches!(self, Self::Correct | Self::NoReady | Self::Leaves) && session.done().is_err() {
             return;
         }
         session.end();

@@ -4,11 +4,21 @@
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
+use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
-use fusewire_kernels::batch::BatchOp;
-use fusewire_kernels::fused::{NormSpec, OutputFormat, Route, Statistics};
+use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
+use fusewire_kernels::barrier::BarrierParams;
+use fusewire_kernels::batch::{BatchOp, BatchParams};
+use fusewire_kernels::fused::{
+    NormSpec, OutputFormat, ReduceNormPacketParams, ReduceNormParams, Route, Statistics,
+};
+use fusewire_kernels::movement::MovementParams;
+use fusewire_kernels::one_sided::RingPutParams;
+use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams};
+use fusewire_kernels::point::{RecvParams, SendParams};
+use fusewire_kernels::vector::{AllGatherVParams, AllToAllVParams};
 use fusewire_kernels::{
     ALIGNMENT, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
     reduce_scatter, vector,
@@ -521,165 +531,204 @@ impl Step {
         };
         let count = self.count as u64;
         let chunk = ALIGNMENT as u64;
-        macro_rules! reduce {
-            ($kernel:expr) => {
-                $kernel(
-                    block, constants, call, count, timeout, source, source_at, target, target_at,
-                    0, chunk, 0,
-                )
-            };
-        }
-        macro_rules! movement {
-            ($kernel:expr) => {
-                $kernel(
-                    block, constants, call, count, 1, timeout, source, source_at, target, chunk, 0,
-                )
-            };
-        }
+        let header = LaunchHeader {
+            constants,
+            call,
+            count,
+            timeout_ns: timeout,
+        };
+        let reduction = ReductionParams {
+            header,
+            source,
+            source_at,
+            target,
+            target_at,
+            scalar: 0,
+            chunk,
+            hint: 0,
+        };
+        let movement = MovementParams {
+            header,
+            size: 1,
+            source,
+            source_at,
+            target,
+            chunk,
+            hint: 0,
+        };
         let counts = image.private(rank).cast::<u64>();
         let user = image.config().user as u64;
         let floats = image.private(rank);
+        let ranks = u64::from(image.config().ranks);
         // SAFETY: `constants` belongs to a live communicator. The buffers, tables, flags and
         // counters of the image are large enough for the operation: `prepare` checks the size of
         // the input.
         unsafe {
             match self.op {
-                Op::Packet => all_reduce::all_reduce_packet::<f32, Sum>(
-                    block, constants, call, count, timeout, source, target,
-                ),
-                Op::Signal => reduce!(all_reduce::all_reduce_signal_any),
-                Op::SignalF32 => reduce!(all_reduce::all_reduce_signal::<f32, Sum>),
-                Op::TwoShot | Op::Reduce(_) => reduce!(all_reduce::reduce_shards_any),
-                Op::ReduceScatter => reduce!(reduce_scatter::reduce_scatter_any),
-                Op::AllGather => movement!(movement::all_gather),
-                Op::GatherWithFlags => overlap::all_gather_with_flags(
+                Op::Packet => all_reduce::all_reduce_packet__run::<f32, Sum, _>(
                     block,
-                    constants,
-                    call,
-                    count,
-                    1,
-                    timeout,
-                    source,
-                    source_at,
-                    target,
-                    chunk,
-                    image.words(rank),
-                    image.arrivals(rank),
-                    count,
-                    0,
-                ),
-                Op::ScatterOnArrival => overlap::reduce_scatter_on_arrival_any(
-                    block,
-                    constants,
-                    call,
-                    count,
-                    timeout,
-                    source,
-                    source_at,
-                    target,
-                    0,
-                    chunk,
-                    image.words(rank),
-                    count,
-                    1,
-                    0,
-                ),
-                Op::Broadcast(_) => movement!(movement::broadcast),
-                Op::Scatter(_) => movement!(movement::scatter),
-                Op::Gather(_) => movement!(movement::gather),
-                Op::AllToAll => movement!(movement::all_to_all),
-                Op::AllGatherV => vector::all_gather_v(
-                    block, constants, call, 1, timeout, source, source_at, user, target, user,
-                    counts, chunk, 0,
-                ),
-                Op::AllToAllV => vector::all_to_all_v(
-                    block,
-                    constants,
-                    call,
-                    1,
-                    timeout,
-                    source,
-                    source_at,
-                    user,
-                    target,
-                    user,
-                    counts,
-                    counts.add(64),
-                    chunk,
-                    0,
-                ),
-                Op::Norm(route) => fused::reduce_norm::<f32>(
-                    block,
-                    constants,
-                    call,
-                    if route == Route::TwoShot {
-                        u64::from(image.config().ranks)
-                    } else {
-                        1
+                    &AllReducePacketParams {
+                        header,
+                        source,
+                        target,
                     },
-                    HIDDEN as u64,
-                    timeout,
-                    source,
-                    source_at,
-                    floats,
-                    floats.add(WEIGHT_AT),
-                    core::ptr::null(),
-                    core::ptr::null_mut(),
-                    WindowAddr::NONE.0,
-                    target,
-                    target_at,
-                    core::ptr::null_mut(),
-                    WindowAddr::NONE.0,
-                    0,
-                    0,
-                    u64::from(image.config().ranks),
-                    0.5,
-                    NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, route).0,
                 ),
-                Op::NormPacket => fused::reduce_norm_packet::<f32>(
-                    block,
-                    constants,
-                    call,
-                    1,
-                    HIDDEN as u64,
-                    timeout,
-                    source,
-                    floats,
-                    floats.add(WEIGHT_AT),
-                    core::ptr::null(),
-                    core::ptr::null_mut(),
-                    target,
-                    core::ptr::null_mut(),
-                    0,
-                    0,
-                    0.5,
-                    NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, Route::OneShot).0,
-                ),
-                Op::RingPut => one_sided::ring_put(
-                    block,
-                    constants,
-                    call,
-                    count,
-                    timeout,
-                    source.cast(),
-                    image.target_addr().0,
-                    0,
-                    counts.add(128),
-                ),
-                Op::Barrier => barrier::barrier(block, constants, call, timeout),
-                Op::Transfer(from, _) if rank == from => {
-                    point::send(block, constants, call, count, timeout, source);
+                Op::Signal => all_reduce::all_reduce_signal_any__run(block, &reduction),
+                Op::SignalF32 => {
+                    all_reduce::all_reduce_signal__run::<f32, Sum, _>(block, &reduction);
                 }
-                Op::Ring => batch::batch(
+                Op::TwoShot | Op::Reduce(_) => {
+                    all_reduce::reduce_shards_any__run(block, &reduction);
+                }
+                Op::ReduceScatter => reduce_scatter::reduce_scatter_any__run(block, &reduction),
+                Op::AllGather => movement::all_gather__run(block, &movement),
+                Op::GatherWithFlags => overlap::all_gather_with_flags__run(
                     block,
-                    constants,
-                    call,
-                    2,
-                    timeout,
-                    counts.cast(),
-                    counts.add(64),
+                    &AllGatherWithFlagsParams {
+                        header,
+                        size: 1,
+                        source,
+                        source_at,
+                        target,
+                        chunk,
+                        words: image.words(rank),
+                        arrivals: image.arrivals(rank),
+                        span: count,
+                        hint: 0,
+                    },
                 ),
-                Op::Transfer(..) => point::recv(block, constants, call, count, timeout, target),
+                Op::ScatterOnArrival => overlap::reduce_scatter_on_arrival_any__run(
+                    block,
+                    &ReduceScatterOnArrivalParams {
+                        header,
+                        source,
+                        source_at,
+                        target,
+                        scalar: 0,
+                        chunk,
+                        counters: image.words(rank),
+                        span: count,
+                        wanted: 1,
+                        hint: 0,
+                    },
+                ),
+                Op::Broadcast(_) => movement::broadcast__run(block, &movement),
+                Op::Scatter(_) => movement::scatter__run(block, &movement),
+                Op::Gather(_) => movement::gather__run(block, &movement),
+                Op::AllToAll => movement::all_to_all__run(block, &movement),
+                Op::AllGatherV => vector::all_gather_v__run(
+                    block,
+                    &AllGatherVParams {
+                        header: LaunchHeader { count: 0, ..header },
+                        size: 1,
+                        source,
+                        source_at,
+                        source_count: user,
+                        target,
+                        target_count: user,
+                        counts,
+                        chunk,
+                        hint: 0,
+                    },
+                ),
+                Op::AllToAllV => vector::all_to_all_v__run(
+                    block,
+                    &AllToAllVParams {
+                        header: LaunchHeader { count: 0, ..header },
+                        size: 1,
+                        source,
+                        source_at,
+                        source_count: user,
+                        target,
+                        target_count: user,
+                        send_counts: counts,
+                        receive_counts: counts.add(64),
+                        chunk,
+                        hint: 0,
+                    },
+                ),
+                Op::Norm(route) => {
+                    let rows = if route == Route::TwoShot { ranks } else { 1 };
+                    fused::reduce_norm__run::<f32, _>(
+                        block,
+                        &ReduceNormParams {
+                            header: LaunchHeader {
+                                count: rows * HIDDEN as u64,
+                                ..header
+                            },
+                            rows,
+                            hidden: HIDDEN as u64,
+                            source,
+                            source_at,
+                            residual: floats,
+                            weight: floats.add(WEIGHT_AT),
+                            bias: core::ptr::null(),
+                            kept: core::ptr::null_mut(),
+                            kept_at: WindowAddr::NONE.0,
+                            out: target,
+                            out_at: target_at,
+                            scales: core::ptr::null_mut(),
+                            scales_at: WindowAddr::NONE.0,
+                            stride: 0,
+                            scratch: 0,
+                            chunk: ranks,
+                            epsilon: 0.5,
+                            spec: NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, route)
+                                .0,
+                        },
+                    );
+                }
+                Op::NormPacket => fused::reduce_norm_packet__run::<f32, _>(
+                    block,
+                    &ReduceNormPacketParams {
+                        header: LaunchHeader {
+                            count: HIDDEN as u64,
+                            ..header
+                        },
+                        rows: 1,
+                        hidden: HIDDEN as u64,
+                        source,
+                        residual: floats,
+                        weight: floats.add(WEIGHT_AT),
+                        bias: core::ptr::null(),
+                        kept: core::ptr::null_mut(),
+                        out: target,
+                        scales: core::ptr::null_mut(),
+                        stride: 0,
+                        scratch: 0,
+                        epsilon: 0.5,
+                        spec: NormSpec::new(
+                            Statistics::Rms,
+                            OutputFormat::Unquantized,
+                            Route::OneShot,
+                        )
+                        .0,
+                    },
+                ),
+                Op::RingPut => one_sided::ring_put__run(
+                    block,
+                    &RingPutParams {
+                        header,
+                        source: source.cast(),
+                        count,
+                        target_at: image.target_addr().0,
+                        signal: 0,
+                        launches: counts.add(128),
+                    },
+                ),
+                Op::Barrier => barrier::barrier__run(block, &BarrierParams { header }),
+                Op::Transfer(from, _) if rank == from => {
+                    point::send__run(block, &SendParams { header, source });
+                }
+                Op::Ring => batch::batch__run(
+                    block,
+                    &BatchParams {
+                        header: LaunchHeader { count: 2, ..header },
+                        ops: counts.cast(),
+                        progress: counts.add(64),
+                    },
+                ),
+                Op::Transfer(..) => point::recv__run(block, &RecvParams { header, target }),
                 Op::Broken(kernel) => {
                     kernel.run(
                         block,

@@ -12,11 +12,6 @@
 
 use fusewire_device::{Block, Group, Machine, kernel, mem};
 
-/// Kernels of this crate.
-#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] =
-    &[SEEDED_RACE_INSTANCES, SEEDED_DIVERGENCE_INSTANCES];
-
 /// Exchanges lane numbers through the block's shared memory. Each lane writes its own number, reads
 /// the number of the lane half a block ahead, and writes that number to `out`.
 ///

@@ -31,11 +31,11 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
     // Stand-ins for the images that `fusewire-build` builds from user crates.
     for (name, kernels) in [
-        ("vocab_argmax.sm_90.ptx", vocab_argmax::KERNELS),
-        ("seeded-bugs.sm_80.ptx", seeded_bugs::KERNELS),
+        ("vocab_argmax.sm_90.ptx", "vocab_argmax"),
+        ("seeded-bugs.sm_80.ptx", "seeded_bugs"),
     ] {
         let target = if name.contains("sm_90") { 90 } else { 80 };
-        let image = fusewire_cuda_fake::stand_in(kernels, target);
+        let image = fusewire_cuda_fake::stand_in(fusewire_cuda_fake::kernels_of(kernels), target);
         std::fs::write(folder.path().join(name), image).expect("an image");
     }
     let path = folder.path().display().to_string();

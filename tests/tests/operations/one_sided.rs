@@ -3,8 +3,8 @@
 
 use core::time::Duration;
 
-use fusewire::{DType, Operation, Options};
-use fusewire_kernels::one_sided::{RING_PUT, RingPutParams};
+use fusewire::{DType, Options};
+use fusewire_kernels::one_sided::RingPut;
 use fusewire_tests::device::{run_threads, tensor};
 
 #[test]
@@ -20,12 +20,9 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 let source = comm.alloc(DType::U64, count)?;
                 let target = comm.alloc(DType::U64, count)?;
                 let launches = tensor(DType::U64, 1)?;
-                let params = RingPutParams {
-                    constants: comm.constants(),
-                    call: comm.call_word(Operation::User, count as u64),
-                    count: count as u64,
-                    timeout_ns: 0,
+                let arguments = RingPut {
                     source: source.as_ptr().cast(),
+                    count: count as u64,
                     // An empty tensor has no window address. The kernel then puts nothing.
                     target_at: if count == 0 {
                         0
@@ -35,11 +32,16 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     signal,
                     launches: launches.as_ptr().cast(),
                 };
-                let tensors = [Some(&source), Some(&target), Some(&launches)];
+                let launch = || {
+                    comm.kernel(arguments)
+                        .keeping(&source)
+                        .keeping(&target)
+                        .keeping(&launches)
+                };
                 comm.stream().begin_capture()?;
                 // SAFETY: the tensors have `count` elements, and the target is in the same window
                 // on all ranks.
-                let captured = unsafe { comm.launch_async(&RING_PUT, params, tensors) };
+                let captured = unsafe { launch().enqueue_unchecked() };
                 let graph = comm.stream().end_capture()?.instantiate()?;
                 captured?;
                 let from = |round: u64, rank: u32| -> Vec<u64> {
@@ -53,7 +55,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                     if round % 2 == 0 {
                         // SAFETY: the tensors have `count` elements, and the target is in the same
                         // window on all ranks.
-                        unsafe { comm.launch(&RING_PUT, params, tensors)? };
+                        unsafe { launch().launch_unchecked()? };
                     } else {
                         graph.run(comm.stream())?;
                     }
@@ -76,22 +78,21 @@ fn a_put_outside_of_a_window_is_refused() {
     for result in run_threads(2, &options, |comm| {
         let source = comm.alloc(DType::U64, 100)?;
         let launches = tensor(DType::U64, 1)?;
-        let params = RingPutParams {
-            constants: comm.constants(),
-            call: comm.call_word(Operation::User, 100),
-            count: 100,
-            timeout_ns: 0,
+        let arguments = RingPut {
             source: source.as_ptr().cast(),
+            count: 100,
             // One word past the correct address.
             target_at: comm.window_addr(&source)?.0 + 8,
             signal: 0,
             launches: launches.as_ptr().cast(),
         };
-        let tensors = [Some(&source), Some(&launches), None];
         // SAFETY: the kernel checks the target against the window before it writes.
-        Ok(unsafe { comm.launch(&RING_PUT, params, tensors) })
+        Ok(unsafe { comm.kernel(arguments).launch_unchecked() })
     }) {
         let error = result.expect("joined").expect_err("outside of the window");
         assert!(matches!(error, fusewire::Error::Failed(_)), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("in kernel ring_put #1: rank "), "{text}");
+        assert!(text.contains("cannot be reached"), "{text}");
     }
 }

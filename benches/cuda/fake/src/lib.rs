@@ -13,7 +13,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
+use fusewire_device::native::{
+    Contract, KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField,
+};
 use libloading::Library;
 
 /// Environment variable with the path of the shared object that contains the kernels.
@@ -138,6 +140,7 @@ fn infos(kernels: &[EmulatedKernel]) -> Vec<KernelInfo> {
             avx512: native,
             lanes: native,
         },
+        contract: Contract::NONE,
     };
     entries.map(info).collect()
 }

@@ -188,7 +188,7 @@ impl CommDump {
             "timeout_ms": self.timeout_ms,
             "is_p2p": is_p2p,
             "fusewire": {
-                "operation": activity.operation.name(),
+                "operation": activity.name(),
                 "reduction": activity.reduction.map(|code| code.name()),
                 "peer": record.peer,
                 "input_count": record.input_count,

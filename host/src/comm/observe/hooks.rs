@@ -212,14 +212,16 @@ impl Hooks {
 impl<'a> HookArguments<'a> {
     pub(crate) fn new(op_info: &OpInfo, id: u64, is_async: bool) -> Self {
         let call = op_info.call();
+        // The code of a user kernel takes the place of type and reduction.
+        let is_user = call.operation() == Operation::User;
         Self {
             operation: call.operation(),
             id,
             dtype: DType::from_code(call.dtype())
-                .filter(|_| call.operation() != Operation::Barrier),
+                .filter(|_| call.operation() != Operation::Barrier && !is_user),
             reduction: ReductionCode::ALL
                 .into_iter()
-                .find(|code| *code as u8 == call.reduction()),
+                .find(|code| *code as u8 == call.reduction() && !is_user),
             peer: (call.root() != 0xffff).then(|| call.root()),
             input_count: op_info.input_count,
             output_count: op_info.output_count,

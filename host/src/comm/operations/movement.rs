@@ -14,15 +14,14 @@ use crate::tensor::{Input, Output};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::Operation;
 use fusewire_kernels::movement::{
-    ALL_GATHER, ALL_TO_ALL, AllGatherParams, AllToAllParams, BROADCAST, BroadcastParams, GATHER,
-    GatherParams, SCATTER, ScatterParams,
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, MovementParams, SCATTER,
 };
 use fusewire_kernels::nvls::{ALL_GATHER_NVLS, AllGatherNvlsParams};
 
 /// Binds a kernel that only moves bytes.
 macro_rules! movement {
     (
-        $comm:expr, $operation:expr, $kernel:expr, $params:ident, $output:expr, $input:expr,
+        $comm:expr, $operation:expr, $kernel:expr, $output:expr, $input:expr,
         {
             count: $count:expr, rows: $rows:expr, root: $root:expr, staged: $staged:expr,
             written: $written:expr
@@ -55,12 +54,9 @@ macro_rules! movement {
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let source_at = comm.addr_of(input.ptr, input.count * size, $staged);
-        let params = $params {
-            constants: comm.constants(),
-            call,
-            count: count as u64,
+        let params = MovementParams {
+            header: comm.header(call, count as u64),
             size: size as u64,
-            timeout_ns: comm.timeout_ns,
             source: input.ptr,
             source_at,
             target: output.ptr,
@@ -115,7 +111,7 @@ impl Communicator {
         if plan.algorithm == Algorithm::Nvls {
             return Ok(self.all_gather_by_multicast(output, input, &plan));
         }
-        movement!(self, Operation::AllGather, ALL_GATHER, AllGatherParams, output, input, {
+        movement!(self, Operation::AllGather, ALL_GATHER, output, input, {
             count: input.count, rows: 1, root: NO_ROOT, staged: false, written: output.count
         }, backend(from, to, count, args) => backend.all_gather(from, to, count, args))
     }
@@ -130,11 +126,8 @@ impl Communicator {
         let call = self.call(plan, Some(input.dtype), None, NO_ROOT, input.count as u64);
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let params = AllGatherNvlsParams {
-            constants: self.constants(),
-            call,
-            count: input.count as u64,
+            header: self.header(call, input.count as u64),
             size: size as u64,
-            timeout_ns: self.timeout_ns,
             source: input.ptr,
             source_at,
             target: output.ptr,
@@ -163,7 +156,7 @@ impl Communicator {
     ) -> Result<PreparedOp<'a>> {
         self.rank_of("broadcast", "root", root)?;
         let input = &buffer.as_input();
-        movement!(self, Operation::Broadcast, BROADCAST, BroadcastParams, buffer, input, {
+        movement!(self, Operation::Broadcast, BROADCAST, buffer, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: input.count
         }, backend(_from, to, count, args) => backend.broadcast(to, count, root, args))
     }
@@ -186,7 +179,7 @@ impl Communicator {
             ..*input
         };
         let rows = u64::from(self.size());
-        movement!(self, Operation::Scatter, SCATTER, ScatterParams, output, input, {
+        movement!(self, Operation::Scatter, SCATTER, output, input, {
             count: output.count, rows: rows, root: root as u16, staged: false, written: output.count
         }, backend(from, to, count, args) => backend.scatter(from, to, count, root, args))
     }
@@ -204,7 +197,7 @@ impl Communicator {
             self.rows(name, "output", output.count, input.count)?;
             within(name, output, input, root as usize * input.count)?;
         }
-        movement!(self, Operation::Gather, GATHER, GatherParams, output, input, {
+        movement!(self, Operation::Gather, GATHER, output, input, {
             count: input.count, rows: 1, root: root as u16, staged: false, written: output.count
         }, backend(from, to, count, args) => backend.gather(from, to, count, root, args))
     }
@@ -228,7 +221,7 @@ impl Communicator {
         // In place a row would be overwritten before its peer has read it.
         let staged = core::ptr::eq(input.ptr, output.ptr);
         let rows = u64::from(self.size());
-        movement!(self, Operation::AllToAll, ALL_TO_ALL, AllToAllParams, output, input, {
+        movement!(self, Operation::AllToAll, ALL_TO_ALL, output, input, {
             count: input.count / ranks, rows: rows, root: NO_ROOT, staged: staged,
             written: output.count
         }, backend(from, to, count, args) => all_to_all(backend, from, to, count, args))

@@ -12,26 +12,20 @@ use crate::tensor::{Input, Output, Tensor};
 use crate::{Error, Result};
 use fusewire_device::DType;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::native::KernelInfo;
+use fusewire_device::native::Kernel;
 use fusewire_device::session::Operation;
 use fusewire_kernels::overlap::{
     ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_ON_ARRIVAL_ANY,
-    REDUCE_SCATTER_ON_ARRIVAL_BF16, REDUCE_SCATTER_ON_ARRIVAL_F16, REDUCE_SCATTER_ON_ARRIVAL_F32,
-    ReduceScatterOnArrivalAnyParams, ReduceScatterOnArrivalParams,
+    ReduceScatterOnArrivalParams, select_reduce_scatter_on_arrival,
 };
 
-const _: () = assert!(
-    size_of::<ReduceScatterOnArrivalParams>() == size_of::<ReduceScatterOnArrivalAnyParams>()
-);
-
 /// The instance of a type and a reduction.
-fn instance(dtype: DType, op: ReduceOp) -> &'static KernelInfo {
-    match (dtype, op) {
-        (DType::F32, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_F32.info() },
-        (DType::F16, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_F16.info() },
-        (DType::Bf16, ReduceOp::Sum) => const { REDUCE_SCATTER_ON_ARRIVAL_BF16.info() },
-        _ => const { REDUCE_SCATTER_ON_ARRIVAL_ANY.info() },
-    }
+fn instance(dtype: DType, op: ReduceOp) -> &'static Kernel<ReduceScatterOnArrivalParams> {
+    let compiled = match op {
+        ReduceOp::Sum => select_reduce_scatter_on_arrival(dtype),
+        _ => None,
+    };
+    compiled.unwrap_or(const { &REDUCE_SCATTER_ON_ARRIVAL_ANY })
 }
 
 /// All that ranks must agree on, in a word.
@@ -78,11 +72,8 @@ impl Communicator {
         let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
         let source_at = self.addr_of(from.ptr, count * size, false);
         let params = AllGatherWithFlagsParams {
-            constants: self.constants(),
-            call,
-            count: count as u64,
+            header: self.header(call, count as u64),
             size: size as u64,
-            timeout_ns: self.timeout_ns,
             source: from.ptr,
             source_at,
             target: to.ptr,
@@ -174,11 +165,8 @@ impl Communicator {
         );
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
         let source_at = self.addr_of(from.ptr, from.count * size, false);
-        let params = ReduceScatterOnArrivalAnyParams {
-            constants: self.constants(),
-            call,
-            count: count as u64,
-            timeout_ns: self.timeout_ns,
+        let params = ReduceScatterOnArrivalParams {
+            header: self.header(call, count as u64),
             source: from.ptr,
             source_at,
             target: to.ptr,
@@ -196,7 +184,7 @@ impl Communicator {
         };
         let tensors = [Some(output), Some(input), Some(tiles.words())];
         let kernel = instance(dtype, op);
-        let prepared = PreparedOp::from_parts(self, kernel, params, tensors, false, op_info);
+        let prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
         self.fork(producer, tiles, &prepared.keeping(tiles.keep()))
     }
 

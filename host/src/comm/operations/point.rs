@@ -42,10 +42,7 @@ impl Communicator {
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = SendParams {
-            constants: self.constants(),
-            call,
-            bytes,
-            timeout_ns: self.timeout_ns,
+            header: self.header(call, bytes),
             source: input.ptr,
         };
         Ok(PreparedOp::new(
@@ -81,10 +78,7 @@ impl Communicator {
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         let params = RecvParams {
-            constants: self.constants(),
-            call,
-            bytes,
-            timeout_ns: self.timeout_ns,
+            header: self.header(call, bytes),
             target: output.ptr,
         };
         Ok(PreparedOp::new(
@@ -114,9 +108,7 @@ impl Communicator {
             return PreparedOp::hand_off(run, [None; 3], false, op_info);
         }
         let params = BarrierParams {
-            constants: self.constants(),
-            call,
-            timeout_ns: self.timeout_ns,
+            header: self.header(call, 0),
         };
         PreparedOp::new(self, &BARRIER, params, [None; 3], false, op_info)
     }

@@ -14,7 +14,9 @@ use crate::tensor::{Input, Output};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
-use fusewire_kernels::all_reduce::AllReducePacketParams;
+use fusewire_kernels::all_reduce::{
+    AllReducePacketParams, ReductionParams, select_all_reduce_packet,
+};
 
 /// What the reductions over rounds have in common.
 struct Arguments<'b, 'a> {
@@ -66,22 +68,19 @@ impl Communicator {
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
         if plan.algorithm == Algorithm::Packet
-            && let Some(kernel) = instances::all_reduce_packet(dtype, op)
+            && let Some(kernel) = select_all_reduce_packet(dtype, op.code())
         {
             debug_assert!(
                 input.count * dtype.size()
                     <= packet::capacity(self.inner.constants.workspace.packet_slot) as usize
             );
             let params = AllReducePacketParams {
-                constants: self.constants(),
-                call,
-                count: input.count as u64,
-                timeout_ns: self.timeout_ns,
+                header: self.header(call, input.count as u64),
                 source: input.ptr,
                 target: output.ptr,
             };
             return Ok(PreparedOp::new(
-                self, &kernel, params, tensors, borrowed, op_info,
+                self, kernel, params, tensors, borrowed, op_info,
             ));
         }
         let in_place = core::ptr::eq(input.ptr, output.ptr);
@@ -236,27 +235,20 @@ impl Communicator {
         let source_at = self.addr_of(input.ptr, input.count * size, staged);
         let target_at = self.addr_of(output.ptr, output.count * size, false);
         let copied = source_at == WindowAddr::NONE.0 || target_at == WindowAddr::NONE.0;
-        let (kernel, params) = select(
-            input.dtype,
-            op,
-            instances::Reduction {
-                constants: self.constants(),
-                call,
-                count: count as u64,
-                timeout_ns: self.timeout_ns,
-                source: input.ptr,
-                source_at,
-                target: output.ptr,
-                target_at,
-                scalar: op.scalar(input.dtype),
-                chunk: plan.chunk,
-                hint: self.hint(count * size, copied),
-            },
-        );
+        let params = ReductionParams {
+            header: self.header(call, count as u64),
+            source: input.ptr,
+            source_at,
+            target: output.ptr,
+            target_at,
+            scalar: op.scalar(input.dtype),
+            chunk: plan.chunk,
+            hint: self.hint(count * size, copied),
+        };
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
-        PreparedOp::from_parts(
+        PreparedOp::new(
             self,
-            kernel,
+            select(input.dtype, op),
             params,
             [output.tensor, input.tensor, None],
             borrowed,

@@ -76,10 +76,8 @@ impl Communicator {
         let source_at = self.addr_of(input.ptr, input.count * size, false);
         let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
         let params = AllGatherVParams {
-            constants: self.constants(),
-            call,
+            header: self.header(call, 0),
             size: size as u64,
-            timeout_ns: self.timeout_ns,
             source: input.ptr,
             source_at,
             source_count: input.count as u64,
@@ -156,10 +154,8 @@ impl Communicator {
             inputs.as_ptr()
         };
         let params = AllToAllVParams {
-            constants: self.constants(),
-            call,
+            header: self.header(call, 0),
             size: size as u64,
-            timeout_ns: self.timeout_ns,
             source: input.ptr,
             source_at,
             source_count: input.count as u64,

@@ -5,6 +5,7 @@ mod register;
 mod signal;
 mod transfer;
 
+use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -191,6 +192,27 @@ impl Window {
 
     fn call(&self, operation: Operation, dtype: u8, peer: u32) -> u64 {
         Call::new(operation, dtype, 0, Algorithm::Signal as u8, peer as u16, 0).0
+    }
+
+    /// Returns what a launch must keep alive.
+    pub(in crate::comm) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::clone(&self.shared) as _
+    }
+
+    /// Checks that a kernel on `comm` can take this window.
+    pub(in crate::comm) fn check_launch(
+        &self,
+        kernel: &'static str,
+        comm: &Communicator,
+    ) -> Result<()> {
+        self.alive(kernel)?;
+        if Arc::ptr_eq(&self.comm.inner, &comm.inner) {
+            return Ok(());
+        }
+        Err(invalid(
+            kernel,
+            "a window of another communicator".to_owned(),
+        ))
     }
 
     /// The launch keeps the window's description alive.

@@ -145,10 +145,8 @@ impl Window {
             SignalUpdate::Add(value) => (value, 1),
         };
         let params = WindowSignalParams {
-            constants: self.comm.constants(),
-            call,
+            header: self.comm.header(call, u64::from(signal)),
             signal: u64::from(signal),
-            timeout_ns: self.comm.timeout_ns,
             window: self.device_window(),
             value,
             add,
@@ -181,10 +179,8 @@ impl Window {
         let peer = sender.unwrap_or(self.comm.rank());
         let call = self.call(Operation::WaitSignal, 0, peer);
         let params = WindowWaitParams {
-            constants: self.comm.constants(),
-            call,
+            header: self.comm.header(call, u64::from(signal)),
             signal: u64::from(signal),
-            timeout_ns: self.comm.timeout_ns,
             window: self.device_window(),
             sender: sender.map_or(NONE, u64::from),
             value,

@@ -111,10 +111,9 @@ impl Window {
         }
         let call = self.call(Operation::Put, source.dtype() as u8, peer);
         let params = WindowPutParams {
-            constants: self.comm.constants(),
-            call,
-            bytes: (source.len() * source.dtype().size()) as u64,
-            timeout_ns: self.comm.timeout_ns,
+            header: self
+                .comm
+                .header(call, (source.len() * source.dtype().size()) as u64),
             window: self.device_window(),
             source: source.as_ptr(),
             offset,
@@ -141,10 +140,9 @@ impl Window {
         let offset = self.range("get", target, at)?;
         let call = self.call(Operation::Get, target.dtype() as u8, peer);
         let params = WindowGetParams {
-            constants: self.comm.constants(),
-            call,
-            bytes: (target.len() * target.dtype().size()) as u64,
-            timeout_ns: self.comm.timeout_ns,
+            header: self
+                .comm
+                .header(call, (target.len() * target.dtype().size()) as u64),
             window: self.device_window(),
             target: target.as_ptr(),
             offset,

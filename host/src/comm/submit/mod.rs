@@ -1,5 +1,6 @@
 //! From a checked call to a launch: on the caller's thread, on a stream, or into a graph.
 
+mod kernel;
 mod owner;
 mod prepared_op;
 mod task;
@@ -10,6 +11,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::native::NativeEntry;
 
+pub use self::kernel::KernelLaunch;
 pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;
@@ -95,9 +97,15 @@ impl Communicator {
 
     #[inline]
     fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
+        crate::cpu::check_float_environment()?;
         // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid
         // during this call.
-        unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast())? };
+        let ran = unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast()) };
+        if let Err(error) = ran {
+            // The other ranks wait for this one's part.
+            self.inner.abort();
+            return Err(error);
+        }
         self.inner.check_launch()
     }
 

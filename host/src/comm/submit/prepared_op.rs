@@ -12,6 +12,9 @@ use crate::cpu::HostFn;
 use crate::gpu::Upload;
 use crate::tensor::Tensor;
 
+/// Most 8-byte words of a kernel's parameters.
+pub(super) const PARAM_WORDS: usize = 24;
+
 /// What a prepared operation runs.
 #[derive(Clone, Copy)]
 pub(super) enum Entry {
@@ -28,7 +31,7 @@ pub(in crate::comm) struct PreparedOp<'a> {
     /// What runs.
     pub(super) entry: Entry,
     /// The kernel's parameters.
-    pub(super) params: [u64; 20],
+    pub(super) params: [u64; PARAM_WORDS],
     pub(super) bytes: usize,
     /// A call of a backend.
     pub(super) hand_off: Option<HostFn>,
@@ -56,21 +59,9 @@ impl<'a> PreparedOp<'a> {
         borrowed: bool,
         op_info: OpInfo,
     ) -> Self {
-        Self::from_parts(comm, kernel.info(), params, tensors, borrowed, op_info)
-    }
-
-    /// As [`PreparedOp::new`], for a kernel whose parameter struct has the layout of `P`.
-    #[inline(always)]
-    pub(in crate::comm) fn from_parts<P: Copy>(
-        comm: &Communicator,
-        kernel: &KernelInfo,
-        params: P,
-        tensors: [Option<&'a Tensor>; 3],
-        borrowed: bool,
-        op_info: OpInfo,
-    ) -> Self {
-        const { assert!(size_of::<P>() <= 160 && align_of::<P>() <= 8) };
-        let mut words = [0u64; 20];
+        let kernel = kernel.info();
+        const { assert!(size_of::<P>() <= 8 * PARAM_WORDS && align_of::<P>() <= 8) };
+        let mut words = [0u64; PARAM_WORDS];
         // SAFETY: the parameters fit, by the assertion above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
         let entry = if comm.inner.on_gpu.is_none() {
@@ -145,7 +136,7 @@ impl<'a> PreparedOp<'a> {
     ) -> Self {
         Self {
             entry: Entry::HandOff,
-            params: [0; 20],
+            params: [0; PARAM_WORDS],
             bytes: 0,
             hand_off: Some(run),
             op_info,

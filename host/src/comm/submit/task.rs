@@ -6,7 +6,7 @@ use std::sync::Arc;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{KernelInfo, NativeEntry};
 
-use super::prepared_op::{Entry, PreparedOp};
+use super::prepared_op::{Entry, PARAM_WORDS, PreparedOp};
 use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
@@ -118,7 +118,7 @@ impl Communicator {
     }
 
     fn launch_of(&self, prepared: &PreparedOp<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
-        const { assert!(MAX_PARAM_BYTES >= 160) };
+        const { assert!(MAX_PARAM_BYTES >= 8 * PARAM_WORDS) };
         let options = &self.inner.options;
         let own = prepared
             .attributes

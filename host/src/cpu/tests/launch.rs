@@ -25,7 +25,7 @@ unsafe fn rotate(context: *const LaneContext, params: *const u8) {
             .add(context.lane as usize)
             .write(u64::from(context.lane) + 1)
     };
-    shared.sync();
+    shared.sync(context.lane);
     let next = (context.lane + 1) % context.lanes;
     // SAFETY: all slots were written before the barrier, and nothing writes them after it.
     let value = unsafe { slots.add(next as usize).read() };
@@ -39,7 +39,7 @@ unsafe fn deserts(context: *const LaneContext, _: *const u8) {
     let context = unsafe { &*context };
     if context.lane != 3 {
         // SAFETY: the `BlockShared` lives as long as the block runs.
-        unsafe { (*context.shared).sync() };
+        unsafe { (*context.shared).sync(context.lane) };
     }
 }
 

@@ -8,7 +8,9 @@ use core::time::Duration;
 use std::ffi::CString;
 use std::time::Instant;
 
-use fusewire_device::native::{KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField};
+use fusewire_device::native::{
+    Contract, KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField,
+};
 
 use super::device::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain, cuInit};
 use super::memory::{cuMemHostAlloc, cuMemcpyDtoH_v2};
@@ -52,6 +54,7 @@ const fn kernel(name: &'static str, entry: NativeEntry) -> KernelInfo {
             avx512: entry,
             lanes: entry,
         },
+        contract: Contract::NONE,
     }
 }
 

@@ -505,8 +505,19 @@ mod tests {
     }
 
     #[test]
+    fn the_library_lists_every_kernel_that_is_registered() {
+        let listed = fusewire_kernels::KERNELS.iter().copied().flatten();
+        let mut listed: Vec<_> = listed.map(|kernel| kernel.name).collect();
+        listed.sort_unstable();
+        let registered = crate::kernels_of("fusewire_kernels").iter().copied();
+        let registered: Vec<_> = registered.flatten().map(|kernel| kernel.name).collect();
+        assert_eq!(listed, registered);
+    }
+
+    #[test]
     fn stand_ins_declare_what_the_structs_have() {
-        for lists in [fusewire_kernels::KERNELS, vocab_argmax::KERNELS] {
+        for name in ["fusewire_kernels", "vocab_argmax"] {
+            let lists = crate::kernels_of(name);
             let image = Image::parse(&stand_in(lists, 90)).unwrap();
             let kernels: Vec<_> = lists.iter().copied().flatten().collect();
             assert_eq!(image.entries.len(), kernels.len());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use fusewire::cpu::{self, BlockOrder, Grid, LaunchInfo, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
-use fusewire_device::native::{KernelInfo, NativeEntry, ParamField};
+use fusewire_device::native::{KERNELS, KernelInfo, NativeEntry, ParamField};
 
 use super::context::Context;
 use super::grid::{self, GridArguments};
@@ -34,6 +34,9 @@ pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
 /// Number of registers that the fake reports for every function.
 pub(crate) const REGISTERS: u32 = 32;
 
+// The kernels of these crates are in `KERNELS`.
+use {fusewire_kernels as _, seeded_bugs as _, vocab_argmax as _};
+
 /// Lists of kernels that tests have registered, in addition to the kernels of the project.
 static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
 
@@ -43,16 +46,23 @@ pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
 
+/// Returns the kernels of a crate that is linked into the program, for [`crate::stand_in`]. Leaks
+/// the list.
+pub fn kernels_of(name: &str) -> &'static [&'static [KernelInfo]] {
+    let mut kernels: Vec<KernelInfo> = fusewire_device::native::kernels_of(name).copied().collect();
+    kernels.sort_by_key(|kernel| kernel.name);
+    vec![&*kernels.leak()].leak()
+}
+
 fn native(name: &str) -> Option<&'static KernelInfo> {
-    let own = [
-        fusewire_kernels::KERNELS,
-        vocab_argmax::KERNELS,
-        seeded_bugs::KERNELS,
-    ];
     let added = lock(&LISTS);
-    own.iter()
-        .chain(added.iter())
-        .flat_map(|lists| lists.iter().copied().flatten())
+    KERNELS
+        .iter()
+        .chain(
+            added
+                .iter()
+                .flat_map(|lists| lists.iter().copied().flatten()),
+        )
         .find(|kernel| kernel.name == name)
 }
 

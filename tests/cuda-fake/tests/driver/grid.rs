@@ -8,7 +8,10 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::support::*;
 
 fn function() -> sys::CUfunction {
-    let image = fusewire_cuda_fake::stand_in_multi_rank_grid(fusewire_kernels::KERNELS, 90);
+    let image = fusewire_cuda_fake::stand_in_multi_rank_grid(
+        fusewire_cuda_fake::kernels_of("fusewire_kernels"),
+        90,
+    );
     let image = CString::new(image).unwrap();
     let (mut module, mut function) = (null_mut(), null_mut());
     ok!(cuModuleLoadData(&raw mut module, image.as_ptr().cast()));

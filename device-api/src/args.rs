@@ -1,0 +1,327 @@
+//! Memory of this rank as an argument of a kernel: a pointer with its length.
+//!
+//! Accesses to single elements are checked. An index out of range reads as zero or writes nothing,
+//! and is recorded: the next vote of the block ([`crate::session`]) returns an error on all lanes,
+//! which names the argument, the index and the length.
+//! On the CPU, accesses are relaxed and atomic, so a race between lanes or blocks makes values
+//! unpredictable, but is not undefined behaviour. On a GPU, they are ordinary loads and stores, and
+//! the compiler may repeat or combine them: a loop that waits for another lane's or rank's value
+//! needs the waits of the session.
+//!
+//! For whole ranges, take [`In::slice`] and the functions of [`crate::bulk`].
+
+use core::marker::PhantomData;
+
+use bytemuck::Pod;
+
+use crate::element::Element;
+use crate::faults::Faults;
+use crate::group::Machine;
+use crate::layout::FailureKind;
+use crate::session::Session;
+
+/// A range of elements.
+#[derive(Debug)]
+struct Elements<T> {
+    at: *mut T,
+    len: usize,
+    /// Number of the argument.
+    argument: u32,
+    faults: Faults,
+}
+
+impl<T> Clone for Elements<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Elements<T> {}
+
+impl<T: Element> Elements<T> {
+    /// Returns the address of element `index`, or `None` after recording the error.
+    #[inline(always)]
+    fn at(&self, index: usize) -> Option<*mut T> {
+        if index < self.len {
+            return Some(self.at.wrapping_add(index));
+        }
+        self.refuse(index);
+        None
+    }
+
+    #[inline(always)]
+    fn refuse(&self, index: usize) {
+        let (index, len) = (index as u64, self.len as u64);
+        self.faults
+            .record(FailureKind::Index, self.argument, index, len);
+    }
+
+    #[inline(always)]
+    fn slice(self, first: usize, len: usize) -> Self {
+        if first <= self.len && len <= self.len - first {
+            return Self {
+                at: self.at.wrapping_add(first),
+                len,
+                ..self
+            };
+        }
+        self.refuse(first.saturating_add(len).saturating_sub(1));
+        Self { len: 0, ..self }
+    }
+}
+
+macro_rules! argument {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name<'a, T> {
+            elements: Elements<T>,
+            launch: PhantomData<&'a T>,
+        }
+
+        impl<T> Clone for $name<'_, T> {
+            #[inline(always)]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $name<'_, T> {}
+
+        impl<T: Element> $name<'_, T> {
+            /// Wraps the argument with number `argument`: `len` elements at `at`. Called by
+            /// `#[kernel]`.
+            ///
+            /// # Safety
+            /// The elements must be valid during the launch, which the value does not outlive, and
+            /// aligned. While the kernel runs, other accesses to them must be atomic, or come from
+            /// another device.
+            #[inline(always)]
+            pub unsafe fn new<M: Machine>(
+                session: &Session<M>,
+                argument: u32,
+                at: *mut u8,
+                len: u64,
+            ) -> Self {
+                Self::wrap(Elements {
+                    at: at.cast(),
+                    len: len as usize,
+                    argument,
+                    faults: session.faults(),
+                })
+            }
+
+            #[inline(always)]
+            fn wrap(elements: Elements<T>) -> Self {
+                Self {
+                    elements,
+                    launch: PhantomData,
+                }
+            }
+
+            /// Returns the number of elements.
+            #[inline(always)]
+            pub fn len(&self) -> usize {
+                self.elements.len
+            }
+
+            /// Returns true if there are no elements.
+            #[inline(always)]
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            /// Returns elements `first .. first + len`. A range that is not within the argument is
+            /// recorded as an error, and the result is empty.
+            #[inline(always)]
+            #[must_use]
+            pub fn slice(self, first: usize, len: usize) -> Self {
+                Self::wrap(self.elements.slice(first, len))
+            }
+        }
+    };
+}
+
+argument!(
+    /// Memory of this rank that a kernel reads. See the [module](self).
+    In
+);
+argument!(
+    /// Memory of this rank that a kernel writes. See the [module](self).
+    Out
+);
+argument!(
+    /// Memory of this rank that a kernel reads and writes. See the [module](self).
+    InOut
+);
+
+impl<T: Element> In<'_, T> {
+    /// Returns element `index`, or zero if there is none.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> T {
+        // SAFETY: `at` has checked the index; `new` requires that racing accesses are atomic.
+        self.elements
+            .at(index)
+            .map_or(T::from_bits(0), |at| unsafe { load(at) })
+    }
+
+    /// Returns the number of the argument.
+    #[inline(always)]
+    pub(crate) fn argument(&self) -> u32 {
+        self.elements.argument
+    }
+
+    /// Returns the address of the first element.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *const T {
+        self.elements.at
+    }
+}
+
+impl<T: Element> Out<'_, T> {
+    /// Writes element `index`.
+    #[inline(always)]
+    pub fn set(&self, index: usize, value: T) {
+        if let Some(at) = self.elements.at(index) {
+            // SAFETY: `at` has checked the index; `new` requires that racing accesses are atomic.
+            unsafe { store(at, value) };
+        }
+    }
+
+    /// Returns the address of the first element.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *mut T {
+        self.elements.at
+    }
+}
+
+impl<'a, T: Element> InOut<'a, T> {
+    /// Returns element `index`, or zero if there is none.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> T {
+        self.as_in().get(index)
+    }
+
+    /// Writes element `index`.
+    #[inline(always)]
+    pub fn set(&self, index: usize, value: T) {
+        self.as_out().set(index, value);
+    }
+
+    /// Returns the same memory for reading.
+    #[inline(always)]
+    pub fn as_in(self) -> In<'a, T> {
+        In::wrap(self.elements)
+    }
+
+    /// Returns the same memory for writing.
+    #[inline(always)]
+    pub fn as_out(self) -> Out<'a, T> {
+        Out::wrap(self.elements)
+    }
+
+    /// Returns the address of the first element.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *mut T {
+        self.elements.at
+    }
+}
+
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle)))]
+mod access {
+    use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+    use crate::element::Element;
+
+    /// Loads an element, relaxed.
+    ///
+    /// # Safety
+    /// `at` must be valid and aligned; racing accesses must be atomic.
+    #[inline(always)]
+    pub(super) unsafe fn load<T: Element>(at: *mut T) -> T {
+        // SAFETY: the precondition of this function; elements have 1, 2, 4 or 8 bytes.
+        let bits = unsafe {
+            match size_of::<T>() {
+                1 => u64::from(AtomicU8::from_ptr(at.cast()).load(Ordering::Relaxed)),
+                2 => u64::from(AtomicU16::from_ptr(at.cast()).load(Ordering::Relaxed)),
+                4 => u64::from(AtomicU32::from_ptr(at.cast()).load(Ordering::Relaxed)),
+                _ => AtomicU64::from_ptr(at.cast()).load(Ordering::Relaxed),
+            }
+        };
+        T::from_bits(bits)
+    }
+
+    /// Stores an element, relaxed.
+    ///
+    /// # Safety
+    /// `at` must be valid and aligned; racing accesses must be atomic.
+    #[inline(always)]
+    pub(super) unsafe fn store<T: Element>(at: *mut T, value: T) {
+        let bits = value.to_bits();
+        // SAFETY: as in `load`.
+        unsafe {
+            match size_of::<T>() {
+                1 => AtomicU8::from_ptr(at.cast()).store(bits as u8, Ordering::Relaxed),
+                2 => AtomicU16::from_ptr(at.cast()).store(bits as u16, Ordering::Relaxed),
+                4 => AtomicU32::from_ptr(at.cast()).store(bits as u32, Ordering::Relaxed),
+                _ => AtomicU64::from_ptr(at.cast()).store(bits, Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+// A GPU's loads and stores of one element are single accesses. Models take payload for what it is.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle))]
+mod access {
+    use crate::element::Element;
+    use crate::mem;
+
+    /// Loads an element.
+    ///
+    /// # Safety
+    /// `at` must be valid and aligned.
+    #[inline(always)]
+    pub(super) unsafe fn load<T: Element>(at: *mut T) -> T {
+        // SAFETY: the precondition of this function.
+        unsafe { mem::read(at) }
+    }
+
+    /// Stores an element.
+    ///
+    /// # Safety
+    /// `at` must be valid and aligned.
+    #[inline(always)]
+    pub(super) unsafe fn store<T: Element>(at: *mut T, value: T) {
+        // SAFETY: the precondition of this function.
+        unsafe { mem::write(at, value) }
+    }
+}
+
+use access::{load, store};
+
+/// Makes a struct from the words that an entry received. Called by `#[kernel]`.
+#[inline(always)]
+pub fn from_words<T: Pod, const N: usize>(words: [u64; N]) -> T {
+    const {
+        assert!(
+            size_of::<T>() == 8 * N,
+            "#[words(N)] needs a struct of exactly N words of 8 bytes"
+        );
+    }
+    // SAFETY: the sizes are equal, and every bit pattern is a value of a Pod type.
+    unsafe { core::mem::transmute_copy(&words) }
+}
+
+/// Makes the words that an entry receives for a struct. Called by `#[kernel]`.
+#[inline(always)]
+pub fn to_words<T: Pod, const N: usize>(value: T) -> [u64; N] {
+    const {
+        assert!(
+            size_of::<T>() == 8 * N,
+            "#[words(N)] needs a struct of exactly N words of 8 bytes"
+        );
+    }
+    // SAFETY: the sizes are equal, and a Pod type has no uninitialized bytes.
+    unsafe { core::mem::transmute_copy(&value) }
+}

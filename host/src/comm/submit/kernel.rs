@@ -1,0 +1,420 @@
+//! Launches of kernels with typed arguments.
+
+use core::any::Any;
+use core::time::Duration;
+use std::sync::Arc;
+
+use fusewire_device::arch::{RESERVED_BYTES, SHARED_BYTES};
+use fusewire_device::layout::LaunchHeader;
+use fusewire_device::native::{
+    ArgumentValue, Buffer, Contract, Kernel, KernelArguments, SafeKernel, WindowBuffer,
+};
+use fusewire_device::session::Call;
+
+use super::{PreparedOp, invalid};
+use crate::comm::attributes::LaunchAttributes;
+use crate::comm::observe::OpInfo;
+use crate::comm::{Communicator, Window, Work, nanoseconds, user_kernels};
+use crate::tensor::Tensor;
+use crate::{DType, Result};
+
+impl<'a, T> From<&'a Tensor> for Buffer<'a, T> {
+    fn from(tensor: &'a Tensor) -> Self {
+        // SAFETY: the tensor's memory is valid as long as the tensor or a clone of it lives.
+        unsafe { Self::new(tensor.as_ptr(), tensor.len() as u64, tensor.dtype(), tensor) }
+    }
+}
+
+impl<'a, T> From<&'a Window> for WindowBuffer<'a, T> {
+    fn from(window: &'a Window) -> Self {
+        let part = window.tensor();
+        // SAFETY: the description is valid as long as the window or a clone of it lives.
+        unsafe {
+            Self::new(
+                window.device_window(),
+                part.len() as u64,
+                part.dtype(),
+                window.signals(),
+                window,
+            )
+        }
+    }
+}
+
+/// A launch of a kernel, from [`Communicator::kernel`].
+///
+/// By default it has the communicator's blocks ([`Options::blocks`](crate::Options::blocks)),
+/// timeout and stream.
+#[derive(Debug)]
+#[must_use = "nothing runs before `launch` or `enqueue`"]
+pub struct KernelLaunch<'c, A> {
+    comm: &'c Communicator,
+    arguments: A,
+    attributes: LaunchAttributes,
+    timeout: Option<Duration>,
+    kept: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Communicator {
+    /// Begins a launch of a kernel of another crate. `#[kernel]` makes a struct of the kernel's
+    /// arguments, whose fields for memory take tensors and windows:
+    ///
+    /// ```ignore
+    /// comm.kernel(Scale { x: (&tensor).into(), factor: 2.0 }).launch()?;
+    /// ```
+    ///
+    /// The launch keeps the memory allocated until it has completed; a graph keeps that of its
+    /// launches as long as it exists.
+    pub fn kernel<A: KernelArguments>(&self, arguments: A) -> KernelLaunch<'_, A> {
+        KernelLaunch {
+            comm: self,
+            arguments,
+            attributes: LaunchAttributes::default(),
+            timeout: None,
+            kept: Vec::new(),
+        }
+    }
+}
+
+impl<A: KernelArguments> KernelLaunch<'_, A> {
+    /// Sets the number of blocks: at most [`Options::blocks`](crate::Options::blocks), and equal on
+    /// all ranks.
+    pub fn blocks(mut self, blocks: u32) -> Self {
+        self.attributes.blocks = blocks;
+        self
+    }
+
+    /// Sets the shape of the launch.
+    pub fn attributes(mut self, attributes: LaunchAttributes) -> Self {
+        self.attributes = attributes;
+        self
+    }
+
+    /// Sets the timeout of every wait of the kernel.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Keeps `tensor` allocated as long as the launch, for a kernel that takes its address as a raw
+    /// pointer. Tensors and windows among the arguments are kept in any case.
+    pub fn keeping(mut self, tensor: &Tensor) -> Self {
+        self.kept.push(tensor.keep());
+        self
+    }
+
+    /// Launches the kernel on the communicator's stream and waits until it has completed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) and
+    /// [`Error::Launch`](crate::Error::Launch), before anything runs, for arguments or a shape that
+    /// the kernel does not take; the communicator's failure.
+    pub fn launch(self) -> Result<()>
+    where
+        A: SafeKernel,
+    {
+        self.check_safe()?;
+        // SAFETY: the kernel is a safe function.
+        unsafe { self.launch_unchecked() }
+    }
+
+    /// Enqueues the kernel on the communicator's stream, or adds it to the graph that the stream is
+    /// capturing.
+    ///
+    /// # Errors
+    /// As [`KernelLaunch::launch`]; a failure of the kernel comes from the [`Work`].
+    pub fn enqueue(self) -> Result<Work>
+    where
+        A: SafeKernel,
+    {
+        self.check_safe()?;
+        // SAFETY: the kernel is a safe function.
+        unsafe { self.enqueue_unchecked() }
+    }
+
+    /// As [`KernelLaunch::launch`], for a kernel that is an unsafe function.
+    ///
+    /// # Safety
+    /// The arguments must meet the requirements of the kernel; the memory of raw pointers must live
+    /// until the launch has completed, and as long as a graph that contains it.
+    ///
+    /// # Errors
+    /// As [`KernelLaunch::launch`].
+    pub unsafe fn launch_unchecked(self) -> Result<()> {
+        self.comm.run(&self.prepare()?)
+    }
+
+    /// As [`KernelLaunch::enqueue`], for a kernel that is an unsafe function.
+    ///
+    /// # Safety
+    /// As [`KernelLaunch::launch_unchecked`].
+    ///
+    /// # Errors
+    /// As [`KernelLaunch::launch`].
+    pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
+        self.comm.enqueue(&self.prepare()?)
+    }
+
+    /// Checks the launch against the kernel's contract and binds the arguments.
+    fn prepare(&self) -> Result<PreparedOp<'_>> {
+        let kernel = self.arguments.kernel();
+        let info = kernel.info();
+        let check = Check {
+            comm: self.comm,
+            name: info.name,
+            contract: info.contract,
+            blocks: self.block_count(),
+        };
+        check.shape(&self.attributes)?;
+        let mut tensors = [None; 3];
+        let mut kept = self.kept.clone();
+        let mut first_error = None;
+        let (mut index, mut used) = (0, 0);
+        self.arguments.visit(&mut |value| {
+            let checked = match &value {
+                ArgumentValue::Buffer(buffer) => check.buffer(index, buffer),
+                ArgumentValue::Window(window) => check.window(index, window),
+                ArgumentValue::Value => Ok(None),
+            };
+            index += 1;
+            match checked {
+                Ok(Some(Owner::Tensor(tensor))) if used < tensors.len() => {
+                    tensors[used] = Some(tensor);
+                    used += 1;
+                }
+                Ok(Some(owner)) => kept.push(owner.keep()),
+                Ok(None) => {}
+                Err(error) => {
+                    first_error.get_or_insert(error);
+                }
+            }
+        });
+        if let Some(error) = first_error {
+            return Err(error);
+        }
+        let op_info = self.op_info(&kernel);
+        let header = LaunchHeader {
+            constants: self.comm.constants(),
+            call: op_info.call,
+            count: op_info.input_count,
+            timeout_ns: self.timeout.map_or(self.comm.timeout_ns, nanoseconds),
+        };
+        let params = self.arguments.params(header);
+        let mut prepared = PreparedOp::new(self.comm, &kernel, params, tensors, false, op_info);
+        if !kept.is_empty() {
+            prepared = prepared.keeping(Arc::new(kept));
+        }
+        if self.attributes != LaunchAttributes::default() || info.contract.threads != 0 {
+            let mut attributes = self.attributes;
+            attributes.threads = attributes.threads.max(info.contract.threads);
+            prepared = prepared.shaped(attributes);
+        }
+        Ok(prepared)
+    }
+
+    /// The field `kernel` of the arguments may name another kernel that shares the parameters.
+    fn check_safe(&self) -> Result<()> {
+        let kernel = self.arguments.kernel();
+        if kernel.info().contract.safe {
+            return Ok(());
+        }
+        Err(invalid(
+            kernel.info().name,
+            "an unsafe function; launch it with launch_unchecked or enqueue_unchecked".to_owned(),
+        ))
+    }
+
+    /// Returns the number of blocks of the launch.
+    fn block_count(&self) -> u32 {
+        match self.attributes.blocks {
+            0 => self.comm.inner.options.blocks,
+            blocks => blocks,
+        }
+    }
+
+    /// Returns the call: the kernel, and what must be equal on all ranks.
+    fn op_info(&self, kernel: &Kernel<A::Params>) -> OpInfo {
+        // All ranks launch the same number of blocks.
+        let (mut agreed, mut count) = (u64::from(self.block_count()), None);
+        self.arguments.agreed(&mut |value| {
+            count.get_or_insert(value);
+            agreed = (agreed.rotate_left(17) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1;
+        });
+        OpInfo {
+            call: Call::of_kernel(user_kernels::register(kernel.info()), agreed).0,
+            input_count: count.unwrap_or(0),
+            output_count: 0,
+        }
+    }
+}
+
+/// What an argument keeps alive.
+enum Owner<'a> {
+    Tensor(&'a Tensor),
+    Window(&'a Window),
+}
+
+impl Owner<'_> {
+    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
+        match self {
+            Self::Tensor(tensor) => tensor.keep(),
+            Self::Window(window) => window.keep(),
+        }
+    }
+}
+
+/// The check of a launch against the kernel's contract.
+struct Check<'a> {
+    comm: &'a Communicator,
+    name: &'static str,
+    contract: &'static Contract,
+    blocks: u32,
+}
+
+impl Check<'_> {
+    fn shape(&self, attributes: &LaunchAttributes) -> Result<()> {
+        let Contract {
+            threads,
+            blocks,
+            shared_bytes,
+            ..
+        } = *self.contract;
+        if self.comm.inner.backend.is_some() {
+            return Err(invalid(
+                self.name,
+                format!(
+                    "backend {} runs no kernels; use a communicator of Fusewire's own",
+                    self.comm.backend()
+                ),
+            ));
+        }
+        attributes.check(self.name, self.blocks)?;
+        if !attributes.threads.is_multiple_of(64) || attributes.threads > 512 {
+            return Err(invalid(
+                self.name,
+                format!(
+                    "{} threads a block; blocks have a multiple of 64 threads, up to 512",
+                    attributes.threads
+                ),
+            ));
+        }
+        let most = self.comm.inner.options.blocks;
+        if self.blocks > most {
+            return Err(invalid(
+                self.name,
+                format!(
+                    "{} blocks; the communicator's workspace has room for {most}: raise \
+                     Options::blocks on all ranks",
+                    self.blocks
+                ),
+            ));
+        }
+        if blocks != 0 && self.blocks != blocks {
+            return Err(invalid(
+                self.name,
+                format!(
+                    "{} blocks; the kernel needs exactly {blocks}: call .blocks({blocks})",
+                    self.blocks
+                ),
+            ));
+        }
+        if threads != 0 && attributes.threads != 0 && attributes.threads != threads {
+            return Err(invalid(
+                self.name,
+                format!(
+                    "{} threads a block; the kernel needs exactly {threads}",
+                    attributes.threads
+                ),
+            ));
+        }
+        if attributes.dependent && !self.contract.dependent {
+            return Err(invalid(
+                self.name,
+                "a dependent launch; the kernel does not wait for the launches that it depends on: \
+                 declare it with #[kernel(dependent)]"
+                    .to_owned(),
+            ));
+        }
+        let room = (SHARED_BYTES - RESERVED_BYTES) as u32;
+        if shared_bytes > room {
+            return Err(invalid(
+                self.name,
+                format!("needs {shared_bytes} bytes of shared memory; a block has {room}"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn argument_name(&self, index: usize) -> &'static str {
+        self.contract
+            .arguments
+            .get(index)
+            .map_or("argument", |argument| argument.name)
+    }
+
+    fn refuse(&self, index: usize, detail: &str) -> crate::Error {
+        let argument = self.argument_name(index);
+        invalid(self.name, format!("argument {argument}: {detail}"))
+    }
+
+    /// Compares the element type of an argument with the kernel's.
+    fn dtype(&self, index: usize, found: DType) -> Result<()> {
+        let expected = self
+            .contract
+            .arguments
+            .get(index)
+            .and_then(|argument| argument.dtype);
+        match expected {
+            Some(expected) if expected != found => Err(self.refuse(
+                index,
+                &format!(
+                    "elements of {}; the kernel takes {}",
+                    found.name(),
+                    expected.name()
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn buffer<'b>(&self, index: usize, buffer: &Buffer<'b>) -> Result<Option<Owner<'b>>> {
+        self.dtype(index, buffer.dtype())?;
+        let Some(tensor) = buffer.owner().downcast_ref::<Tensor>() else {
+            return Err(self.refuse(index, "not a tensor of this library"));
+        };
+        let (device, own) = (tensor.device(), self.comm.device());
+        if device != own {
+            return Err(self.refuse(
+                index,
+                &format!("memory of {device}; the communicator is on {own}"),
+            ));
+        }
+        let size = tensor.dtype().size();
+        if !(tensor.as_ptr() as usize).is_multiple_of(size) {
+            return Err(self.refuse(index, &format!("not aligned to {size} bytes")));
+        }
+        Ok(Some(Owner::Tensor(tensor)))
+    }
+
+    fn window<'b>(&self, index: usize, window: &WindowBuffer<'b>) -> Result<Option<Owner<'b>>> {
+        self.dtype(index, window.dtype())?;
+        let Some(window) = window.owner().downcast_ref::<Window>() else {
+            return Err(self.refuse(index, "not a window of this library"));
+        };
+        window.check_launch(self.name, self.comm)?;
+        let needed = u64::from(self.contract.signals) * u64::from(self.blocks);
+        if u64::from(window.signals()) < needed {
+            return Err(self.refuse(
+                index,
+                &format!(
+                    "a window with {} signals; the kernel needs {} for each of {} blocks: set \
+                     WindowOptions::signals to {needed}",
+                    window.signals(),
+                    self.contract.signals,
+                    self.blocks
+                ),
+            ));
+        }
+        Ok(Some(Owner::Window(window)))
+    }
+}
