@@ -1,0 +1,316 @@
+//! Arguments arrive as they were passed, and memory lives as long as it is used.
+
+use bytemuck::{Pod, Zeroable};
+use fusewire::{Bf16, DType, Result, SignalUpdate, WindowOptions};
+use fusewire_device::element::{Max, Number, Reduction, ReductionCode, Sum};
+use fusewire_device::net::SignalOp;
+use fusewire_device::packet::Slots;
+use fusewire_device::window::Compare;
+use fusewire_device::{
+    Aborted, Element, Group, In, InOut, Machine, Out, Session, Unvoted, Window, kernel,
+};
+
+use super::{SHAPES, all, tensor, zeros};
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct AffineSpec {
+    factor: f32,
+    offset: f32,
+    counter: u64,
+}
+
+/// Computes `y = x * factor + offset` and adds `counter`, `byte` and `long` to every word.
+#[kernel]
+fn affine(
+    s: &mut Session<impl Machine>,
+    x: In<f32>,
+    byte: u8,
+    y: Out<f32>,
+    words: InOut<u64>,
+    #[words(2)] spec: AffineSpec,
+    long: i64,
+) -> Result<(), Aborted> {
+    for i in s.block().elements(x.len().min(y.len())) {
+        y.set(i, x.get(i) * spec.factor + spec.offset);
+    }
+    for i in s.block().elements(words.len()) {
+        words.set(
+            i,
+            words.get(i) + spec.counter + u64::from(byte) + long as u64,
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn every_kind_of_argument_arrives() {
+    for shape in SHAPES {
+        all(shape, |comm| {
+            for count in [0usize, 1, 7, 1000] {
+                let x: Vec<f32> = (0..count).map(|i| i as f32).collect();
+                let (x, y) = (tensor(&x)?, zeros(DType::F32, count)?);
+                let words = tensor(&vec![5u64; count])?;
+                comm.kernel(Affine {
+                    x: (&x).into(),
+                    byte: 200,
+                    y: (&y).into(),
+                    words: (&words).into(),
+                    spec: AffineSpec {
+                        factor: 2.0,
+                        offset: 0.5,
+                        counter: 1 << 40,
+                    },
+                    long: -3,
+                })
+                .launch()?;
+                let expected: Vec<f32> = (0..count).map(|i| i as f32 * 2.0 + 0.5).collect();
+                assert_eq!(y.to_vec::<f32>()?, expected);
+                let word = (1u64 << 40) + 5 + 200 - 3;
+                assert_eq!(words.to_vec::<u64>()?, vec![word; count]);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Reduces the whole input by one lane, in order.
+#[kernel(each(T: f32 = f32, bf16 = Bf16, u32 = u32), each(O: sum = Sum, max = Max))]
+fn fold<T: Element, O: Reduction<T>>(
+    s: &mut Session<impl Machine>,
+    x: In<T>,
+    result: Out<T>,
+) -> Result<(), Aborted> {
+    if s.block().is_leader() && s.block().index() == 0 {
+        let mut acc = T::Acc::ZERO;
+        for i in 0..x.len() {
+            let next = O::lift(x.get(i), 0);
+            acc = if i == 0 { next } else { O::combine(acc, next) };
+        }
+        result.set(0, O::finish(acc, 1));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_instance_is_chosen_by_type_and_reduction() {
+    all((1, 1, 1), |comm| {
+        let (x, result) = (tensor(&[3u32, 9, 4])?, zeros(DType::U32, 1)?);
+        for (code, expected) in [(ReductionCode::Sum, 16), (ReductionCode::Max, 9)] {
+            let kernel = *select_fold(DType::U32, code).expect("an instance");
+            let (x, out) = ((&x).into(), (&result).into());
+            comm.kernel(Fold {
+                kernel,
+                x,
+                result: out,
+            })
+            .launch()?;
+            assert_eq!(result.to_vec::<u32>()?, [expected]);
+        }
+        assert!(select_fold(DType::F64, ReductionCode::Sum).is_none());
+        assert!(select_fold(DType::F32, ReductionCode::Min).is_none());
+        let error = comm
+            .kernel(Fold {
+                kernel: FOLD_BF16_SUM,
+                x: (&x).into(),
+                result: (&result).into(),
+            })
+            .launch()
+            .expect_err("u32 is not bf16")
+            .to_string();
+        let text = "fold_bf16_sum: argument x: elements of u32; the kernel takes bf16";
+        assert!(error.contains(text), "{error}");
+        Ok(())
+    });
+}
+
+/// Sums the inputs of all ranks twice: by put and signal, then, with doubled words, by `direct` and
+/// a barrier of the window. Each block reports its epoch.
+#[kernel(signals = 1)]
+fn sum_twice(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    #[agreed] input: In<u64>,
+    sums: Out<u64>,
+    doubled: Out<u64>,
+    epochs: Out<u64>,
+) -> Result<(), Aborted> {
+    let (block, count, rank) = (s.block(), input.len(), s.rank() as usize);
+    let (signal, epoch, ranks) = (block.index(), s.epoch(), s.ranks() as usize);
+    let (first, last) = block.slice(count, 1);
+    let part = input.slice(first, last - first);
+    for peer in 0..s.ranks() {
+        window.put(s, peer, rank * count + first, part)?;
+        window.signal(s, peer, signal, SignalOp::Set(epoch))?;
+    }
+    for peer in 0..s.ranks() {
+        window.wait(s, signal, Some(peer), Compare::GreaterEqual, epoch)?;
+    }
+    let own = window.own(s)?;
+    let sum = |at: usize| (0..ranks).map(|row| own.get(row * count + at)).sum();
+    for i in block.elements_of_block(part.len()) {
+        sums.set(first + i, sum(first + i));
+    }
+    s.barrier()?;
+    for peer in 0..s.ranks() {
+        let theirs = window.direct(s, peer)?;
+        for i in block.elements_of_block(part.len()) {
+            theirs.set(rank * count + first + i, part.get(i) * 2);
+        }
+    }
+    window.barrier(s, block.index())?;
+    for i in block.elements_of_block(part.len()) {
+        doubled.set(first + i, sum(first + i));
+    }
+    if block.is_leader() {
+        epochs.set(block.index() as usize, epoch);
+    }
+    s.barrier()
+}
+
+#[test]
+fn windows_signals_and_epochs_also_under_replay() {
+    for shape in SHAPES {
+        let blocks = shape.1;
+        all(shape, |comm| {
+            let ranks = u64::from(comm.size());
+            for count in [0usize, 1, 100] {
+                let mut options = WindowOptions::default();
+                options.signals = Some(blocks);
+                options.barriers = blocks;
+                let elements = count * ranks as usize;
+                let window = comm.alloc_window(DType::U64, elements, options)?;
+                let input = zeros(DType::U64, count)?;
+                let (sums, doubled) = (zeros(DType::U64, count)?, zeros(DType::U64, count)?);
+                let epochs = zeros(DType::U64, blocks as usize)?;
+                let arguments = SumTwice {
+                    window: (&window).into(),
+                    input: (&input).into(),
+                    sums: (&sums).into(),
+                    doubled: (&doubled).into(),
+                    epochs: (&epochs).into(),
+                };
+                comm.stream().begin_capture()?;
+                comm.kernel(arguments).enqueue()?;
+                let graph = comm.stream().end_capture()?.instantiate()?;
+                let mut before = 0;
+                for launch in 0..6u64 {
+                    let own = u64::from(comm.rank()) + launch * 10;
+                    input.copy_from(&vec![own; count])?;
+                    match launch % 3 {
+                        0 => comm.kernel(arguments).launch()?,
+                        1 => comm.kernel(arguments).enqueue()?.wait_blocking()?,
+                        _ => {
+                            graph.run(comm.stream())?;
+                            comm.stream().synchronize()?;
+                        }
+                    }
+                    let sum = ranks * launch * 10 + ranks * (ranks - 1) / 2;
+                    assert_eq!(sums.to_vec::<u64>()?, vec![sum; count]);
+                    assert_eq!(doubled.to_vec::<u64>()?, vec![2 * sum; count]);
+                    let now = epochs.to_vec::<u64>()?;
+                    assert!(now.iter().all(|epoch| *epoch == now[0]), "{now:?}");
+                    assert!(now[0] > before, "{now:?} after {before}");
+                    before = now[0];
+                    comm.barrier()?;
+                }
+                drop(graph);
+                window.free()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_graph_keeps_the_memory_of_its_launches() {
+    all((2, 1, 1), |comm| {
+        let sums = zeros(DType::U64, 4)?;
+        let graph = {
+            let mut options = WindowOptions::default();
+            options.barriers = 1;
+            let window = comm.alloc_window(DType::U64, 8, options)?;
+            let input = tensor(&[1u64, 2, 3, 4])?;
+            let (doubled, epochs) = (zeros(DType::U64, 4)?, zeros(DType::U64, 1)?);
+            comm.stream().begin_capture()?;
+            comm.kernel(SumTwice {
+                window: (&window).into(),
+                input: (&input).into(),
+                sums: (&sums).into(),
+                doubled: (&doubled).into(),
+                epochs: (&epochs).into(),
+            })
+            .enqueue()?;
+            comm.stream().end_capture()?.instantiate()?
+            // The window, the input and two outputs are dropped here.
+        };
+        // Memory that was released would be reused by these.
+        let others: Vec<_> = (0..50)
+            .map(|_| tensor(&[u64::MAX; 4]))
+            .collect::<Result<_>>()?;
+        for _ in 0..3 {
+            graph.run(comm.stream())?;
+            comm.stream().synchronize()?;
+            assert_eq!(sums.to_vec::<u64>()?, [2, 4, 6, 8]);
+        }
+        drop(others);
+        Ok(())
+    });
+}
+
+/// Every rank sends its words by packets, and adds those of all ranks.
+#[kernel(blocks = 1)]
+fn packet_sum(
+    s: &mut Session<impl Machine>,
+    #[agreed] input: In<u64>,
+    sums: Out<u64>,
+) -> Result<(), Aborted> {
+    let (block, count) = (s.block(), input.len());
+    let slots = Slots::open(s, count * 8)?;
+    slots.send_elements(s, input)?;
+    let mut received = Unvoted::new(());
+    for rank in block.elements_of_block(s.ranks() as usize) {
+        if rank as u32 != s.rank() {
+            received = received.and(slots.receive_header(s, rank as u32));
+        }
+    }
+    for i in block.elements_of_block(count) {
+        let mut sum = input.get(i);
+        for rank in (0..s.ranks()).filter(|rank| *rank != s.rank()) {
+            let word = slots.receive_word(s, rank, i);
+            sum += word.ok().unwrap_or(0);
+            received = received.and(word.map(|_| ()));
+        }
+        sums.set(i, sum);
+    }
+    s.vote(received)?;
+    slots.close(s);
+    Ok(())
+}
+
+#[test]
+fn packets_and_signals_of_a_host_window_side_by_side() {
+    for shape in [(1, 1, 1), (3, 1, 1), (2, 1, 32), (2, 1, 64)] {
+        all(shape, |comm| {
+            let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
+            for count in [0usize, 1, 7, 300] {
+                let input = tensor(&vec![u64::from(comm.rank()) + 1; count])?;
+                let sums = zeros(DType::U64, count)?;
+                for launch in 1..4u64 {
+                    comm.kernel(PacketSum {
+                        input: (&input).into(),
+                        sums: (&sums).into(),
+                    })
+                    .launch()?;
+                    let ranks = u64::from(comm.size());
+                    let sum = ranks * (ranks + 1) / 2;
+                    assert_eq!(sums.to_vec::<u64>()?, vec![sum; count]);
+                    let next = (comm.rank() + 1) % comm.size();
+                    window.signal(next, 0, SignalUpdate::Add(launch))?;
+                }
+            }
+            comm.barrier()?;
+            window.free()
+        });
+    }
+}

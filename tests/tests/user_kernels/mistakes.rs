@@ -1,0 +1,524 @@
+//! Mistakes of a kernel's author: each is a failure of that launch, on all ranks, whose message
+//! names the kernel and what was wrong. None is silent, and none hangs.
+
+use core::time::Duration;
+
+use fusewire::{Communicator, DType, Error, Options, Result, WindowOptions, run_threads};
+use fusewire_device::net::SignalOp;
+use fusewire_device::packet::Slots;
+use fusewire_device::window::Compare;
+use fusewire_device::{Aborted, Group, In, InOut, Machine, Out, Session, Unvoted, Window, kernel};
+
+use super::{failing, options, tensor, zeros};
+
+/// Blocks and lanes.
+const LANES: [u32; 3] = [1, 32, 64];
+
+/// Runs a kernel with a mistake on two ranks, with one and with many lanes, and checks the message
+/// of every rank.
+fn fails(text: &str, test: impl Fn(&Communicator) -> Result<()> + Sync) {
+    for lanes in LANES {
+        fails_with(&options(1, lanes), text, &test);
+    }
+}
+
+fn fails_with(options: &Options, text: &str, test: &(impl Fn(&Communicator) -> Result<()> + Sync)) {
+    for message in failing(options, test) {
+        assert!(message.contains(text), "{message:?} lacks {text:?}");
+    }
+}
+
+/// Reads element `index` on the last lane of rank 0, votes, and enters a barrier.
+#[kernel]
+fn reads_at(
+    s: &mut Session<impl Machine>,
+    before: u32,
+    x: In<f32>,
+    index: u64,
+    y: Out<f32>,
+) -> Result<(), Aborted> {
+    let _ = before;
+    let block = s.block();
+    if s.rank() == 0 && block.rank() == block.size() - 1 {
+        y.set(0, x.get(index as usize));
+    }
+    // Without the vote, rank 0 would signal before it fails, and rank 1 might succeed.
+    s.vote(Unvoted::new(()))?;
+    s.barrier()
+}
+
+#[test]
+fn an_index_out_of_range_names_argument_index_and_length() {
+    let run = |comm: &Communicator, index| {
+        let (x, y) = (tensor(&[1.0f32; 8])?, zeros(DType::F32, 1)?);
+        comm.kernel(ReadsAt {
+            before: 0,
+            x: (&x).into(),
+            index,
+            y: (&y).into(),
+        })
+        .launch()
+    };
+    let text = "rank 0 in kernel reads_at #1: argument x: element 8 of 8";
+    fails(text, |comm| run(comm, 8));
+    let text = "argument x: element 18446744073709551615 of 8";
+    fails(text, |comm| run(comm, u64::MAX));
+    // The control: the last element is no mistake.
+    for result in run_threads(2, &options(1, 32), |comm| run(&comm, 7)) {
+        result.expect("a kernel without a mistake");
+    }
+}
+
+/// Writes out of range and returns without another collective call.
+#[kernel]
+fn writes_beyond(_s: &mut Session<impl Machine>, x: InOut<u32>, first: u64) -> Result<(), Aborted> {
+    x.slice(first as usize, 3).set(2, 7);
+    Ok(())
+}
+
+#[test]
+fn a_write_or_slice_out_of_range_is_reported_at_the_end_of_the_kernel() {
+    let run = |comm: &Communicator, first| {
+        let x = tensor(&[0u32; 5])?;
+        let result = comm
+            .kernel(WritesBeyond {
+                x: (&x).into(),
+                first,
+            })
+            .launch();
+        if first > 2 {
+            assert_eq!(x.to_vec::<u32>()?, [0; 5], "nothing was written");
+        }
+        result
+    };
+    fails(
+        "in kernel writes_beyond #1: argument x: element 5 of 5",
+        |comm| run(comm, 3),
+    );
+    fails("in kernel writes_beyond #1: argument x: element ", |comm| {
+        run(comm, u64::MAX)
+    });
+    for result in run_threads(2, &options(1, 1), |comm| run(&comm, 2)) {
+        result.expect("a kernel without a mistake");
+    }
+}
+
+const BAD_EXPERT: u32 = 7;
+
+/// Fails on one lane of rank 1.
+#[kernel(failures(BAD_EXPERT = "expert {a} of {b} experts"))]
+fn checks_experts(
+    s: &mut Session<impl Machine>,
+    ids: In<u32>,
+    experts: u32,
+) -> Result<(), Aborted> {
+    let block = s.block();
+    let mut bad = None;
+    for i in block.elements_of_block(ids.len()) {
+        let id = ids.get(i);
+        if id >= experts {
+            bad = Some(id);
+        }
+    }
+    let id = bad.unwrap_or(0);
+    s.ensure(bad.is_none(), BAD_EXPERT, u64::from(id), u64::from(experts))?;
+    s.barrier()
+}
+
+/// Records a failure without a text on one lane.
+#[kernel]
+fn faults(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    if s.block().rank() == s.block().size() - 1 && s.rank() == 1 {
+        s.fault(3, 40, 50);
+    }
+    s.vote(Unvoted::new(()))?;
+    s.barrier()
+}
+
+#[test]
+fn a_failure_of_the_author_has_the_authors_text() {
+    let run = |comm: &Communicator, id| {
+        let mut ids = vec![0u32; 100];
+        ids[77] = if comm.rank() == 1 { id } else { 0 };
+        let ids = tensor(&ids)?;
+        comm.kernel(ChecksExperts {
+            ids: (&ids).into(),
+            experts: 8,
+        })
+        .launch()
+    };
+    let text = "rank 1 in kernel checks_experts #1: expert 9 of 8 experts";
+    fails(text, |comm| run(comm, 9));
+    for result in run_threads(2, &options(1, 32), |comm| run(&comm, 7)) {
+        result.expect("a kernel without a mistake");
+    }
+    let text = "rank 1 in kernel faults #1: the kernel recorded failure 3 (40, 50)";
+    fails(text, |comm| comm.kernel(Faults {}).launch());
+}
+
+/// Uses a window in the way that `mistake` says.
+#[kernel]
+fn misuses(
+    s: &mut Session<impl Machine>,
+    x: In<f32>,
+    window: Window<f32>,
+    mistake: u32,
+) -> Result<(), Aborted> {
+    match mistake {
+        0 => window.put(s, 77, 0, x)?,
+        1 => window.put(s, 0, 9, x)?,
+        2 => window.signal(s, 1, 6, SignalOp::Add(1))?,
+        3 => window.wait(s, 0, Some(2), Compare::Equal, 0)?,
+        4 => window.wait(s, 9, None, Compare::Equal, 0)?,
+        5 => window.barrier(s, 4)?,
+        6 => {
+            let own = window.own(s)?.as_in();
+            let rank = s.rank();
+            window.put(s, rank, 1, own.slice(0, 4))?;
+        }
+        _ => {
+            window.direct(s, 2)?;
+        }
+    }
+    s.barrier()
+}
+
+#[test]
+fn a_rank_range_or_number_that_does_not_exist_is_named() {
+    for (mistake, text) in [
+        (0, "argument window: rank 77 of 2 ranks"),
+        (1, "argument window: element 10 of 10"),
+        (
+            2,
+            "argument window: number 6 of a signal or barrier, of which the window has 6",
+        ),
+        (3, "argument window: rank 2 of 2 ranks"),
+        (
+            4,
+            "argument window: number 9 of a signal or barrier, of which the window has 6",
+        ),
+        (
+            5,
+            "argument window: number 4 of a signal or barrier, of which the window has 2",
+        ),
+        (
+            6,
+            "argument window: a put of 16 bytes to an address 4 bytes from their source",
+        ),
+        (7, "argument window: rank 2 of 2 ranks"),
+    ] {
+        fails(&format!("in kernel misuses #2: {text}"), |comm| {
+            let mut options = WindowOptions::default();
+            options.signals = Some(6);
+            options.barriers = 2;
+            let window = comm.alloc_window(DType::F32, 10, options)?;
+            let x = tensor(&[1.0f32, 2.0])?;
+            comm.kernel(Misuses {
+                x: (&x).into(),
+                window: (&window).into(),
+                mistake,
+            })
+            .launch()
+        });
+    }
+}
+
+/// Opens packet slots for `bytes` bytes and asks for word `index` of rank `source`.
+#[kernel(blocks = 1)]
+fn packets(
+    s: &mut Session<impl Machine>,
+    data: In<u64>,
+    bytes: u64,
+    source: u32,
+    index: u64,
+) -> Result<(), Aborted> {
+    let slots = Slots::open(s, bytes as usize)?;
+    slots.send_elements(s, data)?;
+    let word = slots.receive_word(s, source, index as usize);
+    s.vote(word)?;
+    s.barrier()
+}
+
+#[test]
+fn packets_beyond_a_slot_a_stream_or_the_ranks_are_refused() {
+    let run = |comm: &Communicator, (bytes, source, index)| {
+        let data = tensor(&[7u64; 4])?;
+        comm.kernel(Packets {
+            data: (&data).into(),
+            bytes,
+            source,
+            index,
+        })
+        .launch()
+    };
+    for (call, text) in [
+        (
+            (200_000, 0, 0),
+            "packets of 200000 bytes for each block and rank; a slot has room for ",
+        ),
+        (
+            (100_000_000, 0, 0),
+            "packets of 100000000 bytes for each block and rank",
+        ),
+        ((40, 0, 0), "argument data: element 4 of 4"),
+        ((32, 0, 4), "word 4 of a packet stream of 4 words"),
+        ((32, 2, 0), "rank 2 of 2 ranks"),
+    ] {
+        fails(text, |comm| run(comm, call));
+    }
+}
+
+/// Waits for a signal that rank 1 never sends.
+#[kernel]
+fn waits_in_vain(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(), Aborted> {
+    if s.rank() == 0 {
+        window.wait(s, 0, Some(1), Compare::GreaterEqual, 5)?;
+    }
+    s.barrier()
+}
+
+#[test]
+fn a_forgotten_signal_names_kernel_and_sender() {
+    let mut options = options(1, 1);
+    options.timeout = Duration::from_millis(300);
+    let messages = failing(&options, |comm| {
+        let window = comm.alloc_window(DType::U8, 1, WindowOptions::default())?;
+        comm.kernel(WaitsInVain {
+            window: (&window).into(),
+        })
+        .launch()
+    });
+    for message in messages {
+        assert!(
+            message.contains("in kernel waits_in_vain #2: timed out"),
+            "{message}"
+        );
+        assert!(
+            message.contains("waiting for rank 1, its signal"),
+            "{message}"
+        );
+    }
+}
+
+/// Enters a barrier.
+#[kernel]
+fn one_barrier(s: &mut Session<impl Machine>, #[agreed] x: In<u8>) -> Result<(), Aborted> {
+    let _ = x;
+    s.barrier()
+}
+
+/// Enters a barrier, too.
+#[kernel]
+fn other_barrier(s: &mut Session<impl Machine>, #[agreed] factor: f32) -> Result<(), Aborted> {
+    let _ = factor;
+    s.barrier()
+}
+
+#[test]
+fn different_kernels_or_agreed_arguments_are_a_mismatch() {
+    fails("called kernel other_barrier #1", |comm| {
+        let x = tensor(&[0u8; 3])?;
+        if comm.rank() == 0 {
+            return comm.kernel(OneBarrier { x: (&x).into() }).launch();
+        }
+        comm.kernel(OtherBarrier { factor: 1.0 }).launch()
+    });
+    let text = "called kernel one_barrier #1 with other values of the agreed arguments than rank";
+    fails(text, |comm| {
+        let x = tensor(&vec![0u8; 3 + comm.rank() as usize])?;
+        comm.kernel(OneBarrier { x: (&x).into() }).launch()
+    });
+    fails("kernel other_barrier #1 with other values", |comm| {
+        let factor = 1.0 + comm.rank() as f32;
+        comm.kernel(OtherBarrier { factor }).launch()
+    });
+}
+
+/// Returns early on the lanes above `last`; the others enter a barrier.
+#[kernel]
+fn returns_early(s: &mut Session<impl Machine>, last: u32) -> Result<(), Aborted> {
+    if s.block().rank() > last {
+        return Ok(());
+    }
+    s.block().sync();
+    Ok(())
+}
+
+/// Lane 0 and the others enter barriers at different places.
+#[kernel]
+#[allow(clippy::if_same_then_else)] // the mistake
+fn splits(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    if s.block().is_leader() {
+        s.block().sync();
+    } else {
+        s.block().sync();
+    }
+    Ok(())
+}
+
+/// Every lane puts to another rank.
+#[kernel]
+fn puts_apart(s: &mut Session<impl Machine>, window: Window<u8>, x: In<u8>) -> Result<(), Aborted> {
+    let rank = s.block().rank() % s.ranks();
+    window.put(s, rank, 0, x)?;
+    s.barrier()
+}
+
+#[test]
+fn lanes_that_diverge_are_caught_and_their_places_named() {
+    let own = |launch: &(dyn Fn(&Communicator) -> Result<()> + Sync), lanes| -> String {
+        run_threads(1, &options(1, lanes), |comm| Ok(launch(&comm)))
+            .pop()
+            .expect("a rank")
+            .expect("joined")
+            .expect_err("lanes diverge")
+            .to_string()
+    };
+    let place = |line: u32| format!("{}:{line}", file!());
+    for lanes in [32, 64] {
+        let early = own(
+            &|comm| comm.kernel(ReturnsEarly { last: 3 }).launch(),
+            lanes,
+        );
+        assert!(
+            early.contains("lanes of a block have diverged: lane 0"),
+            "{early}"
+        );
+        assert!(early.contains(file!()), "{early}");
+        let split = own(&|comm| comm.kernel(Splits {}).launch(), lanes);
+        let body = include_str!("mistakes.rs").lines();
+        let marker = "if s.block().is_leader() {";
+        let line = body.enumerate().find(|(_, line)| line.trim() == marker);
+        let line = line.expect("the kernel above").0 as u32 + 2;
+        assert!(
+            split.contains(&place(line)),
+            "{split} lacks {}",
+            place(line)
+        );
+        assert!(split.contains(&place(line + 2)), "{split}");
+        // The control: no lane is above the last one.
+        for result in run_threads(1, &options(1, lanes), |comm| {
+            comm.kernel(ReturnsEarly { last: 63 }).launch()
+        }) {
+            result.expect("lanes that stay together");
+        }
+    }
+    for message in failing(&options(1, 32), |comm| {
+        let window = comm.alloc_window(DType::U8, 4, WindowOptions::default())?;
+        let x = tensor(&[1u8])?;
+        let launched = comm
+            .kernel(PutsApart {
+                window: (&window).into(),
+                x: (&x).into(),
+            })
+            .launch();
+        assert!(launched.is_err());
+        launched
+    }) {
+        let named = message.contains("pass different arguments to the collective call at ");
+        assert!(named || message.contains("aborted"), "{message}");
+    }
+}
+
+#[test]
+fn after_a_failure_every_call_returns_it_until_a_new_communicator() {
+    for result in run_threads(2, &options(1, 1), |comm| {
+        let first = comm.kernel(Faults {}).launch().expect_err("a fault");
+        let again = comm.kernel(OtherBarrier { factor: 1.0 }).launch();
+        assert!(matches!(first, Error::Failed(_)), "{first}");
+        let again = again.expect_err("the communicator has failed").to_string();
+        assert!(again.contains("in kernel faults #1"), "{again}");
+        Ok(())
+    }) {
+        result.expect("joined");
+    }
+}
+
+/// Panics on rank 1; rank 0 enters a barrier.
+#[kernel]
+fn panics(s: &mut Session<impl Machine>, limit: u32) -> Result<(), Aborted> {
+    assert!(s.rank() < limit, "a panic of the author");
+    s.barrier()
+}
+
+#[test]
+fn a_panic_stops_the_other_ranks_at_once() {
+    let mut patient = options(1, 1);
+    patient.timeout = Duration::from_secs(600);
+    let messages = failing(&patient, |comm| comm.kernel(Panics { limit: 1 }).launch());
+    assert!(
+        messages[1].contains("a panic of the author"),
+        "{messages:?}"
+    );
+    assert!(messages[0].contains("rank 1 in"), "{messages:?}");
+}
+
+/// Opens rounds and never closes them. Sends the launch's number and adds what has come.
+#[kernel]
+fn open_rounds(s: &mut Session<impl Machine>, sum: Out<u64>) -> Result<(), Aborted> {
+    let (block, number) = (s.block(), s.epoch());
+    let mut total = 0;
+    for round in 0..3 {
+        s.ready(|peer| [number * 10 + round, u64::from(peer), 0, 0, 0, 0, 0])?;
+        for rank in 0..s.ranks() {
+            total += s.word(rank, 0) + 1000 * s.word(rank, 1);
+        }
+    }
+    if block.is_leader() {
+        sum.set(0, total);
+    }
+    Ok(())
+}
+
+#[test]
+fn rounds_that_the_author_leaves_open_are_closed() {
+    for lanes in LANES {
+        for result in run_threads(3, &options(1, lanes), |comm| {
+            let sum = zeros(DType::U64, 1)?;
+            for launch in 1..200u64 {
+                comm.kernel(OpenRounds { sum: (&sum).into() }).launch()?;
+                let expected = 3 * (30 * launch + 3) + 9000 * u64::from(comm.rank());
+                assert_eq!(sum.to_vec::<u64>()?, [expected]);
+            }
+            Ok(())
+        }) {
+            result.expect("rounds in step");
+        }
+    }
+}
+
+#[test]
+fn different_numbers_of_blocks_are_a_mismatch() {
+    fails_with(
+        &options(2, 1),
+        "called kernel other_barrier #1 with other values",
+        &|comm| {
+            let launch = comm.kernel(OtherBarrier { factor: 1.0 });
+            launch.blocks(1 + comm.rank()).launch()
+        },
+    );
+}
+
+/// Enters a barrier of a window.
+#[kernel]
+fn window_barrier(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(), Aborted> {
+    window.barrier(s, 0)
+}
+
+#[test]
+fn a_replay_after_the_end_of_its_window_is_an_error() {
+    fails_with(&options(1, 1), "in kernel window_barrier #", &|comm| {
+        let mut options = WindowOptions::default();
+        options.barriers = 1;
+        let window = comm.alloc_window(DType::U8, 4, options)?;
+        comm.stream().begin_capture()?;
+        let window_of = (&window).into();
+        comm.kernel(WindowBarrier { window: window_of }).enqueue()?;
+        let graph = comm.stream().end_capture()?.instantiate()?;
+        graph.run(comm.stream())?;
+        comm.stream().synchronize()?;
+        window.free()?;
+        graph.run(comm.stream())?;
+        comm.stream().synchronize()
+    });
+}
