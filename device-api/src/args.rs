@@ -1,10 +1,11 @@
 //! Memory of this rank as an argument of a kernel: a pointer with its length.
 //!
 //! Accesses to single elements are checked. An index out of range reads as zero or writes nothing,
-//! and is recorded: the next vote of the block ([`crate::session`]) returns an error on all lanes,
-//! which names the argument, the index and the length.
+//! and is recorded: the next vote of the block ([`crate::session`]) returns an error on all lanes.
+//! The message for the host names the argument, the index and the length.
+//!
 //! On the CPU, accesses are relaxed and atomic, so a race between lanes or blocks makes values
-//! unpredictable, but is not undefined behaviour. On a GPU, they are ordinary loads and stores, and
+//! unpredictable, but is not undefined behavior. On a GPU, they are ordinary loads and stores, and
 //! the compiler may repeat or combine them: a loop that waits for another lane's or rank's value
 //! needs the waits of the session.
 //!
@@ -271,7 +272,8 @@ mod access {
     }
 }
 
-// A GPU's loads and stores of one element are single accesses. Models take payload for what it is.
+// On a GPU, an element is loaded or stored in a single access. In models, elements are payload,
+// which atomic accesses must not touch.
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle))]
 mod access {
     use crate::element::Element;

@@ -1,12 +1,11 @@
 //! Errors that a lane finds by itself.
 //!
-//! A lane may not return from a kernel by itself, and nothing traps. So an index out of range, for
-//! example, is recorded in the block's [`Fault`], and the next vote of the block fails on all
-//! lanes.
+//! A lane must not return from a kernel alone, and kernels do not trap. A lane therefore records an
+//! error, such as an index out of range, in the block's [`Fault`], and the next vote of the block
+//! fails on all lanes.
 //!
 //! - **Who may overwrite what:** the lane that claims the fault writes its words;
-//! - **after having acquired** the claim, which the prologue of the launch cleared before the
-//!   block's barrier;
+//! - **after having acquired** the cleared claim word, through the barrier that ends the prologue;
 //! - **released by** the block's next barrier, after which the leader reads them.
 
 use crate::group::{Block, Machine};

@@ -23,13 +23,13 @@
 //!
 //! - Functions of the session that all lanes call together return `Result<_, Aborted>`, with the
 //!   same result on all lanes, so that `?` keeps the lanes of a block together.
-//! - What a lane finds by itself is an [`Unvoted`] value. It has no `?`; [`Session::vote`] makes it
-//!   a result of the block.
+//! - The outcome of a single lane is an [`Unvoted`] value, on which `?` does not compile.
+//!   [`Session::vote`] converts it to a result of the block.
 //! - [`Session::ensure`] and [`Session::fault`] record failures of the kernel's author. They reach
 //!   the other ranks when the kernel returns the error.
 //! - Errors that lanes record, such as an index out of range, are returned by the next function
-//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, the waits of
-//!   [`crate::Window`], and the end of the kernel.
+//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`,
+//!   [`crate::Window::wait`], and the end of the kernel.
 
 mod prologue;
 
@@ -268,9 +268,9 @@ impl Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aborted(());
 
-/// What one lane or warp found: a value, or a failure. It may differ between the lanes of a block,
-/// so it is not a `Result`: `?` on it does not compile, because lanes that return from a kernel
-/// apart hang a GPU. [`Session::vote`] makes it a result of the block.
+/// The outcome of one lane or warp: a value, or a failure. It may differ between the lanes of a
+/// block, so it is not a `Result`: `?` on it does not compile, because a lane that returns from a
+/// kernel alone hangs a GPU. [`Session::vote`] converts it to a result of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a failure of a lane must be voted on, with Session::vote"]
 pub struct Unvoted<T>(Option<T>);
@@ -419,19 +419,19 @@ impl<M: Machine> Session<M> {
     }
 
     /// Returns the number of this launch among the collective launches of the communicator in which
-    /// this block took part, from 1 on. It is the same on all ranks, and advances with every launch
-    /// and replay, also of other kernels: it tells launches apart, but its parity does not
-    /// alternate between two launches of one kernel.
+    /// this block took part, starting at 1. It is equal on all ranks, and increases with every
+    /// launch and replay, including those of other kernels. Its parity can therefore be equal in
+    /// two successive launches of one kernel.
     #[inline(always)]
     pub fn epoch(&self) -> u64 {
         self.ctx.sequence()
     }
 
-    /// Turns what each lane found into a result of the block: an error on all lanes if a lane has
-    /// failed, else each lane's own value. All lanes together.
+    /// Converts the outcome of each lane to a result of the block: an error on all lanes if a lane
+    /// has failed, otherwise each lane's own value. All lanes together.
     ///
     /// # Errors
-    /// [`Aborted`] if a lane has failed, or has recorded an error since the last call.
+    /// [`Aborted`] if a lane has failed, or has recorded an error during this launch.
     #[inline(always)]
     #[track_caller]
     pub fn vote<T>(&self, outcome: Unvoted<T>) -> Result<T, Aborted> {
@@ -450,7 +450,8 @@ impl<M: Machine> Session<M> {
     /// lanes together.
     ///
     /// # Errors
-    /// [`Aborted`] if `ok` is false on a lane, or a lane has recorded an error since the last call.
+    /// [`Aborted`] if `ok` is false on a lane, or if a lane has recorded an error during this
+    /// launch.
     #[inline(always)]
     #[track_caller]
     pub fn ensure(&self, ok: bool, code: u32, a: u64, b: u64) -> Result<(), Aborted> {
@@ -490,8 +491,9 @@ impl<M: Machine> Session<M> {
         if self.block.is_leader() {
             self.faults().record(kind, code, observed, expected);
         }
-        // The lanes meet here: otherwise the compiler may join the leader's path only where the
-        // kernel continues or returns, and the verifier could not see that all lanes do the same.
+        // This barrier joins the paths of the leader and the other lanes. Without it, the compiler
+        // may join them only where the kernel continues or returns, and the verifier could not see
+        // that all lanes do the same.
         self.block.sync();
         Aborted(())
     }
@@ -526,11 +528,13 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// Waits until every rank's block with this index has called it as often. What a block wrote
-    /// before is visible to all that return from it. All lanes together.
+    /// Waits until, on every rank, the block with this index has entered the barrier as often as
+    /// this one. All writes of these blocks before the barrier are visible to them after it. All
+    /// lanes together.
     ///
     /// # Errors
-    /// [`Aborted`] if a rank does not come, or has called something else.
+    /// [`Aborted`] if a rank does not enter before the timeout, if the ranks made different calls,
+    /// or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Aborted> {
@@ -560,10 +564,10 @@ impl<M: Machine> Session<M> {
     /// Opens a round: publishes everything that this block has written so far, sends `words(peer)`
     /// to each peer and awaits every peer's words. All lanes together.
     ///
-    /// # Errors
-    /// [`Aborted`] if a rank does not come, or has called something else.
+    /// Closes a round that is still open first. The end of the kernel closes the last round.
     ///
-    /// A round that is still open is closed first; the end of the kernel closes the last one.
+    /// # Errors
+    /// [`Aborted`] in the same cases as [`Session::barrier`].
     #[inline(always)]
     #[track_caller]
     pub fn ready(&mut self, words: impl Fn(u32) -> [u64; SIGNAL_WORDS]) -> Result<(), Aborted> {
@@ -605,12 +609,12 @@ impl<M: Machine> Session<M> {
         unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
     }
 
-    /// Closes a round: no peer's memory is touched by this block any more, and what it wrote there
-    /// is published; awaits the same of every peer. A barrier if no round is open. All lanes
-    /// together.
+    /// Closes a round: publishes this block's writes, signals every peer that this block no longer
+    /// accesses its memory, and waits for the signals of all peers. If no round is open, calls
+    /// [`Session::barrier`]. All lanes together.
     ///
     /// # Errors
-    /// [`Aborted`] if a rank does not come.
+    /// [`Aborted`] in the same cases as [`Session::barrier`].
     #[inline(always)]
     #[track_caller]
     pub fn done(&mut self) -> Result<(), Aborted> {

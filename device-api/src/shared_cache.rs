@@ -1,8 +1,8 @@
 //! The session's record in a block's shared memory.
 //!
-//! Where a block has several lanes, they write epochs and constants when a launch enters its
-//! communicator and read them after the barrier that ends the prologue. They do not change while
-//! the session lasts. The [`Fault`] is used on all machines.
+//! In a block of several lanes, the lanes write the epochs and constants when a launch enters its
+//! communicator, and read them after the barrier that ends the prologue. The epochs and constants
+//! do not change during the session. A block of one lane uses only the [`Fault`].
 
 use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
 use crate::layout::CommConst;

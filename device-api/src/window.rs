@@ -396,11 +396,12 @@ impl DeviceWindow {
 
 const _: () = assert!(size_of::<DeviceWindow>() == 48);
 
-/// A window as the argument of a kernel. Its functions are called by all lanes of a block together,
-/// with equal arguments.
+/// A window as an argument of a kernel. All lanes of a block call the functions that take the
+/// session together, with equal arguments.
 ///
-/// Every rank has a part of [`Window::len`] elements. A rank, range or number that does not exist
-/// is an error that names the argument and the value; nothing is accessed then.
+/// Every rank has a part of [`Window::len`] elements. If a rank, range, signal or barrier does not
+/// exist, the function accesses nothing and fails the launch. The message names the argument and
+/// the value.
 #[derive(Debug)]
 pub struct Window<'a, T> {
     window: DeviceWindow,
@@ -524,9 +525,9 @@ impl<'a, T: Element> Window<'a, T> {
         Ok(())
     }
 
-    /// Changes this rank's slot of signal `id` at `rank`: all that this block has put there before
-    /// is visible to a wait that sees the new value. Of two blocks that change one slot, only one
-    /// may do so at a time.
+    /// Changes this rank's slot of signal `id` at `rank`. A wait that sees the new value makes all
+    /// earlier puts of this block to `rank` visible. Two blocks must not change one slot
+    /// concurrently.
     ///
     /// # Errors
     /// [`Aborted`] after recording [`FailureKind::Rank`], [`FailureKind::Id`] or
@@ -549,12 +550,13 @@ impl<'a, T: Element> Window<'a, T> {
         sent.map_err(|NoRoute| self.no_route(s, rank))
     }
 
-    /// Waits until signal `id` of this rank, of the rank `from` or summed over all ranks, compares
-    /// with `value` as `compare` says.
+    /// Waits until `compare` holds between signal `id` of this rank and `value`. Compares the slot
+    /// of the rank `from`, or the sum of all slots if `from` is `None`.
     ///
     /// # Errors
-    /// [`Aborted`] after recording [`FailureKind::Rank`] or [`FailureKind::Id`], or a timeout,
-    /// which names `from`.
+    /// [`Aborted`] after recording [`FailureKind::Rank`], [`FailureKind::Id`] or
+    /// [`FailureKind::NoRoute`], if a lane has recorded an error, or after a timeout, which names
+    /// `from`, or this rank if `from` is `None`.
     #[inline(always)]
     #[track_caller]
     pub fn wait<M: Machine>(
@@ -587,12 +589,13 @@ impl<'a, T: Element> Window<'a, T> {
         s.vote(arrived)
     }
 
-    /// Waits until every rank has entered barrier `id` as often as this one. What the blocks wrote
-    /// that entered it is visible after it. A number is for one block at a time; blocks of one
-    /// launch use different numbers.
+    /// Waits until every rank has entered barrier `id` as often as this one. All writes of the
+    /// blocks before the barrier are visible to them after it. Only one block of a launch may use
+    /// a given barrier.
     ///
     /// # Errors
-    /// [`Aborted`] after recording [`FailureKind::Id`], or a timeout, which names the late rank.
+    /// [`Aborted`] after recording [`FailureKind::Id`] or [`FailureKind::NoRoute`], or a timeout,
+    /// which names the late rank. Errors that lanes have recorded are not returned.
     #[inline(always)]
     #[track_caller]
     pub fn barrier<M: Machine>(&self, s: &mut Session<M>, id: u32) -> Result<(), Aborted> {

@@ -156,7 +156,10 @@ fn hydras_ranks_without_an_address() {
     let runtime = PathBuf::from(format!("/tmp/fusewire-hydra-{}", std::process::id()));
     fs::create_dir(&runtime).unwrap();
     let proxy = runtime.join("hydra_pmi_proxy");
-    fs::copy("/bin/sh", &proxy).unwrap();
+    // In a process of its own: a process that another test starts meanwhile would inherit the file
+    // open for writing, and the program could not start ("text file busy").
+    let copied = Command::new("cp").arg("/bin/sh").arg(&proxy).status();
+    assert!(copied.unwrap().success());
     let mut launcher = Command::new(&proxy);
     launcher
         .args(["-c", START, "sh"])

@@ -735,8 +735,8 @@ impl Kernel<'_> {
                 #(#fields)*
             }
 
-            // SAFETY: the parameters are those that the entries of this kernel read; a launch of
-            // them refers to the memory that `visit` is called with, and to no other.
+            // SAFETY: the parameters are those that the entries of this kernel read. Except for raw
+            // pointers and the session, they refer only to the memory that `visit` is called with.
             #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
             unsafe impl ::fusewire_device::native::KernelArguments for #typed #used {
                 type Params = #params;

@@ -59,7 +59,8 @@ use syn::{ItemFn, parse_macro_input};
 /// that a host can choose among the kernels with one struct.
 ///
 /// # Launch contract
-/// The host refuses a launch that does not meet the contract:
+/// `Communicator::kernel` refuses a launch that does not meet the contract. Launches of kernels
+/// without a session are not checked. The keys of the contract:
 ///
 /// | key | meaning |
 /// |---|---|
@@ -68,11 +69,11 @@ use syn::{ItemFn, parse_macro_input};
 /// | `shared = N` | bytes of block-shared memory that the kernel uses |
 /// | `signals = N` | signals that every window argument must have for each block of the launch |
 ///
-/// `dependent` allows programmatic dependent launches: the entry waits for the launches that this
-/// one depends on before anything else, and allows dependents once the session has begun.
-/// `on_failure(EXPRESSION)` is evaluated on every lane if the launch fails, or if the communicator
-/// has failed before. Both expressions can use `block`, `header_constants`, `header_count` and the
-/// arguments that are scalars or raw pointers.
+/// `dependent` permits programmatic dependent launches: before anything else, the entry waits for
+/// the launches that it depends on; after the session has begun, it permits dependents to begin.
+/// `on_failure(EXPRESSION)` is evaluated on every lane of a block that fails, or that cannot enter
+/// the communicator. The expressions of `on_failure` and `#[before]` can use `block`,
+/// `header_constants`, `header_count` and the arguments that are scalars or raw pointers.
 ///
 /// `failures(CODE = "text {a} {b}", ...)` gives the texts of the failures that the kernel records
 /// with `Session::ensure` and `Session::fault`; `{a}` and `{b}` are the two values.

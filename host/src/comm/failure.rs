@@ -200,7 +200,8 @@ pub struct Failure {
     pub reporter: u32,
     /// The rank to blame: the one with the least progress.
     pub rank: u32,
-    /// The rank that the reporter waited for.
+    /// The rank that the reporter waited for; for a failure that a kernel recorded, the number of
+    /// an argument or the author's code ([`FailureKind`]).
     pub awaited: u32,
     /// The kind of the failure.
     pub kind: FailureKind,
@@ -210,9 +211,11 @@ pub struct Failure {
     pub blamed: Activity,
     /// The event that the reporter waited for, as messages name it.
     pub wait_kind: &'static str,
-    /// The value that the wait was for; for a mismatch of sizes the size that was expected.
+    /// The value that the wait was for; for a mismatch of sizes, the expected size; for a failure
+    /// that a kernel recorded, the value that [`FailureKind`] describes.
     pub expected: u64,
-    /// The value that the wait saw last; for a mismatch of sizes the size that was sent.
+    /// The value that the wait saw last; for a mismatch of sizes, the size that was sent; for a
+    /// failure that a kernel recorded, the value that [`FailureKind`] describes.
     pub observed: u64,
     /// Seconds that the reporter waited.
     pub seconds: f64,
@@ -308,7 +311,7 @@ fn detail(kind: FailureKind, record: &FailureRecord) -> Option<String> {
     let code = record.awaited as u32;
     match kind {
         FailureKind::User if code == u32::MAX => {
-            Some("the kernel stopped without a recorded reason".to_owned())
+            Some("the kernel recorded no reason; record one with s.ensure or s.fault".to_owned())
         }
         FailureKind::User => {
             let text = contract.failures.iter().find(|(of, _)| *of == code);
@@ -520,7 +523,9 @@ impl fmt::Display for Failure {
                 };
                 write!(
                     f,
-                    "rank {rank} cannot be reached by load and store, and there is no network to it"
+                    "rank {rank} cannot be reached by load and store, and there is no network to \
+                     it; or the window has been freed: drop the graphs that use a window before \
+                     freeing it"
                 )
             }
             FailureKind::Index => write!(

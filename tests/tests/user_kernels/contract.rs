@@ -76,7 +76,7 @@ fn an_instance_takes_the_types_that_its_contract_names() {
     });
 }
 
-/// Writes the number of blocks that have run.
+/// Writes the number of blocks of the launch, once for each block.
 #[kernel]
 fn count_blocks(s: &mut Session<impl Machine>, blocks: Out<u32>) -> Result<(), Aborted> {
     if s.block().is_leader() {

@@ -356,7 +356,7 @@ fn splits(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
     Ok(())
 }
 
-/// Every lane puts to another rank.
+/// Puts to different ranks from the lanes of one block.
 #[kernel]
 fn puts_apart(s: &mut Session<impl Machine>, window: Window<u8>, x: In<u8>) -> Result<(), Aborted> {
     let rank = s.block().rank() % s.ranks();

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 const TESTS: [&str; 4] = ["conformance", "graphs", "on_device", "operations"];
 
 /// Test binaries that a bundle does not include, each with the reason.
-const LEFT_OUT: [(&str, &str); 14] = [
+const LEFT_OUT: [(&str, &str); 15] = [
     (
         "calls",
         "tests the CPU device, its lanes and checkers; conformance tests other devices",
@@ -66,6 +66,10 @@ const LEFT_OUT: [(&str, &str); 14] = [
     ("nvlink", "runs on a fake of the driver and of its switch"),
     ("steady", "counts the CPU's system calls and allocations"),
     ("torch_store", "needs PyTorch and the checkout"),
+    (
+        "user_kernels",
+        "its kernels have no image: they are defined in the test",
+    ),
 ];
 
 /// Programs that a bundle includes.

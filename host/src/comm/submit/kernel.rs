@@ -43,8 +43,8 @@ impl<'a, T> From<&'a Window> for WindowBuffer<'a, T> {
 
 /// A launch of a kernel, from [`Communicator::kernel`].
 ///
-/// By default it has the communicator's blocks ([`Options::blocks`](crate::Options::blocks)),
-/// timeout and stream.
+/// It runs on the communicator's stream. By default it has the communicator's blocks
+/// ([`Options::blocks`](crate::Options::blocks)) and timeout.
 #[derive(Debug)]
 #[must_use = "nothing runs before `launch` or `enqueue`"]
 pub struct KernelLaunch<'c, A> {
@@ -283,7 +283,7 @@ impl Check<'_> {
             return Err(invalid(
                 self.name,
                 format!(
-                    "backend {} runs no kernels; use a communicator of Fusewire's own",
+                    "backend {} cannot run kernels; create the communicator with backend fusewire",
                     self.comm.backend()
                 ),
             ));
