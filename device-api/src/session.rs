@@ -645,13 +645,15 @@ impl<M: Machine> Session<M> {
             Ok(()) if self.open => self.done(),
             other => other,
         };
-        // The vote is the barrier after which the epochs may advance.
-        if closed.is_ok() && !self.any_failed(false) {
-            self.leave();
-            return Ok(());
+        // All lanes meet here, also those that return an error: a lane that the kernel's last branch
+        // has split from its warp would otherwise enter the barrier by itself. After the barrier
+        // the epochs may advance.
+        if self.any_failed(closed.is_err()) {
+            self.report();
+            return Err(Aborted(()));
         }
-        self.report();
-        Err(Aborted(()))
+        self.leave();
+        Ok(())
     }
 
     /// Makes the lanes' error the failure of the launch. Without one, and if no rank has failed,

@@ -55,18 +55,20 @@ pub unsafe fn ring_put(
     // SAFETY: this rank's own word.
     let expected = unsafe { mem::read(launches) } + 1;
     let word = comm.own(signal_offset).cast::<u64>();
-    let mut arrived = Some(());
+    let mut failed = false;
     if block.is_leader() {
-        arrived = session
+        failed = session
             .ctx()
             .until(wait::WaitKind::Signal, previous, expected, || {
                 // SAFETY: a user signal of this rank's workspace.
                 let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
                 if seen >= expected { Ok(()) } else { Err(seen) }
-            });
+            })
+            .is_none();
     }
-    session.settle(!block.any(arrived.is_none()))?;
-    session.done()?;
+    if block.any(failed) || session.done().is_err() {
+        return session.settle(false);
+    }
     if block.is_leader() {
         // SAFETY: this rank's own word.
         unsafe { mem::write(launches, expected) };
