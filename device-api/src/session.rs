@@ -645,9 +645,9 @@ impl<M: Machine> Session<M> {
             Ok(()) if self.open => self.done(),
             other => other,
         };
-        // All lanes meet here, also those that return an error: a lane that the kernel's last branch
-        // has split from its warp would otherwise enter the barrier by itself. After the barrier
-        // the epochs may advance.
+        // All lanes meet here, also those that return an error: a lane that the kernel's last
+        // branch has split from its warp would otherwise enter the barrier by itself. After the
+        // barrier the epochs may advance.
         if self.any_failed(closed.is_err()) {
             self.report();
             return Err(Aborted(()));
