@@ -3,9 +3,9 @@
 //! Performs a small divergence analysis of optimised LLVM IR, which is the same for both vendors. A
 //! value is divergent if it is computed from the lane's index, an atomic, an acquire or volatile
 //! load (lanes that poll may read different values), or another divergent value. A phi is also
-//! divergent if divergent control flow joins in its block. A load from a uniform address is
-//! uniform, and so is the result of a vote. The blocks between a branch on a divergent value and
-//! its reconvergence point are divergent code.
+//! divergent if the lanes of a divergent branch join in its block with different values. A load
+//! from a uniform address is uniform, and so is the result of a vote. The blocks between a branch
+//! on a divergent value and its reconvergence point are divergent code.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,8 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
     if !function.kernel {
         divergent.extend(function.parameters.iter().map(String::as_str));
     }
-    let mut joins: HashSet<usize> = HashSet::new();
+    // The blocks where the lanes of a divergent branch may join, and where they come from.
+    let mut joins: HashMap<usize, Vec<HashSet<&str>>> = HashMap::new();
     let mut regions: HashMap<usize, String> = HashMap::new();
     let mut branches: HashSet<usize> = HashSet::new();
     loop {
@@ -30,7 +31,7 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
                 let (result, operation) = ir::split(instruction);
                 if !result.is_empty()
                     && !divergent.contains(result)
-                    && is_divergent(operation, &divergent, joins.contains(&index))
+                    && is_divergent(operation, &divergent, joins.get(&index))
                 {
                     divergent.insert(result);
                     changed = true;
@@ -53,6 +54,15 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
                 .iter()
                 .map(|&next| flow.until(next, end))
                 .collect();
+            let from: HashSet<&str> = reached
+                .iter()
+                .flatten()
+                .chain([&index])
+                .map(|&block| function.blocks[block].label.as_str())
+                .collect();
+            let mut join = |block| {
+                joins.entry(block).or_default().push(from.clone());
+            };
             for (way, blocks) in reached.iter().enumerate() {
                 for &inside in blocks {
                     regions.entry(inside).or_insert_with(|| last.clone());
@@ -61,11 +71,11 @@ pub fn divergent_blocks(function: &IrFunction) -> HashMap<usize, String> {
                         .skip(way + 1)
                         .any(|other| other.contains(&inside))
                     {
-                        joins.insert(inside);
+                        join(inside);
                     }
                 }
             }
-            joins.extend(end);
+            end.into_iter().for_each(join);
         }
         if !changed {
             return regions;
@@ -79,10 +89,15 @@ fn condition(terminator: &str) -> Option<&str> {
     conditional.then(|| ir::names(terminator).next()).flatten()
 }
 
-fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool {
+fn is_divergent(
+    operation: &str,
+    divergent: &HashSet<&str>,
+    joins: Option<&Vec<HashSet<&str>>>,
+) -> bool {
     let by_operand = || ir::names(operation).any(|name| divergent.contains(name));
     if operation.starts_with("phi ") {
-        return join && !is_one_value(operation) || by_operand();
+        let mut joins = joins.into_iter().flatten();
+        return joins.any(|from| !is_one_value(operation, from)) || by_operand();
     }
     if operation.starts_with("atomicrmw ") || operation.starts_with("cmpxchg ") {
         return true;
@@ -132,14 +147,17 @@ fn is_divergent(operation: &str, divergent: &HashSet<&str>, join: bool) -> bool 
     by_operand()
 }
 
-/// Returns `true` if all incoming values of a phi are the same. `undef` counts as equal to any
-/// value.
-fn is_one_value(phi: &str) -> bool {
+/// Returns `true` if a phi has the same value for all lanes that come from the blocks `from`.
+/// `undef` counts as equal to any value.
+fn is_one_value(phi: &str, from: &HashSet<&str>) -> bool {
     let mut values = phi
         .split("[ ")
         .skip(1)
-        .filter_map(|way| way.split(',').next())
-        .filter(|value| !matches!(*value, "undef" | "poison"));
+        .filter_map(|way| way.split(" ]").next()?.rsplit_once(", %"))
+        .filter(|(value, label)| {
+            from.contains(label.trim_matches('"')) && !matches!(*value, "undef" | "poison")
+        })
+        .map(|(value, _)| value);
     let first = values.next();
     values.all(|value| Some(value) == first)
 }
@@ -323,10 +341,41 @@ mod tests {
 
     #[test]
     fn a_phi_of_one_value_is_uniform() {
-        assert!(is_one_value(
-            "phi i64 [ undef, %a ], [ %r, %b ], [ %r, %c ]"
-        ));
-        assert!(!is_one_value("phi i64 [ 0, %a ], [ %r, %b ]"));
+        let from = HashSet::from(["a", "b b", "c"]);
+        let one = |phi| is_one_value(phi, &from);
+        assert!(one(r#"phi i64 [ undef, %a ], [ %r, %"b b" ], [ %r, %c ]"#));
+        assert!(one("phi i64 [ 0, %c ], [ %r, %elsewhere ]"));
+        assert!(!one("phi i64 [ 0, %a ], [ %r, %c ]"));
+        assert!(!one("phi ptr [ f (@x, i64 1), %a ], [ f (@x, i64 2), %c ]"));
+    }
+
+    #[test]
+    fn a_phi_is_uniform_if_the_lanes_that_join_bring_one_value() {
+        let text = "define ptx_kernel void @k(i32 %n) {\n\
+             start:\n\
+             \x20 %u = icmp eq i32 %n, 0\n\
+             \x20 br i1 %u, label %claim, label %join\n\
+             claim:\n\
+             \x20 %t = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x()\n\
+             \x20 %c = icmp eq i32 %t, 0\n\
+             \x20 br i1 %c, label %first, label %join\n\
+             first:\n\
+             \x20 br label %join\n\
+             join:\n\
+             \x20 %p = phi i32 [ %n, %start ], [ 0, %claim ], [ 0, %first ]\n\
+             \x20 %d = icmp eq i32 %p, 1\n\
+             \x20 br i1 %d, label %x, label %y\n\
+             x:\n\
+             \x20 br label %y\n\
+             y:\n\
+             \x20 ret void\n\
+             }\n";
+        assert_eq!(regions(text).into_keys().collect::<Vec<_>>(), [2]);
+        let mut other: Vec<_> = regions(&text.replace("[ 0, %first ]", "[ 1, %first ]"))
+            .into_keys()
+            .collect();
+        other.sort_unstable();
+        assert_eq!(other, [2, 4]);
     }
 
     #[test]

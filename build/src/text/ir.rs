@@ -21,6 +21,8 @@ pub struct IrFunction {
 /// A basic block.
 #[derive(Clone, Debug, Default)]
 pub struct Block {
+    /// Label of the block.
+    pub label: String,
     /// Instructions. The last one is the terminator.
     pub instructions: Vec<String>,
     /// Indices of the successor blocks.
@@ -81,7 +83,8 @@ pub fn parse(text: &str, vendor: Vendor) -> Vec<IrFunction> {
         let mut label = String::new();
         let mut close = |label: &mut String, open: &mut Block, blocks: &mut Vec<Block>| {
             if !open.instructions.is_empty() {
-                labels.insert(core::mem::take(label), blocks.len());
+                open.label = core::mem::take(label);
+                labels.insert(open.label.clone(), blocks.len());
                 blocks.push(core::mem::take(open));
             }
         };

@@ -372,7 +372,7 @@ impl Kernel<'_> {
             fields.iter().map(|field| (&field.name, &field.ty)).unzip();
         let header = self.has_session().then(|| {
             quote! {
-                /// What the session needs.
+                /// The parameters of the session.
                 pub header: ::fusewire_device::layout::LaunchHeader,
             }
         });

@@ -23,12 +23,12 @@ use syn::{ItemFn, parse_macro_input};
 ///
 /// | argument | meaning | field for the host |
 /// |---|---|---|
-/// | `In<T>`, `Out<T>`, `InOut<T>` | memory of this rank, with its length; accesses are checked | `Buffer<T>`, from a tensor |
+/// | `In<T>`, `Out<T>`, `InOut<T>` | memory of this rank; accesses are checked | `Buffer<T>` |
 /// | `Window<T>` | a window of the communicator | `WindowBuffer<T>`, from a window |
 /// | `u8` to `u64`, `i8` to `i64`, `f32`, `f64` | a scalar | the same |
 /// | `*const T`, `*mut T` | a raw pointer; the kernel must be an `unsafe fn` | the same |
 /// | `#[words(N)] T` | a `Pod` struct of N 8-byte words, passed as N scalars | `T` |
-/// | `#[before(EXPRESSION)] T` | the value of the expression, which every lane evaluates before the session begins, to start loads early | none |
+/// | `#[before(EXPRESSION)] T` | a value that each lane computes before the session begins | none |
 ///
 /// `#[agreed]` before an argument says that it must be equal on all ranks (the length, for memory).
 /// Ranks that pass different values get an error that names a rank.

@@ -22,7 +22,7 @@ pub(crate) struct Options {
     pub(crate) params: Option<Path>,
     /// True if launches may be dependent.
     pub(crate) dependent: bool,
-    /// What runs on every lane after a failure.
+    /// Code that every lane of a block runs after a failure.
     pub(crate) on_failure: Option<Expr>,
 }
 

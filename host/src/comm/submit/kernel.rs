@@ -248,7 +248,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     }
 }
 
-/// What an argument keeps alive.
+/// The tensor or window that an argument refers to, and that the launch keeps alive.
 enum Owner<'a> {
     Tensor(&'a Tensor),
     Window(&'a Window),

@@ -179,7 +179,6 @@ fn rounds() -> Vec<Entry> {
         ("all_reduce + norm, one shot", Op::Norm(Route::OneShot), 1),
         ("all_reduce + norm, two shots", Op::Norm(Route::TwoShot), 1),
         ("reduce_scatter + norm", Op::Norm(Route::ReduceScatter), 1),
-        ("all_reduce + norm by packets", Op::NormPacket, 1),
         ("put with signal", Op::RingPut, 1),
     ];
     for (name, op, count) in cases {
@@ -189,6 +188,17 @@ fn rounds() -> Vec<Entry> {
             single(big(ROUNDS), vec![Step::new(op, count); 4]),
         ));
     }
+    entries.push(Entry::model(
+        "all_reduce + norm by packets, 2 ranks x 4 epochs",
+        Bound::Preemptions(2),
+        single(
+            Config {
+                packet_slot: 256,
+                ..big(PACKETS)
+            },
+            vec![Step::new(Op::NormPacket, 1); 4],
+        ),
+    ));
     for (name, op, count) in [
         ("two-shot all_reduce", Op::TwoShot, 72),
         ("all_to_all", Op::AllToAll, 8),
