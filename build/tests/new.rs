@@ -121,7 +121,7 @@ fn check_finds_nothing_and_names_the_lines_of_errors() {
 
     let line = new.edit(
         "    s.barrier()\n",
-        "    if launch == 77 && block.rank() > 3 {\n\
+        "    if count == 77 && block.rank() > 3 {\n\
          \x20       return Ok(());\n\
          \x20   }\n\
          \x20   let word = output.as_ptr().wrapping_add(64).cast::<u64>();\n\

@@ -3,6 +3,7 @@
 use core::marker::PhantomData;
 
 use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WindowConst, WorkspaceLayout};
+use crate::net::Requests;
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
 /// it; addresses are local to a rank.
@@ -89,6 +90,92 @@ impl<T> PeerPtr<T> {
 pub fn ring(from: u32, step: u32, size: u32) -> u32 {
     let sum = from + step;
     if sum >= size { sum - size } else { sum }
+}
+
+/// A rank of the session's communicator. Made by [`crate::Session::peers`],
+/// [`crate::Session::peer`] and [`crate::Session::me`], so that it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank(u32);
+
+impl Rank {
+    #[inline(always)]
+    pub(crate) const fn new(rank: u32) -> Self {
+        Self(rank)
+    }
+
+    /// Returns the number of the rank.
+    #[inline(always)]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// A set of ranks, this one included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Team {
+    /// All ranks.
+    World,
+    /// The ranks whose windows this one reaches by load and store.
+    Local,
+}
+
+/// Iterator over the ranks of a team, from the one after this rank to this rank itself, so that not
+/// all ranks begin with the same one.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    first: u32,
+    size: u32,
+    /// Position of this rank in the team.
+    position: u32,
+    /// Distance from this rank to the next one.
+    step: u32,
+    stride: u32,
+}
+
+impl Peers {
+    /// Returns every `stride`-th rank of a team, beginning with rank `start` after this one.
+    #[inline(always)]
+    pub(crate) fn new(comm: &Comm, team: Team, start: u32, stride: u32) -> Self {
+        let constants = comm.constants();
+        let (first, size) = match team {
+            Team::World => (0, constants.size),
+            // With a network, other ranks' workspaces may be mapped, but their windows are not.
+            Team::Local if Requests::of(comm).is_some() => (constants.rank, 1),
+            Team::Local => (constants.team_first, constants.team_size),
+        };
+        Self {
+            first,
+            size,
+            position: constants.rank - first,
+            step: start,
+            stride,
+        }
+    }
+}
+
+impl Iterator for Peers {
+    type Item = Rank;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Rank> {
+        if self.step > self.size {
+            return None;
+        }
+        let rank = self.first + ring(self.position, self.step, self.size);
+        self.step += self.stride;
+        Some(Rank(rank))
+    }
+}
+
+/// How a range of a rank's memory is reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Route {
+    /// By load and store, at this address.
+    Direct(*mut u8),
+    /// By requests.
+    Network(Requests),
+    /// Not at all, or the range does not exist.
+    None,
 }
 
 /// The communicator of a launch.
@@ -179,6 +266,27 @@ impl Comm {
     /// is never trusted.
     #[inline(always)]
     pub fn resolve(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
+        match self.base(addr, rank, bytes) {
+            Some(base) if base != 0 => Some((base as *mut u8).wrapping_add(addr.offset() as usize)),
+            _ => None,
+        }
+    }
+
+    /// Returns how `bytes` bytes of memory that `rank` named as `addr` are reached, checked as by
+    /// [`Comm::resolve`].
+    #[inline(always)]
+    pub(crate) fn route(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Route {
+        match self.base(addr, rank, bytes) {
+            Some(0) => Requests::of(self).map_or(Route::None, Route::Network),
+            Some(base) => Route::Direct((base as *mut u8).wrapping_add(addr.offset() as usize)),
+            None => Route::None,
+        }
+    }
+
+    /// Returns the address of `rank`'s part of a window, or 0 if it cannot be reached by load and
+    /// store. `None` if the window does not exist or the range leaves it.
+    #[inline(always)]
+    fn base(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<u64> {
         if addr.window() as usize >= MAX_WINDOWS || rank >= self.size() {
             return None;
         }
@@ -191,7 +299,7 @@ impl Comm {
             )
         };
         let fits = addr.offset() <= size && bytes <= size - addr.offset();
-        (fits && base != 0).then(|| (base as *mut u8).wrapping_add(addr.offset() as usize))
+        fits.then_some(base)
     }
 
     /// Returns the address that a [`PeerPtr`] names for `count` elements, checked as by

@@ -124,6 +124,7 @@ unsafe fn claim(word: *mut u64) -> bool {
 /// Returns the kind with this code, of those that kernels record.
 const fn decode(kind: u32) -> FailureKind {
     match kind {
+        5 => FailureKind::Abort,
         6 => FailureKind::NoRoute,
         9 => FailureKind::Index,
         10 => FailureKind::Rank,
@@ -142,6 +143,7 @@ mod tests {
     #[test]
     fn kinds_have_their_codes() {
         for kind in [
+            FailureKind::Abort,
             FailureKind::NoRoute,
             FailureKind::Index,
             FailureKind::Rank,

@@ -22,7 +22,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
@@ -68,10 +68,6 @@ pub struct WorkspaceLayout {
     pub staging_out: u64,
     /// Size of that staging.
     pub staging_out_bytes: u64,
-    /// User signals: [`WorkspaceLayout::user_signal_count`] words, apart from the library's own.
-    pub user_signals: u64,
-    /// Number of user signals.
-    pub user_signal_count: u64,
     /// Size of the whole workspace.
     pub bytes: u64,
 }
@@ -91,8 +87,6 @@ pub struct WorkspaceConfig {
     pub channel_depth: u64,
     /// Bytes of staging, for input and for output each.
     pub staging: u64,
-    /// User signals.
-    pub user_signals: u64,
 }
 
 impl WorkspaceLayout {
@@ -119,8 +113,6 @@ impl WorkspaceLayout {
             ),
             channel_slot: config.channel_slot,
             channel_depth: config.channel_depth,
-            user_signals: next(&mut at, config.user_signals * 8),
-            user_signal_count: config.user_signals,
             staging_in: 0,
             staging_in_bytes: config.staging,
             staging_out: 0,
@@ -180,10 +172,8 @@ pub struct CommConst {
     pub windows: u64,
     /// Address of this rank's [`CommState`] (the start of its workspace).
     pub state: u64,
-    /// Address of the network contexts, or 0.
+    /// Address of the [`NetContext`], or 0 if all ranks are reachable by load and store.
     pub contexts: u64,
-    /// Network contexts.
-    pub context_count: u64,
     /// Layout of every rank's workspace.
     pub workspace: WorkspaceLayout,
     /// Address, for the device, of a word in host memory where a kernel that finds a failure writes
@@ -192,6 +182,43 @@ pub struct CommConst {
     pub host_word: u64,
     /// Address of each rank's workspace, or 0: those of window 0.
     pub workspaces: [u64; MAX_RANKS],
+}
+
+/// How a kernel asks its host to reach a rank that it cannot reach by load and store. See
+/// [`crate::net`].
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct NetContext {
+    /// Address of [`NetContext::depth`] entries.
+    pub entries: u64,
+    /// Number of entries: a power of two.
+    pub depth: u64,
+    /// Address of the [`NetCounters`].
+    pub counters: u64,
+    /// Address of memory for data that is not in a window.
+    pub staging: u64,
+    /// Bytes of that memory for each block.
+    pub staging_bytes: u64,
+}
+
+/// An entry of the ring of requests.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C, align(64))]
+pub struct NetEntry {
+    /// State, then the words of a [`crate::net::Request`].
+    pub words: [u64; 8],
+}
+
+/// The counters of a ring of requests.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct NetCounters {
+    /// Numbers that lanes have reserved.
+    pub reserved: u64,
+    _reserved: [u64; 7],
+    /// Requests that the agent has executed, in order.
+    pub completed: u64,
+    _completed: [u64; 7],
 }
 
 /// The parameters of a launch that its session needs: the first of every kernel with a session.
@@ -363,19 +390,21 @@ pub struct ChannelState {
 }
 
 const _: () = {
-    assert!(size_of::<WorkspaceLayout>() == 128);
-    assert!(size_of::<CommConst>() == 232 + 8 * MAX_RANKS);
+    assert!(size_of::<WorkspaceLayout>() == 112);
+    assert!(size_of::<CommConst>() == 208 + 8 * MAX_RANKS);
     assert!(CONSTANTS_AT >= size_of::<CommState>() as u64);
     assert!(BLOCKS_AT >= CONSTANTS_AT + size_of::<CommConst>() as u64);
     assert!(core::mem::offset_of!(CommConst, rank) == 16);
     assert!(core::mem::offset_of!(CommConst, id) == 40);
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
-    assert!(core::mem::offset_of!(CommConst, workspace) == 96);
-    assert!(core::mem::offset_of!(CommConst, host_word) == 224);
-    assert!(core::mem::offset_of!(CommConst, workspaces) == 232);
+    assert!(core::mem::offset_of!(CommConst, workspace) == 88);
+    assert!(core::mem::offset_of!(CommConst, host_word) == 200);
+    assert!(core::mem::offset_of!(CommConst, workspaces) == 208);
     assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
     assert!(size_of::<FailureRecord>() == 128);
+    assert!(size_of::<NetEntry>() == 64);
+    assert!(size_of::<NetCounters>() == 128);
     assert!(size_of::<LaunchHeader>() == 24 + size_of::<*const CommConst>());
     assert!(size_of::<CommState>() == 256);
     assert!(core::mem::offset_of!(CommState, abort) == 64);

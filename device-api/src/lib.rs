@@ -43,7 +43,7 @@
 //!
 //! # Memory model
 //! Data reaches a peer by one of three idioms only: a signal (write the data, then
-//! [`session::Session::ready`], [`session::Session::done`] or [`Window::signal`]), a packet, or a
+//! [`session::Session::ready`], [`session::Session::done`] or [`Remote::signal`]), a packet, or a
 //! barrier built from signals. A barrier between the lanes of a block publishes nothing to another
 //! rank.
 #![no_std]
@@ -82,11 +82,11 @@ pub mod wait;
 pub mod window;
 
 pub use self::args::{In, InOut, Out};
-pub use self::comm::{Comm, PeerPtr};
+pub use self::comm::{Comm, PeerPtr, Rank, Team};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
 pub use self::group::{Block, Group, Machine, Thread, Warp};
 pub use self::session::{Aborted, Session, Unvoted};
-pub use self::window::Window;
+pub use self::window::{Local, Received, Remote, Window};
 pub use fusewire_device_macros::kernel;
 
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]

@@ -1,22 +1,35 @@
-//! Put, get and signal to any rank.
+//! Requests to the network: how a kernel reaches ranks whose memory it cannot load and store.
 //!
-//! Ranks that are reachable by load and store are served by stores. The others need a network
-//! context ([`crate::layout::CommConst::contexts`]); none exists yet, so they give [`NoRoute`].
+//! A communicator with such ranks has a [`NetContext`]: a ring of requests in memory of the host's.
+//! Lanes append requests, and an agent of the host executes them: puts, gets, stores of a few
+//! bytes, and signals. [`crate::Window`] chooses between stores and requests; kernels do not see
+//! which.
 //!
-//! What is promised is what the weakest path keeps: a signal covers the puts before it to that
-//! peer on that context; [`flush`] means that sources may be reused.
+//! The agent may execute the requests in any order, except that a signal follows
+//! - the requests that it covers: those of the same block to the same peer, from request
+//!   [`Request::after`] on,
+//! - the earlier signals of the same block to the same peer, because a word that counts must not
+//!   go back.
+//!
+//! In a kernel with windows, the signals of the session's rounds and barriers are requests, too, so
+//! that they cover puts.
+//!
+//! # The ring
+//! Requests have numbers, starting at 0. Request n is in entry n % depth.
+//!
+//! - **Who may overwrite what:** the lane that has reserved number n overwrites its entry,
+//! - **after having acquired** a count of completed requests above n - depth,
+//! - **released by** the agent, after it has executed all requests below that count.
+//!
+//! An entry is valid for the agent once its state is n + 1, which the lane stores last. The agent
+//! needs nothing else from the device.
 
-use crate::bulk;
-use crate::comm::{Comm, PeerPtr};
-use crate::group::{Block, Group, Machine};
-use crate::mem::{self, Order, Policy, Scope};
+use crate::comm::{Comm, WindowAddr};
+use crate::layout::{NetContext, NetCounters, NetEntry};
+use crate::mem::{self, Order, Scope};
+use crate::wait::{WaitContext, WaitKind};
 
-/// The rank is not reachable by load and store and there is no network context, or the range
-/// leaves its window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoRoute;
-
-/// Update of a word by a signal.
+/// Update of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalOp {
     /// Stores the value.
@@ -25,111 +38,268 @@ pub enum SignalOp {
     Add(u64),
 }
 
-/// Writes `count` elements at `from` to `to`. All lanes together.
-///
-/// # Safety
-/// `from` must be readable; the range at the peer must be free to be written.
-#[inline(always)]
-pub unsafe fn put<M: Machine, T: Copy>(
-    block: Block<M>,
-    comm: &Comm,
-    to: PeerPtr<T>,
-    from: *const T,
-    count: u64,
-) -> Result<(), NoRoute> {
-    let target = comm.pointer(to, count).ok_or(NoRoute)?;
-    let bytes = count as usize * size_of::<T>();
-    // SAFETY: the caller's promise; the target was checked against its window.
-    unsafe { bulk::copy(block, target.cast(), from.cast(), bytes, Policy::Cached) };
-    Ok(())
+/// What the agent does for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Action {
+    /// Copies from this rank's memory to the peer's.
+    Put = 1,
+    /// Stores [`Request::value`], up to 16 bytes, in the peer's memory.
+    Store = 2,
+    /// Stores the first word of [`Request::value`] in the peer's memory with release order, after
+    /// the requests that it covers.
+    Signal = 3,
+    /// Copies from the peer's memory to this rank's.
+    Get = 4,
 }
 
-/// Writes one value of 4 or 8 bytes, by one lane.
-///
-/// # Safety
-/// The target at the peer must be free to be written.
-#[inline(always)]
-pub unsafe fn put_value<T: Copy>(comm: &Comm, to: PeerPtr<T>, value: T) -> Result<(), NoRoute> {
-    let target = comm.pointer(to, 1).ok_or(NoRoute)?;
-    // SAFETY: the caller's promise; the target was checked against its window.
-    unsafe { mem::write(target, value) };
-    Ok(())
-}
-
-/// Writes `count` elements, then signals `signal` once all of them are visible. All lanes together.
-///
-/// # Safety
-/// As [`put`]; `signal` must be an aligned word that is only accessed as a signal.
-#[inline(always)]
-#[track_caller]
-pub unsafe fn put_signal<M: Machine, T: Copy>(
-    block: Block<M>,
-    comm: &Comm,
-    to: PeerPtr<T>,
-    from: *const T,
-    count: u64,
-    at: PeerPtr<u64>,
-    op: SignalOp,
-) -> Result<(), NoRoute> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        put(block, comm, to, from, count)?;
-        signal(block, comm, at, op)
-    }
-}
-
-/// Reads `count` elements of a peer. All lanes together.
-///
-/// # Safety
-/// `to` must be writable; the range at the peer must not be written meanwhile.
-#[inline(always)]
-pub unsafe fn get<M: Machine, T: Copy>(
-    block: Block<M>,
-    comm: &Comm,
-    to: *mut T,
-    from: PeerPtr<T>,
-    count: u64,
-) -> Result<(), NoRoute> {
-    let source = comm.pointer(from, count).ok_or(NoRoute)?;
-    let bytes = count as usize * size_of::<T>();
-    // SAFETY: the caller's promise; the source was checked against its window.
-    unsafe { bulk::copy(block, to.cast(), source.cast(), bytes, Policy::Cached) };
-    Ok(())
-}
-
-/// Signals a peer: everything that this block has put to it before is visible to whoever acquires
-/// the new value. All lanes together; one lane stores.
-///
-/// # Safety
-/// `at` must be an aligned word that is only accessed as a signal.
-#[inline(always)]
-#[track_caller]
-pub unsafe fn signal<M: Machine>(
-    block: Block<M>,
-    comm: &Comm,
-    at: PeerPtr<u64>,
-    op: SignalOp,
-) -> Result<(), NoRoute> {
-    let word = comm.pointer(at, 1).ok_or(NoRoute)?;
-    block.publish(Scope::System);
-    if block.is_leader() {
-        // SAFETY: the caller's promise; the word was checked against its window.
-        unsafe {
-            match op {
-                SignalOp::Set(value) => mem::store_u64(word, value, Order::Release, Scope::System),
-                SignalOp::Add(value) => {
-                    mem::fetch_add_u64(word, value, Order::Release, Scope::System);
-                }
-            }
+impl Action {
+    /// Returns the action with this code.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Put),
+            2 => Some(Self::Store),
+            3 => Some(Self::Signal),
+            4 => Some(Self::Get),
+            _ => None,
         }
     }
-    Ok(())
 }
 
-/// Waits until the sources of all puts of this block may be reused. Stores have read them when
-/// they return, so this is a barrier of the block.
-#[inline(always)]
-#[track_caller]
-pub fn flush<M: Machine>(block: Block<M>) {
-    block.sync();
+/// Number of a window in a [`Request::local`] that means the staging memory of the context.
+pub const STAGING: u32 = 0xffff;
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is to be done.
+    pub action: Action,
+    /// The block that asks.
+    pub block: u32,
+    /// The peer.
+    pub peer: u32,
+    /// The range of the peer's memory.
+    pub remote: WindowAddr,
+    /// The range of this rank's memory, for puts and gets.
+    pub local: WindowAddr,
+    /// The value, for stores and signals.
+    pub value: [u64; 2],
+    /// Bytes.
+    pub bytes: u64,
+    /// The first request that a signal covers.
+    pub after: u64,
+}
+
+impl Request {
+    fn words(self) -> [u64; 6] {
+        let head = u64::from(self.peer) << 32 | u64::from(self.block) << 8 | self.action as u64;
+        let value = match self.action {
+            Action::Put | Action::Get => [self.local.0, 0],
+            Action::Store | Action::Signal => self.value,
+        };
+        let [low, high] = value;
+        [head, self.remote.0, low, high, self.bytes, self.after]
+    }
+
+    fn from_words(words: [u64; 6]) -> Option<Self> {
+        let [head, remote, low, high, bytes, after] = words;
+        let action = Action::from_code(head as u8)?;
+        let transfers = matches!(action, Action::Put | Action::Get);
+        Some(Self {
+            action,
+            block: (head >> 8) as u32 & 0xff_ffff,
+            peer: (head >> 32) as u32,
+            remote: WindowAddr(remote),
+            local: if transfers {
+                WindowAddr(low)
+            } else {
+                WindowAddr::NONE
+            },
+            value: if transfers { [0; 2] } else { [low, high] },
+            bytes,
+            after,
+        })
+    }
+}
+
+/// True on devices that can have a network. No host serves the requests of a GPU yet, so kernels
+/// for GPUs have no code for them.
+pub(crate) const AVAILABLE: bool = cfg!(not(any(target_arch = "nvptx64", target_arch = "amdgpu")));
+
+/// The ring of a context.
+#[derive(Clone, Copy, Debug)]
+pub struct Requests {
+    context: NetContext,
+}
+
+impl Requests {
+    /// Wraps the ring of a context.
+    ///
+    /// # Safety
+    /// The context must describe memory that is valid as long as the value is used, and that is
+    /// accessed by the functions of this type only.
+    #[inline(always)]
+    pub unsafe fn new(context: NetContext) -> Self {
+        Self { context }
+    }
+
+    /// Returns the ring of a communicator that has a network.
+    #[inline(always)]
+    pub(crate) fn of(comm: &Comm) -> Option<Self> {
+        if !AVAILABLE {
+            return None;
+        }
+        let at = comm.constants().contexts as *const NetContext;
+        // SAFETY: the constants of a live communicator say where its context is, which nothing
+        // writes while kernels run.
+        (!at.is_null()).then(|| unsafe { Self::new(mem::read(at)) })
+    }
+
+    /// Returns the address of the staging memory of a block, and its bytes.
+    #[inline(always)]
+    pub(crate) fn staging(&self, block: u32) -> (*mut u8, WindowAddr, u64) {
+        let (bytes, context) = (self.context.staging_bytes, &self.context);
+        let offset = u64::from(block) * bytes;
+        let at = (context.staging as *mut u8).wrapping_add(offset as usize);
+        (at, WindowAddr::new(STAGING, offset), bytes)
+    }
+
+    fn counters(&self) -> *mut NetCounters {
+        self.context.counters as *mut NetCounters
+    }
+
+    fn entry(&self, number: u64) -> *mut u64 {
+        let index = number & (self.context.depth - 1);
+        (self.context.entries as *mut NetEntry)
+            .wrapping_add(index as usize)
+            .cast()
+    }
+
+    /// Appends a request and returns its number. Any lane by itself. The request covers what this
+    /// lane wrote before, and what its block has published.
+    ///
+    /// `None` after a failure, which is then recorded.
+    #[inline(never)]
+    pub(crate) fn append(&self, ctx: &WaitContext, request: Request) -> Option<u64> {
+        let counters = self.counters();
+        // SAFETY: the counters are live and only accessed atomically.
+        let number = unsafe {
+            let reserved = &raw mut (*counters).reserved;
+            mem::fetch_add_u64(reserved, 1, Order::Relaxed, Scope::Device)
+        };
+        let (entry, depth) = (self.entry(number), self.context.depth);
+        let (me, room) = (ctx.comm.rank(), number.wrapping_sub(depth));
+        // The entry is written inside the wait: where lanes run in lock step, a lane that has room
+        // must not wait for one that needs the first lane's request to be executed.
+        ctx.until(WaitKind::Network, me, room, || {
+            let completed = self.completed();
+            if number >= completed + depth {
+                return Err(completed);
+            }
+            // SAFETY: the number is this lane's, and the entry's last request has been executed.
+            unsafe {
+                for (index, word) in (1..).zip(request.words()) {
+                    mem::store_u64(entry.add(index), word, Order::Relaxed, Scope::System);
+                }
+                mem::store_u64(entry, number + 1, Order::Release, Scope::System);
+            }
+            Ok(())
+        })?;
+        Some(number)
+    }
+
+    /// Returns the number of requests that the device has reserved.
+    #[inline(always)]
+    pub(crate) fn reserved(&self) -> u64 {
+        let counters = self.counters();
+        // SAFETY: the counters are live and only accessed atomically.
+        unsafe {
+            let reserved = &raw const (*counters).reserved;
+            mem::load_u64(reserved, Order::Relaxed, Scope::Device)
+        }
+    }
+
+    /// Returns a number of requests such that all before it have been executed: their sources may
+    /// be reused, and what they read has arrived.
+    #[inline(always)]
+    pub fn completed(&self) -> u64 {
+        let counters = self.counters();
+        // SAFETY: the counters are live and only accessed atomically.
+        unsafe {
+            let completed = &raw const (*counters).completed;
+            mem::load_u64(completed, Order::Acquire, Scope::System)
+        }
+    }
+
+    /// Waits until the requests below `count` have been executed. Any lane by itself.
+    #[inline(always)]
+    pub(crate) fn finish(&self, ctx: &WaitContext, count: u64) -> Option<()> {
+        ctx.until(WaitKind::Network, ctx.comm.rank(), count, || {
+            let completed = self.completed();
+            if completed >= count {
+                Ok(())
+            } else {
+                Err(completed)
+            }
+        })
+    }
+
+    /// Returns request `number`, or `None` if the device has not appended it yet. For the agent.
+    ///
+    /// # Errors
+    /// The words of an entry that is not a request.
+    pub fn take(&self, number: u64) -> Option<Result<Request, [u64; 6]>> {
+        let entry = self.entry(number);
+        // SAFETY: the entry is in the ring, and is only accessed atomically.
+        let words = unsafe {
+            if mem::load_u64(entry, Order::Acquire, Scope::System) != number + 1 {
+                return None;
+            }
+            [1, 2, 3, 4, 5, 6]
+                .map(|word| mem::load_u64(entry.add(word), Order::Relaxed, Scope::System))
+        };
+        Some(Request::from_words(words).ok_or(words))
+    }
+
+    /// Says that all requests below `count` have been executed. For the agent.
+    pub fn complete(&self, count: u64) {
+        let counters = self.counters();
+        // SAFETY: the counters are live and only accessed atomically; the agent is the only writer.
+        unsafe {
+            let completed = &raw mut (*counters).completed;
+            mem::store_u64(completed, count, Order::Release, Scope::System);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_survives_its_words() {
+        let put = Request {
+            action: Action::Put,
+            block: 63,
+            peer: 4095,
+            remote: WindowAddr::new(1023, 1 << 40),
+            local: WindowAddr::new(STAGING, 4096),
+            value: [0; 2],
+            bytes: u64::MAX >> 16,
+            after: 0,
+        };
+        let signal = Request {
+            action: Action::Signal,
+            local: WindowAddr::NONE,
+            value: [u64::MAX, 7],
+            bytes: 8,
+            after: 1 << 50,
+            ..put
+        };
+        for request in [put, signal] {
+            assert_eq!(Request::from_words(request.words()), Some(request));
+        }
+        assert_eq!(Request::from_words([0; 6]), None);
+        assert_eq!(Request::from_words([5, 0, 0, 0, 0, 0]), None);
+    }
 }

@@ -28,16 +28,17 @@
 //! - [`Session::ensure`] and [`Session::fault`] record failures of the kernel's author. They reach
 //!   the other ranks when the kernel returns the error.
 //! - Errors that lanes record, such as an index out of range, are returned by the next function
-//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`,
-//!   [`crate::Window::wait`], and the end of the kernel.
+//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, the waits, barriers and
+//!   flushes of [`crate::Window`], [`crate::Remote::read`], and the end of the kernel.
 
 mod prologue;
 
-use crate::comm::Comm;
+use crate::comm::{Comm, Peers, Rank, Team, WindowAddr};
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
+use crate::net::{self, Action, Request, Requests};
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
@@ -329,6 +330,9 @@ pub struct Session<M> {
     /// By how much the packet epoch has grown.
     packets: u64,
     steps: u32,
+    /// True if the kernel has windows. Known at compile time, so that other kernels have no code
+    /// for a network.
+    has_windows: bool,
 }
 
 impl<M: Machine> Session<M> {
@@ -379,7 +383,16 @@ impl<M: Machine> Session<M> {
             open: false,
             packets: 0,
             steps: 0,
+            has_windows: false,
         })
+    }
+
+    /// Says that the kernel has windows, so that it may have written to peers by network requests,
+    /// which signals must cover. Called by `#[kernel]`.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn has_windows(&mut self) {
+        self.has_windows = true;
     }
 
     /// Returns the communicator.
@@ -404,6 +417,69 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     pub fn ranks(&self) -> u32 {
         self.comm.size()
+    }
+
+    /// Returns this rank, as functions of windows take it.
+    #[inline(always)]
+    pub fn me(&self) -> Rank {
+        Rank::new(self.rank())
+    }
+
+    /// Returns the rank with number `rank`, or `None` if it does not exist.
+    #[inline(always)]
+    pub fn peer(&self, rank: u32) -> Option<Rank> {
+        (rank < self.ranks()).then(|| Rank::new(rank))
+    }
+
+    /// Returns the ranks of a team: the one after this rank first, this rank last.
+    #[inline(always)]
+    pub fn peers(&self, team: Team) -> Peers {
+        Peers::new(&self.comm, team, 1, 1)
+    }
+
+    /// Returns the part of the ranks of a team that this lane of the block works on.
+    #[inline(always)]
+    pub(crate) fn peers_of_lane(&self, team: Team) -> Peers {
+        let (lane, lanes) = (self.block.rank(), self.block.size());
+        Peers::new(&self.comm, team, 1 + lane, lanes)
+    }
+
+    /// Appends a network request on one lane, and returns its number. A failure is recorded.
+    #[inline(always)]
+    pub(crate) fn request(&self, ring: &Requests, request: Request) -> u64 {
+        match ring.append(&self.ctx, request) {
+            Some(number) => number,
+            None => {
+                self.faults().record(FailureKind::Abort, 0, 0, 0);
+                0
+            }
+        }
+    }
+
+    /// Waits until the network requests of all lanes of the block have been executed, so that the
+    /// sources of puts may be reused. All lanes together; the leader waits.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn flush(&self) -> Unvoted<()> {
+        let Some(ring) = Requests::of(&self.comm) else {
+            return Unvoted::new(());
+        };
+        // After the barrier, every lane has reserved its requests.
+        self.block.sync();
+        match self.block.is_leader() {
+            true => self.finish_requests(&ring, || ring.reserved()),
+            false => Unvoted::new(()),
+        }
+    }
+
+    /// Waits on one lane until as many network requests have been executed as `count` returns.
+    #[inline(always)]
+    pub(crate) fn finish_requests(
+        &self,
+        ring: &Requests,
+        count: impl FnOnce() -> u64,
+    ) -> Unvoted<()> {
+        Unvoted::from_wait(ring.finish(&self.ctx, count()))
     }
 
     /// Returns the call.
@@ -541,12 +617,7 @@ impl<M: Machine> Session<M> {
         let value = self.next_round();
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
-            let line = self.line(peer, self.comm.rank(), 0).cast::<u64>();
-            // SAFETY: only this block of this rank writes this word, and it only grows.
-            unsafe {
-                let signal = line.add(SIGNAL_WORDS);
-                mem::store_u64(signal, value, Order::Release, Scope::System);
-            }
+            self.post(peer, 8 * SIGNAL_WORDS as u64, value);
             peer += self.block.size();
         }
         self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
@@ -579,18 +650,17 @@ impl<M: Machine> Session<M> {
         self.open = true;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
-            let line = self.line(peer, self.comm.rank(), 0);
-            // SAFETY: the line at `peer` is this rank's to write: every done signal of the last
-            // round that carried words has been acquired.
-            unsafe {
-                mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words(peer));
-                mem::store_u64(
-                    line.cast::<u64>().add(SIGNAL_WORDS),
-                    value,
-                    Order::Release,
-                    Scope::System,
-                );
+            let words = words(peer);
+            match self.network_to(peer) {
+                Some(ring) => self.send_words(&ring, peer, words),
+                None => {
+                    let line = self.line(peer, self.comm.rank(), 0);
+                    // SAFETY: the line at `peer` is this rank's to write: every done signal of the
+                    // last round that carried words has been acquired.
+                    unsafe { mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words) };
+                }
             }
+            self.post(peer, 8 * SIGNAL_WORDS as u64, value);
             peer += self.block.size();
         }
         self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
@@ -627,9 +697,7 @@ impl<M: Machine> Session<M> {
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             if peer != self.comm.rank() {
-                let line = self.line(peer, self.comm.rank(), LINE);
-                // SAFETY: only this block of this rank writes this word, and it only grows.
-                unsafe { mem::store_u64(line.cast(), value, Order::Release, Scope::System) };
+                self.post(peer, LINE, value);
             }
             peer += self.block.size();
         }
@@ -641,10 +709,13 @@ impl<M: Machine> Session<M> {
     #[track_caller]
     #[doc(hidden)]
     pub fn finish(mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
-        let closed = match outcome {
+        let mut closed = match outcome {
             Ok(()) if self.open => self.done(),
             other => other,
         };
+        if self.has_windows && closed.is_ok() && self.flush().is_failed() {
+            closed = Err(Aborted(()));
+        }
         // All lanes meet here, also those that return an error: a lane that the kernel's last
         // branch has split from its warp would otherwise enter the barrier by itself. After the
         // barrier the epochs may advance.
@@ -664,7 +735,8 @@ impl<M: Machine> Session<M> {
             return;
         }
         let fault = self.faults().read();
-        if fault.is_none() && self.ctx.aborted() {
+        let is_consequence = fault.is_none_or(|(kind, ..)| kind == FailureKind::Abort);
+        if is_consequence && self.ctx.aborted() {
             return;
         }
         let (kind, code, observed, expected) = fault.unwrap_or((FailureKind::User, u32::MAX, 0, 0));
@@ -756,12 +828,84 @@ impl<M: Machine> Session<M> {
         self.comm.workspace_of(at).wrapping_add(offset as usize)
     }
 
+    /// Stores a signal in this block's line at `peer`, `offset` bytes from its start. One lane,
+    /// after the block has published its writes, which the signal covers.
+    #[inline(always)]
+    fn post(&self, peer: u32, offset: u64, value: u64) {
+        if self.is_mute() {
+            return;
+        }
+        match self.network_to(peer) {
+            Some(ring) => self.send(&ring, Action::Signal, peer, offset, [value, 0], 8),
+            None => {
+                let line = self.line(peer, self.comm.rank(), offset);
+                // SAFETY: only this block of this rank writes this word, and it only grows.
+                unsafe { mem::store_u64(line.cast(), value, Order::Release, Scope::System) };
+            }
+        }
+    }
+
+    /// Returns true if this rank must not signal, because it has recorded an error and the peers
+    /// must not trust what it has written to their windows. A GPU signals all the same, which keeps
+    /// its code short: there, peers learn of the error when the kernel ends.
+    #[inline(always)]
+    fn is_mute(&self) -> bool {
+        net::AVAILABLE && self.has_windows && self.faults().is_pending()
+    }
+
+    /// Returns the ring of requests if signals to `peer` have to cover requests.
+    #[inline(always)]
+    fn network_to(&self, peer: u32) -> Option<Requests> {
+        if !self.has_windows || peer == self.rank() {
+            return None;
+        }
+        Requests::of(&self.comm)
+    }
+
+    /// Sends the words of a round by requests.
+    #[inline(always)]
+    fn send_words(&self, ring: &Requests, peer: u32, words: [u64; SIGNAL_WORDS]) {
+        let [a, b, c, d, e, f, g] = words;
+        let mut at = 0;
+        for pair in [[a, b], [c, d], [e, f], [g, 0]] {
+            let bytes = (8 * SIGNAL_WORDS as u64 - at).min(16);
+            self.send(ring, Action::Store, peer, at, pair, bytes);
+            at += bytes;
+        }
+    }
+
+    /// Sends up to 16 bytes to this block's line at `peer`.
+    #[inline(always)]
+    fn send(
+        &self,
+        ring: &Requests,
+        action: Action,
+        peer: u32,
+        offset: u64,
+        value: [u64; 2],
+        bytes: u64,
+    ) {
+        let line = self.comm.inbox(self.block.index(), self.rank());
+        let request = Request {
+            action,
+            block: self.block.index(),
+            peer,
+            remote: WindowAddr::new(0, line + offset),
+            local: WindowAddr::NONE,
+            value,
+            bytes,
+            after: 0,
+        };
+        self.request(ring, request);
+    }
+
     #[inline(always)]
     #[track_caller]
     fn await_all(&self, wait: WaitKind, value: u64, offset: usize) -> Result<(), Aborted> {
-        let mut failed = false;
+        // After an error this rank has not signalled, so the peers might not, either.
+        let mut failed = self.is_mute();
         let mut peer = self.block.rank();
-        while peer < self.comm.size() {
+        while peer < self.comm.size() && !failed {
             if peer != self.comm.rank() {
                 let at = self
                     .line(self.comm.rank(), peer, 0)

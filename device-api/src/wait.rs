@@ -35,6 +35,8 @@ pub enum WaitKind {
     /// The arrival counter of a tile, which a producer of this rank raises. The expected value is
     /// the tile, shifted by 32 bits, and the count that is wanted.
     Tile = 8,
+    /// Room in the ring of network requests, or their completion, by this rank's host.
+    Network = 9,
 }
 
 /// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs
@@ -175,7 +177,7 @@ impl WaitContext {
         if elapsed > timeout_ns - early {
             let blamed = match wait {
                 // What nobody but this rank could have done.
-                WaitKind::Tile => awaited,
+                WaitKind::Tile | WaitKind::Network => awaited,
                 _ => self.least_progress(awaited),
             };
             self.fail(

@@ -50,6 +50,8 @@ pub mod reference;
 pub mod store;
 mod stream;
 mod tensor;
+#[doc(hidden)]
+pub mod testing;
 pub mod transport;
 
 #[doc(hidden)]

@@ -305,6 +305,8 @@ pub struct Options {
     pub flight_recorder_entries: usize,
     /// Maximum size in bytes of an object in the object collectives. Default: 64 MiB. Agreed.
     pub max_object_bytes: u64,
+    /// Seed of a network for tests between the ranks ([`crate::testing`]).
+    pub(crate) test_network: Option<u64>,
     /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known hints.
     /// An unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
@@ -403,6 +405,7 @@ impl Default for Options {
                 .and_then(|entries| entries.parse().ok())
                 .unwrap_or(2000),
             max_object_bytes: 64 << 20,
+            test_network: None,
             hints: BTreeMap::new(),
         }
     }

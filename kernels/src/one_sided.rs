@@ -1,77 +1,25 @@
 //! One-sided communication from a kernel: put with signal, and waiting for a signal.
 
-use fusewire_device::comm::WindowAddr;
-use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::net::{self, SignalOp};
-use fusewire_device::{Aborted, Group, Machine, PeerPtr, Session, kernel, wait};
+use fusewire_device::{Aborted, In, Machine, Session, Team, Window, kernel};
 
-/// The next rank or the signal cannot be reached.
-pub const UNREACHABLE: u32 = 1;
-
-/// Puts, on every rank, `count` words at `source` into the next rank's memory at `target_at` and
-/// raises user signal `signal` there, then waits until the rank before it has done the same.
+/// Puts `source` to the beginning of the next rank's part of `window`, and waits for the put of the
+/// rank before.
 ///
-/// The user signal counts up by one each launch; how often is read from `launches`, a word of this
-/// rank's memory that the kernel increments, so that a replay waits for the next value and not for
-/// an old one.
-///
-/// User memory: the put is between an entry signal (the target may be written) and an exit signal
-/// (it may be reused) of the same launch.
-///
-/// # Safety
-/// `source` must be readable for `count` words; `target_at` must be the same free range of a window
-/// on every rank; `launches` must be this rank's own, starting at 0. One block.
-#[kernel(failures(UNREACHABLE = "rank {a} cannot be reached, or there is no user signal {b}"))]
-pub unsafe fn ring_put(
-    session: &mut Session<impl Machine>,
-    source: *const u64,
-    #[agreed] count: u64,
-    target_at: u64,
-    signal: u64,
-    launches: *mut u64,
+/// The put is between an entry barrier (the target may be written) and an exit barrier (it may be
+/// reused) of the same launch. Uses signal 0.
+#[kernel(blocks = 1, signals = 1)]
+pub fn ring_put(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    #[agreed] source: In<u64>,
 ) -> Result<(), Aborted> {
-    let block = session.block();
-    session.barrier()?;
-    let comm = *session.comm();
-    let next = comm.after(1);
-    let previous = comm.after(comm.size() - 1);
-    let target = WindowAddr(target_at);
-    let is_known = signal < comm.workspace().user_signal_count;
-    session.ensure(is_known, UNREACHABLE, u64::from(next), signal)?;
-    let signal_offset = comm.workspace().user_signals + signal * 8;
-    // SAFETY: the caller's promise; the signal word is a user signal of the workspace.
-    let put = unsafe {
-        net::put_signal(
-            block,
-            &comm,
-            PeerPtr::new(target.window(), next, target.offset()),
-            source,
-            count,
-            PeerPtr::new(0, next, signal_offset),
-            SignalOp::Add(1),
-        )
-    };
-    session.ensure(put.is_ok(), UNREACHABLE, u64::from(next), signal)?;
-    // SAFETY: this rank's own word.
-    let expected = unsafe { mem::read(launches) } + 1;
-    let word = comm.own(signal_offset).cast::<u64>();
-    let mut failed = false;
-    if block.is_leader() {
-        failed = session
-            .ctx()
-            .until(wait::WaitKind::Signal, previous, expected, || {
-                // SAFETY: a user signal of this rank's workspace.
-                let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::System) };
-                if seen >= expected { Ok(()) } else { Err(seen) }
-            })
-            .is_none();
+    s.barrier()?;
+    for next in s.peers(Team::World).take(1) {
+        window.at(next).write(s, s.block(), source).raise(s, 0);
     }
-    if block.any(failed) || session.done().is_err() {
-        return session.settle(false);
+    let before = s.rank().checked_sub(1).unwrap_or(s.ranks() - 1);
+    if let Some(before) = s.peer(before) {
+        window.wait(s, 0, before)?;
     }
-    if block.is_leader() {
-        // SAFETY: this rank's own word.
-        unsafe { mem::write(launches, expected) };
-    }
-    Ok(())
+    s.done()
 }

@@ -134,6 +134,8 @@ impl Vector {
                     0,
                 );
             }
+            // The lanes that did not record the failure return together with the one that did.
+            block.sync();
             return false;
         }
         let workspace = *session.comm().workspace();
@@ -207,6 +209,8 @@ impl Vector {
                                 0,
                             );
                         }
+                        // As above.
+                        block.sync();
                         return false;
                     }
                 }
@@ -238,6 +242,7 @@ impl Vector {
                         .map(<*mut u8>::cast_const)
                 };
                 let Some(from) = from else {
+                    block.sync();
                     return false;
                 };
                 if !core::ptr::eq(target, from) {

@@ -1,162 +1,106 @@
-//! Put, get, signal and wait on a window, as the host enqueues them.
+//! Put, get, signal and wait on a window, as the host enqueues them. The peer is the root of the
+//! call; only block 0 does anything.
 
-use fusewire_device::layout::FailureKind;
 use fusewire_device::net::SignalOp;
 use fusewire_device::session::Session;
-use fusewire_device::wait::WaitKind;
-use fusewire_device::window::{Compare, DeviceWindow};
-use fusewire_device::{Aborted, Group, Machine, kernel, mem};
+use fusewire_device::window::Compare;
+use fusewire_device::{Aborted, Group, In, Machine, Out, Window, kernel, mem};
 
 /// No signal, no sender.
 pub const NONE: u64 = u64::MAX;
 
-/// Puts `bytes` bytes at `source` to byte `offset` of the peer's part, then raises signal `signal`
-/// there if it is not [`NONE`].
-///
-/// # Safety
-/// `window` belongs to the communicator; `source` readable for `bytes`
-/// bytes; the range at the peer free to be written.
-#[kernel]
-pub unsafe fn window_put(
-    session: &mut Session<impl Machine>,
-    window: *const DeviceWindow,
-    source: *const u8,
+/// Failure code: there is no such rank.
+pub const PEER: u32 = 1;
+
+/// Puts `source` to byte `offset` of the peer's part, then adds 1 to signal `signal` there if it is
+/// not [`NONE`].
+#[kernel(failures(PEER = "there is no rank {a}"))]
+pub fn window_put(
+    s: &mut Session<impl Machine>,
+    window: Window<u8>,
+    source: In<u8>,
     offset: u64,
     signal: u64,
 ) -> Result<(), Aborted> {
-    let (block, bytes) = (session.block(), session.count());
-    if block.index() == 0 {
-        // SAFETY: the caller's promise.
-        let window = unsafe { mem::read(window) };
-        let comm = session.comm();
-        let peer = session.call().root();
-        let signal = if signal == NONE {
-            None
-        } else {
-            Some(signal as u32)
-        };
-        // SAFETY: the caller's promise.
-        let put = unsafe { window.put(block, comm, offset, source, bytes, peer, signal, None) };
-        if put.is_err() {
-            return refuse(session, peer, bytes, offset);
-        }
-        // Whoever learns of the end of this launch by other means than the signal sees the data
-        // too.
-        mem::fence(mem::Order::Release, mem::Scope::System);
-        block.sync();
+    let (block, rank) = (s.block(), s.call().root());
+    if block.index() != 0 {
+        return Ok(());
     }
+    let Some(peer) = s.peer(rank) else {
+        return s.ensure(false, PEER, u64::from(rank), 0);
+    };
+    let target = window.at(peer).slice(offset as usize, source.len());
+    target.write(s, block, source);
+    if signal != NONE {
+        target.signal(s, signal as u32, SignalOp::Add(1));
+    }
+    // Whoever learns of the end of this launch by other means than the signal sees the data too.
+    mem::fence(mem::Order::Release, mem::Scope::System);
+    block.sync();
     Ok(())
 }
 
-/// Gets `bytes` bytes from byte `offset` of the peer's part to `target`.
-///
-/// # Safety
-/// As [`window_put`]; `target` writable for `bytes` bytes.
-#[kernel]
-pub unsafe fn window_get(
-    session: &mut Session<impl Machine>,
-    window: *const DeviceWindow,
-    target: *mut u8,
+/// Gets `target.len()` bytes from byte `offset` of the peer's part.
+#[kernel(failures(PEER = "there is no rank {a}"))]
+pub fn window_get(
+    s: &mut Session<impl Machine>,
+    window: Window<u8>,
+    target: Out<u8>,
     offset: u64,
 ) -> Result<(), Aborted> {
-    let (block, bytes) = (session.block(), session.count());
-    if block.index() == 0 {
-        // SAFETY: the caller's promise.
-        let window = unsafe { mem::read(window) };
-        let comm = session.comm();
-        let peer = session.call().root();
-        mem::fence(mem::Order::Acquire, mem::Scope::System);
-        // SAFETY: the caller's promise.
-        let got = unsafe { window.get(block, comm, target, offset, bytes, peer) };
-        if got.is_err() {
-            return refuse(session, peer, bytes, offset);
-        }
-        block.sync();
+    let (block, rank) = (s.block(), s.call().root());
+    if block.index() != 0 {
+        return Ok(());
     }
-    Ok(())
+    let Some(peer) = s.peer(rank) else {
+        return s.ensure(false, PEER, u64::from(rank), 0);
+    };
+    mem::fence(mem::Order::Acquire, mem::Scope::System);
+    let source = window.at(peer).slice(offset as usize, target.len());
+    source.read(s, target)
 }
 
-/// Changes this rank's slot of signal `signal` at the peer: sets it to `value`, or adds `value`
-/// where `add` is 1.
-///
-/// # Safety
-/// As [`window_put`].
-#[kernel]
-pub unsafe fn window_signal(
-    session: &mut Session<impl Machine>,
+/// Changes this rank's part of signal `signal` at the peer: sets it to `value`, or adds `value` if
+/// `add` is 1.
+#[kernel(failures(PEER = "there is no rank {a}"))]
+pub fn window_signal(
+    s: &mut Session<impl Machine>,
+    window: Window<u8>,
     signal: u64,
-    window: *const DeviceWindow,
     value: u64,
     add: u32,
 ) -> Result<(), Aborted> {
-    let block = session.block();
-    if block.index() == 0 {
-        // SAFETY: the caller's promise.
-        let window = unsafe { mem::read(window) };
-        let peer = session.call().root();
-        let op = if add == 1 {
-            SignalOp::Add(value)
-        } else {
-            SignalOp::Set(value)
-        };
-        // SAFETY: the caller's promise.
-        let signalled = unsafe { window.signal(block, session.comm(), peer, signal as u32, op) };
-        if signalled.is_err() {
-            return refuse(session, peer, signal, 0);
-        }
+    let rank = s.call().root();
+    if s.block().index() != 0 {
+        return Ok(());
     }
+    let Some(peer) = s.peer(rank) else {
+        return s.ensure(false, PEER, u64::from(rank), 0);
+    };
+    let op = match add {
+        1 => SignalOp::Add(value),
+        _ => SignalOp::Set(value),
+    };
+    window.at(peer).signal(s, signal as u32, op);
     Ok(())
 }
 
 /// Waits until signal `signal` of this rank, of the rank `sender` or (with [`NONE`]) summed over
 /// all senders, compares with `value` as `compare` says.
-///
-/// # Safety
-/// As [`window_put`].
 #[kernel]
-pub unsafe fn window_wait(
-    session: &mut Session<impl Machine>,
+pub fn window_wait(
+    s: &mut Session<impl Machine>,
+    window: Window<u8>,
     signal: u64,
-    window: *const DeviceWindow,
     sender: u64,
     value: u64,
     compare: u32,
 ) -> Result<(), Aborted> {
-    let block = session.block();
-    if block.index() == 0 {
-        // SAFETY: the caller's promise.
-        let window = unsafe { mem::read(window) };
-        let sender = if sender == NONE {
-            None
-        } else {
-            Some(sender as u32)
-        };
-        let compare = Compare::from_code(compare);
-        let (comm, ctx) = (*session.comm(), *session.ctx());
-        let arrived = window.wait_signal(block, &ctx, &comm, signal as u32, sender, compare, value);
-        session.settle(arrived)?;
+    if s.block().index() != 0 {
+        return Ok(());
     }
+    let sender = s.peer(sender as u32).filter(|_| sender != NONE);
+    let compare = Compare::from_code(compare);
+    window.wait_value(s, signal as u32, sender, compare, value)?;
     Ok(())
-}
-
-/// Records that the peer cannot be reached, or the range leaves the window.
-#[inline(always)]
-fn refuse<M: Machine>(
-    session: &Session<M>,
-    peer: u32,
-    bytes: u64,
-    offset: u64,
-) -> Result<(), Aborted> {
-    if session.block().is_leader() {
-        session.ctx().fail(
-            FailureKind::Bounds,
-            WaitKind::Signal,
-            peer,
-            peer,
-            bytes,
-            offset,
-            0,
-        );
-    }
-    session.settle(false)
 }

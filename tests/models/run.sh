@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs the protocols under model checkers and ThreadSanitizer:
 #
-#   tests/models/run.sh [loom|shuttle|tsan|quick|all] [FILTER]
+#   tests/models/run.sh [loom|shuttle|tsan|mutants|quick|all] [FILTER]
 #
 # `quick` runs loom and shuttle, each model for at most one second (FUSEWIRE_MODEL_SECONDS). `all`
-# runs loom, shuttle and ThreadSanitizer without that limit.
+# runs loom, shuttle and ThreadSanitizer without that limit. `mutants` weakens every memory
+# operation of the device API once: a model under loom must fail, or survivors.txt must say why not.
 #
 # loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard
 # library: Debian's rustc-web cargo-web rust-web-src libclang-rt-22-dev, or rustup's nightly with
@@ -53,6 +54,7 @@ run_tsan() {
 
 case "${1:-all}" in
   loom | shuttle) checker "$1" "${2:-}" ;;
+  mutants) FUSEWIRE_MUTANTS="${2:-1}" checker loom ;;
   tsan) tsan ;;
   quick)
     export FUSEWIRE_MODEL_SECONDS=1
@@ -65,7 +67,7 @@ case "${1:-all}" in
     tsan
     ;;
   *)
-    echo "$0: no checker is named $1: loom, shuttle, tsan, quick or all" >&2
+    echo "$0: no checker is named $1: loom, shuttle, tsan, mutants, quick or all" >&2
     exit 2
     ;;
 esac

@@ -49,6 +49,8 @@ pub struct Mix {
     floats: Tensor,
     words: Tensor,
     window: Window,
+    /// Target of the library's put by a kernel.
+    pushed: Window,
     /// True if an image with the kernel of the crate `vocab-argmax` was found.
     argmax: bool,
 }
@@ -66,7 +68,6 @@ struct Integers {
     v: TensorRange,
     pair: TensorRange,
     ring: TensorRange,
-    pushed: TensorRange,
     got: TensorRange,
     all: usize,
 }
@@ -87,7 +88,6 @@ impl Integers {
             v: one(n),
             pair: one(1),
             ring: one(1),
-            pushed: one(1),
             got: one(1),
             all: 0,
         };
@@ -130,7 +130,7 @@ struct Words {
     keys: TensorRange,
     winners: TensorRange,
     top: TensorRange,
-    launches: TensorRange,
+    source: TensorRange,
     all: usize,
 }
 
@@ -142,7 +142,7 @@ impl Words {
             keys: parts.next(ROWS),
             winners: parts.next(ROWS),
             top: parts.next(ROWS * TOP),
-            launches: parts.next(1),
+            source: parts.next(N),
             all: 0,
         };
         this.all = parts.0;
@@ -176,6 +176,13 @@ impl Round {
     }
 }
 
+impl Round {
+    /// Returns the words that a rank puts by a kernel.
+    fn words(&self, rank: usize) -> Vec<u64> {
+        self.x[rank].iter().map(|x| *x as u64).collect()
+    }
+}
+
 /// Returns a part of a tensor's contents.
 fn part<T>(values: &[T], (at, count): TensorRange) -> &[T] {
     &values[at..at + count]
@@ -203,6 +210,7 @@ impl Mix {
             floats: comm.alloc(DType::F32, Floats::new().all)?,
             words,
             window: comm.alloc_window(DType::I64, N, WindowOptions::default())?,
+            pushed: comm.alloc_window(DType::U64, N, WindowOptions::default())?,
             comm: comm.clone(),
             argmax,
         })
@@ -286,7 +294,7 @@ impl Mix {
     /// Enqueues the fused norm, sampling, and user kernels.
     fn issue_kernels(&self, comm: &Communicator) -> Result<()> {
         let n = comm.size() as usize;
-        let (at, floats, words) = (Integers::new(n), Floats::new(), Words::new(n));
+        let (floats, words) = (Floats::new(), Words::new(n));
         let (input, output) = (self.floats(floats.input)?, self.floats(floats.output)?);
         let (residual, weight) = (self.floats(floats.residual)?, self.floats(floats.weight)?);
         let norm = Norm::rms(&output, &input, &weight, EPSILON).with_residual(&residual);
@@ -299,23 +307,12 @@ impl Mix {
                 .with_log_sum_exp(&sums),
         )?;
 
-        let (x, pushed) = (self.integers(at.x)?, self.integers(at.pushed)?);
-        let launches = self.words(words.launches)?;
+        let source = self.words(words.source)?;
         let arguments = RingPut {
-            source: x.as_ptr().cast(),
-            count: N as u64,
-            target_at: comm.window_addr(&pushed)?.0,
-            signal: 3,
-            launches: launches.as_ptr().cast(),
+            window: (&self.pushed).into(),
+            source: (&source).into(),
         };
-        let launch = comm
-            .kernel(arguments)
-            .keeping(&x)
-            .keeping(&pushed)
-            .keeping(&launches);
-        // SAFETY: the target has the length of the source and is in the same window on all ranks,
-        // and launches have one block.
-        unsafe { launch.enqueue_unchecked()? };
+        comm.kernel(arguments).blocks(1).enqueue()?;
         if !self.argmax {
             return Ok(());
         }
@@ -347,7 +344,10 @@ impl Mix {
         let receive = (0..n).map(|from| all.splits[from][me] as u64);
         let send = all.splits[me].iter().map(|count| *count as u64);
         let words: Vec<u64> = receive.chain(send).collect();
-        self.words(Words::new(n).splits)?.copy_from(&words)
+        self.words(Words::new(n).splits)?.copy_from(&words)?;
+        self.words(Words::new(n).source)?
+            .copy_from(&all.words(me))?;
+        self.pushed.tensor().copy_from(&[u64::MAX; N])
     }
 
     /// Checks the results of [`Mix::issue`] in `round`.
@@ -403,7 +403,8 @@ impl Mix {
         }
         is("batch", at.ring, &all.x[before]);
         is("get after put", at.got, &all.x[before]);
-        is("put by a user's kernel", at.pushed, &all.x[before]);
+        let pushed = self.pushed.tensor().to_vec::<u64>()?;
+        assert_eq!(pushed, all.words(before), "put by a kernel, round {round}");
         self.check_floats(&all, round)
     }
 

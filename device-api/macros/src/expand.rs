@@ -238,6 +238,11 @@ impl Kernel<'_> {
         let fields = self.fields();
         let (field_names, field_types): (Vec<_>, Vec<_>) =
             fields.iter().map(|field| (&field.name, &field.ty)).unzip();
+        let has_windows = self
+            .arguments
+            .iter()
+            .any(|argument| matches!(argument.kind, Kind::Window(..)))
+            .then(|| quote!(session.has_windows();));
         let rebuilt = self
             .arguments
             .iter()
@@ -335,6 +340,7 @@ impl Kernel<'_> {
                     return;
                 };
                 #allow
+                #has_windows
                 #(#rebuilt)*
                 let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> =
                     #call;

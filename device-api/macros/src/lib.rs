@@ -67,7 +67,7 @@ use syn::{ItemFn, parse_macro_input};
 /// | `block = N` | threads of a block on a GPU |
 /// | `blocks = N` | blocks of the launch |
 /// | `shared = N` | bytes of block-shared memory that the kernel uses |
-/// | `signals = N` | signals that every window argument must have for each block of the launch |
+/// | `signals = N` | signals that every window argument must have |
 ///
 /// `dependent` permits programmatic dependent launches: before anything else, the entry waits for
 /// the launches that it depends on; after the session has begun, it permits dependents to begin.

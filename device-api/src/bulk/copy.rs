@@ -1,26 +1,20 @@
 //! Copies.
 
-use crate::group::{Block, Group, Machine};
+use crate::group::Group;
 use crate::mem::{self, Policy};
 
 use super::{AHEAD, prefetch_write};
 
-/// Copies `bytes` bytes; the ranges must not overlap. All lanes together.
+/// Copies `bytes` bytes; the ranges must not overlap. All lanes of the group together.
 ///
 /// # Safety
 /// Both ranges must be valid; nobody else may write the source or access the target until the
-/// block has synchronised.
+/// group has synchronised.
 #[inline(always)]
-pub unsafe fn copy<M: Machine>(
-    block: Block<M>,
-    to: *mut u8,
-    from: *const u8,
-    bytes: usize,
-    policy: Policy,
-) {
+pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
     // SAFETY: the caller's promise; every access below stays inside the ranges.
     unsafe {
-        if M::LANES == 1 {
+        if G::LANES == 1 {
             copy_single(to, from, bytes, policy);
             return;
         }
@@ -29,27 +23,27 @@ pub unsafe fn copy<M: Machine>(
             let head = (16 - from as usize % 16) % 16;
             let head = if head < bytes { head } else { bytes };
             let vectors = (bytes - head) / 16;
-            for i in block.elements_of_block(head) {
+            for i in group.elements_of_group(head) {
                 mem::write(to.add(i), mem::read(from.add(i)));
             }
-            copy_vectors(block, to.add(head), from.add(head), vectors, policy);
+            copy_vectors(group, to.add(head), from.add(head), vectors, policy);
             let tail = head + vectors * 16;
-            for i in block.elements_of_block(bytes - tail) {
+            for i in group.elements_of_group(bytes - tail) {
                 mem::write(to.add(tail + i), mem::read(from.add(tail + i)));
             }
         } else if skew.is_multiple_of(4) && (from as usize).is_multiple_of(4) {
             let words = bytes / 4;
-            for i in block.elements_of_block(words) {
+            for i in group.elements_of_group(words) {
                 mem::write(
                     to.cast::<u32>().add(i),
                     mem::read(from.cast::<u32>().add(i)),
                 );
             }
-            for i in block.elements_of_block(bytes % 4) {
+            for i in group.elements_of_group(bytes % 4) {
                 mem::write(to.add(words * 4 + i), mem::read(from.add(words * 4 + i)));
             }
         } else {
-            for i in block.elements_of_block(bytes) {
+            for i in group.elements_of_group(bytes) {
                 mem::write(to.add(i), mem::read(from.add(i)));
             }
         }
@@ -61,15 +55,15 @@ const BATCH: usize = 4;
 
 /// Copies `vectors` aligned vectors of 16 bytes, adjacent vectors by adjacent lanes.
 #[inline(always)]
-unsafe fn copy_vectors<M: Machine>(
-    block: Block<M>,
+unsafe fn copy_vectors<G: Group>(
+    group: G,
     to: *mut u8,
     from: *const u8,
     vectors: usize,
     policy: Policy,
 ) {
-    let lanes = block.size() as usize;
-    let mut index = block.rank() as usize;
+    let lanes = group.size() as usize;
+    let mut index = group.rank() as usize;
     let stride = lanes * 16;
     // Two pointers that move on, and no more: registers are scarce where this is inlined.
     let mut from = from.wrapping_add(index * 16);

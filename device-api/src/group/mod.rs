@@ -87,7 +87,15 @@ pub trait Machine: Copy {
 }
 
 /// A set of lanes that work together.
-pub trait Group: Copy {
+///
+/// Sealed: functions of windows trust it with memory.
+pub trait Group: Copy + sealed::Sealed {
+    /// True for a block.
+    const IS_BLOCK: bool = false;
+
+    /// 1 if the group has one lane on a machine whose loops are written for vectorisation, else 0.
+    const LANES: u32;
+
     /// Index of this lane in the group.
     fn rank(self) -> u32;
     /// Lanes in the group.
@@ -101,6 +109,43 @@ pub trait Group: Copy {
     fn is_leader(self) -> bool {
         self.rank() == 0
     }
+
+    /// Waits until all lanes of the group have come here; what they wrote before is part of what a
+    /// lane of the group releases to `scope` afterwards. Collective over the group.
+    #[track_caller]
+    fn publish(self, scope: Scope);
+
+    /// States that `values` are equal on all lanes of the group. Emulated lanes of a block compare
+    /// them at their next barrier.
+    #[inline(always)]
+    fn uniform<const N: usize>(self, values: [u64; N]) {
+        let _ = values;
+    }
+
+    /// Returns the elements of `0..count` that this lane works on when the group has them all:
+    /// adjacent elements go to adjacent lanes.
+    #[inline(always)]
+    fn elements_of_group(self, count: usize) -> Elements {
+        if Self::LANES == 1 {
+            return Elements {
+                next: 0,
+                end: count,
+                step: 1,
+            };
+        }
+        Elements {
+            next: self.rank() as usize,
+            end: count,
+            step: self.size() as usize,
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Thread {}
+    impl<M> Sealed for super::Warp<M> {}
+    impl<M> Sealed for super::Block<M> {}
 }
 
 /// One lane by itself.
@@ -108,6 +153,14 @@ pub trait Group: Copy {
 pub struct Thread;
 
 impl Group for Thread {
+    const LANES: u32 = if cfg!(any(target_arch = "nvptx64", target_arch = "amdgpu")) {
+        0
+    } else {
+        1
+    };
+
+    #[inline(always)]
+    fn publish(self, _scope: Scope) {}
     #[inline(always)]
     fn rank(self) -> u32 {
         0
@@ -120,11 +173,27 @@ impl Group for Thread {
     fn sync(self) {}
 }
 
+/// Covers this lane's writes before a barrier, where the barrier does not.
+#[inline(always)]
+fn release<M: Machine>(scope: Scope) {
+    if !M::CUMULATIVE {
+        mem::fence(Order::Release, scope);
+    }
+}
+
 /// The lanes that run in lock step.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp<M>(M);
 
 impl<M: Machine> Group for Warp<M> {
+    const LANES: u32 = if M::LANES == 1 { 1 } else { 0 };
+
+    #[inline(always)]
+    #[track_caller]
+    fn publish(self, scope: Scope) {
+        release::<M>(scope);
+        self.sync();
+    }
     #[inline(always)]
     fn rank(self) -> u32 {
         self.0.lane() % self.0.warp_size()
@@ -207,6 +276,22 @@ impl<M: Machine> Warp<M> {
 pub struct Block<M>(M);
 
 impl<M: Machine> Group for Block<M> {
+    const IS_BLOCK: bool = true;
+
+    #[inline(always)]
+    fn uniform<const N: usize>(self, values: [u64; N]) {
+        for value in values {
+            self.0.uniform(value);
+        }
+    }
+    const LANES: u32 = if M::LANES == 1 { 1 } else { 0 };
+
+    #[inline(always)]
+    #[track_caller]
+    fn publish(self, scope: Scope) {
+        release::<M>(scope);
+        self.sync();
+    }
     #[inline(always)]
     fn rank(self) -> u32 {
         self.0.lane()
@@ -264,27 +349,6 @@ impl<M: Machine> Block<M> {
         } else {
             self.0.any(value)
         }
-    }
-
-    /// States that `values` are equal on all lanes of the block, which a collective call requires
-    /// of its arguments. Costs nothing but on emulated lanes, which compare them at the next
-    /// barrier.
-    #[inline(always)]
-    pub fn uniform<const N: usize>(self, values: [u64; N]) {
-        for value in values {
-            self.0.uniform(value);
-        }
-    }
-
-    /// Waits at a barrier before a release: what any lane of the block wrote before is part of what
-    /// a lane releases to `scope` afterwards. Collective over the block.
-    #[inline(always)]
-    #[track_caller]
-    pub fn publish(self, scope: Scope) {
-        if !M::CUMULATIVE {
-            mem::fence(Order::Release, scope);
-        }
-        self.sync();
     }
 
     /// Makes what one lane acquired from `scope` before readable by every lane. Called after a
@@ -358,18 +422,7 @@ impl<M: Machine> Block<M> {
     /// Returns the elements of `0..count` that this lane works on when this block has them all.
     #[inline(always)]
     pub fn elements_of_block(self, count: usize) -> Elements {
-        if M::LANES == 1 {
-            return Elements {
-                next: 0,
-                end: count,
-                step: 1,
-            };
-        }
-        Elements {
-            next: self.rank() as usize,
-            end: count,
-            step: self.size() as usize,
-        }
+        self.elements_of_group(count)
     }
 
     /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of

@@ -15,9 +15,11 @@
 pub mod access;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::vec::Vec;
 
+use super::Order;
 use super::prim::{AtomicU64, Ordering};
 
 /// Contents of a range.
@@ -50,6 +52,26 @@ pub enum Fault {
     NoAcquireFences,
     /// System scope is only the device's.
     NarrowScope,
+    /// The operations at this place of the source are relaxed.
+    Weakened(Site),
+}
+
+/// Place of a memory operation in the source.
+pub type Site = core::panic::Location<'static>;
+
+/// Returns the places of the operations on registered memory that ask for an order, and that this
+/// thread has executed.
+pub fn sites() -> Vec<Site> {
+    SITES.with_borrow(|sites| sites.iter().copied().collect())
+}
+
+/// Returns the order that the operation at `site` has, and notes the place.
+fn order_at(site: &'static Site, order: Order) -> Order {
+    if order == Order::Relaxed || broken(Fault::Weakened(*site)) {
+        return Order::Relaxed;
+    }
+    SITES.with_borrow_mut(|sites| sites.insert(*site));
+    order
 }
 
 /// An atomic that also takes plain accesses, which the tool checks.
@@ -117,6 +139,7 @@ struct Region {
 std::thread_local! {
     static TABLE: RefCell<Vec<Region>> = const { RefCell::new(Vec::new()) };
     static FAULT: Cell<Option<Fault>> = const { Cell::new(None) };
+    static SITES: RefCell<BTreeSet<Site>> = const { RefCell::new(BTreeSet::new()) };
     static TICK: Cell<u64> = const { Cell::new(0) };
     static NOW: Cell<u64> = const { Cell::new(0) };
 }

@@ -27,7 +27,7 @@ pub struct Contract {
     pub blocks: u32,
     /// Bytes of block-shared memory that the kernel uses.
     pub shared_bytes: u32,
-    /// Signals that each window must have for each block.
+    /// Signals that each window must have.
     pub signals: u32,
     /// The arguments, in order.
     pub arguments: &'static [ArgumentInfo],

@@ -33,7 +33,6 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         channel_slot: 64,
         channel_depth: 1,
         staging: 0,
-        user_signals: 0,
     });
     const { assert!(size_of::<[u64; 8]>() as u64 == LINE) };
     let lines = (workspace.bytes / LINE) as usize;

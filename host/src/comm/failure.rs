@@ -276,6 +276,7 @@ impl Failure {
                 5 => "its data",
                 6 => "its signal",
                 TILE => TILE_WORDS,
+                9 => "its network requests",
                 _ => "the launch",
             },
             expected: record.expected,
@@ -523,9 +524,9 @@ impl fmt::Display for Failure {
                 };
                 write!(
                     f,
-                    "rank {rank} cannot be reached by load and store, and there is no network to \
-                     it; or the window has been freed: drop the graphs that use a window before \
-                     freeing it"
+                    "rank {rank} cannot be reached: by load and store, which `direct` needs, or by \
+                     a network; or the window has been freed: drop the graphs that use a window \
+                     before freeing it"
                 )
             }
             FailureKind::Index => write!(
@@ -544,7 +545,7 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Id => write!(
                 f,
-                "{}: number {} of a signal or barrier, of which the window has {}",
+                "{}: number {} of a signal, counter or barrier, of which the window has {}",
                 self.detail(),
                 self.observed,
                 self.expected
@@ -558,7 +559,7 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Aliasing => write!(
                 f,
-                "{}: a put of {} bytes to an address {} bytes from their source",
+                "{}: a copy of {} bytes to an address {} bytes from their source",
                 self.detail(),
                 self.expected,
                 self.observed

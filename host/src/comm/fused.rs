@@ -233,7 +233,7 @@ impl Communicator {
         spec: NormSpec,
         call: u64,
     ) -> Result<ReduceNormParams> {
-        let addr = |ptr: *const u8, bytes: usize| self.inner.windows.addr_of(ptr, bytes).0;
+        let addr = |ptr: *const u8, bytes: usize| self.inner.addr_of(ptr, bytes);
         let spans = |view: &Input<'_>| addr(view.ptr, view.count * view.dtype.size());
         let (size, hidden) = (norm.size(), norm.hidden);
         let two_shot = spec.route() == Route::TwoShot;

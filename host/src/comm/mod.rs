@@ -14,6 +14,7 @@ mod instances;
 mod lists;
 mod multi_rank_grid;
 mod multicast;
+mod network;
 mod norm;
 mod objects;
 mod observability;
@@ -68,6 +69,7 @@ pub use self::submit::KernelLaunch;
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 
+use self::network::TestNetwork;
 use self::observe::{Hooks, Recorder};
 use self::on_gpu::OnGpu;
 use self::windows::Windows;
@@ -112,6 +114,7 @@ struct Inner {
     isa: Isa,
     constants: Box<CommConst>,
     windows: Windows,
+    network: Option<TestNetwork>,
     workspace: Memory,
     workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; empty where a backend takes care of its own.

@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 
-use fusewire_device::comm::Comm;
+use fusewire_device::comm::{Comm, WindowAddr};
 use fusewire_device::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, Progress};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::Call;
@@ -356,6 +356,17 @@ impl Inner {
         if let Err(error) = spawned {
             tracing::warn!(%error, "the watchdog got no thread: a failure will not end the \
                 process");
+        }
+    }
+}
+
+impl Inner {
+    /// Returns the window address of memory for collectives, which use windows only if all ranks
+    /// reach them by load and store.
+    pub(super) fn addr_of(&self, at: *const u8, bytes: usize) -> u64 {
+        match self.network {
+            Some(_) => WindowAddr::NONE.0,
+            None => self.windows.addr_of(at, bytes).0,
         }
     }
 }

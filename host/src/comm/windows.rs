@@ -33,6 +33,8 @@ pub(crate) struct Windows {
     /// reach.
     windows: AtomicUsize,
     unicast: AtomicUsize,
+    /// False if kernels do not reach the parts of other ranks, the workspaces apart.
+    is_mapped: bool,
     /// Multicast objects, by the window's number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
     /// Every rank's part, mapped as long as the window lives.
@@ -52,8 +54,9 @@ impl fmt::Debug for Windows {
 }
 
 impl Windows {
-    /// A table without windows, for kernels of `gpu` (else of the CPU).
-    pub(crate) fn new(gpu: Option<&Arc<Gpu>>) -> Result<Self> {
+    /// A table without windows, for kernels of `gpu` (else of the CPU), which reach the parts of
+    /// other ranks by load and store if `is_mapped` says so.
+    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, is_mapped: bool) -> Result<Self> {
         let bytes = (MAX_WINDOWS * size_of::<WindowConst>()) as u64;
         let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
         let mut table = bytemuck::allocation::zeroed_slice_box::<WindowConst>(MAX_WINDOWS);
@@ -73,6 +76,7 @@ impl Windows {
             used: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
+            is_mapped,
             multicasts: Mutex::default(),
             parts: Mutex::default(),
         })
@@ -118,9 +122,11 @@ impl Windows {
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.table[id].get();
         for (peer, part) in parts.iter().enumerate() {
+            let is_mapped = self.is_mapped || id == 0 || peer == rank as usize;
+            let address = if is_mapped { address(part) } else { 0 };
             // SAFETY: an entry of this table; kernels look at it only after its number was
             // published.
-            unsafe { (&raw mut (*entry).peers[peer]).write(address(part)) };
+            unsafe { (&raw mut (*entry).peers[peer]).write(address) };
         }
         // SAFETY: as above.
         unsafe { (&raw mut (*entry).multicast).write(multicast) };
@@ -216,6 +222,19 @@ impl Windows {
         held.insert(id, multicast);
     }
 
+    /// Returns the address in this process of a range of `rank`'s part of a window, while the
+    /// window lives.
+    pub(crate) fn range(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
+        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = addr.window() as usize;
+        let (memory, start) = all.get(id)?.as_ref()?.get(rank as usize)?;
+        // SAFETY: entries are only written under the lock.
+        let size = unsafe { (&raw const (*self.table[id].get()).bytes).read() };
+        let (offset, start) = (addr.offset(), *start + addr.offset());
+        let fits = offset <= size && bytes <= size - offset;
+        fits.then(|| memory.ptr().wrapping_add(start as usize))
+    }
+
     /// Every rank's part of window `id`, while it lives.
     pub(crate) fn part(&self, id: usize, rank: u32) -> Option<WindowPart> {
         let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -260,7 +279,7 @@ mod tests {
 
     #[test]
     fn multicast_must_reach_every_window_but_the_workspace() {
-        let windows = Windows::new(None).expect("a table");
+        let windows = Windows::new(None, true).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             windows

@@ -7,7 +7,9 @@
 //! | `step` | one launch of a real kernel on one rank, the kernel's input, and the check of its output |
 //! | `machine` | GPU-like blocks of one lane, and blocks whose barrier is as weak as AMD's |
 //! | `scenario` | ranks as the checker's threads, each with a sequence of launches |
+//! | `windows` | kernels with windows, and the agent of a network |
 //! | `broken` | deliberately broken kernels, for negative controls |
+//! | `mutants` | weakens each memory operation of the device API once, and names those that no model misses |
 //! | `report` | one line per model: executions, complete or bounded, or the failure found |
 //!
 //! `tests/models/run.sh` runs the models. Without `--cfg loom`, `shuttle` or `tsan` this crate is
@@ -19,12 +21,16 @@ pub mod broken;
 pub mod machine;
 #[cfg(any(loom, shuttle))]
 pub mod memory_image;
+#[cfg(loom)]
+pub mod mutants;
 #[cfg(any(loom, shuttle))]
 pub mod report;
 #[cfg(any(loom, shuttle))]
 pub mod scenario;
 #[cfg(any(loom, shuttle))]
 pub mod step;
+#[cfg(any(loom, shuttle))]
+pub mod windows;
 
 /// Thread functions of the model checker in use.
 #[cfg(any(loom, shuttle))]

@@ -7,9 +7,12 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
-    LINE, MAX_WINDOWS, WindowConst, WorkspaceConfig, WorkspaceLayout,
+    LINE, MAX_WINDOWS, NetContext, NetCounters, NetEntry, WindowConst, WorkspaceConfig,
+    WorkspaceLayout,
 };
 use fusewire_device::mem::model::{Kind, Model};
+use fusewire_device::net::Requests;
+use fusewire_device::window::DeviceWindow;
 
 /// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +21,8 @@ pub struct Config {
     pub ranks: u32,
     /// Number of lanes of a block. Each lane is a thread of the model checker.
     pub lanes: u32,
+    /// Number of blocks of a launch. More than one only with blocks of one lane.
+    pub blocks: u32,
     /// Size of a packet slot in bytes.
     pub packet_slot: u64,
     /// Size of a channel slot in bytes.
@@ -43,7 +48,7 @@ pub struct Config {
 pub struct Parts {
     /// Packet slots.
     pub packets: bool,
-    /// Ready and done lines, and user signals.
+    /// Ready and done lines.
     pub rounds: bool,
     /// Staging.
     pub staging: bool,
@@ -53,6 +58,10 @@ pub struct Parts {
     pub failure: bool,
     /// Ready flags and arrival counters.
     pub words: bool,
+    /// Signals and barriers of a window.
+    pub signals: bool,
+    /// Requests to a network, which connects the ranks' windows.
+    pub network: bool,
 }
 
 impl Config {
@@ -61,6 +70,7 @@ impl Config {
         Self {
             ranks,
             lanes: 1,
+            blocks: 1,
             packet_slot: 64,
             channel_slot: 16,
             channel_depth: 2,
@@ -96,7 +106,12 @@ struct Rank {
     window: *mut u8,
     /// Memory outside windows, for tables of counts and for weights.
     private: *mut u8,
+    /// Shared memory of each block.
     shared: *mut u8,
+    /// Memory of window 2: the words of the signals of window 1.
+    pad: *mut u8,
+    /// Context, counters, entries and staging memory of the network.
+    network: *mut u8,
 }
 
 /// Memory of all ranks. It is allocated once per model and reset for each execution.
@@ -105,6 +120,8 @@ pub struct MemoryImage {
     config: Config,
     layout: WorkspaceLayout,
     ranks: Vec<Rank>,
+    /// The second half of window 1, with signals.
+    window: Box<DeviceWindow>,
 }
 
 // SAFETY: the model checker runs all threads of an execution on one OS thread, one thread at a
@@ -114,6 +131,13 @@ unsafe impl Send for MemoryImage {}
 unsafe impl Sync for MemoryImage {}
 
 const PRIVATE_BYTES: usize = 4096;
+const PAD_BYTES: usize = 4096;
+/// Entries of the ring of requests, and offsets in the memory of the network.
+const DEPTH: usize = 2;
+const COUNTERS_AT: usize = 256;
+const ENTRIES_AT: usize = 512;
+const STAGING_AT: usize = 2048;
+const STAGING_BYTES: usize = 16;
 /// Offsets in private memory: `WORDS_AT` for the ready flags or arrival counters, `ARRIVALS_AT` for
 /// the numbers of arrived bytes.
 const WORDS_AT: usize = 3072;
@@ -124,12 +148,11 @@ impl MemoryImage {
     pub fn new(config: Config) -> Self {
         let layout = WorkspaceLayout::new(&WorkspaceConfig {
             size: config.ranks,
-            max_blocks: 1,
+            max_blocks: config.blocks,
             packet_slot: config.packet_slot,
             channel_slot: config.channel_slot,
             channel_depth: config.channel_depth,
             staging: config.staging,
-            user_signals: 8,
         });
         let mut ranks: Vec<Rank> = (0..config.ranks)
             .map(|_| Rank {
@@ -138,19 +161,31 @@ impl MemoryImage {
                 workspace: pages(layout.bytes as usize),
                 window: pages(2 * config.user),
                 private: pages(PRIVATE_BYTES),
-                shared: pages(SHARED_BYTES),
+                shared: pages(SHARED_BYTES * config.blocks as usize),
+                pad: pages(PAD_BYTES),
+                network: pages(PRIVATE_BYTES),
             })
             .collect();
         let mut windows = vec![WindowConst::zeroed(); MAX_WINDOWS];
         windows[0].bytes = layout.bytes;
         windows[1].bytes = 2 * config.user as u64;
+        windows[2].bytes = PAD_BYTES as u64;
         for (index, rank) in ranks.iter().enumerate() {
             windows[0].peers[index] = rank.workspace as u64;
             windows[1].peers[index] = rank.window as u64;
+            windows[2].peers[index] = rank.pad as u64;
         }
         let workspaces = windows[0].peers;
-        let windows = windows.leak().as_ptr() as u64;
         for (index, rank) in ranks.iter_mut().enumerate() {
+            let mut windows = windows.clone();
+            if config.parts.network {
+                for window in &mut windows[1..3] {
+                    let own = window.peers[index];
+                    window.peers.fill(0);
+                    window.peers[index] = own;
+                }
+            }
+            let windows = windows.leak().as_ptr() as u64;
             rank.constants = rank.workspace.wrapping_add(CONSTANTS_AT as usize).cast();
             rank.content = CommConst {
                 magic: CONST_MAGIC,
@@ -160,25 +195,90 @@ impl MemoryImage {
                 size: config.ranks,
                 team_first: 0,
                 team_size: config.ranks,
-                max_blocks: 1,
+                max_blocks: config.blocks,
                 spins: 1,
                 id: 1,
                 generation: 1,
                 timeout_ns: config.timeout_ns,
                 windows,
                 state: rank.workspace as u64,
-                contexts: 0,
-                context_count: 0,
+                contexts: if config.parts.network {
+                    rank.network as u64
+                } else {
+                    0
+                },
                 workspace: layout,
                 host_word: 0,
                 workspaces,
             };
         }
+        let user = config.user as u64;
+        let window = Box::new(DeviceWindow {
+            window: 1,
+            signal_pad: 2,
+            offset: user,
+            bytes: user,
+            signals: 2,
+            counters: 0,
+            barriers: config.blocks,
+            size: config.ranks,
+            blocks: config.blocks,
+            reserved: 0,
+        });
         Self {
             config,
             layout,
             ranks,
+            window,
         }
+    }
+
+    /// Returns the window that consists of the ranks' outputs.
+    pub fn device_window(&self) -> *const DeviceWindow {
+        &raw const *self.window
+    }
+
+    /// Returns the slot of signal `id` in `rank`'s memory that a block of `sender` writes.
+    pub fn slot(&self, rank: u32, id: u32, sender: u32, block: u32) -> *mut u64 {
+        self.pad(rank, self.window.slot_at(id, sender, block))
+    }
+
+    fn pad(&self, rank: u32, offset: u64) -> *mut u64 {
+        let pad = self.ranks[rank as usize].pad;
+        pad.wrapping_add(offset as usize).cast()
+    }
+
+    fn network(&self, rank: u32) -> NetContext {
+        let at = self.ranks[rank as usize].network;
+        NetContext {
+            entries: at.wrapping_add(ENTRIES_AT) as u64,
+            depth: DEPTH as u64,
+            counters: at.wrapping_add(COUNTERS_AT) as u64,
+            staging: self.staging(rank) as u64,
+            staging_bytes: STAGING_BYTES as u64,
+        }
+    }
+
+    /// Returns the ring of requests of `rank`.
+    pub fn requests(&self, rank: u32) -> Requests {
+        // SAFETY: the memory lives as long as the image.
+        unsafe { Requests::new(self.network(rank)) }
+    }
+
+    /// Returns the staging memory of `rank`.
+    pub fn staging(&self, rank: u32) -> *mut u8 {
+        self.ranks[rank as usize].network.wrapping_add(STAGING_AT)
+    }
+
+    /// Returns the address of a part of a window of `rank`.
+    pub fn address(&self, addr: WindowAddr, rank: u32) -> *mut u8 {
+        let memory = &self.ranks[rank as usize];
+        let start = match addr.window() {
+            0 => memory.workspace,
+            1 => memory.window,
+            _ => memory.pad,
+        };
+        start.wrapping_add(addr.offset() as usize)
     }
 
     /// Returns the configuration.
@@ -228,9 +328,15 @@ impl MemoryImage {
         self.private(rank).wrapping_add(ARRIVALS_AT).cast()
     }
 
-    /// Returns the shared memory of `rank`'s block.
+    /// Returns the shared memory of `rank`'s first block.
     pub fn shared(&self, rank: u32) -> *mut u8 {
-        self.ranks[rank as usize].shared
+        self.shared_of(rank, 0)
+    }
+
+    /// Returns the shared memory of a block of `rank`.
+    pub fn shared_of(&self, rank: u32, block: u32) -> *mut u8 {
+        let all = self.ranks[rank as usize].shared;
+        all.wrapping_add(block as usize * SHARED_BYTES)
     }
 
     fn workspace(&self, rank: u32, offset: u64) -> *mut u8 {
@@ -283,6 +389,12 @@ impl MemoryImage {
             unsafe {
                 memory.workspace.write_bytes(0, self.layout.bytes as usize);
                 memory.private.write_bytes(0, PRIVATE_BYTES);
+                memory.pad.write_bytes(0, PAD_BYTES);
+                memory.network.write_bytes(0, PRIVATE_BYTES);
+                memory
+                    .network
+                    .cast::<NetContext>()
+                    .write(self.network(rank));
                 memory.constants.write(memory.content);
                 let state = self.block_state(rank);
                 (*state).packet_epoch = self.config.first_epoch;
@@ -308,11 +420,6 @@ impl MemoryImage {
                     model.register(self.workspace(rank, ready), LINE as usize, Kind::Peer);
                     model.register(self.workspace(rank, ready + LINE), 8, Kind::Peer);
                 }
-                model.register(
-                    self.workspace(rank, self.layout.user_signals),
-                    8,
-                    Kind::Peer,
-                );
             }
             if parts.channels {
                 for peer in self.peers(rank) {
@@ -337,6 +444,12 @@ impl MemoryImage {
                     self.config.staging,
                 );
             }
+            if parts.signals {
+                self.signals(&model, rank);
+            }
+            if parts.network {
+                self.ring(&model, rank);
+            }
             if parts.words {
                 let bytes = 4 * self.config.ranks as usize;
                 model.register(self.words(rank).cast(), bytes, Kind::Own);
@@ -351,6 +464,41 @@ impl MemoryImage {
             self.payload(&model, memory.window, 2 * self.config.user as u64);
         }
         model
+    }
+
+    /// Registers the words of a window.
+    fn signals(&self, model: &Model, rank: u32) {
+        let window = &self.window;
+        let row = 8 * self.config.blocks as usize;
+        for sender in 0..self.config.ranks {
+            for id in 0..window.signals {
+                let slots = self.pad(rank, window.slot_at(id, sender, 0));
+                model.register(slots.cast(), row, Kind::Peer);
+                if self.config.blocks > 1 {
+                    let sent = self.pad(rank, window.sent_at(id, sender, 0));
+                    model.register(sent.cast(), row, Kind::Own);
+                }
+            }
+            for id in 0..window.barriers {
+                let word = self.pad(rank, window.barrier_at(id, sender));
+                model.register(word.cast(), 8, Kind::Peer);
+            }
+        }
+    }
+
+    /// Registers the ring of requests.
+    fn ring(&self, model: &Model, rank: u32) {
+        let at = self.ranks[rank as usize].network;
+        let counters = at.wrapping_add(COUNTERS_AT).cast::<NetCounters>();
+        // SAFETY: computes addresses in the rank's memory.
+        let completed = unsafe { &raw mut (*counters).completed };
+        model.register(completed.cast(), 8, Kind::Peer);
+        if self.config.blocks > 1 {
+            model.register(counters.cast(), 8, Kind::Own);
+        }
+        let bytes = DEPTH * size_of::<NetEntry>();
+        model.register(at.wrapping_add(ENTRIES_AT), bytes, Kind::Peer);
+        self.payload(model, self.staging(rank), STAGING_BYTES as u64);
     }
 
     /// Registers payload with loom, which detects races on it. Shuttle cannot detect races, so

@@ -92,6 +92,25 @@ impl Entry {
         Self { seconds, ..self }
     }
 
+    /// Explores the model for at most `limit` with another fault. Returns the message of a failing
+    /// execution, if there is one, and the places of the memory operations that were executed.
+    #[cfg(loom)]
+    pub(crate) fn explore_with(
+        self,
+        fault: Option<Fault>,
+        limit: Duration,
+    ) -> (Option<String>, Vec<model::Site>) {
+        model::inject(fault);
+        model::set_tick(self.tick_ns);
+        QUIET.set(true);
+        let scenario = self.scenario.with_own_memory();
+        let result = panic::catch_unwind(AssertUnwindSafe(|| {
+            explore(self.bound, limit, move || scenario.execute());
+        }));
+        let failure = result.err().map(|panic| message(&*panic));
+        (failure, model::sites())
+    }
+
     /// Explores the model. Returns the model's line of the table, and true if the result is as
     /// required.
     fn run(self) -> (String, bool) {
@@ -207,18 +226,23 @@ fn message(panic: &(dyn Any + Send)) -> String {
     line.chars().take(150).collect()
 }
 
-/// Runs all entries whose name contains the program's first argument and prints the table.
-///
-/// Runs each entry in a new OS thread, with at most one running entry per core. Returns failure if
-/// a result is not as required, or if no entry matches.
-pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
-    let filter = std::env::args().nth(1).unwrap_or_default();
+/// Prevents the messages of panics that are expected.
+pub(crate) fn quieten() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         if !QUIET.get() {
             previous(info);
         }
     }));
+}
+
+/// Runs all entries whose name contains the program's first argument and prints the table.
+///
+/// Runs each entry in a new OS thread, with at most one running entry per core. Returns failure if
+/// a result is not as required, or if no entry matches.
+pub fn run(tool: &str, entries: Vec<Entry>) -> ExitCode {
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    quieten();
     let chosen: VecDeque<Entry> = entries
         .into_iter()
         .filter(|entry| entry.name.contains(&filter))

@@ -7,7 +7,7 @@ use fusewire_device::Block;
 use fusewire_device::group::{Lanes, Single};
 use fusewire_device::layout::{ABORT, CommState, FailureRecord};
 use fusewire_device::mem::model::Model;
-use fusewire_device::mem::prim::Ordering;
+use fusewire_device::mem::prim::{AtomicU64, Ordering};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::{BlockShared, LaneContext};
 
@@ -15,6 +15,7 @@ use crate::machine::{Barrier, SingleLaneGpu, WeakLane};
 use crate::memory_image::MemoryImage;
 use crate::step::Step;
 use crate::tool;
+use crate::windows;
 
 /// Machine that runs the lanes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +74,9 @@ pub struct Scenario {
     pub host_aborts: bool,
 }
 
-/// State that the lanes of a rank share in one execution.
+/// State that the lanes of a rank share in one execution. Only `shared` is of a block.
 struct RankBlock {
-    shared: BlockShared,
+    shared: Vec<BlockShared>,
     /// Barrier at the start and end of each launch.
     boundary: Barrier,
     /// Block barrier of `Blocks::WeakLane` and `Blocks::Claimed`.
@@ -125,23 +126,39 @@ impl Scenario {
         let blocks: Vec<Arc<RankBlock>> = (0..config.ranks)
             .map(|rank| {
                 Arc::new(RankBlock {
-                    shared: BlockShared::new(config.lanes, self.image.shared(rank)),
-                    boundary: Barrier::new(config.lanes),
+                    shared: (0..config.blocks)
+                        .map(|block| {
+                            let shared = self.image.shared_of(rank, block);
+                            BlockShared::new(config.lanes, shared)
+                        })
+                        .collect(),
+                    boundary: Barrier::new(config.lanes * config.blocks),
                     weak: Barrier::new(config.lanes),
                 })
             })
             .collect();
         let mut threads = Vec::new();
+        let ended = Arc::new(AtomicU64::new(0));
         for rank in 0..config.ranks {
             if self.injected == Some(InjectedFault::Absent) && rank == 1 {
                 continue;
             }
-            for lane in 0..config.lanes {
-                if (rank, lane) == (0, 0) {
+            for place in 0..config.lanes * config.blocks {
+                if (rank, place) == (0, 0) {
                     continue;
                 }
-                let (this, block) = (self.clone(), Arc::clone(&blocks[rank as usize]));
-                threads.push(tool::spawn(move || this.lane(rank, lane, &block)));
+                let (this, shared) = (self.clone(), Arc::clone(&blocks[rank as usize]));
+                let (block, lane) = (place / config.lanes, place % config.lanes);
+                let ended = Arc::clone(&ended);
+                threads.push(tool::spawn(move || {
+                    this.lane(rank, block, lane, &shared);
+                    ended.fetch_add(1, Ordering::Release);
+                }));
+            }
+            // In the models of a network, only rank 0 makes requests.
+            if config.parts.network && rank == 0 {
+                let (this, ended) = (self.clone(), Arc::clone(&ended));
+                threads.push(tool::spawn(move || this.agent(rank, &ended)));
             }
         }
         if self.host_aborts {
@@ -149,7 +166,8 @@ impl Scenario {
             threads.push(tool::spawn(move || this.abort_all()));
         }
         // Lane 0 of rank 0 runs on this thread, so the checker has one fewer thread to interleave.
-        self.lane(0, 0, &blocks[0]);
+        self.lane(0, 0, 0, &blocks[0]);
+        ended.fetch_add(1, Ordering::Release);
         for thread in threads {
             thread.join().expect("a lane panicked");
         }
@@ -164,10 +182,28 @@ impl Scenario {
         }
     }
 
+    /// Carries out the requests of `rank` until all lanes of all ranks have ended.
+    fn agent(&self, rank: u32, ended: &AtomicU64) {
+        let config = self.image.config();
+        let lanes = u64::from(config.ranks * config.blocks * config.lanes);
+        let mut number = 0;
+        loop {
+            let last = ended.load(Ordering::Acquire) == lanes;
+            if windows::carry_out(&self.image, rank, number) {
+                number += 1;
+            } else if last {
+                return;
+            } else {
+                tool::yield_now();
+            }
+        }
+    }
+
     /// Runs all launches of one lane of one rank.
-    fn lane(&self, rank: u32, lane: u32, block: &RankBlock) {
+    fn lane(&self, rank: u32, index: u32, lane: u32, block: &RankBlock) {
         let image = &*self.image;
         let lanes = image.config().lanes;
+        let is_first = index == 0 && lane == 0;
         let passed = Cell::new(0);
         let boundaries = Cell::new(0);
         let boundary = || {
@@ -177,24 +213,24 @@ impl Scenario {
             ) {
                 stream_order();
             }
-            if lanes > 1 {
+            if lanes * image.config().blocks > 1 {
                 let (arrive, leave) = (Ordering::AcqRel, Ordering::Acquire);
                 block.boundary.wait(&boundaries, arrive, leave);
             }
         };
         let context = LaneContext {
-            block: 0,
-            blocks: 1,
+            block: index,
+            blocks: image.config().blocks,
             lane,
             lanes,
-            shared: &raw const block.shared,
+            shared: &raw const block.shared[index as usize],
         };
         for (epoch, step) in self.steps.iter().enumerate() {
             let epoch = epoch as u64;
             if !step.has(rank) {
                 continue;
             }
-            if lane == 0 {
+            if is_first {
                 step.prepare(image, rank, epoch);
                 let kept =
                     self.injected == Some(InjectedFault::KeptWords) && step.has_compute(rank);
@@ -203,7 +239,7 @@ impl Scenario {
                 }
             }
             boundary();
-            let compute = (lane == 0 && step.has_compute(rank)).then(|| {
+            let compute = (is_first && step.has_compute(rank)).then(|| {
                 let (image, step) = (Arc::clone(&self.image), *step);
                 let early = self.injected == Some(InjectedFault::EarlyTiles);
                 tool::spawn(move || step.compute(&image, rank, epoch, early))
@@ -251,7 +287,7 @@ impl Scenario {
             if self.failed(rank, epoch) {
                 return;
             }
-            if lane == 0 {
+            if is_first {
                 if step.has_compute(rank) {
                     step.verify_flags(image, rank);
                 }

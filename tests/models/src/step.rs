@@ -26,6 +26,7 @@ use fusewire_kernels::{
 
 use crate::broken;
 use crate::memory_image::MemoryImage;
+use crate::windows;
 
 /// Operation of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,10 @@ pub enum Op {
     Norm(Route),
     /// Reduction + residual + RMSNorm of one row, with packets.
     NormPacket,
-    /// A put with a signal to the next rank of a ring.
+    /// A write with a signal to the next rank of a ring.
     RingPut,
+    /// A kernel with a window.
+    Window(windows::Kernel),
     /// all_gather with a ready flag per row. Rank 0 has a consumer that reads each row whose flag
     /// is set.
     GatherWithFlags,
@@ -81,6 +84,11 @@ pub enum Op {
 
 /// Number of elements of a row of a norm.
 const HIDDEN: usize = 8;
+
+/// Returns number `i` of the input of `rank` in launch `epoch`.
+pub fn number(rank: u32, epoch: u64, i: usize) -> u64 {
+    (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3
+}
 /// Offset of the norm's weight in private memory, after the residual.
 const WEIGHT_AT: usize = 512;
 
@@ -109,7 +117,8 @@ pub struct Step {
     /// Operation.
     pub op: Op,
     /// Number of elements of a row. Elements are bytes, except f32 in [`Op::Packet`] and
-    /// [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`]. Norms ignore the number.
+    /// [`Op::SignalF32`], and 64-bit words in [`Op::RingPut`] and [`Op::Window`]. Norms ignore the
+    /// number.
     pub count: usize,
     /// Location of the buffers.
     pub memory: Memory,
@@ -162,7 +171,7 @@ impl Step {
 
     /// Returns the input of `rank` in launch `epoch`.
     pub fn input(&self, ranks: u32, rank: u32, epoch: u64) -> Vec<u8> {
-        let number = |i: usize| (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3;
+        let number = |i| number(rank, epoch, i);
         let rows = ranks as usize;
         match self.op {
             Op::Packet | Op::SignalF32 | Op::Norm(_) | Op::NormPacket => {
@@ -175,7 +184,7 @@ impl Step {
                     .flat_map(|i| (number(i) as f32).to_le_bytes())
                     .collect()
             }
-            Op::RingPut => (0..self.count as u64)
+            Op::RingPut | Op::Window(_) => (0..self.count as u64)
                 .flat_map(|i| number(i as usize).to_le_bytes())
                 .collect(),
             Op::ReduceScatter | Op::ScatterOnArrival | Op::Scatter(_) | Op::AllToAll => {
@@ -280,7 +289,8 @@ impl Step {
                     .collect()
             }
             Op::RingPut | Op::Ring => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
-            Op::Barrier => Vec::new(),
+            Op::Window(windows::Kernel::OneWay) | Op::Barrier => Vec::new(),
+            Op::Window(_) => inputs.concat(),
             Op::Transfer(from, to) => {
                 if rank == to {
                     inputs[from as usize].clone()
@@ -456,6 +466,9 @@ impl Step {
             "wrong result on rank {rank} in launch {epoch} of {:?}: {found:?}, not {expected:?}",
             self.op
         );
+        if let Op::Window(kernel) = self.op {
+            kernel.verify(image, rank);
+        }
     }
 
     fn target(&self, image: &MemoryImage, rank: u32) -> *mut u8 {
@@ -488,7 +501,7 @@ impl Step {
                 (Operation::ReduceScatterNorm, DType::F32 as u8, 0, 0)
             }
             Op::Norm(_) | Op::NormPacket => (Operation::AllReduceNorm, DType::F32 as u8, 0, 0),
-            Op::RingPut => (Operation::User, 0, 0, 0),
+            Op::RingPut | Op::Window(_) => (Operation::User, 0, 0, 0),
             Op::Barrier => (Operation::Barrier, 0, 0, 0),
             Op::Ring => (Operation::Batch, byte, 0, rank as u16),
             Op::Transfer(from, to) => {
@@ -709,13 +722,12 @@ impl Step {
                     block,
                     &RingPutParams {
                         header,
-                        source: source.cast(),
-                        count,
-                        target_at: image.target_addr().0,
-                        signal: 0,
-                        launches: counts.add(128),
+                        window: image.device_window(),
+                        source: source.cast_mut(),
+                        source_len: count,
                     },
                 ),
+                Op::Window(kernel) => kernel.run(block, header, image, source, count),
                 Op::Barrier => barrier::barrier__run(block, &BarrierParams { header }),
                 Op::Transfer(from, _) if rank == from => {
                     point::send__run(block, &SendParams { header, source });

@@ -9,6 +9,7 @@ mod models {
     use fusewire_models::report::{Bound, Entry};
     use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
     use fusewire_models::step::{Memory, Op, Step};
+    use fusewire_models::windows;
 
     const ALL: Parts = Parts {
         packets: true,
@@ -17,6 +18,8 @@ mod models {
         channels: true,
         failure: true,
         words: true,
+        signals: true,
+        network: false,
     };
 
     fn config(ranks: u32, lanes: u32) -> Config {
@@ -51,6 +54,7 @@ mod models {
             Step::new(Op::Transfer(last, 0), 0),
             Step::new(Op::AllGather, 8),
             Step::new(Op::RingPut, 1),
+            Step::new(Op::Window(windows::Kernel::Rows), 1),
             Step::new(Op::Signal, 40).memory(Memory::Staged).in_place(),
             Step::new(Op::AllToAllV, 1),
             Step::new(Op::Gather(0), 8),

@@ -1,9 +1,8 @@
-//! Tests `RING_PUT`, the library's put with signal in a ring. The kernel is launched like a user
-//! kernel.
+//! Tests `ring_put`, the library's put with signal in a ring.
 
 use core::time::Duration;
 
-use fusewire::{DType, Options};
+use fusewire::{DType, Options, WindowOptions};
 use fusewire_kernels::one_sided::RingPut;
 use fusewire_tests::device::{run_threads, tensor};
 
@@ -13,35 +12,17 @@ fn puts_go_round_a_ring_eager_and_replayed() {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(20);
         options.lanes = lanes;
-        // The kernel requires one block.
-        options.blocks = 1;
         for result in run_threads(ranks, &options, |comm| {
-            for (signal, count) in [(0u64, 0usize), (1, 1), (5, 333), (63, 5000)] {
-                let source = comm.alloc(DType::U64, count)?;
-                let target = comm.alloc(DType::U64, count)?;
-                let launches = tensor(DType::U64, 1)?;
+            for count in [0usize, 1, 333, 5000] {
+                let source = tensor(DType::U64, count)?;
+                let target = comm.alloc_window(DType::U64, count, WindowOptions::default())?;
                 let arguments = RingPut {
-                    source: source.as_ptr().cast(),
-                    count: count as u64,
-                    // An empty tensor has no window address. The kernel then puts nothing.
-                    target_at: if count == 0 {
-                        0
-                    } else {
-                        comm.window_addr(&target)?.0
-                    },
-                    signal,
-                    launches: launches.as_ptr().cast(),
+                    window: (&target).into(),
+                    source: (&source).into(),
                 };
-                let launch = || {
-                    comm.kernel(arguments)
-                        .keeping(&source)
-                        .keeping(&target)
-                        .keeping(&launches)
-                };
+                let launch = || comm.kernel(arguments).blocks(1);
                 comm.stream().begin_capture()?;
-                // SAFETY: the tensors have `count` elements, and the target is in the same window
-                // on all ranks.
-                let captured = unsafe { launch().enqueue_unchecked() };
+                let captured = launch().enqueue();
                 let graph = comm.stream().end_capture()?.instantiate()?;
                 captured?;
                 let from = |round: u64, rank: u32| -> Vec<u64> {
@@ -53,16 +34,16 @@ fn puts_go_round_a_ring_eager_and_replayed() {
                 for round in 0..rounds {
                     source.copy_from(&from(round, comm.rank()))?;
                     if round % 2 == 0 {
-                        // SAFETY: the tensors have `count` elements, and the target is in the same
-                        // window on all ranks.
-                        unsafe { launch().launch_unchecked()? };
+                        launch().launch()?;
                     } else {
                         graph.run(comm.stream())?;
+                        comm.stream().synchronize()?;
                     }
                     let previous = (comm.rank() + ranks - 1) % ranks;
-                    assert_eq!(target.to_vec::<u64>()?, from(round, previous));
+                    assert_eq!(target.tensor().to_vec::<u64>()?, from(round, previous));
                 }
-                assert_eq!(launches.to_vec::<u64>()?, [rounds]);
+                drop(graph);
+                target.free()?;
             }
             Ok(())
         }) {
@@ -76,23 +57,18 @@ fn a_put_outside_of_a_window_is_refused() {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
     for result in run_threads(2, &options, |comm| {
-        let source = comm.alloc(DType::U64, 100)?;
-        let launches = tensor(DType::U64, 1)?;
+        let source = tensor(DType::U64, 100)?;
+        let target = comm.alloc_window(DType::U64, 99, WindowOptions::default())?;
         let arguments = RingPut {
-            source: source.as_ptr().cast(),
-            count: 100,
-            // One word past the correct address.
-            target_at: comm.window_addr(&source)?.0 + 8,
-            signal: 0,
-            launches: launches.as_ptr().cast(),
+            window: (&target).into(),
+            source: (&source).into(),
         };
-        // SAFETY: the kernel checks the target against the window before it writes.
-        Ok(unsafe { comm.kernel(arguments).launch_unchecked() })
+        Ok(comm.kernel(arguments).blocks(1).launch())
     }) {
         let error = result.expect("joined").expect_err("outside of the window");
         assert!(matches!(error, fusewire::Error::Failed(_)), "{error}");
         let text = error.to_string();
-        assert!(text.contains("in kernel ring_put #1: rank "), "{text}");
-        assert!(text.contains("cannot be reached"), "{text}");
+        let expected = "in kernel ring_put #2: argument window: element 99 of 99";
+        assert!(text.contains(expected), "{text}");
     }
 }

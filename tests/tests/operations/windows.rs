@@ -2,13 +2,9 @@
 
 use core::time::Duration;
 
-use fusewire::{
-    Communicator, Compare, DType, DeviceWindow, Error, Operation, Options, Result, SignalUpdate,
-    WindowOptions,
-};
-use fusewire_device::layout::CommConst;
-use fusewire_device::session::Session;
-use fusewire_device::{Block, Group, Machine, kernel, mem};
+use fusewire::{Communicator, Compare, DType, Error, Options, Result, SignalUpdate, WindowOptions};
+use fusewire_device::net::SignalOp;
+use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Team, kernel};
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
 
@@ -252,61 +248,28 @@ fn captured_and_replayed() {
 }
 
 /// Puts this rank's word to every rank with a signal, waits for all words, adds them, and enters
-/// barrier 0.
-///
-/// # Safety
-/// `constants` must meet the requirements of [`Session::begin`]. `window` must be a window of the
-/// same communicator with two u64 per rank. `source` and `sum` must be valid memory of this rank.
-#[kernel]
-unsafe fn exchange(
-    block: Block<impl Machine>,
-    constants: *const CommConst,
-    call: u64,
-    timeout_ns: u64,
-    window: *const DeviceWindow,
-    source: *const u64,
-    sum: *mut u64,
+/// barrier 0. Counts its puts.
+#[kernel(blocks = 1)]
+fn exchange(
+    s: &mut Session<impl Machine>,
+    window: fusewire_device::Window<u64>,
+    source: In<u64>,
+    sum: Out<u64>,
     launch: u64,
-) {
-    // SAFETY: the caller guarantees that `constants` meets the requirements of `begin`.
-    let Some(session) = (unsafe { Session::begin(block, constants, call, 0, timeout_ns) }) else {
-        return;
-    };
-    let (comm, ctx) = (*session.comm(), *session.ctx());
-    // SAFETY: the caller guarantees that `window` is valid, and no code writes it during the
-    // launch.
-    let window = unsafe { mem::read(window) };
-    let at = u64::from(comm.rank()) * 8;
-    let mut failed = false;
-    let mut peer = 0;
-    while peer < comm.size() {
-        // SAFETY: only this rank writes its slot at each peer, and the peer has read the slot
-        // before the previous barrier.
-        let put = unsafe { window.put(block, &comm, at, source.cast(), 8, peer, Some(0), Some(0)) };
-        failed |= put.is_err();
-        peer += 1;
+) -> Result<(), Aborted> {
+    let (block, ranks) = (s.block(), s.ranks());
+    for peer in s.peers(Team::World) {
+        let slot = window.at(peer).slice(s.rank() as usize, 1);
+        slot.write(s, block, source).signal(s, 0, SignalOp::Add(1));
+        window.count(s, 0)?;
     }
-    let awaited = u64::from(comm.size()) * launch;
-    if failed || !window.wait_signal(block, &ctx, &comm, 0, None, Compare::GreaterEqual, awaited) {
-        return;
-    }
+    let awaited = u64::from(ranks) * launch;
+    let words = window.wait_value(s, 0, None, Compare::GreaterEqual, awaited)?;
     if block.is_leader() {
-        let mut total = 0;
-        let mut rank = 0;
-        while rank < comm.size() {
-            if let Some(word) = window.address(&comm, comm.rank(), u64::from(rank) * 8, 8) {
-                // SAFETY: `address` has checked the word against the window, and the signals cover
-                // the puts.
-                total += unsafe { mem::read(word.cast::<u64>()) };
-            }
-            rank += 1;
-        }
-        // SAFETY: the caller guarantees that `sum` is valid, and only the leader writes it.
-        unsafe { mem::write(sum, total) };
+        sum.set(0, (0..ranks as usize).map(|rank| words.get(rank)).sum());
     }
-    if window.barrier(block, &ctx, &comm, 0) {
-        session.end();
-    }
+    window.barrier(s, 0)?;
+    Ok(())
 }
 
 #[test]
@@ -326,17 +289,13 @@ fn the_device_window_in_a_kernel() {
             let (source, sum) = (tensor(DType::U64, 1)?, tensor(DType::U64, 1)?);
             for launch in 1..6 {
                 source.copy_from(&[u64::from(comm.rank()) + launch * 10])?;
-                let params = ExchangeParams {
-                    constants: comm.constants(),
-                    call: comm.call_word(Operation::User, launch),
-                    timeout_ns: 0,
-                    window: window.device_window(),
-                    source: source.as_ptr().cast(),
-                    sum: sum.as_ptr().cast(),
+                comm.kernel(Exchange {
+                    window: (&window).into(),
+                    source: (&source).into(),
+                    sum: (&sum).into(),
                     launch,
-                };
-                // SAFETY: the pointers refer to memory of this rank that outlives the call.
-                unsafe { comm.launch(&EXCHANGE, params, [Some(&source), Some(&sum), None])? };
+                })
+                .launch()?;
                 let ranks = u64::from(comm.size());
                 let expected = ranks * (ranks - 1) / 2 + ranks * launch * 10;
                 assert_eq!(sum.to_vec::<u64>()?, [expected]);

@@ -3,11 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 use fusewire::{Bf16, DType, Result, SignalUpdate, WindowOptions};
 use fusewire_device::element::{Max, Number, Reduction, ReductionCode, Sum};
-use fusewire_device::net::SignalOp;
 use fusewire_device::packet::Slots;
-use fusewire_device::window::Compare;
 use fusewire_device::{
-    Aborted, Element, Group, In, InOut, Machine, Out, Session, Unvoted, Window, kernel,
+    Aborted, Element, Group, In, InOut, Machine, Out, Session, Team, Unvoted, Window, kernel,
 };
 
 use super::{SHAPES, all, tensor, zeros};
@@ -124,8 +122,8 @@ fn the_instance_is_chosen_by_type_and_reduction() {
     });
 }
 
-/// Sums the inputs of all ranks twice: by put and signal, then, with doubled words, by `direct` and
-/// a barrier of the window. Each block reports its epoch.
+/// Sums the inputs of all ranks twice: by write and signal, then, with doubled words, by `direct`
+/// and a barrier of the window. Each block reports its epoch.
 #[kernel(signals = 1)]
 fn sum_twice(
     s: &mut Session<impl Machine>,
@@ -136,24 +134,21 @@ fn sum_twice(
     epochs: Out<u64>,
 ) -> Result<(), Aborted> {
     let (block, count, rank) = (s.block(), input.len(), s.rank() as usize);
-    let (signal, epoch, ranks) = (block.index(), s.epoch(), s.ranks() as usize);
+    let (epoch, ranks) = (s.epoch(), s.ranks() as usize);
     let (first, last) = block.slice(count, 1);
     let part = input.slice(first, last - first);
-    for peer in 0..s.ranks() {
-        window.put(s, peer, rank * count + first, part)?;
-        window.signal(s, peer, signal, SignalOp::Set(epoch))?;
+    for peer in s.peers(Team::World) {
+        let row = window.at(peer).slice(rank * count + first, part.len());
+        row.write(s, block, part).raise(s, 0);
     }
-    for peer in 0..s.ranks() {
-        window.wait(s, signal, Some(peer), Compare::GreaterEqual, epoch)?;
-    }
-    let own = window.own(s)?;
+    let own = window.wait_all(s, 0, Team::World)?;
     let sum = |at: usize| (0..ranks).map(|row| own.get(row * count + at)).sum();
     for i in block.elements_of_block(part.len()) {
         sums.set(first + i, sum(first + i));
     }
     s.barrier()?;
-    for peer in 0..s.ranks() {
-        let theirs = window.direct(s, peer)?;
+    for peer in s.peers(Team::Local) {
+        let theirs = window.at(peer).direct(s)?;
         for i in block.elements_of_block(part.len()) {
             theirs.set(rank * count + first + i, part.get(i) * 2);
         }

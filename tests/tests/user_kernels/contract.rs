@@ -99,7 +99,7 @@ fn refused(result: Result<()>, text: &str) {
 fn what_the_contract_forbids_is_refused() {
     all((1, 2, 1), |comm| {
         let mut window_options = WindowOptions::default();
-        window_options.signals = Some(6);
+        window_options.signals = Some(3);
         let window = comm.alloc_window(DType::F32, 10, window_options)?;
         let x = tensor(&[1.0f32])?;
         let good = Demanding {
@@ -160,11 +160,11 @@ fn what_the_contract_forbids_is_refused() {
             comm.kernel(with((&of_words).into())).launch(),
             "argument window: elements of u64; the kernel takes f32",
         );
-        window_options.signals = Some(5);
+        window_options.signals = Some(2);
         let few = comm.alloc_window(DType::F32, 10, window_options)?;
         refused(
             comm.kernel(with((&few).into())).launch(),
-            "a window with 5 signals; the kernel needs 3 for each of 2 blocks",
+            "a window with 2 signals; the kernel needs 3: set WindowOptions::signals to 3",
         );
         let other = comm.dup()?;
         refused(

@@ -6,6 +6,7 @@
 mod arguments;
 mod contract;
 mod mistakes;
+mod remote;
 
 use core::time::Duration;
 
@@ -34,6 +35,24 @@ fn all(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync
     let (ranks, blocks, lanes) = shape;
     for result in run_threads(ranks, &options(blocks, lanes), |comm| test(&comm)) {
         result.expect("every rank succeeds");
+    }
+}
+
+/// Runs `test` on ranks that reach each other by load and store, and on ranks that are connected by
+/// a network.
+fn on_both(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync) {
+    all(shape, &test);
+    on_networks(shape, test);
+}
+
+fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync) {
+    let (ranks, blocks, lanes) = shape;
+    for seed in 1..3 {
+        let mut options = options(blocks, lanes);
+        fusewire::testing::connect_by_network(&mut options, seed);
+        for result in run_threads(ranks, &options, |comm| test(&comm)) {
+            result.unwrap_or_else(|error| panic!("network {seed}, {shape:?}: {error}"));
+        }
     }
 }
 

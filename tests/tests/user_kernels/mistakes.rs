@@ -7,7 +7,9 @@ use fusewire::{Communicator, DType, Error, Options, Result, WindowOptions, run_t
 use fusewire_device::net::SignalOp;
 use fusewire_device::packet::Slots;
 use fusewire_device::window::Compare;
-use fusewire_device::{Aborted, Group, In, InOut, Machine, Out, Session, Unvoted, Window, kernel};
+use fusewire_device::{
+    Aborted, Group, In, InOut, Machine, Out, Session, Team, Unvoted, Window, kernel,
+};
 
 use super::{failing, options, tensor, zeros};
 
@@ -164,21 +166,20 @@ fn misuses(
     window: Window<f32>,
     mistake: u32,
 ) -> Result<(), Aborted> {
+    let (block, me) = (s.block(), window.at(s.me()));
     match mistake {
-        0 => window.put(s, 77, 0, x)?,
-        1 => window.put(s, 0, 9, x)?,
-        2 => window.signal(s, 1, 6, SignalOp::Add(1))?,
-        3 => window.wait(s, 0, Some(2), Compare::Equal, 0)?,
-        4 => window.wait(s, 9, None, Compare::Equal, 0)?,
-        5 => window.barrier(s, 4)?,
-        6 => {
-            let own = window.own(s)?.as_in();
-            let rank = s.rank();
-            window.put(s, rank, 1, own.slice(0, 4))?;
-        }
-        _ => {
-            window.direct(s, 2)?;
-        }
+        0 => drop(me.slice(9, 2)),
+        1 => drop(me.slice(9, 1).write(s, block, x)),
+        2 => me.raise(s, 6),
+        3 => me.signal(s, 7, SignalOp::Set(1)),
+        4 => drop(window.wait_value(s, 9, None, Compare::Equal, 0)?),
+        5 => drop(window.barrier(s, 4)?),
+        6 => drop(me.slice(1, 9).put(s, block, window.local(s)?.slice(0, 4))),
+        7 => drop(me.slice(3, 3).put(s, block, window.local(s)?.slice(8, 3))),
+        8 => drop(window.wait(s, 6, s.me())?),
+        9 => me.store(s, 9, [1.0, 2.0]),
+        10 => drop(window.at(s.me()).get(s, window.local(s)?)),
+        _ => window.count(s, 3)?,
     }
     s.barrier()
 }
@@ -186,31 +187,39 @@ fn misuses(
 #[test]
 fn a_rank_range_or_number_that_does_not_exist_is_named() {
     for (mistake, text) in [
-        (0, "argument window: rank 77 of 2 ranks"),
-        (1, "argument window: element 10 of 10"),
-        (
-            2,
-            "argument window: number 6 of a signal or barrier, of which the window has 6",
-        ),
-        (3, "argument window: rank 2 of 2 ranks"),
-        (
-            4,
-            "argument window: number 9 of a signal or barrier, of which the window has 6",
-        ),
+        (0, "argument window: element 10 of 10"),
+        (1, "argument window: element 1 of 1"),
+        (2, "argument window: number 6 of a signal"),
+        (3, "argument window: number 7 of a signal"),
+        (4, "argument window: number 9 of a signal"),
         (
             5,
-            "argument window: number 4 of a signal or barrier, of which the window has 2",
+            "number 4 of a signal, counter or barrier, of which the window has 2",
         ),
         (
             6,
-            "argument window: a put of 16 bytes to an address 4 bytes from their source",
+            "a copy of 16 bytes to an address 4 bytes from their source",
         ),
-        (7, "argument window: rank 2 of 2 ranks"),
+        (7, "argument window: element 10 of 10"),
+        (
+            8,
+            "number 6 of a signal, counter or barrier, of which the window has 6",
+        ),
+        (9, "argument window: element 10 of 10"),
+        (
+            10,
+            "a copy of 40 bytes to an address 0 bytes from their source",
+        ),
+        (
+            11,
+            "number 3 of a signal, counter or barrier, of which the window has 2",
+        ),
     ] {
-        fails(&format!("in kernel misuses #2: {text}"), |comm| {
+        fails(text, |comm| {
             let mut options = WindowOptions::default();
             options.signals = Some(6);
             options.barriers = 2;
+            options.counters = Some(2);
             let window = comm.alloc_window(DType::F32, 10, options)?;
             let x = tensor(&[1.0f32, 2.0])?;
             comm.kernel(Misuses {
@@ -272,7 +281,9 @@ fn packets_beyond_a_slot_a_stream_or_the_ranks_are_refused() {
 #[kernel]
 fn waits_in_vain(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(), Aborted> {
     if s.rank() == 0 {
-        window.wait(s, 0, Some(1), Compare::GreaterEqual, 5)?;
+        for peer in s.peers(Team::World).take(1) {
+            window.wait(s, 0, peer)?;
+        }
     }
     s.barrier()
 }
@@ -368,8 +379,10 @@ fn splits(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
 /// Puts to different ranks from the lanes of one block.
 #[kernel]
 fn puts_apart(s: &mut Session<impl Machine>, window: Window<u8>, x: In<u8>) -> Result<(), Aborted> {
-    let rank = s.block().rank() % s.ranks();
-    window.put(s, rank, 0, x)?;
+    let lane = (s.block().rank() % s.ranks()) as usize;
+    for peer in s.peers(Team::World).skip(lane).take(1) {
+        window.at(peer).write(s, s.block(), x);
+    }
     s.barrier()
 }
 
@@ -511,7 +524,8 @@ fn different_numbers_of_blocks_are_a_mismatch() {
 /// Enters a barrier of a window.
 #[kernel]
 fn window_barrier(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(), Aborted> {
-    window.barrier(s, 0)
+    window.barrier(s, 0)?;
+    Ok(())
 }
 
 #[test]

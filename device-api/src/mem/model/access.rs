@@ -1,6 +1,8 @@
 //! The functions of [`crate::mem`], resolved through the model's table.
 
-use super::{Atomic, Fault, Kind, Ordering, Word, WordRef, broken, find};
+use core::panic::Location;
+
+use super::{Atomic, Fault, Kind, Ordering, Word, WordRef, broken, find, order_at};
 use crate::mem::{Order, Policy, Scope, native};
 
 fn effective(scope: Scope) -> Scope {
@@ -11,7 +13,9 @@ fn effective(scope: Scope) -> Scope {
     }
 }
 
+#[track_caller]
 fn demote(found: &WordRef, order: Order, scope: Scope) -> Order {
+    let order = order_at(Location::caller(), order);
     if found.kind == Kind::Peer && effective(scope) != Scope::System {
         Order::Relaxed
     } else {
@@ -49,12 +53,13 @@ fn stores(order: Order) -> Ordering {
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
     match find(at as usize) {
-        Some(found) => atomic(&found).map_or_else(
-            |forged| forged,
-            |word| word.get().load(loads(demote(&found, order, scope))),
-        ),
+        Some(found) => {
+            let order = demote(&found, order, scope);
+            atomic(&found).map_or_else(|forged| forged, |word| word.get().load(loads(order)))
+        }
         // SAFETY: the caller's promise.
         None => unsafe { native::load_u64(at, order, scope) },
     }
@@ -64,6 +69,7 @@ pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
     match find(at as usize) {
         Some(found) => {
@@ -78,6 +84,7 @@ pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
 }
 
 /// A read-modify-write, relaxed or full as order and scope say.
+#[track_caller]
 fn update(
     at: *mut u64,
     order: Order,
@@ -96,6 +103,7 @@ fn update(
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn fetch_add_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
     update(at, order, scope, |word, ordering| {
         word.fetch_add(value, ordering)
@@ -108,6 +116,7 @@ pub unsafe fn fetch_add_u64(at: *mut u64, value: u64, order: Order, scope: Scope
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn exchange_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
     update(at, order, scope, |word, ordering| {
         word.swap(value, ordering)
@@ -120,6 +129,7 @@ pub unsafe fn exchange_u64(at: *mut u64, value: u64, order: Order, scope: Scope)
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn compare_exchange_u64(
     at: *mut u64,
     expected: u64,
@@ -152,13 +162,13 @@ fn half(at: usize) -> u32 {
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
     match find(at as usize) {
         Some(found) => {
-            let all = atomic(&found).map_or_else(
-                |forged| forged,
-                |word| word.get().load(loads(demote(&found, order, scope))),
-            );
+            let order = demote(&found, order, scope);
+            let all =
+                atomic(&found).map_or_else(|forged| forged, |word| word.get().load(loads(order)));
             (all >> half(at as usize)) as u32
         }
         // SAFETY: the caller's promise.
@@ -169,14 +179,17 @@ pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
 /// Changes half of a word; gives what it was. Who stores the other half at the same time is ordered
 /// with this more than by memory: a model that shall see the difference has its words in different
 /// ones of the table.
+#[track_caller]
 fn update_u32(
     at: *mut u32,
-    ordering: impl Fn(&WordRef) -> Ordering,
+    order: Order,
+    scope: Scope,
+    ordering: impl Fn(Order) -> Ordering,
     change: impl Fn(u32) -> u32,
 ) -> Option<u32> {
     let found = find(at as usize)?;
     let half = half(at as usize);
-    let ordering = ordering(&found);
+    let ordering = ordering(demote(&found, order, scope));
     Some(match atomic(&found) {
         Err(forged) => (forged >> half) as u32,
         Ok(word) => {
@@ -197,8 +210,8 @@ fn update_u32(
     })
 }
 
-fn updates(found: &WordRef, order: Order, scope: Scope) -> Ordering {
-    match demote(found, order, scope) {
+fn updates(order: Order) -> Ordering {
+    match order {
         Order::Relaxed => Ordering::Relaxed,
         _ => Ordering::AcqRel,
     }
@@ -208,9 +221,9 @@ fn updates(found: &WordRef, order: Order, scope: Scope) -> Ordering {
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
-    let ordering = |found: &WordRef| stores(demote(found, order, scope));
-    if update_u32(at, ordering, |_| value).is_none() {
+    if update_u32(at, order, scope, stores, |_| value).is_none() {
         // SAFETY: the caller's promise.
         unsafe { native::store_u32(at, value, order, scope) };
     }
@@ -220,9 +233,10 @@ pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn fetch_add_u32(at: *mut u32, value: u32, order: Order, scope: Scope) -> u32 {
-    let ordering = |found: &WordRef| updates(found, order, scope);
-    update_u32(at, ordering, |before| before.wrapping_add(value))
+    let add = |before: u32| before.wrapping_add(value);
+    update_u32(at, order, scope, updates, add)
         // SAFETY: the caller's promise.
         .unwrap_or_else(|| unsafe { native::fetch_add_u32(at, value, order, scope) })
 }
@@ -231,6 +245,7 @@ pub unsafe fn fetch_add_u32(at: *mut u32, value: u32, order: Order, scope: Scope
 ///
 /// # Safety
 /// As there.
+#[track_caller]
 pub unsafe fn compare_exchange_u32(
     at: *mut u32,
     expected: u32,
@@ -238,20 +253,16 @@ pub unsafe fn compare_exchange_u32(
     order: Order,
     scope: Scope,
 ) -> u32 {
-    let ordering = |found: &WordRef| updates(found, order, scope);
-    update_u32(
-        at,
-        ordering,
-        |before| {
-            if before == expected { new } else { before }
-        },
-    )
-    // SAFETY: the caller's promise.
-    .unwrap_or_else(|| unsafe { native::compare_exchange_u32(at, expected, new, order, scope) })
+    let swap = |before| if before == expected { new } else { before };
+    update_u32(at, order, scope, updates, swap)
+        // SAFETY: the caller's promise.
+        .unwrap_or_else(|| unsafe { native::compare_exchange_u32(at, expected, new, order, scope) })
 }
 
 /// See the CPU's function of this name.
+#[track_caller]
 pub fn fence(order: Order, scope: Scope) {
+    let order = order_at(Location::caller(), order);
     let missing = broken(Fault::NoFences)
         || match order {
             Order::Release => broken(Fault::NoReleaseFences) || broken(Fault::NoRelease),

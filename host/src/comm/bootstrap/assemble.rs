@@ -10,8 +10,8 @@ use fusewire_device::layout::{
 };
 
 use super::config::CommConfig;
-use crate::Result;
 use crate::backend::Backend;
+use crate::comm::network::{self, TestNetwork};
 use crate::comm::observe::Recorder;
 use crate::comm::on_gpu::OnGpu;
 use crate::comm::reconfigure::random;
@@ -21,6 +21,7 @@ use crate::device::isa;
 use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::memory::Memory;
 use crate::stream::Stream;
+use crate::{Error, Result};
 
 /// Polls of a wait on a GPU before it looks at the clock and the abort word.
 const GPU_SPINS: u32 = 1000;
@@ -80,7 +81,16 @@ impl Communicator {
                 .hash(&mut hasher);
             hasher.finish()
         });
-        let windows = Windows::new(gpu.as_ref())?;
+        if gpu.is_some() && options.test_network.is_some() {
+            return Err(Error::InvalidArgument {
+                operation: "new_comm",
+                detail: "the network for tests connects ranks on the CPU".to_owned(),
+            });
+        }
+        let network = options
+            .test_network
+            .map(|_| TestNetwork::new(options.blocks));
+        let windows = Windows::new(gpu.as_ref(), network.is_none())?;
         windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
@@ -112,8 +122,7 @@ impl Communicator {
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
             state: workspace.ptr() as u64,
-            contexts: 0,
-            context_count: 0,
+            contexts: network.as_ref().map_or(0, TestNetwork::context),
             workspace: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
             workspaces: addresses,
@@ -133,6 +142,7 @@ impl Communicator {
             isa: isa(),
             constants,
             windows,
+            network,
             workspace,
             workspaces,
             processes,
@@ -157,6 +167,9 @@ impl Communicator {
         });
         Inner::watch(&inner);
         peers::watch(&inner);
+        if let Some(seed) = inner.options.test_network {
+            network::start(&inner, seed)?;
+        }
         Ok(Self {
             algorithm: inner.options.algorithm,
             inner,

@@ -17,7 +17,6 @@ pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
         channel_slot: options.channel_slot_bytes,
         channel_depth: options.channel_depth,
         staging: options.staging_bytes,
-        user_signals: 64,
     })
 }
 

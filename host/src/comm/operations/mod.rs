@@ -373,7 +373,7 @@ impl Communicator {
         if staged {
             WindowAddr::NONE.0
         } else {
-            self.inner.windows.addr_of(at, bytes).0
+            self.inner.addr_of(at, bytes)
         }
     }
 

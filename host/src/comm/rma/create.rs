@@ -36,8 +36,7 @@ impl Default for WindowOptions {
 }
 
 impl Communicator {
-    /// Whether [`Communicator::new_window`] works: where the ranks reach each other by load and
-    /// store.
+    /// Whether [`Communicator::new_window`] works: not with a backend.
     pub fn supports_window(&self) -> bool {
         self.inner.backend.is_none()
     }
@@ -62,14 +61,14 @@ impl Communicator {
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let barriers = options.barriers;
-        let bytes = signal_pad_bytes(size, signals, counters, barriers).max(8);
+        let blocks = self.inner.constants.max_blocks;
+        let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers).max(8);
         let signal_pad = self.alloc(DType::U8, bytes as usize)?;
         let signal_pad_id = self.inner.windows.addr_of(signal_pad.as_ptr(), 1).window();
         let signal_pads = (0..size)
             .filter_map(|rank| self.inner.windows.part(signal_pad_id as usize, rank))
             .collect();
         let device = Box::new(DeviceWindow {
-            constants: self.constants() as u64,
             window: id as u32,
             signal_pad: signal_pad_id,
             offset: 0,
@@ -78,6 +77,8 @@ impl Communicator {
             counters,
             barriers,
             size,
+            blocks,
+            reserved: 0,
         });
         let on_gpu = self.inner.on_gpu.as_ref();
         let on_gpu = on_gpu

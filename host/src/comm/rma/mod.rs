@@ -124,7 +124,10 @@ impl Window {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range.
     pub fn attributes(&self, peer: u32) -> Result<WindowAccess> {
         self.peer("attributes", peer)?;
-        Ok(WindowAccess::Unified)
+        Ok(match &self.comm.inner.network {
+            Some(_) if peer != self.comm.rank() => WindowAccess::Separate,
+            _ => WindowAccess::Unified,
+        })
     }
 
     /// `peer`'s part as a tensor of this rank: the same memory. The program orders its accesses

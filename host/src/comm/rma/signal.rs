@@ -85,24 +85,38 @@ impl Window {
             Some(sender) => sender..sender + 1,
             None => self.comm.ranks(),
         };
-        senders
-            .map(|sender| {
-                let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
-                Ok(memory.load(at))
-            })
-            .try_fold(0u64, |sum, seen: Result<u64>| Ok(sum.wrapping_add(seen?)))
+        let device = &self.shared.device;
+        let mut value = 0u64;
+        for sender in senders {
+            for block in 0..device.blocks {
+                let slot = device.slot_at(signal, sender, block);
+                let (memory, at) = self.word(self.comm.rank(), slot)?;
+                value = value.wrapping_add(memory.load(at));
+            }
+        }
+        Ok(value)
     }
 
-    /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling.
+    /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling, and
+    /// none may signal before it has learnt that this function has returned.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal out of range, or a
     /// window that was freed.
     pub fn reset_signal(&self, signal: u32) -> Result<()> {
         self.check_signal("reset_signal", signal)?;
+        let (device, own) = (&self.shared.device, self.comm.rank());
         for sender in 0..self.comm.size() {
-            let (memory, at) = self.word(self.shared.device.signal_at(signal, sender))?;
-            memory.store(at, 0)?;
+            for block in 0..device.blocks {
+                for (rank, word) in [
+                    (own, device.slot_at(signal, sender, block)),
+                    (own, device.taken_at(signal, sender, block)),
+                    (sender, device.sent_at(signal, own, block)),
+                ] {
+                    let (memory, at) = self.word(rank, word)?;
+                    memory.store(at, 0)?;
+                }
+            }
         }
         Ok(())
     }
@@ -118,14 +132,14 @@ impl Window {
                 format!("counter {counter} of {}", self.shared.device.counters),
             ));
         }
-        let (memory, at) = self.word(self.shared.device.counter_at(counter))?;
+        let (memory, at) = self.word(self.comm.rank(), self.shared.device.counter_at(counter))?;
         Ok(memory.load(at))
     }
 
-    /// Where a word of this rank's signal pad is, which is only accessed atomically.
-    fn word(&self, offset: u64) -> Result<WindowPart> {
+    /// Where a word of `rank`'s signal pad is, which is only accessed atomically.
+    fn word(&self, rank: u32, offset: u64) -> Result<WindowPart> {
         let signal_pad = self.shared.device.signal_pad as usize;
-        match self.shared.inner.windows.part(signal_pad, self.comm.rank()) {
+        match self.shared.inner.windows.part(signal_pad, rank) {
             Some((memory, start)) => Ok((memory, start + offset)),
             None => Err(invalid("window", "the window was freed".to_owned())),
         }

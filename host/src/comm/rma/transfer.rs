@@ -116,6 +116,7 @@ impl Window {
                 .header(call, (source.len() * source.dtype().size()) as u64),
             window: self.device_window(),
             source: source.as_ptr(),
+            source_len: (source.len() * source.dtype().size()) as u64,
             offset,
             signal: signal.map_or(NONE, u64::from),
         };
@@ -145,6 +146,7 @@ impl Window {
                 .header(call, (target.len() * target.dtype().size()) as u64),
             window: self.device_window(),
             target: target.as_ptr(),
+            target_len: (target.len() * target.dtype().size()) as u64,
             offset,
         };
         let op_info = OpInfo {

@@ -402,18 +402,13 @@ impl Check<'_> {
             return Err(self.refuse(index, "not a window of this library"));
         };
         window.check_launch(self.name, self.comm)?;
-        let needed = u64::from(self.contract.signals) * u64::from(self.blocks);
-        if u64::from(window.signals()) < needed {
-            return Err(self.refuse(
-                index,
-                &format!(
-                    "a window with {} signals; the kernel needs {} for each of {} blocks: set \
-                     WindowOptions::signals to {needed}",
-                    window.signals(),
-                    self.contract.signals,
-                    self.blocks
-                ),
-            ));
+        let (signals, needed) = (window.signals(), self.contract.signals);
+        if signals < needed {
+            let text = format!(
+                "a window with {signals} signals; the kernel needs {needed}: set \
+                 WindowOptions::signals to {needed}"
+            );
+            return Err(self.refuse(index, &text));
         }
         Ok(Some(Owner::Window(window)))
     }

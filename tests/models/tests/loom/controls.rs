@@ -5,8 +5,11 @@ use fusewire_models::broken::Kernel;
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault};
 use fusewire_models::step::{Op, Step};
+use fusewire_models::windows;
 
-use crate::models::{CHANNELS, PACKETS, ROUNDS, WORDS, lanes_config, scenario, single, two};
+use crate::models::{
+    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, lanes_config, scenario, single, two,
+};
 
 const BOUND: Bound = Bound::Preemptions(3);
 
@@ -23,6 +26,10 @@ fn orders() -> Vec<Entry> {
     let packets = || single(two(PACKETS), vec![Step::new(Op::Packet, 2); 4]);
     let signals = || single(two(ROUNDS), vec![Step::new(Op::Signal, 8); 3]);
     let channel = || single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
+    let rows = |kernel| Step::new(Op::Window(kernel), 1);
+    let window = || single(two(SIGNALS), vec![rows(windows::Kernel::Rows); 2]);
+    let sum = || single(two(SIGNALS), vec![rows(windows::Kernel::Adders); 2]);
+    let network = || single(two(NETWORK), vec![rows(windows::Kernel::OneWay)]);
     [
         ("relaxed stores", Fault::RelaxedStores, "packets", packets()),
         ("relaxed stores", Fault::RelaxedStores, "signal", signals()),
@@ -33,6 +40,13 @@ fn orders() -> Vec<Entry> {
         ("device scope", Fault::NarrowScope, "packets", packets()),
         ("device scope", Fault::NarrowScope, "signal", signals()),
         ("device scope", Fault::NarrowScope, "channel", channel()),
+        ("relaxed stores", Fault::RelaxedStores, "window", window()),
+        ("no acquire", Fault::NoAcquire, "window", window()),
+        ("no acquire", Fault::NoAcquire, "window, sum", sum()),
+        ("device scope", Fault::NarrowScope, "window", window()),
+        ("relaxed stores", Fault::RelaxedStores, "network", network()),
+        ("no acquire", Fault::NoAcquire, "network", network()),
+        ("device scope", Fault::NarrowScope, "network", network()),
     ]
     .into_iter()
     .map(|(what, fault, name, scenario)| {
@@ -132,6 +146,13 @@ fn kernels() -> Vec<Entry> {
         let name = format!("control: {what}");
         entries.push(Entry::control(&name, BOUND, None, of(kernel)));
     }
+    let rows = Step::new(Op::Window(windows::Kernel::NoBarrier), 1);
+    entries.push(Entry::control(
+        "control: a window without a barrier",
+        BOUND,
+        None,
+        single(two(SIGNALS), vec![rows; 2]),
+    ));
     entries
 }
 

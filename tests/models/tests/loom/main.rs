@@ -8,6 +8,9 @@ mod models;
 
 #[cfg(loom)]
 fn main() -> std::process::ExitCode {
+    if std::env::var_os("FUSEWIRE_MUTANTS").is_some() {
+        return fusewire_models::mutants::run(models::entries);
+    }
     let entries = models::entries().into_iter().chain(controls::entries());
     fusewire_models::report::run("loom", entries.collect())
 }

@@ -5,6 +5,7 @@ use fusewire_models::memory_image::{Config, MemoryImage, Parts};
 use fusewire_models::report::{Bound, Entry};
 use fusewire_models::scenario::{Blocks, InjectedFault, Scenario};
 use fusewire_models::step::{Memory, Op, Step};
+use fusewire_models::windows::Kernel;
 
 const NONE: Parts = Parts {
     packets: false,
@@ -13,6 +14,8 @@ const NONE: Parts = Parts {
     channels: false,
     failure: false,
     words: false,
+    signals: false,
+    network: false,
 };
 pub(crate) const PACKETS: Parts = Parts {
     packets: true,
@@ -29,6 +32,14 @@ const STAGED: Parts = Parts {
 pub(crate) const WORDS: Parts = Parts {
     words: true,
     ..ROUNDS
+};
+pub(crate) const SIGNALS: Parts = Parts {
+    signals: true,
+    ..NONE
+};
+pub(crate) const NETWORK: Parts = Parts {
+    network: true,
+    ..SIGNALS
 };
 pub(crate) const CHANNELS: Parts = Parts {
     channels: true,
@@ -52,6 +63,7 @@ pub(crate) fn entries() -> Vec<Entry> {
     [
         packets(),
         rounds(),
+        windows(),
         channels(),
         mixtures(),
         overlapped(),
@@ -179,7 +191,6 @@ fn rounds() -> Vec<Entry> {
         ("all_reduce + norm, one shot", Op::Norm(Route::OneShot), 1),
         ("all_reduce + norm, two shots", Op::Norm(Route::TwoShot), 1),
         ("reduce_scatter + norm", Op::Norm(Route::ReduceScatter), 1),
-        ("put with signal", Op::RingPut, 1),
     ];
     for (name, op, count) in cases {
         entries.push(Entry::model(
@@ -227,6 +238,59 @@ fn rounds() -> Vec<Entry> {
         ),
     ));
     entries
+}
+
+fn windows() -> Vec<Entry> {
+    let step = |kernel, count| Step::new(Op::Window(kernel), count);
+    let of = |parts, blocks, steps| {
+        let config = Config {
+            blocks,
+            ..two(parts)
+        };
+        single(config, steps)
+    };
+    let rounds = Parts {
+        rounds: true,
+        ..SIGNALS
+    };
+    vec![
+        Entry::model(
+            "write with signal in a ring, 2 ranks x 3 epochs",
+            Bound::Preemptions(2),
+            of(rounds, 1, vec![Step::new(Op::RingPut, 1); 3]),
+        ),
+        Entry::model(
+            "window: rows, signals and a barrier, 2 ranks x 2 epochs",
+            Bound::Exhaustive,
+            of(SIGNALS, 1, vec![step(Kernel::Rows, 1); 2]),
+        )
+        .within(25),
+        Entry::model(
+            "window: rows, signals and a barrier, 2 ranks x 4 epochs",
+            Bound::Preemptions(3),
+            of(SIGNALS, 1, vec![step(Kernel::Rows, 1); 4]),
+        ),
+        Entry::model(
+            "window: two blocks add to a signal, 2 ranks x 2 epochs",
+            Bound::Preemptions(2),
+            of(SIGNALS, 2, vec![step(Kernel::Adders, 2); 2]),
+        ),
+        Entry::model(
+            "window: one block adds while another sets, 2 ranks",
+            Bound::Preemptions(3),
+            of(SIGNALS, 2, vec![step(Kernel::AddBesideSet, 2)]),
+        ),
+        Entry::model(
+            "window: a row by requests to a network, more than the ring holds",
+            Bound::Preemptions(3),
+            of(NETWORK, 1, vec![step(Kernel::OneWay, 5)]),
+        ),
+        Entry::model(
+            "window: rows by requests of two blocks",
+            Bound::Preemptions(2),
+            of(NETWORK, 2, vec![step(Kernel::OneWay, 4)]),
+        ),
+    ]
 }
 
 fn channels() -> Vec<Entry> {

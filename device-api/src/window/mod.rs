@@ -1,0 +1,578 @@
+//! Windows: memory of which every rank has a part that the others can write, with signals.
+//!
+//! A kernel takes a [`Window`] as an argument. [`Window::at`] gives a peer's part, to which a block
+//! puts data, and [`Window::local`] gives this rank's own. A **signal** tells a peer that data has
+//! arrived; a wait returns [`Received`], through which a kernel reads what the signal covers. Peers
+//! that are not reachable by load and store are served by requests to the network
+//! ([`crate::net`]), with the same functions.
+//!
+//! What a put overwrites, and when it may, is the kernel's protocol.
+//!
+//! # Signals
+//! A signal of a rank has a word, its *slot*, for each block of each sender. Only that block writes
+//! the slot, so neither setting nor adding needs an atomic update of remote memory, and blocks that
+//! add at the same time lose nothing. The value of a signal for one sender is the sum of the
+//! sender's slots.
+//!
+//! - **Who may overwrite what:** a block overwrites its own slot at a peer at any time; the peer
+//!   compares values and needs no particular one;
+//! - **after having acquired** nothing: the block keeps a copy of the slot in its own memory;
+//! - **released by** the block after its puts to that peer, which the new value covers.
+//!
+//! There are two ways to use a signal, and a kernel chooses one for each signal:
+//! - [`Remote::raise`] and [`Window::wait`] count by themselves, block by block: the n-th wait of
+//!   block b for a rank ends when block b of that rank has raised the signal n times, over all
+//!   launches and replays.
+//! - [`Remote::signal`] and [`Window::wait_value`] set, add and compare values. Two blocks must not
+//!   *set* one signal of one peer at the same time. On a network, a block that sets what another
+//!   block has changed first waits for that block's [`Window::flush`].
+//!
+//! # Memory
+//! A window is two windows of the communicator: the elements, and the words of the signals,
+//! counters and barriers, which [`DeviceWindow`] describes.
+
+mod remote;
+mod words;
+
+use core::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::args::{In, InOut};
+use crate::comm::{Rank, Team, WindowAddr};
+use crate::element::Element;
+use crate::faults::Faults;
+use crate::group::{Group, Machine};
+use crate::layout::FailureKind;
+use crate::mem::{self, Order, Scope};
+use crate::net::SignalOp;
+use crate::session::{Aborted, Session, Unvoted};
+use crate::wait::WaitKind;
+
+pub use self::remote::{Get, Put, Remote};
+pub use self::words::signal_pad_bytes;
+
+/// A window as kernels see it; plain data in device memory, written once by the host.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct DeviceWindow {
+    /// Number of the window that holds the user's memory.
+    pub window: u32,
+    /// Number of the window that holds the words.
+    pub signal_pad: u32,
+    /// Byte offset of the user's part in the window; differs between ranks only where each rank
+    /// registered memory of its own.
+    pub offset: u64,
+    /// Bytes of the user's part.
+    pub bytes: u64,
+    /// Signals.
+    pub signals: u32,
+    /// Counters.
+    pub counters: u32,
+    /// Barriers.
+    pub barriers: u32,
+    /// Ranks.
+    pub size: u32,
+    /// Most blocks of a launch.
+    pub blocks: u32,
+    /// Unused.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<DeviceWindow>() == 48);
+
+/// Comparison of the word that a wait reads with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Compare {
+    /// Equal.
+    Equal = 0,
+    /// Not equal.
+    NotEqual = 1,
+    /// Less.
+    Less = 2,
+    /// Less or equal.
+    LessEqual = 3,
+    /// Greater.
+    Greater = 4,
+    /// Greater or equal.
+    GreaterEqual = 5,
+}
+
+impl Compare {
+    /// Returns the comparison with this code; greater or equal for codes that no comparison has.
+    #[inline(always)]
+    pub const fn from_code(code: u32) -> Self {
+        match code {
+            0 => Self::Equal,
+            1 => Self::NotEqual,
+            2 => Self::Less,
+            3 => Self::LessEqual,
+            4 => Self::Greater,
+            _ => Self::GreaterEqual,
+        }
+    }
+
+    /// Returns true if `seen` satisfies it; unsigned.
+    #[inline(always)]
+    pub const fn holds(self, seen: u64, value: u64) -> bool {
+        match self {
+            Self::Equal => seen == value,
+            Self::NotEqual => seen != value,
+            Self::Less => seen < value,
+            Self::LessEqual => seen <= value,
+            Self::Greater => seen > value,
+            Self::GreaterEqual => seen >= value,
+        }
+    }
+}
+
+/// A window as an argument of a kernel.
+///
+/// Every rank has a part of [`Window::len`] elements. Unless a function says otherwise, all lanes
+/// of a block call it together, with equal arguments.
+///
+/// # Errors
+/// A range, signal, counter or barrier that does not exist is recorded as an error, with the name
+/// of the argument and the value, and nothing is accessed. The next function that votes returns
+/// the error on all lanes ([`crate::session`]).
+#[derive(Debug)]
+pub struct Window<'a, T> {
+    window: DeviceWindow,
+    argument: u32,
+    faults: Faults,
+    launch: PhantomData<&'a T>,
+}
+
+impl<T> Clone for Window<'_, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Window<'_, T> {}
+
+impl<'a, T: Element> Window<'a, T> {
+    /// Wraps the argument with number `argument`. Called by `#[kernel]`.
+    ///
+    /// # Safety
+    /// `window` must describe a window of the session's communicator that is alive during the
+    /// launch.
+    #[inline(always)]
+    pub unsafe fn new<M: Machine>(
+        session: &Session<M>,
+        argument: u32,
+        window: *const DeviceWindow,
+    ) -> Self {
+        Self {
+            // SAFETY: the description is valid, and nothing writes it while kernels run.
+            window: unsafe { mem::read(window) },
+            argument,
+            faults: session.faults(),
+            launch: PhantomData,
+        }
+    }
+
+    /// Returns the number of elements of each rank's part.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.window.bytes as usize / size_of::<T>()
+    }
+
+    /// Returns true if the parts have no elements.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the number of signals.
+    #[inline(always)]
+    pub fn signals(&self) -> u32 {
+        self.window.signals
+    }
+
+    /// Returns `rank`'s part. Any lane.
+    #[inline(always)]
+    pub fn at(&self, rank: Rank) -> Remote<'a, T> {
+        Remote::new(*self, rank)
+    }
+
+    /// Returns this rank's part: the source of puts and the target of gets. To read what a peer
+    /// has put there, wait for a signal ([`Received`]).
+    ///
+    /// # Errors
+    /// [`Aborted`] after recording [`FailureKind::NoRoute`], if the window has been freed.
+    #[inline(always)]
+    pub fn local<M: Machine>(&self, s: &Session<M>) -> Result<Local<'a, T>, Aborted> {
+        let part = self.at(s.me()).direct(s)?;
+        Ok(Local {
+            elements: part,
+            window: self.window.window,
+            offset: self.window.offset,
+        })
+    }
+
+    /// Waits until block b of the rank `from` has raised signal `id` once more than in the last
+    /// wait, where b is the index of this block.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names `from`, or if a lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        from: Rank,
+    ) -> Result<Received<'a, T>, Aborted> {
+        let block = s.block();
+        block.uniform([u64::from(id), u64::from(from.index())]);
+        let mut arrived = Unvoted::new(());
+        if block.is_leader() {
+            arrived = self.await_raise(s, id, from);
+        }
+        s.vote(arrived)?;
+        self.received(s)
+    }
+
+    /// Does what [`Window::wait`] does for all ranks of a team, this rank included.
+    ///
+    /// # Errors
+    /// As [`Window::wait`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_all<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        team: Team,
+    ) -> Result<Received<'a, T>, Aborted> {
+        s.block().uniform([u64::from(id)]);
+        let mut arrived = Unvoted::new(());
+        for from in s.peers_of_lane(team) {
+            arrived = arrived.and(self.await_raise(s, id, from));
+        }
+        s.vote(arrived)?;
+        self.received(s)
+    }
+
+    /// Waits until `compare` holds between signal `id` of this rank and `value`. The signal's value
+    /// is what `from` has made of it, or the sum over all ranks if `from` is `None`.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names `from`, or this rank if `from` is `None`; or if a
+    /// lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_value<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        from: Option<Rank>,
+        compare: Compare,
+        value: u64,
+    ) -> Result<Received<'a, T>, Aborted> {
+        let block = s.block();
+        let from = from.map(Rank::index);
+        block.uniform([u64::from(id), from.map_or(u64::MAX, u64::from), value]);
+        let mut arrived = Unvoted::new(());
+        if block.is_leader() && self.has_signal(id) && self.is_alive(s) {
+            arrived = self.await_value(s, id, from, compare, value);
+        }
+        s.vote(arrived)?;
+        self.received(s)
+    }
+
+    /// Raises signal `id` of every rank of a team, this rank included. See [`Remote::raise`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn raise_all<M: Machine>(&self, s: &Session<M>, id: u32, team: Team) {
+        self.signal_all(s, id, SignalOp::Add(1), team);
+    }
+
+    /// Updates signal `id` of every rank of a team, this rank included. See [`Remote::signal`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn signal_all<M: Machine>(&self, s: &Session<M>, id: u32, op: SignalOp, team: Team) {
+        let block = s.block();
+        block.uniform([u64::from(id)]);
+        block.publish(Scope::System);
+        // After an error the ranks must not trust what has come.
+        if !s.faults().is_pending() {
+            for peer in s.peers_of_lane(team) {
+                self.update(s, id, peer, op, 0);
+            }
+        }
+    }
+
+    /// Stores `value` as element `index` of the part of every rank of a team, this rank included.
+    /// See [`Remote::store`].
+    #[inline(always)]
+    pub fn store_each<M: Machine>(&self, s: &Session<M>, index: usize, value: T, team: Team) {
+        for peer in s.peers_of_lane(team) {
+            self.at(peer).store(s, index, [value]);
+        }
+    }
+
+    /// Waits until every rank has entered barrier `id` as often as this one. All writes of the
+    /// blocks before the barrier are visible to them after it. Only one block of a launch may use
+    /// a given barrier.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names the late rank, or if a lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn barrier<M: Machine>(&self, s: &Session<M>, id: u32) -> Result<Received<'a, T>, Aborted> {
+        let block = s.block();
+        block.uniform([u64::from(id)]);
+        let entered = if id < self.window.barriers {
+            self.window.barrier(s, id, |rank| self.no_route(rank))
+        } else {
+            self.refuse(FailureKind::Id, id, self.window.barriers);
+            Unvoted::new(())
+        };
+        s.vote(entered)?;
+        self.window.leave_barrier(s, id);
+        self.received(s)
+    }
+
+    /// Waits until the sources of all puts of this block may be reused.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, or if a lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn flush<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+        s.vote(s.flush())
+    }
+
+    /// Adds 1 to counter `id` of this rank once the sources of all puts of this block may be
+    /// reused. The host reads counters.
+    ///
+    /// # Errors
+    /// As [`Window::flush`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn count<M: Machine>(&self, s: &Session<M>, id: u32) -> Result<(), Aborted> {
+        s.block().uniform([u64::from(id)]);
+        if id >= self.window.counters {
+            self.refuse(FailureKind::Id, id, self.window.counters);
+        }
+        self.flush(s)?;
+        if s.block().is_leader()
+            && let Some(word) = self.window.own(s.comm(), self.window.counter_at(id), 1)
+        {
+            // SAFETY: a counter of this rank's signal pad, only accessed atomically.
+            unsafe { mem::fetch_add_u64(word, 1, Order::AcqRel, Scope::Device) };
+        }
+        Ok(())
+    }
+
+    /// Waits on one lane until the value of a signal compares as wanted.
+    #[inline(always)]
+    fn await_value<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        from: Option<u32>,
+        compare: Compare,
+        value: u64,
+    ) -> Unvoted<()> {
+        if s.faults().is_pending() {
+            return Unvoted::new(());
+        }
+        let awaited = from.unwrap_or(s.rank());
+        Unvoted::from_wait(s.ctx().until(WaitKind::Signal, awaited, value, || {
+            // The slots are read relaxed, so that the loads are under way together.
+            let first = self.window.value(s.comm(), id, from);
+            if !compare.holds(first, value) {
+                return Err(first);
+            }
+            // Some slots may have been read before and some after an update that touched several:
+            // now all are at least as new as what those that were seen cover.
+            mem::fence(Order::Acquire, Scope::System);
+            let again = self.window.value(s.comm(), id, from);
+            match compare.holds(again, value) {
+                true => Ok(()),
+                false => Err(again),
+            }
+        }))
+    }
+
+    /// Waits on one lane until `from`'s block of this index has raised signal `id` again.
+    #[inline(always)]
+    fn await_raise<M: Machine>(&self, s: &Session<M>, id: u32, from: Rank) -> Unvoted<()> {
+        let (window, block, from) = (&self.window, s.block().index(), from.index());
+        if !self.has_signal(id) || !self.has_block(block) || s.faults().is_pending() {
+            return Unvoted::new(());
+        }
+        let slot = window.own(s.comm(), window.slot_at(id, from, block), 1);
+        let taken = window.own(s.comm(), window.taken_at(id, from, block), 1);
+        let (Some(slot), Some(taken)) = (slot, taken) else {
+            self.no_route(from);
+            return Unvoted::new(());
+        };
+        // SAFETY: only this block of this rank accesses this word.
+        let value = unsafe { mem::load_u64(taken, Order::Relaxed, Scope::Device) }.wrapping_add(1);
+        let arrived = s.ctx().until(WaitKind::Signal, from, value, || {
+            // SAFETY: a slot of this rank's signal pad.
+            let seen = unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) };
+            // The sender may be ahead.
+            match (seen.wrapping_sub(value) as i64) < 0 {
+                true => Err(seen),
+                false => Ok(()),
+            }
+        });
+        // SAFETY: as above.
+        unsafe { mem::store_u64(taken, value, Order::Relaxed, Scope::Device) };
+        Unvoted::from_wait(arrived)
+    }
+
+    /// Updates signal `id` of `peer` on one lane, after the block has published its writes. The
+    /// signal covers the network requests from number `after` on.
+    #[inline(always)]
+    fn update<M: Machine>(&self, s: &Session<M>, id: u32, peer: Rank, op: SignalOp, after: u64) {
+        if self.has_signal(id)
+            && self.has_block(s.block().index())
+            && !self.window.update(s, id, peer.index(), op, after)
+        {
+            self.no_route(peer.index());
+        }
+    }
+
+    /// Returns proof that a wait of the block has ended.
+    #[inline(always)]
+    fn received<M: Machine>(&self, s: &Session<M>) -> Result<Received<'a, T>, Aborted> {
+        let elements = self.at(s.me()).direct(s)?.as_in();
+        Ok(Received { elements })
+    }
+
+    #[inline(always)]
+    fn has_signal(&self, id: u32) -> bool {
+        if id >= self.window.signals {
+            self.refuse(FailureKind::Id, id, self.window.signals);
+        }
+        id < self.window.signals
+    }
+
+    #[inline(always)]
+    fn is_alive<M: Machine>(&self, s: &Session<M>) -> bool {
+        let is_alive = self.window.own(s.comm(), 0, 1).is_some();
+        if !is_alive {
+            self.no_route(s.rank());
+        }
+        is_alive
+    }
+
+    #[inline(always)]
+    fn has_block(&self, block: u32) -> bool {
+        if block >= self.window.blocks {
+            self.refuse(FailureKind::Id, block, self.window.blocks);
+        }
+        block < self.window.blocks
+    }
+
+    #[inline(always)]
+    fn refuse(&self, kind: FailureKind, observed: u32, expected: u32) {
+        let (observed, expected) = (u64::from(observed), u64::from(expected));
+        self.faults.record(kind, self.argument, observed, expected);
+    }
+
+    #[inline(always)]
+    fn no_route(&self, rank: u32) {
+        self.refuse(FailureKind::NoRoute, rank, self.window.size);
+    }
+}
+
+/// This rank's part of a window: the source of puts and the target of gets, because a network
+/// needs memory that it knows.
+#[derive(Debug)]
+pub struct Local<'a, T> {
+    elements: InOut<'a, T>,
+    window: u32,
+    offset: u64,
+}
+
+impl<T> Clone for Local<'_, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Local<'_, T> {}
+
+impl<'a, T: Element> Local<'a, T> {
+    /// Returns the number of elements.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Returns true if there are no elements.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns elements `first .. first + len`. A range that is not within these elements is
+    /// recorded as an error, and the result is empty. Any lane by itself.
+    #[inline(always)]
+    #[must_use]
+    pub fn slice(self, first: usize, len: usize) -> Self {
+        Self {
+            elements: self.elements.slice(first, len),
+            offset: self
+                .offset
+                .wrapping_add(first.wrapping_mul(size_of::<T>()) as u64),
+            ..self
+        }
+    }
+
+    /// Returns the elements, which this rank may read and write.
+    #[inline(always)]
+    pub fn elements(&self) -> InOut<'a, T> {
+        self.elements
+    }
+
+    /// Returns the address of the elements that peers and the network use.
+    #[inline(always)]
+    fn addr(&self) -> WindowAddr {
+        WindowAddr::new(self.window, self.offset)
+    }
+}
+
+/// What peers have put into this rank's part of a window, as proof that a wait has ended.
+#[derive(Debug)]
+pub struct Received<'a, T> {
+    elements: In<'a, T>,
+}
+
+impl<'a, T: Element> Received<'a, T> {
+    /// Returns the number of elements of the part.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Returns true if the part has no elements.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns element `index`, or zero if there is none, which is recorded as an error. Any lane
+    /// by itself.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> T {
+        self.elements.get(index)
+    }
+
+    /// Returns elements `first .. first + len`. A range that is not within the part is recorded as
+    /// an error, and the result is empty. Any lane by itself.
+    #[inline(always)]
+    pub fn slice(&self, first: usize, len: usize) -> In<'a, T> {
+        self.elements.slice(first, len)
+    }
+}

@@ -1,0 +1,253 @@
+//! Kernels with windows, and the agent of a network.
+
+use fusewire_device::comm::WindowAddr;
+use fusewire_device::layout::LaunchHeader;
+use fusewire_device::mem::{self, Order, Scope};
+use fusewire_device::net::{Action, Request, STAGING, SignalOp};
+use fusewire_device::window::Compare;
+use fusewire_device::{Aborted, Block, In, Machine, Session, Team, Window, kernel};
+
+use crate::memory_image::MemoryImage;
+use crate::step::number;
+
+/// A kernel with a window. After a launch, the window of every rank contains the inputs of all
+/// ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Signals and waits that count by themselves; entry by a barrier of the window.
+    Rows,
+    /// Two blocks add different values to one signal, and one block waits for the sum.
+    Adders,
+    /// One block sets a signal while the other adds to it.
+    AddBesideSet,
+    /// Signals without the barrier: a rank may overwrite what its peer has not read.
+    NoBarrier,
+    /// Rank 0 writes its row to rank 1, which waits for it. Rank 1 writes nothing. One launch.
+    OneWay,
+}
+
+/// Values of [`Kernel::AddBesideSet`].
+const SET: u64 = 10;
+const ADD: u64 = 5;
+
+impl Kernel {
+    /// Runs the kernel.
+    ///
+    /// # Safety
+    /// The header must belong to the image, and `source` to the rank's input of `count` words.
+    pub unsafe fn run<M: Machine>(
+        self,
+        block: Block<M>,
+        header: LaunchHeader,
+        image: &MemoryImage,
+        source: *const u8,
+        count: u64,
+    ) {
+        let window = image.device_window();
+        // SAFETY: the caller's promise; the window belongs to the image.
+        unsafe {
+            match self {
+                Self::Rows => rows__run(
+                    block,
+                    &RowsParams {
+                        header,
+                        window,
+                        input: source.cast_mut(),
+                        input_len: count,
+                        barrier: 1,
+                    },
+                ),
+                Self::NoBarrier => rows__run(
+                    block,
+                    &RowsParams {
+                        header,
+                        window,
+                        input: source.cast_mut(),
+                        input_len: count,
+                        barrier: 0,
+                    },
+                ),
+                Self::Adders => adders__run(
+                    block,
+                    &AddersParams {
+                        header,
+                        window,
+                        input: source.cast_mut(),
+                        input_len: count,
+                    },
+                ),
+                Self::OneWay => one_way__run(
+                    block,
+                    &OneWayParams {
+                        header,
+                        window,
+                        input: source.cast_mut(),
+                        input_len: count,
+                    },
+                ),
+                Self::AddBesideSet => add_beside_set__run(
+                    block,
+                    &AddBesideSetParams {
+                        header,
+                        window,
+                        input: source.cast_mut(),
+                        input_len: count,
+                    },
+                ),
+            }
+        }
+    }
+
+    /// Checks the words of the window after a launch.
+    ///
+    /// # Panics
+    /// Panics if the signal has a value that no order of the updates gives.
+    pub fn verify(self, image: &MemoryImage, rank: u32) {
+        if self != Self::AddBesideSet {
+            return;
+        }
+        for sender in 0..image.config().ranks {
+            let slots = (0..image.config().blocks).map(|block| {
+                let slot = image.slot(rank, 1, sender, block);
+                // SAFETY: a word of the image, which is only accessed atomically.
+                unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) }
+            });
+            let value: u64 = slots.fold(0, u64::wrapping_add);
+            let possible = [SET, SET + ADD];
+            assert!(possible.contains(&value), "signal 1 of {sender} is {value}");
+        }
+    }
+}
+
+/// Writes this rank's words to its row of every rank.
+fn write_row(s: &Session<impl Machine>, window: Window<u64>, input: In<u64>) {
+    let block = s.block();
+    let (first, last) = block.slice(input.len(), 1);
+    let part = input.slice(first, last - first);
+    let at = s.rank() as usize * input.len() + first;
+    for peer in s.peers(Team::World) {
+        let row = window.at(peer).slice(at, part.len());
+        row.write(s, block, part);
+    }
+}
+
+#[kernel]
+fn rows(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    input: In<u64>,
+    barrier: u32,
+) -> Result<(), Aborted> {
+    if barrier == 1 {
+        window.barrier(s, s.block().index())?;
+    }
+    write_row(s, window, input);
+    window.raise_all(s, 0, Team::World);
+    window.wait_all(s, 0, Team::World)?;
+    Ok(())
+}
+
+#[kernel]
+fn adders(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    input: In<u64>,
+) -> Result<(), Aborted> {
+    let (block, launch) = (s.block(), s.epoch());
+    window.barrier(s, block.index())?;
+    write_row(s, window, input);
+    let value = SignalOp::Add(5 + u64::from(block.index()));
+    window.signal_all(s, 0, value, Team::World);
+    if block.index() == 0 {
+        let blocks = u64::from(block.count());
+        let sum = (0..blocks).map(|block| 5 + block).sum::<u64>();
+        let all = sum * u64::from(s.ranks()) * launch;
+        window.wait_value(s, 0, None, Compare::GreaterEqual, all)?;
+    }
+    Ok(())
+}
+
+#[kernel]
+fn add_beside_set(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    input: In<u64>,
+) -> Result<(), Aborted> {
+    window.barrier(s, s.block().index())?;
+    write_row(s, window, input);
+    let op = match s.block().index() {
+        0 => SignalOp::Set(SET),
+        _ => SignalOp::Add(ADD),
+    };
+    window.signal_all(s, 1, op, Team::World);
+    window.raise_all(s, 0, Team::World);
+    window.wait_all(s, 0, Team::World)?;
+    Ok(())
+}
+
+#[kernel]
+fn one_way(
+    s: &mut Session<impl Machine>,
+    window: Window<u64>,
+    input: In<u64>,
+) -> Result<(), Aborted> {
+    let block = s.block();
+    let (first, last) = block.slice(input.len(), 1);
+    match (s.rank(), s.peer(0), s.peer(1)) {
+        (0, _, Some(target)) => {
+            let part = input.slice(first, last - first);
+            let row = window.at(target).slice(first, part.len());
+            row.write(s, block, part).raise(s, 0);
+        }
+        (_, Some(source), _) => {
+            let row = window.wait(s, 0, source)?;
+            for index in first..last {
+                let sent = number(0, 0, index);
+                assert_eq!(row.get(index), sent, "element {index}");
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Carries out request `number` of `rank`, if it has been appended.
+///
+/// # Panics
+/// Panics if the request is not one that the kernels of this module make.
+pub fn carry_out(image: &MemoryImage, rank: u32, number: u64) -> bool {
+    let requests = image.requests(rank);
+    let Some(request) = requests.take(number) else {
+        return false;
+    };
+    let Request {
+        action,
+        peer,
+        remote,
+        local,
+        value,
+        bytes,
+        ..
+    } = request.expect("a request");
+    let address = |addr: WindowAddr, rank| match addr.window() {
+        STAGING => image.staging(rank).wrapping_add(addr.offset() as usize),
+        _ => image.address(addr, rank),
+    };
+    let to = address(remote, peer).cast::<u64>();
+    // SAFETY: the ranges lie in the image. The protocol orders these accesses with others, which
+    // the model checker checks.
+    unsafe {
+        match action {
+            Action::Put => {
+                let from = address(local, rank).cast::<u64>();
+                for word in 0..bytes as usize / 8 {
+                    mem::write(to.add(word), mem::read(from.add(word)));
+                }
+            }
+            Action::Signal => mem::store_u64(to, value[0], Order::Release, Scope::System),
+            other => panic!("no kernel asks for {other:?}"),
+        }
+    }
+    requests.complete(number + 1);
+    true
+}
