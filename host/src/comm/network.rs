@@ -100,7 +100,10 @@ impl Drop for TestNetwork {
 pub(super) fn start(inner: &Arc<Inner>, seed: u64) -> Result<()> {
     let weak = Arc::downgrade(inner);
     let mut agent = Agent {
-        random: seed.wrapping_add(u64::from(inner.rank) + 1) * 0x9e37_79b9_7f4a_7c15 | 1,
+        random: seed
+            .wrapping_add(u64::from(inner.rank) + 1)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            | 1,
         turn: 0,
         taken: 0,
         pending: Vec::new(),

@@ -168,17 +168,17 @@ fn misuses(
 ) -> Result<(), Aborted> {
     let (block, me) = (s.block(), window.at(s.me()));
     match mistake {
-        0 => drop(me.slice(9, 2)),
-        1 => drop(me.slice(9, 1).write(s, block, x)),
+        0 => _ = me.slice(9, 2),
+        1 => _ = me.slice(9, 1).write(s, block, x),
         2 => me.raise(s, 6),
         3 => me.signal(s, 7, SignalOp::Set(1)),
-        4 => drop(window.wait_value(s, 9, None, Compare::Equal, 0)?),
-        5 => drop(window.barrier(s, 4)?),
-        6 => drop(me.slice(1, 9).put(s, block, window.local(s)?.slice(0, 4))),
-        7 => drop(me.slice(3, 3).put(s, block, window.local(s)?.slice(8, 3))),
-        8 => drop(window.wait(s, 6, s.me())?),
+        4 => _ = window.wait_value(s, 9, None, Compare::Equal, 0)?,
+        5 => _ = window.barrier(s, 4)?,
+        6 => _ = me.slice(1, 9).put(s, block, window.local(s)?.slice(0, 4)),
+        7 => _ = me.slice(3, 3).put(s, block, window.local(s)?.slice(8, 3)),
+        8 => _ = window.wait(s, 6, s.me())?,
         9 => me.store(s, 9, [1.0, 2.0]),
-        10 => drop(window.at(s.me()).get(s, window.local(s)?)),
+        10 => _ = window.at(s.me()).get(s, window.local(s)?),
         _ => window.count(s, 3)?,
     }
     s.barrier()

@@ -102,7 +102,7 @@ fn rows(
     for peer in s.peers(Team::World) {
         let mine = window.at(peer).slice(at, part.len());
         let to = peer.index() as usize * count + first;
-        if way % 2 == 0 {
+        if way.is_multiple_of(2) {
             mine.read(s, back.slice(to, part.len()))?;
         } else {
             let ticket = mine.get(s, source);
