@@ -3,8 +3,7 @@
 //! Images carry no line tables. To find source lines, the same bitcode is optimised a second time
 //! with its line tables. In the optimised IR, the line of every debug location is then replaced by
 //! the number of that location. The assembly's `.loc` directives therefore contain the location's
-//! number, which identifies the chain of inlined calls in the IR. Lines are used for a function
-//! only if it has the same instructions as in the image, apart from their operands.
+//! number, which identifies the chain of inlined calls in the IR.
 
 use std::collections::HashMap;
 
@@ -184,11 +183,7 @@ pub fn annotate(
             continue;
         };
         attach(other);
-        if !opcodes(function).eq(opcodes(other)) {
-            continue;
-        }
-        function.lines = core::mem::take(&mut other.lines);
-        function.locations = core::mem::take(&mut other.locations);
+        locate(function, other);
         let plain = out.ir.iter_mut().find(|it| it.name == function.name);
         let lines = with_lines.iter_mut().find(|it| it.name == function.name);
         if let (Some(plain), Some(lines)) = (plain, lines) {
@@ -219,10 +214,56 @@ fn attach(function: &mut assembly::AsmFunction) {
     function.locations = locations;
 }
 
-/// Returns the instructions without their operands: line tables may change the numbers of registers
-/// and the order of operations that commute.
-fn opcodes(function: &assembly::AsmFunction) -> impl Iterator<Item = &str> {
-    function.lines.iter().filter_map(|line| opcode(line))
+/// Gives the instructions of `function` the locations of those of `other`, the same function with
+/// line tables. These may change the numbers of registers and the order of some instructions, so
+/// the longest common sequence of opcodes is matched. An instruction without a partner gets the
+/// location 0, which no line has.
+fn locate(function: &mut assembly::AsmFunction, other: &assembly::AsmFunction) {
+    let opcodes = |function: &assembly::AsmFunction| -> Vec<(usize, String)> {
+        let lines = function.lines.iter().enumerate();
+        lines
+            .filter_map(|(index, line)| Some((index, opcode(line)?.to_owned())))
+            .collect()
+    };
+    let (mine, theirs) = (opcodes(function), opcodes(other));
+    let same = |&(left, right): &(&(usize, String), &(usize, String))| left.1 == right.1;
+    let start = mine.iter().zip(&theirs).take_while(same).count();
+    let (rest, others) = (&mine[start..], &theirs[start..]);
+    let end = rest.iter().rev().zip(others.iter().rev());
+    let end = end.take_while(same).count();
+    let middle = &rest[..rest.len() - end];
+    let others = &others[..others.len() - end];
+    function.locations = vec![0; function.lines.len()];
+    let mut pair = |left: usize, right: usize| {
+        function.locations[mine[left].0] = other.locations[theirs[right].0];
+    };
+    (0..start).for_each(|index| pair(index, index));
+    (1..=end).for_each(|back| pair(mine.len() - back, theirs.len() - back));
+    // Lengths of the longest common sequences of the ends of both parts.
+    let width = others.len() + 1;
+    let mut longest = vec![0u32; (middle.len() + 1) * width];
+    for left in (0..middle.len()).rev() {
+        for right in (0..others.len()).rev() {
+            let at = left * width + right;
+            longest[at] = if middle[left].1 == others[right].1 {
+                longest[at + width + 1] + 1
+            } else {
+                longest[at + width].max(longest[at + 1])
+            };
+        }
+    }
+    let (mut left, mut right) = (0, 0);
+    while left < middle.len() && right < others.len() {
+        let at = left * width + right;
+        if middle[left].1 == others[right].1 {
+            pair(start + left, start + right);
+            (left, right) = (left + 1, right + 1);
+        } else if longest[at + width] >= longest[at + 1] {
+            left += 1;
+        } else {
+            right += 1;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -292,6 +333,19 @@ define void @k() !dbg !3 {
         attach(&mut function);
         assert_eq!(function.lines.len(), 3);
         assert_eq!(function.locations, [7, 7, 7]);
-        assert!(opcodes(&function).eq(["mov.b32", "bra"]));
+        // The image has one instruction more, and one in another place.
+        let lines = [
+            "add.s32 %r2, %r1, 1;",
+            "mov.b32 %r1, 0;",
+            "$L:",
+            "bra $L;",
+            "ret;",
+        ];
+        let mut plain = assembly::AsmFunction {
+            lines: lines.map(str::to_owned).to_vec(),
+            ..assembly::AsmFunction::default()
+        };
+        locate(&mut plain, &function);
+        assert_eq!(plain.locations, [0, 7, 0, 7, 0]);
     }
 }
