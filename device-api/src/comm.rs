@@ -167,7 +167,7 @@ impl Iterator for Peers {
     }
 }
 
-/// How a range of a rank's memory is reached.
+/// Route to a range of a rank's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Route {
     /// By load and store, at this address.

@@ -184,7 +184,7 @@ pub struct CommConst {
     pub workspaces: [u64; MAX_RANKS],
 }
 
-/// How a kernel asks its host to reach a rank that it cannot reach by load and store. See
+/// Ring of requests to reach ranks that a kernel cannot reach by load and store. See
 /// [`crate::net`].
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

@@ -38,7 +38,7 @@ pub enum SignalOp {
     Add(u64),
 }
 
-/// What the agent does for a request.
+/// Action of the agent for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Action {
@@ -72,7 +72,7 @@ pub const STAGING: u32 = 0xffff;
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done.
+    /// The action.
     pub action: Action,
     /// The block that asks.
     pub block: u32,

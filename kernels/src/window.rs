@@ -34,7 +34,7 @@ pub fn window_put(
     if signal != NONE {
         target.signal(s, signal as u32, SignalOp::Add(1));
     }
-    // Whoever learns of the end of this launch by other means than the signal sees the data too.
+    // A rank that learns of the end of this launch without the signal sees the data too.
     mem::fence(mem::Order::Release, mem::Scope::System);
     block.sync();
     Ok(())

@@ -6,7 +6,7 @@
 //! that are not reachable by load and store are served by requests to the network
 //! ([`crate::net`]), with the same functions.
 //!
-//! What a put overwrites, and when it may, is the kernel's protocol.
+//! The kernel's protocol says when a put may overwrite its target.
 //!
 //! # Signals
 //! A signal of a rank has a word, its *slot*, for each block of each sender. Only that block writes
@@ -543,7 +543,7 @@ impl<'a, T: Element> Local<'a, T> {
     }
 }
 
-/// What peers have put into this rank's part of a window, as proof that a wait has ended.
+/// Elements that peers have put into this rank's part of a window: proof that a wait has ended.
 #[derive(Debug)]
 pub struct Received<'a, T> {
     elements: In<'a, T>,

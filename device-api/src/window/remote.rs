@@ -426,8 +426,8 @@ impl<'a, T: Element> Remote<'a, T> {
         first
     }
 
-    /// How the range is reached. Records an error and returns `None` if it is not; also returns
-    /// `None` for an empty range.
+    /// Returns the route to the range. Records an error and returns `None` if there is none; also
+    /// returns `None` for an empty range.
     #[inline(always)]
     fn route<M: Machine>(&self, s: &Session<M>) -> Route {
         if self.len == 0 {

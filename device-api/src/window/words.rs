@@ -128,7 +128,7 @@ impl DeviceWindow {
         if !self.post(s, peer, self.slot_at(id, s.rank(), block), value, after) {
             return false;
         }
-        // After the slot, so that whoever computes with the copy covers the slot.
+        // After the slot, so that a block that computes with the copy covers the slot.
         // SAFETY: as above; only this block stores to its word.
         unsafe {
             let word = sent.wrapping_add(block as usize);

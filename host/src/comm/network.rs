@@ -27,7 +27,7 @@ const DEPTH: usize = 16;
 const STAGING_BYTES: usize = 256;
 /// Greatest delay of a request, in turns of the thread.
 const DELAY: u64 = 8;
-/// How long the thread sleeps when there is nothing to do.
+/// Time for which the thread sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_micros(20);
 
 /// The memory that a rank's kernels and its thread share.
@@ -39,7 +39,7 @@ pub(super) struct TestNetwork {
     staging: *mut [[u64; STAGING_BYTES / 8]],
 }
 
-// SAFETY: kernels and the thread access the memory behind the pointers by atomic operations, or in
+// SAFETY: kernels and the thread access the memory at these addresses by atomic operations, or in
 // the order of the ring's protocol.
 unsafe impl Send for TestNetwork {}
 // SAFETY: as above.

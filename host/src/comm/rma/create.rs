@@ -36,7 +36,7 @@ impl Default for WindowOptions {
 }
 
 impl Communicator {
-    /// Whether [`Communicator::new_window`] works: not with a backend.
+    /// Returns true if [`Communicator::new_window`] works: not with a backend.
     pub fn supports_window(&self) -> bool {
         self.inner.backend.is_none()
     }
