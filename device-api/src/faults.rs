@@ -132,6 +132,7 @@ const fn decode(kind: u32) -> FailureKind {
         13 => FailureKind::Capacity,
         14 => FailureKind::Word,
         15 => FailureKind::Aliasing,
+        16 => FailureKind::Batch,
         _ => FailureKind::User,
     }
 }
@@ -152,6 +153,7 @@ mod tests {
             FailureKind::Capacity,
             FailureKind::Word,
             FailureKind::Aliasing,
+            FailureKind::Batch,
         ] {
             assert_eq!(decode(kind as u32), kind);
         }

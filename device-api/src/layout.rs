@@ -22,7 +22,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
@@ -273,6 +273,8 @@ pub enum FailureKind {
     Word = 14,
     /// A kernel put `expected` bytes whose source begins `observed` bytes from the target.
     Aliasing = 15,
+    /// A batch of a queue had `observed` rows; it can have `expected`.
+    Batch = 16,
 }
 
 /// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.

@@ -86,7 +86,7 @@ pub use self::comm::{Comm, PeerPtr, Rank, Team};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
 pub use self::group::{Block, Group, Machine, Thread, Warp};
 pub use self::session::{Aborted, Session, Unvoted};
-pub use self::window::{Local, Received, Remote, Window};
+pub use self::window::{Local, Queue, Received, Remote, Window};
 pub use fusewire_device_macros::kernel;
 
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]

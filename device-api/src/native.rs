@@ -16,8 +16,8 @@ use crate::arch;
 use crate::mem::prim::{AtomicU32, AtomicU64, Ordering};
 
 pub use self::arguments::{
-    ArgumentInfo, ArgumentValue, Buffer, Contract, KernelArguments, SafeKernel, ScalarWord,
-    WindowBuffer,
+    ArgumentInfo, ArgumentValue, Buffer, Contract, KernelArguments, QueueBuffer, SafeKernel,
+    ScalarWord, WindowBuffer,
 };
 
 /// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.

@@ -444,6 +444,12 @@ impl<M: Machine> Session<M> {
         Peers::new(&self.comm, team, 1 + lane, lanes)
     }
 
+    /// Returns every `stride`-th rank, beginning with rank `start` after this one.
+    #[inline(always)]
+    pub(crate) fn peers_of(&self, start: u32, stride: u32) -> Peers {
+        Peers::new(&self.comm, Team::World, start, stride)
+    }
+
     /// Appends a network request on one lane, and returns its number. A failure is recorded.
     #[inline(always)]
     pub(crate) fn request(&self, ring: &Requests, request: Request) -> u64 {

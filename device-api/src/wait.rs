@@ -37,6 +37,10 @@ pub enum WaitKind {
     Tile = 8,
     /// Room in the ring of network requests, or their completion, by this rank's host.
     Network = 9,
+    /// Room in the ring of a queue at a peer.
+    Room = 10,
+    /// A batch of a queue from a peer.
+    Rows = 11,
 }
 
 /// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs

@@ -59,9 +59,9 @@ pub use self::comm::bench_rendezvous;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
     HookHandle, InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
-    P2pOp, ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge,
-    ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work,
-    WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
+    P2pOp, Queue, ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments,
+    ReplayEdge, ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions,
+    Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};

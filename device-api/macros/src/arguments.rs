@@ -32,6 +32,8 @@ pub(crate) enum Kind {
     Buffer(Type, Type),
     /// `Window<T>`: the type of the argument and its element.
     Window(Type, Type),
+    /// `Queue<T>`: the same.
+    Queue(Type, Type),
     /// `#[words(N)] T`.
     Words(Type, usize),
     /// `#[before(EXPRESSION)] T`: no parameter of the launch, but a value that is made before the
@@ -57,7 +59,7 @@ impl Argument {
                 field(name.clone(), syn::parse_quote!(*mut u8)),
                 field(format_ident!("{name}_len"), syn::parse_quote!(u64)),
             ],
-            Kind::Window(..) => vec![field(
+            Kind::Window(..) | Kind::Queue(..) => vec![field(
                 name.clone(),
                 syn::parse_quote!(*const ::fusewire_device::window::DeviceWindow),
             )],
@@ -80,7 +82,7 @@ impl Argument {
                     let #name = unsafe { <#ty>::new(&session, #index, #name, #len) };
                 }
             }
-            Kind::Window(ty, _) => quote! {
+            Kind::Window(ty, _) | Kind::Queue(ty, _) => quote! {
                 // SAFETY: the host passes a window of this communicator and keeps it alive.
                 let #name = unsafe { <#ty>::new(&session, #index, #name) };
             },
@@ -272,11 +274,14 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
             let kind = match name.to_string().as_str() {
                 "In" | "Out" | "InOut" => Some(Kind::Buffer(ty.clone(), element.clone())),
                 "Window" => Some(Kind::Window(ty.clone(), element.clone())),
+                "Queue" => Some(Kind::Queue(ty.clone(), element.clone())),
                 _ => None,
             };
             match kind {
                 Some(_) if context == Context::Block => {
-                    return error("In, Out, InOut and Window need a session, which reports errors");
+                    return error(
+                        "In, Out, InOut, Window and Queue need a session, which reports errors",
+                    );
                 }
                 Some(kind) => return Ok(kind),
                 None => {}
@@ -285,8 +290,8 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
         _ => {}
     }
     error(
-        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, a scalar of fixed size \
-         (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: slices, references and \
+        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, a scalar of fixed \
+         size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: slices, references and \
          other structs have no single ABI on GPUs",
     )
 }

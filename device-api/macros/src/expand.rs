@@ -241,7 +241,7 @@ impl Kernel<'_> {
         let has_windows = self
             .arguments
             .iter()
-            .any(|argument| matches!(argument.kind, Kind::Window(..)))
+            .any(|argument| matches!(argument.kind, Kind::Window(..) | Kind::Queue(..)))
             .then(|| quote!(session.has_windows();));
         let rebuilt = self
             .arguments
@@ -551,7 +551,7 @@ impl Kernel<'_> {
         let arguments = self.arguments.iter().filter(known).map(|argument| {
             let name = argument.name.to_string();
             let dtype = match &argument.kind {
-                Kind::Buffer(_, element) | Kind::Window(_, element) => {
+                Kind::Buffer(_, element) | Kind::Window(_, element) | Kind::Queue(_, element) => {
                     let element = self.instantiate(element, instance);
                     quote! {
                         ::core::option::Option::Some(
@@ -625,31 +625,26 @@ impl Kernel<'_> {
                 .iter()
                 .filter(|argument| !matches!(argument.kind, Kind::Before(..)))
         };
-        let borrows = self
-            .arguments
-            .iter()
-            .any(|argument| matches!(argument.kind, Kind::Buffer(..) | Kind::Window(..)));
+        let borrows = self.arguments.iter().any(|argument| {
+            let kind = &argument.kind;
+            matches!(kind, Kind::Buffer(..) | Kind::Window(..) | Kind::Queue(..))
+        });
         let (declared, used) = if borrows {
             (quote!(<'a>), quote!(<'_>))
         } else {
             (quote!(), quote!())
         };
+        let memory = |name: Tokens, element: &Type| match is_parameter(element) {
+            true => quote!(::fusewire_device::native::#name<'a>),
+            false => quote!(::fusewire_device::native::#name<'a, #element>),
+        };
         let fields = parameters().map(|argument| {
             let name = &argument.name;
             let ty = match &argument.kind {
                 Kind::Raw(ty) | Kind::Words(ty, _) | Kind::Before(ty, _) => quote!(#ty),
-                Kind::Buffer(_, element) if is_parameter(element) => {
-                    quote!(::fusewire_device::native::Buffer<'a>)
-                }
-                Kind::Buffer(_, element) => {
-                    quote!(::fusewire_device::native::Buffer<'a, #element>)
-                }
-                Kind::Window(_, element) if is_parameter(element) => {
-                    quote!(::fusewire_device::native::WindowBuffer<'a>)
-                }
-                Kind::Window(_, element) => {
-                    quote!(::fusewire_device::native::WindowBuffer<'a, #element>)
-                }
+                Kind::Buffer(_, element) => memory(quote!(Buffer), element),
+                Kind::Window(_, element) => memory(quote!(WindowBuffer), element),
+                Kind::Queue(_, element) => memory(quote!(QueueBuffer), element),
             };
             quote!(pub #name: #ty,)
         });
@@ -685,6 +680,7 @@ impl Kernel<'_> {
                     vec![quote!(self.#name.address()), quote!(self.#name.len())]
                 }
                 Kind::Window(..) => vec![quote!(self.#name.description())],
+                Kind::Queue(..) => vec![quote!(self.#name.window().description())],
                 Kind::Words(_, count) => (0..*count)
                     .map(|word| {
                         let words = format_ident!("{name}_words");
@@ -704,6 +700,7 @@ impl Kernel<'_> {
             let visit = match &argument.kind {
                 Kind::Buffer(..) => quote!(Buffer(self.#name.untyped())),
                 Kind::Window(..) => quote!(Window(self.#name.untyped())),
+                Kind::Queue(..) => quote!(Queue(self.#name.window().untyped())),
                 _ => quote!(Value),
             };
             quote!(visit(::fusewire_device::native::ArgumentValue::#visit);)
@@ -1076,7 +1073,7 @@ mod tests {
                 quote!(
                     unsafe fn k(block: Block<impl Machine>, x: In<f32>) {}
                 ),
-                "In, Out, InOut and Window need a session",
+                "In, Out, InOut, Window and Queue need a session",
             ),
             (
                 quote!(),

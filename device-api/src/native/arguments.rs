@@ -1,8 +1,9 @@
 //! The typed arguments of a launch.
 //!
 //! `#[kernel]` makes a struct for each kernel with a session, such as `Scale { x, factor }`. Its
-//! fields for memory are [`Buffer`] and [`WindowBuffer`], which a host makes from its tensors and
-//! windows. A host checks them against the kernel's [`Contract`] before it launches.
+//! fields for memory are [`Buffer`], [`WindowBuffer`] and [`QueueBuffer`], which a host makes from
+//! its tensors, windows and queues. A host checks them against the kernel's [`Contract`] before it
+//! launches.
 
 use core::any::Any;
 use core::fmt;
@@ -221,6 +222,25 @@ impl<T> fmt::Debug for WindowBuffer<'_, T> {
     }
 }
 
+/// A queue as an argument of a launch. A host implements `From<&Queue>`. `T` is as for [`Buffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct QueueBuffer<'a, T = ()>(WindowBuffer<'a, T>);
+
+impl<'a, T> QueueBuffer<'a, T> {
+    /// Wraps the window of a queue.
+    ///
+    /// # Safety
+    /// The window must have been made for a queue, with the rings that its description says.
+    pub const unsafe fn new(window: WindowBuffer<'a, T>) -> Self {
+        Self(window)
+    }
+
+    /// Returns the window.
+    pub const fn window(&self) -> &WindowBuffer<'a, T> {
+        &self.0
+    }
+}
+
 /// An argument of a launch, as [`KernelArguments::visit`] shows it.
 #[derive(Clone, Copy, Debug)]
 pub enum ArgumentValue<'a> {
@@ -228,6 +248,8 @@ pub enum ArgumentValue<'a> {
     Buffer(Buffer<'a>),
     /// A window.
     Window(WindowBuffer<'a>),
+    /// A queue, by its window.
+    Queue(WindowBuffer<'a>),
     /// A scalar, a struct or a raw pointer.
     Value,
 }

@@ -31,6 +31,7 @@
 //! A window is two windows of the communicator: the elements, and the words of the signals,
 //! counters and barriers, which [`DeviceWindow`] describes.
 
+mod queue;
 mod remote;
 mod words;
 
@@ -49,6 +50,7 @@ use crate::net::SignalOp;
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
+pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Routed, Rows, queue_elements};
 pub use self::remote::{Get, Put, Remote};
 pub use self::words::signal_pad_bytes;
 
@@ -75,11 +77,15 @@ pub struct DeviceWindow {
     pub size: u32,
     /// Most blocks of a launch.
     pub blocks: u32,
+    /// Rows of the rings of a queue: a power of two; 0 for a window that is none.
+    pub ring: u32,
+    /// Elements of a row of a queue.
+    pub width: u32,
     /// Unused.
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<DeviceWindow>() == 48);
+const _: () = assert!(size_of::<DeviceWindow>() == 56);
 
 /// Comparison of the word that a wait reads with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -105,7 +105,9 @@ impl<'a, T: Element> Remote<'a, T> {
         let from = source.elements().as_in();
         let mut first = 0;
         match target.route(s) {
-            Route::Direct(to) => target.copy_to(group, to, from),
+            Route::Direct(to) => {
+                target.copy(group, to, from.slice(0, target.len).as_ptr().cast());
+            }
             Route::Network(ring) => {
                 group.publish(Scope::System);
                 if group.is_leader() {
@@ -133,7 +135,9 @@ impl<'a, T: Element> Remote<'a, T> {
         group.uniform(target.identity());
         let mut first = 0;
         match target.route(s) {
-            Route::Direct(to) => target.copy_to(group, to, source),
+            Route::Direct(to) => {
+                target.copy(group, to, source.slice(0, target.len).as_ptr().cast());
+            }
             Route::Network(ring) => {
                 first = target.stage(s, group, &ring, &|index| source.get(index));
             }
@@ -214,8 +218,8 @@ impl<'a, T: Element> Remote<'a, T> {
         let mut count = 0;
         match source.route(s) {
             Route::Direct(from) => {
-                let to = target.elements().as_out();
-                source.copy_from(s.block(), from, to);
+                let to = target.elements().as_ptr().cast();
+                source.copy(s.block(), to, from);
             }
             Route::Network(ring) => {
                 s.block().publish(Scope::System);
@@ -247,7 +251,7 @@ impl<'a, T: Element> Remote<'a, T> {
             ..*self
         };
         match source.route(s) {
-            Route::Direct(from) => source.copy_from(block, from, target),
+            Route::Direct(from) => source.copy(block, target.as_ptr().cast(), from),
             Route::Network(ring) => {
                 let (staging, local, bytes) = ring.staging(block.index());
                 let chunk = bytes as usize / size_of::<T>();
@@ -326,11 +330,11 @@ impl<'a, T: Element> Remote<'a, T> {
         }
     }
 
-    /// Copies by the lanes of a group to the checked address `to` of this range.
+    /// Copies as many bytes as this range has, by the lanes of a group, from or to the checked
+    /// address of the range. The other side has as many elements.
     #[inline(always)]
-    fn copy_to<G: Group>(&self, group: G, to: *mut u8, from: In<T>) {
+    fn copy<G: Group>(&self, group: G, to: *mut u8, from: *const u8) {
         let bytes = self.bytes() as usize;
-        let from = from.slice(0, self.len).as_ptr().cast::<u8>();
         let distance = (to as usize).abs_diff(from as usize);
         if distance < bytes {
             let (kind, argument) = (FailureKind::Aliasing, self.window.argument);
@@ -338,26 +342,10 @@ impl<'a, T: Element> Remote<'a, T> {
             faults.record(kind, argument, distance as u64, bytes as u64);
             return;
         }
-        // SAFETY: `to` was checked against the window; the source has as many elements and does not
-        // overlap it. That no rank reads the target meanwhile is the kernel's protocol; elements
-        // have no invalid values.
+        // SAFETY: the range was checked against the window; source and target have as many elements
+        // and do not overlap. That no rank writes one or reads the other meanwhile is the kernel's
+        // protocol; elements have no invalid values.
         unsafe { bulk::copy(group, to, from, bytes, Policy::Cached) };
-    }
-
-    /// Copies by the lanes of a block from the checked address `from` of this range.
-    #[inline(always)]
-    fn copy_from<M: Machine>(&self, block: Block<M>, from: *mut u8, to: Out<T>) {
-        let bytes = self.bytes() as usize;
-        let to = to.slice(0, self.len).as_ptr().cast::<u8>();
-        let distance = (to as usize).abs_diff(from as usize);
-        if distance < bytes {
-            let (kind, argument) = (FailureKind::Aliasing, self.window.argument);
-            let faults = self.window.faults;
-            faults.record(kind, argument, distance as u64, bytes as u64);
-            return;
-        }
-        // SAFETY: as in `copy_to`.
-        unsafe { bulk::copy(block, to, from, bytes, Policy::Cached) };
     }
 
     /// Sends `value(index)` for each element of this range by requests. Returns the number of the

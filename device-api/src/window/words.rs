@@ -34,7 +34,7 @@ pub const fn signal_pad_bytes(
 impl DeviceWindow {
     /// Number of slots.
     #[inline(always)]
-    const fn slots(&self) -> u64 {
+    pub(super) const fn slots(&self) -> u64 {
         self.signals as u64 * self.size as u64 * self.blocks as u64
     }
 
@@ -213,7 +213,7 @@ impl DeviceWindow {
     /// has published its writes, which the new value covers: on a network those of the requests
     /// from number `after` on. Returns false if the peer cannot be reached.
     #[inline(always)]
-    fn post<M: Machine>(
+    pub(super) fn post<M: Machine>(
         &self,
         s: &Session<M>,
         peer: u32,

@@ -247,6 +247,7 @@ impl Failure {
             FailureKind::Capacity,
             FailureKind::Word,
             FailureKind::Aliasing,
+            FailureKind::Batch,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -277,6 +278,8 @@ impl Failure {
                 6 => "its signal",
                 TILE => TILE_WORDS,
                 9 => "its network requests",
+                10 => "room in the queue to it",
+                11 => "rows from its queue",
                 _ => "the launch",
             },
             expected: record.expected,
@@ -328,6 +331,7 @@ fn detail(kind: FailureKind, record: &FailureRecord) -> Option<String> {
         | FailureKind::Rank
         | FailureKind::Id
         | FailureKind::Aliasing
+        | FailureKind::Batch
         | FailureKind::NoRoute => {
             let name = contract.arguments.get(code as usize)?.name;
             Some(format!("argument {name}"))
@@ -556,6 +560,14 @@ impl fmt::Display for Failure {
                 "packets of {} bytes for each block and rank; a slot has room for {}: raise \
                  Options::packet_slot_bytes on all ranks",
                 self.observed, self.expected
+            ),
+            FailureKind::Batch => write!(
+                f,
+                "{}: {} rows for one rank; a batch of this queue has at most {}: pass a larger \
+                 batch to alloc_queue on all ranks",
+                self.detail(),
+                self.observed,
+                self.expected
             ),
             FailureKind::Aliasing => write!(
                 f,

@@ -6,6 +6,7 @@
 mod arguments;
 mod contract;
 mod mistakes;
+mod queue;
 mod remote;
 
 use core::time::Duration;

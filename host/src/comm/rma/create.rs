@@ -35,6 +35,13 @@ impl Default for WindowOptions {
     }
 }
 
+/// The rings of a queue; 0 for other windows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rings {
+    pub(super) rows: u32,
+    pub(super) width: u32,
+}
+
 impl Communicator {
     /// Returns true if [`Communicator::new_window`] works: not with a backend.
     pub fn supports_window(&self) -> bool {
@@ -49,6 +56,16 @@ impl Communicator {
     /// [`Error::Communicator`](crate::Error::Communicator) when ranks differ;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows.
     pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
+        self.make_window(tensor, options, Rings::default())
+    }
+
+    /// Makes a window, with rings if it is that of a queue.
+    pub(super) fn make_window(
+        &self,
+        tensor: &Tensor,
+        options: WindowOptions,
+        rings: Rings,
+    ) -> Result<Window> {
         if !self.supports_window() {
             return Err(invalid(
                 "new_window",
@@ -78,6 +95,8 @@ impl Communicator {
             barriers,
             size,
             blocks,
+            ring: rings.rows,
+            width: rings.width,
             reserved: 0,
         });
         let on_gpu = self.inner.on_gpu.as_ref();

@@ -1,6 +1,7 @@
 //! One-sided communication: windows with put, get, signals, counters and barriers.
 
 mod create;
+mod queue;
 mod register;
 mod signal;
 mod transfer;
@@ -14,6 +15,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_device::window::DeviceWindow;
 
 pub use self::create::WindowOptions;
+pub use self::queue::Queue;
 pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use fusewire_device::arch::{RESERVED_BYTES, SHARED_BYTES};
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::native::{
-    ArgumentValue, Buffer, Contract, Kernel, KernelArguments, SafeKernel, WindowBuffer,
+    ArgumentValue, Buffer, Contract, Kernel, KernelArguments, QueueBuffer, SafeKernel, WindowBuffer,
 };
 use fusewire_device::session::Call;
 
 use super::{PreparedOp, invalid};
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
-use crate::comm::{Communicator, Window, Work, nanoseconds, user_kernels};
+use crate::comm::{Communicator, Queue, Window, Work, nanoseconds, user_kernels};
 use crate::tensor::Tensor;
 use crate::{DType, Result};
 
@@ -38,6 +38,13 @@ impl<'a, T> From<&'a Window> for WindowBuffer<'a, T> {
                 window,
             )
         }
+    }
+}
+
+impl<'a, T> From<&'a Queue> for QueueBuffer<'a, T> {
+    fn from(queue: &'a Queue) -> Self {
+        // SAFETY: the window was made for a queue.
+        unsafe { Self::new(queue.window().into()) }
     }
 }
 
@@ -173,7 +180,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         self.arguments.visit(&mut |value| {
             let checked = match &value {
                 ArgumentValue::Buffer(buffer) => check.buffer(index, buffer),
-                ArgumentValue::Window(window) => check.window(index, window),
+                ArgumentValue::Window(window) => check.window(index, window, info.contract.signals),
+                ArgumentValue::Queue(window) => check.window(index, window, 0),
                 ArgumentValue::Value => Ok(None),
             };
             index += 1;
@@ -396,13 +404,18 @@ impl Check<'_> {
         Ok(Some(Owner::Tensor(tensor)))
     }
 
-    fn window<'b>(&self, index: usize, window: &WindowBuffer<'b>) -> Result<Option<Owner<'b>>> {
+    fn window<'b>(
+        &self,
+        index: usize,
+        window: &WindowBuffer<'b>,
+        needed: u32,
+    ) -> Result<Option<Owner<'b>>> {
         self.dtype(index, window.dtype())?;
         let Some(window) = window.owner().downcast_ref::<Window>() else {
             return Err(self.refuse(index, "not a window of this library"));
         };
         window.check_launch(self.name, self.comm)?;
-        let (signals, needed) = (window.signals(), self.contract.signals);
+        let signals = window.signals();
         if signals < needed {
             let text = format!(
                 "a window with {signals} signals; the kernel needs {needed}: set \

@@ -1,0 +1,732 @@
+//! Queues: rings in a window, through which blocks send batches of rows.
+//!
+//! A kernel takes a [`Queue`] as an argument. Block b of a rank sends to block b of every rank; each
+//! pair of blocks has a ring of its own at the receiver, so that no block shares a position with
+//! another one.
+//!
+//! - [`Queue::open`] says how many rows go to each rank, and waits until there is room for them.
+//!   [`Queue::route`] finds the numbers and each row's place from the items themselves: rows arrive
+//!   in the order of the items, in every run.
+//! - [`Batch::to`] gives the place for the rows of a rank, which the block writes as any
+//!   [`Remote`]; [`Batch::publish`] sends the numbers, and signals.
+//! - [`Queue::recv`] waits for the next batch of a rank, and returns its [`Rows`].
+//!
+//! # The ring
+//! A ring has `ring` slots of one row each, where `ring` is a power of two and a batch has at most
+//! `ring / 4` rows. Sender and receiver count slots: position p is in slot p % ring. A batch takes
+//! as many slots as it has rows, or one if it has none. Its rows are contiguous: if they do not fit
+//! between their position and the end of the ring, they begin at the next multiple of `ring`. Its
+//! *header*, the number of rows, belongs to the position at which the batch before it has ended,
+//! where the receiver looks for it.
+//!
+//! The *tail* is the position behind the last batch that the sender has published; the *credit* is
+//! a position below which the receiver has read all rows. Both are signals of one writer, and only
+//! grow.
+//!
+//! - **Who may overwrite what:** the sender overwrites the slots and headers below position e,
+//! - **after having acquired** a credit of at least e - ring,
+//! - **released by** the receiver, after it has read the rows of these slots.
+//!
+//! The receiver reads the rows after having acquired a tail behind them, which the sender has
+//! released after it has written them.
+//!
+//! The receiver returns a credit once it is `ring / 4` above the last one. So a batch never has to
+//! wait for the release of the one batch that a receiver holds: the slots that it needs (up to
+//! `ring / 4`), those that it skips (less than that), those of the batch that is held (up to that)
+//! and those whose credit has not been returned (less than that) are not more than `ring`.
+
+use core::marker::PhantomData;
+
+use super::{DeviceWindow, Remote, Window};
+use crate::args::{In, InOut};
+use crate::comm::{PeerPtr, Rank, Route, Team, WindowAddr};
+use crate::element::Element;
+use crate::group::{Group, Machine};
+use crate::layout::FailureKind;
+use crate::mem::{self, Order, Scope};
+use crate::net::{Action, Request};
+use crate::session::{Aborted, Session, Unvoted};
+use crate::wait::WaitKind;
+
+/// Signals of the window of a queue.
+pub const QUEUE_SIGNALS: u32 = 3;
+
+/// Signal whose slots have the tails, and whose counts are the positions of sender and receiver.
+const TAIL: u32 = 0;
+/// Signal whose slots have the credits. Its counts are the last credit that a receiver has
+/// returned, and the rows of the batch that a sender has open.
+const CREDIT: u32 = 1;
+/// Signal of whose counts a receiver uses one: the rows of the batch that it holds.
+const HELD: u32 = 2;
+
+/// Rows of a rank to which no batch is open.
+const NO_BATCH: u64 = u64::MAX;
+
+/// Returns the number of elements of each rank's part of a window for rings of `ring` rows of
+/// `width` elements, on `size` ranks with up to `blocks` blocks; `element` is the size of an
+/// element. `None` if the number is too large.
+pub fn queue_elements(
+    size: u32,
+    blocks: u32,
+    ring: u32,
+    width: u32,
+    element: usize,
+) -> Option<usize> {
+    let row = (width as usize).checked_add(size_of::<u64>() / element)?;
+    let rings = (size as usize).checked_mul(blocks as usize)?;
+    row.checked_mul(ring as usize)?.checked_mul(rings)
+}
+
+/// A queue as an argument of a kernel: rows of [`Queue::width`] elements, in batches of up to
+/// [`Queue::batch`].
+///
+/// All lanes of a block call its functions together, with equal arguments. Batches of a block
+/// arrive at a rank in the order in which they were published, over all launches and replays.
+#[derive(Debug)]
+pub struct Queue<'a, T>(Rings<'a, T>);
+
+/// The rings of a block.
+#[derive(Debug)]
+struct Rings<'a, T> {
+    window: Window<'a, T>,
+    /// This rank's part; empty if the window has been freed.
+    part: InOut<'a, T>,
+    /// The words of the signals in this rank's memory. Null if the window has been freed.
+    words: *mut u64,
+    block: u32,
+}
+
+impl<T> Clone for Rings<'_, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Rings<'_, T> {}
+
+impl<'a, T: Element> Queue<'a, T> {
+    /// Wraps the argument with number `argument`. Called by `#[kernel]`.
+    ///
+    /// # Safety
+    /// `window` must describe a window of the session's communicator that a host has made for a
+    /// queue, and that is alive during the launch.
+    #[inline(always)]
+    pub unsafe fn new<M: Machine>(
+        session: &Session<M>,
+        argument: u32,
+        window: *const DeviceWindow,
+    ) -> Self {
+        // SAFETY: the precondition of this function.
+        let window = unsafe { Window::new(session, argument, window) };
+        let device: DeviceWindow = window.window;
+        let (comm, me) = (session.comm(), session.rank());
+        let words = device.own(comm, 0, 3 * device.slots());
+        let at = PeerPtr::<T>::new(device.window, me, device.offset);
+        let part = comm.pointer(at, window.len() as u64);
+        let (words, part, len) = match (words, part) {
+            (Some(words), Some(part)) => (words, part.cast(), window.len() as u64),
+            _ => (core::ptr::null_mut(), core::ptr::null_mut(), 0),
+        };
+        Self(Rings {
+            window,
+            // SAFETY: the window is alive during the launch. Its parts are accessed by peers,
+            // through device memory operations.
+            part: unsafe { InOut::new(session, argument, part, len) },
+            words,
+            block: session.block().index(),
+        })
+    }
+
+    /// Returns the number of elements of a row.
+    #[inline(always)]
+    pub fn width(&self) -> usize {
+        self.0.width()
+    }
+
+    /// Returns the greatest number of rows of a batch.
+    #[inline(always)]
+    pub fn batch(&self) -> usize {
+        self.0.ring() as usize / 4
+    }
+
+    /// Opens a batch of `rows(rank)` rows for each rank, this one included, and waits until there
+    /// is room for all of them. Ranks for which `rows` returns `None` get no batch, and must not
+    /// wait for one; those with 0 rows get an empty one. A batch that is dropped before
+    /// [`Batch::publish`] has not been sent.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names a rank that does not receive; after recording
+    /// [`FailureKind::Batch`], if there are more rows than [`Queue::batch`]; or if a lane has
+    /// recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn open<M: Machine>(
+        &mut self,
+        s: &Session<M>,
+        rows: impl Fn(Rank) -> Option<usize>,
+    ) -> Result<Batch<'_, 'a, T>, Aborted> {
+        let rings = self.0;
+        rings.check(s)?;
+        // Other lanes may still read what the last batch was.
+        s.block().sync();
+        for peer in s.peers_of_lane(Team::World) {
+            let rows = rows(peer).map_or(NO_BATCH, |rows| rows as u64);
+            rings.set(rings.opened(peer), rows);
+        }
+        self.reserve(s)
+    }
+
+    /// Opens a batch for every rank, with a row for each of the items `0 .. items` for which `to`
+    /// returns the rank. The rows of a rank are in the order of their items. `places`, which has
+    /// at least `items` elements, gets the place of each item's row in its batch; for items without
+    /// a rank it stays as it is.
+    ///
+    /// # Errors
+    /// As [`Queue::open`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn route<'p, M: Machine, F: Fn(usize) -> Option<Rank>>(
+        &mut self,
+        s: &Session<M>,
+        items: usize,
+        places: InOut<'p, u32>,
+        to: F,
+    ) -> Result<Routed<'_, 'a, 'p, T, F>, Aborted> {
+        let rings = self.0;
+        let block = s.block();
+        rings.check(s)?;
+        block.uniform([items as u64]);
+        block.sync();
+        if M::LANES == 1 {
+            for peer in s.peers(Team::World) {
+                rings.set(rings.opened(peer), 0);
+            }
+            for item in 0..items {
+                if let Some(peer) = to(item) {
+                    let at = rings.opened(peer);
+                    let place = rings.get(at);
+                    places.set(item, place as u32);
+                    rings.set(at, place + 1);
+                }
+            }
+        } else {
+            // Each warp counts the items of some ranks, as many items at a time as it has lanes.
+            let warp = block.warp();
+            let (lane, lanes) = (warp.rank(), warp.size());
+            let (first, warps) = (block.rank() / lanes, block.size() / lanes);
+            for peer in s.peers_of(1 + first, warps) {
+                let (mut count, mut start) = (0, 0);
+                while start < items {
+                    let item = start + lane as usize;
+                    let is_here = item < items && to(item) == Some(peer);
+                    let all = warp.ballot(is_here);
+                    if is_here {
+                        let before = (all & ((1 << lane) - 1)).count_ones();
+                        places.set(item, count + before);
+                    }
+                    count += all.count_ones();
+                    start += lanes as usize;
+                }
+                if warp.is_leader() {
+                    rings.set(rings.opened(peer), u64::from(count));
+                }
+            }
+            block.sync();
+        }
+        let batch = self.reserve(s)?;
+        Ok(Routed { batch, places, to })
+    }
+
+    /// Waits until there is room for the batches that have been opened.
+    #[inline(always)]
+    #[track_caller]
+    fn reserve<M: Machine>(&mut self, s: &Session<M>) -> Result<Batch<'_, 'a, T>, Aborted> {
+        let rings = self.0;
+        let mut free = Unvoted::new(());
+        for peer in s.peers_of_lane(Team::World) {
+            free = free.and(rings.await_room(s, peer));
+        }
+        s.vote(free)?;
+        Ok(Batch {
+            rings,
+            queue: PhantomData,
+        })
+    }
+
+    /// Waits for the next batch from `from`, which may be this rank, and returns its rows. This
+    /// block must not use the rows of the batch before it any more.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names `from`; or if a lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn recv<M: Machine>(&self, s: &Session<M>, from: Rank) -> Result<Rows<'a, T>, Aborted> {
+        let (rings, block) = (self.0, s.block());
+        rings.check(s)?;
+        block.uniform([u64::from(from.index())]);
+        // The lanes have read the rows of the last batch, and what it was.
+        block.publish(Scope::System);
+        let mut arrived = Unvoted::new(());
+        if block.is_leader() {
+            arrived = rings.await_batch(s, from);
+        }
+        s.vote(arrived)?;
+        Ok(rings.rows_of(from))
+    }
+
+    /// Does what [`Queue::recv`] does for all ranks at once, this rank included.
+    ///
+    /// # Errors
+    /// As [`Queue::recv`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn recv_all<M: Machine>(&self, s: &Session<M>) -> Result<AllRows<'a, T>, Aborted> {
+        let (rings, block) = (self.0, s.block());
+        rings.check(s)?;
+        block.publish(Scope::System);
+        let mut arrived = Unvoted::new(());
+        for from in s.peers_of_lane(Team::World) {
+            arrived = arrived.and(rings.await_batch(s, from));
+        }
+        s.vote(arrived)?;
+        Ok(AllRows { rings })
+    }
+}
+
+impl<'a, T: Element> Rings<'a, T> {
+    /// Returns an error on all lanes if the window has been freed, or has no rings for this block.
+    #[inline(always)]
+    #[track_caller]
+    fn check<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+        let (argument, device) = (self.window.argument, &self.window.window);
+        if self.words.is_null() {
+            let (rank, ranks) = (u64::from(s.rank()), u64::from(s.ranks()));
+            return Err(s.refuse(FailureKind::NoRoute, argument, rank, ranks));
+        }
+        if self.block >= device.blocks {
+            let (block, blocks) = (u64::from(self.block), u64::from(device.blocks));
+            return Err(s.refuse(FailureKind::Id, argument, block, blocks));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn width(&self) -> usize {
+        self.window.window.width as usize
+    }
+
+    #[inline(always)]
+    fn ring(&self) -> u64 {
+        u64::from(self.window.window.ring)
+    }
+
+    /// Returns the position at which the rows of a batch begin, and the one behind it.
+    #[inline(always)]
+    fn place(&self, position: u64, rows: u64) -> (u64, u64) {
+        let (ring, slots) = (self.ring(), rows.max(1));
+        let slot = position & (ring - 1);
+        let first = match slot + slots > ring {
+            true => position.wrapping_add(ring - slot),
+            false => position,
+        };
+        (first, first.wrapping_add(slots))
+    }
+
+    /// Returns the number of a ring in a part: that of this block of `sender`.
+    #[inline(always)]
+    fn index(&self, sender: Rank) -> u64 {
+        u64::from(sender.index()) * u64::from(self.window.window.blocks) + u64::from(self.block)
+    }
+
+    /// Returns the element at which the slot of `position` begins, in the ring of this block of
+    /// `sender`.
+    #[inline(always)]
+    fn element(&self, sender: Rank, position: u64) -> usize {
+        let slot = self.index(sender) * self.ring() + (position & (self.ring() - 1));
+        slot as usize * self.width()
+    }
+
+    /// Returns the byte offset in a part of the header that belongs to `position`, in the ring of
+    /// this block of `sender`. The headers follow the rings.
+    #[inline(always)]
+    fn header(&self, sender: Rank, position: u64) -> u64 {
+        let device = &self.window.window;
+        let slots = u64::from(device.size) * u64::from(device.blocks) * self.ring();
+        let slot = self.index(sender) * self.ring() + (position & (self.ring() - 1));
+        slots * (self.width() * size_of::<T>()) as u64 + slot * 8
+    }
+
+    /// Returns the address of this rank's word at byte `offset` of the words of the signals.
+    #[inline(always)]
+    fn word(&self, offset: u64) -> *mut u64 {
+        self.words.wrapping_add(offset as usize / 8)
+    }
+
+    /// Reads a word that only this block accesses.
+    #[inline(always)]
+    fn get(&self, word: *mut u64) -> u64 {
+        // SAFETY: a word of this block in this rank's memory. Its lanes are ordered by barriers.
+        unsafe { mem::read(word) }
+    }
+
+    /// Writes a word that only this block accesses, on one lane.
+    #[inline(always)]
+    fn set(&self, word: *mut u64, value: u64) {
+        // SAFETY: as in `get`.
+        unsafe { mem::write(word, value) };
+    }
+
+    /// Returns the word with the position of this sender in the ring at `peer`.
+    #[inline(always)]
+    fn sent(&self, peer: Rank) -> *mut u64 {
+        self.word(self.window.window.sent_at(TAIL, peer.index(), self.block))
+    }
+
+    /// Returns the word with the rows of the batch that is open for `peer`, or [`NO_BATCH`].
+    #[inline(always)]
+    fn opened(&self, peer: Rank) -> *mut u64 {
+        self.word(
+            self.window
+                .window
+                .taken_at(CREDIT, peer.index(), self.block),
+        )
+    }
+
+    /// Returns the word with the position of this receiver in the ring of `from`.
+    #[inline(always)]
+    fn received(&self, from: Rank) -> *mut u64 {
+        self.word(self.window.window.taken_at(TAIL, from.index(), self.block))
+    }
+
+    /// Returns the word with the last credit that this receiver has returned to `from`.
+    #[inline(always)]
+    fn returned(&self, from: Rank) -> *mut u64 {
+        self.word(self.window.window.sent_at(CREDIT, from.index(), self.block))
+    }
+
+    /// Returns the word with the rows of the last batch that this receiver has got from `from`.
+    #[inline(always)]
+    fn held(&self, from: Rank) -> *mut u64 {
+        self.word(self.window.window.taken_at(HELD, from.index(), self.block))
+    }
+
+    /// Returns the slot of signal `id` that `from` writes.
+    #[inline(always)]
+    fn slot(&self, id: u32, from: Rank) -> *mut u64 {
+        self.word(self.window.window.slot_at(id, from.index(), self.block))
+    }
+
+    /// Waits on one lane until there is room for the batch that is open for `peer`.
+    #[inline(always)]
+    fn await_room<M: Machine>(&self, s: &Session<M>, peer: Rank) -> Unvoted<()> {
+        let (rows, ring) = (self.get(self.opened(peer)), self.ring());
+        if rows == NO_BATCH {
+            return Unvoted::new(());
+        }
+        if rows > ring / 4 {
+            self.refuse(rows);
+            return Unvoted::new(());
+        }
+        let (_, end) = self.place(self.get(self.sent(peer)), rows);
+        let needed = end.wrapping_sub(ring);
+        let credit = self.slot(CREDIT, peer);
+        let room = s.ctx().until(WaitKind::Room, peer.index(), needed, || {
+            // SAFETY: a slot of this rank's words, only accessed atomically.
+            let seen = unsafe { mem::load_u64(credit, Order::Acquire, Scope::System) };
+            match (seen.wrapping_sub(needed) as i64) < 0 {
+                true => Err(seen),
+                false => Ok(()),
+            }
+        });
+        Unvoted::from_wait(room)
+    }
+
+    /// Waits on one lane for the next batch from `from`, after the block has read the last one.
+    #[inline(always)]
+    fn await_batch<M: Machine>(&self, s: &Session<M>, from: Rank) -> Unvoted<()> {
+        self.give_back(s, from);
+        let (at, tail) = (self.get(self.received(from)), self.slot(TAIL, from));
+        let needed = at.wrapping_add(1);
+        let tail = s.ctx().until(WaitKind::Rows, from.index(), needed, || {
+            // SAFETY: a slot of this rank's words, only accessed atomically.
+            let seen = unsafe { mem::load_u64(tail, Order::Acquire, Scope::System) };
+            match (seen.wrapping_sub(needed) as i64) < 0 {
+                true => Err(seen),
+                false => Ok(seen),
+            }
+        });
+        let Some(tail) = tail else {
+            return Unvoted::from_wait(None);
+        };
+        let header = self.part.as_ptr().cast::<u8>();
+        let header = header.wrapping_add(self.header(from, at) as usize);
+        // SAFETY: a header of this rank's part, which the tail covers.
+        let rows = unsafe { mem::read(header.cast::<u64>()) };
+        let (_, end) = self.place(at, rows.min(self.ring()));
+        // The number comes from a peer.
+        if rows > self.ring() / 4 || (tail.wrapping_sub(end) as i64) < 0 {
+            self.refuse(rows);
+            return Unvoted::new(());
+        }
+        self.set(self.held(from), rows);
+        self.set(self.received(from), end);
+        Unvoted::new(())
+    }
+
+    /// Returns the credit for what has been received from `from`, if it is due. One lane, after the
+    /// block has read the rows.
+    #[inline(always)]
+    fn give_back<M: Machine>(&self, s: &Session<M>, from: Rank) {
+        let (at, returned) = (self.get(self.received(from)), self.returned(from));
+        if at.wrapping_sub(self.get(returned)) < self.ring() / 4 {
+            return;
+        }
+        self.set(returned, at);
+        self.post(s, CREDIT, from, at);
+    }
+
+    /// Stores `value` in this block's slot of signal `id` at `peer`. One lane, after the block has
+    /// published what the value covers.
+    #[inline(always)]
+    fn post<M: Machine>(&self, s: &Session<M>, id: u32, peer: Rank, value: u64) {
+        let device = &self.window.window;
+        let slot = device.slot_at(id, s.rank(), self.block);
+        if !device.post(s, peer.index(), slot, value, 0) {
+            self.window.no_route(peer.index());
+        }
+    }
+
+    /// Writes the header of the batch for `peer`. One lane.
+    #[inline(always)]
+    fn write_header<M: Machine>(&self, s: &Session<M>, peer: Rank, rows: u64) {
+        let device = &self.window.window;
+        let header = self.header(s.me(), self.get(self.sent(peer)));
+        let remote = WindowAddr::new(device.window, device.offset + header);
+        match s.comm().route(remote, peer.index(), 8) {
+            // SAFETY: `route` has checked the range; headers are aligned, because a ring has a
+            // multiple of 16 bytes.
+            Route::Direct(to) => unsafe { mem::write(to.cast::<u64>(), rows) },
+            Route::Network(ring) => {
+                let request = Request {
+                    action: Action::Store,
+                    block: self.block,
+                    peer: peer.index(),
+                    remote,
+                    local: WindowAddr::NONE,
+                    value: [rows, 0],
+                    bytes: 8,
+                    after: 0,
+                };
+                s.request(&ring, request);
+            }
+            Route::None => self.window.no_route(peer.index()),
+        }
+    }
+
+    /// Returns the rows of the batch that this block has received from `from`.
+    #[inline(always)]
+    fn rows_of(&self, from: Rank) -> Rows<'a, T> {
+        let (rows, end) = (self.get(self.held(from)), self.get(self.received(from)));
+        let first = self.element(from, end.wrapping_sub(rows.max(1)));
+        let elements = rows as usize * self.width();
+        Rows {
+            elements: self.part.as_in().slice(first, elements),
+            rows: rows as usize,
+            from,
+            rings: *self,
+        }
+    }
+
+    #[inline(always)]
+    fn refuse(&self, rows: u64) {
+        let (faults, argument) = (self.window.faults, self.window.argument);
+        faults.record(FailureKind::Batch, argument, rows, self.ring() / 4);
+    }
+}
+
+/// A batch for each rank, with room for its rows.
+#[derive(Debug)]
+#[must_use = "a batch that is not published is not sent"]
+pub struct Batch<'q, 'a, T> {
+    rings: Rings<'a, T>,
+    /// A queue has one batch open.
+    queue: PhantomData<&'q mut ()>,
+}
+
+impl<'a, T: Element> Batch<'_, 'a, T> {
+    /// Returns the number of rows for `rank`. Any lane by itself.
+    #[inline(always)]
+    pub fn rows(&self, rank: Rank) -> usize {
+        match self.rings.get(self.rings.opened(rank)) {
+            NO_BATCH => 0,
+            rows => rows as usize,
+        }
+    }
+
+    /// Returns the place of the rows for `rank`, one after the other. Any lane by itself.
+    #[inline(always)]
+    pub fn to<M: Machine>(&self, s: &Session<M>, rank: Rank) -> Remote<'a, T> {
+        let (rings, rows) = (&self.rings, self.rows(rank));
+        let (first, _) = rings.place(rings.get(rings.sent(rank)), rows as u64);
+        let (first, len) = (rings.element(s.me(), first), rows * rings.width());
+        rings.window.at(rank).slice(first, len)
+    }
+
+    /// Returns the place of row `index` of the rows for `rank`. Any lane by itself.
+    #[inline(always)]
+    pub fn row<M: Machine>(&self, s: &Session<M>, rank: Rank, index: usize) -> Remote<'a, T> {
+        let width = self.rings.width();
+        self.to(s, rank).slice(index.wrapping_mul(width), width)
+    }
+
+    /// Sends the batches, all at once. The rows must have been written by this block, by any of its
+    /// groups.
+    ///
+    /// # Errors
+    /// [`Aborted`], before anything has been published, if the communicator has failed or a lane
+    /// has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn publish<M: Machine>(self, s: &Session<M>) -> Result<(), Aborted> {
+        let (rings, block) = (self.rings, s.block());
+        for peer in s.peers_of_lane(Team::World) {
+            let rows = rings.get(rings.opened(peer));
+            if rows != NO_BATCH {
+                rings.write_header(s, peer, rows);
+            }
+        }
+        let is_over = block.is_leader() && s.ctx().aborted();
+        s.vote(if is_over {
+            Unvoted::from_wait(None)
+        } else {
+            Unvoted::new(())
+        })?;
+        block.publish(Scope::System);
+        for peer in s.peers_of_lane(Team::World) {
+            let (rows, sent) = (rings.get(rings.opened(peer)), rings.sent(peer));
+            if rows != NO_BATCH {
+                let (_, end) = rings.place(rings.get(sent), rows);
+                rings.set(sent, end);
+                rings.post(s, TAIL, peer, end);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Batches with a row for each item that has a rank.
+#[derive(Debug)]
+#[must_use = "a batch that is not published is not sent"]
+pub struct Routed<'q, 'a, 'p, T, F> {
+    batch: Batch<'q, 'a, T>,
+    places: InOut<'p, u32>,
+    to: F,
+}
+
+impl<'a, T: Element, F: Fn(usize) -> Option<Rank>> Routed<'_, 'a, '_, T, F> {
+    /// Returns the number of rows for `rank`. Any lane by itself.
+    #[inline(always)]
+    pub fn rows(&self, rank: Rank) -> usize {
+        self.batch.rows(rank)
+    }
+
+    /// Returns the place of the row of `item`, or `None` if the item has no rank. Any lane by
+    /// itself.
+    #[inline(always)]
+    pub fn row<M: Machine>(&self, s: &Session<M>, item: usize) -> Option<Remote<'a, T>> {
+        let rank = (self.to)(item)?;
+        Some(self.batch.row(s, rank, self.places.get(item) as usize))
+    }
+
+    /// As [`Batch::publish`].
+    ///
+    /// # Errors
+    /// As [`Batch::publish`].
+    #[inline(always)]
+    #[track_caller]
+    pub fn publish<M: Machine>(self, s: &Session<M>) -> Result<(), Aborted> {
+        self.batch.publish(s)
+    }
+}
+
+/// The rows of a batch that has arrived. They stay until this block receives from the same rank
+/// again or releases them.
+#[derive(Debug)]
+pub struct Rows<'a, T> {
+    elements: In<'a, T>,
+    rows: usize,
+    from: Rank,
+    rings: Rings<'a, T>,
+}
+
+impl<'a, T: Element> Rows<'a, T> {
+    /// Returns the number of rows.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns true if the batch has no rows.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Returns the rank that has sent the batch.
+    #[inline(always)]
+    pub fn rank(&self) -> Rank {
+        self.from
+    }
+
+    /// Returns row `index`. A row that the batch does not have is recorded as an error, and the
+    /// result is empty. Any lane by itself.
+    #[inline(always)]
+    pub fn row(&self, index: usize) -> In<'a, T> {
+        let width = self.rings.width();
+        self.elements.slice(index.wrapping_mul(width), width)
+    }
+
+    /// Returns all rows, one after the other. Any lane by itself.
+    #[inline(always)]
+    pub fn elements(&self) -> In<'a, T> {
+        self.elements
+    }
+
+    /// Returns the slots to the sender, which the next [`Queue::recv`] from the same rank does
+    /// otherwise. All lanes of the block together.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release<M: Machine>(self, s: &Session<M>) {
+        let block = s.block();
+        block.uniform([u64::from(self.from.index())]);
+        block.publish(Scope::System);
+        if block.is_leader() {
+            self.rings.give_back(s, self.from);
+        }
+    }
+}
+
+/// A batch from every rank.
+#[derive(Debug)]
+pub struct AllRows<'a, T> {
+    rings: Rings<'a, T>,
+}
+
+impl<'a, T: Element> AllRows<'a, T> {
+    /// Returns the rows from `rank`. Any lane by itself.
+    #[inline(always)]
+    pub fn of(&self, rank: Rank) -> Rows<'a, T> {
+        self.rings.rows_of(rank)
+    }
+
+    /// Does what [`Rows::release`] does for every rank.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release<M: Machine>(self, s: &Session<M>) {
+        s.block().publish(Scope::System);
+        for from in s.peers_of_lane(Team::World) {
+            self.rings.give_back(s, from);
+        }
+    }
+}

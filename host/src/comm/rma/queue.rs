@@ -1,0 +1,127 @@
+//! Queues: windows with rings, through which kernels send batches of rows.
+
+use fusewire_device::DType;
+use fusewire_device::window::{QUEUE_SIGNALS, queue_elements};
+
+use super::create::Rings;
+use super::{Window, WindowOptions};
+use crate::comm::Communicator;
+use crate::comm::submit::invalid;
+use crate::{Error, Result};
+
+/// A queue for kernels ([`fusewire_device::Queue`]): from every block of every rank to the same
+/// block of every rank, a ring of rows.
+///
+/// The communicator's ranks make it together, and only kernels on that communicator use it. After
+/// [`Communicator::reconfigure`], make a new one.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    window: Window,
+    rings: Rings,
+}
+
+impl Queue {
+    /// Returns the element type.
+    pub fn dtype(&self) -> DType {
+        self.window.tensor().dtype()
+    }
+
+    /// Returns the number of elements of a row.
+    pub fn width(&self) -> usize {
+        self.rings.width as usize
+    }
+
+    /// Returns the greatest number of rows that a block can send to a rank at once.
+    pub fn batch(&self) -> usize {
+        self.rings.rows as usize / 4
+    }
+
+    /// Returns the bytes of memory that this rank has for the queue.
+    pub fn bytes(&self) -> usize {
+        self.window.tensor().len() * self.dtype().size()
+    }
+
+    /// Ends the queue; all ranks together. Waits until no operation of any rank uses it. Without it
+    /// the queue lives as long as the communicator.
+    ///
+    /// # Errors
+    /// The communicator's failure: then the memory stays.
+    pub fn free(self) -> Result<()> {
+        self.window.free()
+    }
+
+    /// Returns the window with the rings.
+    pub(in crate::comm) fn window(&self) -> &Window {
+        &self.window
+    }
+}
+
+impl Communicator {
+    /// A queue for rows of `width` elements, of which a block sends up to `batch` at once to each
+    /// rank; `batch` is rounded up to a power of two, and to 4. All ranks together.
+    ///
+    /// Each rank gets memory for four batches from each block of each rank
+    /// ([`Options::blocks`](crate::Options::blocks)).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a width or batch of 0, or too
+    /// large; [`Error::Communicator`](crate::Error::Communicator) when ranks differ; as
+    /// [`Communicator::new_window`] and [`Tensor::new`](crate::Tensor::new).
+    pub fn alloc_queue(&self, dtype: DType, width: usize, batch: usize) -> Result<Queue> {
+        let refuse = |detail: String| Err(invalid("alloc_queue", detail));
+        if width == 0 || batch == 0 {
+            return refuse(format!(
+                "batches of {batch} rows of {width} elements; both must be at least 1"
+            ));
+        }
+        let mine = [dtype as u64, width as u64, batch as u64];
+        self.agree_on_queue(mine)?;
+        let blocks = self.inner.constants.max_blocks;
+        let rows = batch.max(4).checked_next_power_of_two();
+        let rings = rows
+            .and_then(|rows| rows.checked_mul(4))
+            .and_then(|rows| u32::try_from(rows).ok())
+            .zip(u32::try_from(width).ok())
+            .map(|(rows, width)| Rings { rows, width });
+        let elements = rings.and_then(|Rings { rows, width }| {
+            queue_elements(self.size(), blocks, rows, width, dtype.size())
+        });
+        let (Some(rings), Some(elements)) = (rings, elements) else {
+            return refuse(format!(
+                "batches of {batch} rows of {width} elements are too large"
+            ));
+        };
+        let options = WindowOptions {
+            signals: Some(QUEUE_SIGNALS),
+            counters: Some(0),
+            barriers: 0,
+        };
+        let window = self.make_window(&self.tensor(dtype, elements)?, options, rings)?;
+        Ok(Queue { window, rings })
+    }
+
+    /// Compares the arguments of [`Communicator::alloc_queue`] of all ranks.
+    fn agree_on_queue(&self, mine: [u64; 3]) -> Result<()> {
+        let mut all = vec![0u64; mine.len() * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
+        let Some(rank) = all.chunks(mine.len()).position(|theirs| theirs != mine) else {
+            return Ok(());
+        };
+        let theirs = &all[mine.len() * rank..];
+        let name = |code: u64| DType::from_code(code as u8).map_or("unknown", DType::name);
+        Err(Error::Communicator {
+            name: self.inner.name.clone(),
+            detail: format!(
+                "alloc_queue: rank {rank} passes batches of {} rows of {} {}, rank {} of {} rows \
+                 of {} {}: they must be equal",
+                theirs[2],
+                theirs[1],
+                name(theirs[0]),
+                self.rank(),
+                mine[2],
+                mine[1],
+                name(mine[0])
+            ),
+        })
+    }
+}
