@@ -12,7 +12,7 @@ use fusewire_device::layout::{
 };
 use fusewire_device::mem::model::{Kind, Model};
 use fusewire_device::net::Requests;
-use fusewire_device::window::DeviceWindow;
+use fusewire_device::window::{DeviceWindow, QUEUE_SIGNALS};
 
 /// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,8 @@ pub struct Config {
     pub staging: u64,
     /// Size of a rank's input in bytes. The output has the same size.
     pub user: usize,
+    /// Rows of the rings of a queue, which has rows of one word; 0 for a window without rings.
+    pub ring: u32,
     /// First epoch of packets and rounds.
     pub first_epoch: u64,
     /// Timeout of waits in nanoseconds of the model's clock.
@@ -76,6 +78,7 @@ impl Config {
             channel_depth: 2,
             staging: 256,
             user: 64,
+            ring: 0,
             first_epoch: 0,
             timeout_ns: u64::MAX,
             parts,
@@ -218,11 +221,13 @@ impl MemoryImage {
             signal_pad: 2,
             offset: user,
             bytes: user,
-            signals: 2,
+            signals: if config.ring > 0 { QUEUE_SIGNALS } else { 2 },
             counters: 0,
             barriers: config.blocks,
             size: config.ranks,
             blocks: config.blocks,
+            ring: config.ring,
+            width: 1,
             reserved: 0,
         });
         Self {
@@ -474,7 +479,7 @@ impl MemoryImage {
             for id in 0..window.signals {
                 let slots = self.pad(rank, window.slot_at(id, sender, 0));
                 model.register(slots.cast(), row, Kind::Peer);
-                if self.config.blocks > 1 {
+                if self.config.blocks > 1 && window.ring == 0 {
                     let sent = self.pad(rank, window.sent_at(id, sender, 0));
                     model.register(sent.cast(), row, Kind::Own);
                 }
@@ -523,7 +528,12 @@ impl MemoryImage {
     pub fn forge_credits(&self, model: &Model) {
         for rank in 0..self.config.ranks {
             for peer in self.peers(rank) {
-                model.forge(self.credit(rank, peer), u64::MAX);
+                let credit = match self.config.ring {
+                    0 => self.credit(rank, peer),
+                    _ => self.slot(rank, 1, peer, 0).cast(),
+                };
+                // Above all positions, and not so far above that it counts as below.
+                model.forge(credit, u64::MAX / 4);
             }
         }
     }

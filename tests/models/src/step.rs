@@ -289,7 +289,8 @@ impl Step {
                     .collect()
             }
             Op::RingPut | Op::Ring => inputs[(me + ranks as usize - 1) % ranks as usize].clone(),
-            Op::Window(windows::Kernel::OneWay) | Op::Barrier => Vec::new(),
+            Op::Window(kernel) if !kernel.gathers() => Vec::new(),
+            Op::Barrier => Vec::new(),
             Op::Window(_) => inputs.concat(),
             Op::Transfer(from, to) => {
                 if rank == to {

@@ -5,7 +5,7 @@ use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::net::{Action, Request, STAGING, SignalOp};
 use fusewire_device::window::Compare;
-use fusewire_device::{Aborted, Block, In, Machine, Session, Team, Window, kernel};
+use fusewire_device::{Aborted, Block, In, Machine, Queue, Session, Team, Window, kernel};
 
 use crate::memory_image::MemoryImage;
 use crate::step::number;
@@ -24,6 +24,11 @@ pub enum Kernel {
     NoBarrier,
     /// Rank 0 writes its row to rank 1, which waits for it. Rank 1 writes nothing. One launch.
     OneWay,
+    /// Rank 0 sends batches through a queue to rank 1, as many as the count. One launch.
+    Stream,
+    /// Both ranks send a batch to each other through a queue. Its number of rows changes from
+    /// launch to launch.
+    Exchange,
 }
 
 /// Values of [`Kernel::AddBesideSet`].
@@ -85,6 +90,21 @@ impl Kernel {
                         input_len: count,
                     },
                 ),
+                Self::Stream => stream__run(
+                    block,
+                    &StreamParams {
+                        header,
+                        queue: window,
+                        batches: count,
+                    },
+                ),
+                Self::Exchange => exchange__run(
+                    block,
+                    &ExchangeParams {
+                        header,
+                        queue: window,
+                    },
+                ),
                 Self::AddBesideSet => add_beside_set__run(
                     block,
                     &AddBesideSetParams {
@@ -96,6 +116,11 @@ impl Kernel {
                 ),
             }
         }
+    }
+
+    /// Returns true if a launch leaves the inputs of all ranks in the window of every rank.
+    pub fn gathers(self) -> bool {
+        !matches!(self, Self::OneWay | Self::Stream | Self::Exchange)
     }
 
     /// Checks the words of the window after a launch.
@@ -211,6 +236,75 @@ fn one_way(
     Ok(())
 }
 
+/// Returns the number of rows of a batch: with two rows at most, the fifth batch does not fit before
+/// the end of its ring.
+fn row_count(batch: u64, most: usize) -> usize {
+    [2, 1, 2, 2, 2, 0][batch as usize % 6].min(most)
+}
+
+/// Checks that the rows are those of `from`'s batch.
+fn check(
+    queue: &Queue<u64>,
+    s: &Session<impl Machine>,
+    from: u32,
+    batch: u64,
+) -> Result<(), Aborted> {
+    let Some(rank) = s.peer(from) else {
+        return Ok(());
+    };
+    let received = queue.recv(s, rank)?;
+    assert_eq!(
+        received.len(),
+        row_count(batch, queue.batch()),
+        "batch {batch}"
+    );
+    for index in s.block().elements_of_block(received.len()) {
+        let value = received.row(index).get(0);
+        assert_eq!(value, number(from, batch, index), "row {index} of {batch}");
+    }
+    Ok(())
+}
+
+/// Sends a batch to rank `to`.
+fn send(
+    queue: &mut Queue<u64>,
+    s: &Session<impl Machine>,
+    to: u32,
+    batch: u64,
+) -> Result<(), Aborted> {
+    let most = queue.batch();
+    let open = queue.open(s, |rank| {
+        (rank.index() == to).then(|| row_count(batch, most))
+    })?;
+    if let Some(rank) = s.peer(to) {
+        let value = |index| number(s.rank(), batch, index);
+        open.to(s, rank).write_with(s, s.block(), value);
+    }
+    open.publish(s)
+}
+
+#[kernel]
+fn stream(
+    s: &mut Session<impl Machine>,
+    mut queue: Queue<u64>,
+    batches: u64,
+) -> Result<(), Aborted> {
+    for batch in 0..batches {
+        match s.rank() {
+            0 => send(&mut queue, s, 1, batch)?,
+            _ => check(&queue, s, 0, batch)?,
+        }
+    }
+    Ok(())
+}
+
+#[kernel]
+fn exchange(s: &mut Session<impl Machine>, mut queue: Queue<u64>) -> Result<(), Aborted> {
+    let (batch, other) = (s.epoch() - 1, 1 - s.rank());
+    send(&mut queue, s, other, batch)?;
+    check(&queue, s, other, batch)
+}
+
 /// Carries out request `number` of `rank`, if it has been appended.
 ///
 /// # Panics
@@ -245,6 +339,7 @@ pub fn carry_out(image: &MemoryImage, rank: u32, number: u64) -> bool {
                 }
             }
             Action::Signal => mem::store_u64(to, value[0], Order::Release, Scope::System),
+            Action::Store if bytes == 8 => mem::write(to, value[0]),
             other => panic!("no kernel asks for {other:?}"),
         }
     }

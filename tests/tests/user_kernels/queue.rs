@@ -1,6 +1,8 @@
 //! Queues: batches of rows between blocks, on ranks that reach each other by load and store and on
 //! a network that delays and reorders.
 
+use core::time::Duration;
+
 use fusewire::{Communicator, DType, Queue as HostQueue, Result, run_threads};
 use fusewire_device::{Aborted, Group, In, InOut, Machine, Out, Queue, Session, Team, kernel};
 
@@ -153,10 +155,15 @@ fn parts(count: usize, blocks: usize) -> impl Iterator<Item = core::ops::Range<u
 }
 
 const ROOM: usize = 32;
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 2;
 
-fn exchanges(comm: &Communicator, queue: &HostQueue, blocks: usize, way: u32) -> Result<()> {
-    let (me, ranks) = (comm.rank(), comm.size());
+fn exchanges(
+    comm: &Communicator,
+    queue: &HostQueue,
+    (_, blocks, lanes): (u32, u32, u32),
+    way: u32,
+) -> Result<()> {
+    let (me, ranks, blocks) = (comm.rank(), comm.size(), blocks as usize);
     let all = [
         Items::None,
         Items::One,
@@ -165,8 +172,12 @@ fn exchanges(comm: &Communicator, queue: &HostQueue, blocks: usize, way: u32) ->
         Items::Masked,
         Items::NotOnRank0,
     ];
-    for items in all {
+    for (index, items) in all.into_iter().enumerate() {
         for launch in 0..3 {
+            // Many lanes are slow.
+            if lanes > 1 && launch as usize != index % 3 {
+                continue;
+            }
             let own = ids(items, me, ranks, launch);
             let rows: Vec<u32> = (0..own.len())
                 .flat_map(|item| (0..WIDTH).map(move |index| element(me, launch, item, index)))
@@ -239,7 +250,7 @@ fn rows_arrive_in_the_order_of_their_items() {
         on_both(shape, |comm| {
             let queue = comm.alloc_queue(DType::U32, WIDTH, ROOM)?;
             for way in 0..3 {
-                exchanges(comm, &queue, shape.1 as usize, way)?;
+                exchanges(comm, &queue, shape, way)?;
             }
             queue.free()
         });
@@ -311,5 +322,180 @@ fn a_sender_runs_ahead_until_the_ring_is_full() {
             }
             Ok(())
         });
+    }
+}
+
+/// Mistakes of [`errs`].
+const TOO_MANY: u32 = 0;
+const TOO_MANY_ITEMS: u32 = 1;
+const FEW_PLACES: u32 = 2;
+const ROW_TO_SEND: u32 = 3;
+const ROW_TO_READ: u32 = 4;
+const NO_ROWS: u32 = 5;
+const NO_RECEIVER: u32 = 6;
+const AFTER_A_FAULT: u32 = 7;
+const NONE: u32 = 8;
+
+/// Makes the mistake `which` on rank 0; for [`NO_RECEIVER`], on rank 1. Otherwise, both ranks send a
+/// row to each rank and wait for one.
+#[kernel(failures(WRONG = "value {a}"))]
+fn errs(
+    s: &mut Session<impl Machine>,
+    mut queue: Queue<u8>,
+    places: InOut<u32>,
+    which: u32,
+) -> Result<(), Aborted> {
+    let (block, me) = (s.block(), s.me());
+    if which == NO_RECEIVER && s.rank() == 1 {
+        return s.barrier();
+    }
+    let which = if s.rank() == 0 { which } else { NONE };
+    if which == TOO_MANY_ITEMS || which == FEW_PLACES {
+        let items = if which == FEW_PLACES { 3 } else { 5 };
+        queue.route(s, items, places, |_| Some(me))?.publish(s)?;
+    }
+    if which == NO_RECEIVER {
+        for _ in 0..5 {
+            let batch = queue.open(s, |rank| (rank != me).then_some(4))?;
+            batch.publish(s)?;
+        }
+    }
+    let rows = if which == TOO_MANY { 5 } else { 1 };
+    let batch = queue.open(s, |_| Some(rows))?;
+    for peer in s.peers(Team::World) {
+        let row = if which == ROW_TO_SEND { 1 } else { 0 };
+        batch.row(s, peer, row).write_with(s, block, |_| 7);
+    }
+    if which == AFTER_A_FAULT && block.rank() == block.size() - 1 {
+        s.fault(WRONG, 3, 0);
+    }
+    if which == NO_ROWS {
+        return s.barrier();
+    }
+    batch.publish(s)?;
+    for from in s.peers(Team::World) {
+        let rows = queue.recv(s, from)?;
+        let row = if which == ROW_TO_READ { 1 } else { 0 };
+        let value = rows.row(row).get(0);
+        s.ensure(value == 7, WRONG, u64::from(value), 0)?;
+    }
+    // Without it, rank 1 might succeed before rank 0 fails.
+    s.barrier()
+}
+
+#[test]
+fn mistakes_with_queues_are_named() {
+    let mistakes = [
+        (
+            TOO_MANY,
+            "argument queue: 5 rows for one rank; a batch of this queue has at most 4",
+        ),
+        (TOO_MANY_ITEMS, "argument queue: 5 rows for one rank"),
+        (FEW_PLACES, "argument places: element 2 of 2"),
+        (ROW_TO_SEND, "argument queue: element 5 of 3"),
+        (ROW_TO_READ, "argument queue: element 5 of 3"),
+        (NO_ROWS, "waiting for rank 0, rows from its queue"),
+        (NO_RECEIVER, "waiting for rank 1, room in the queue to it"),
+        (AFTER_A_FAULT, "value 3"),
+    ];
+    let run = |comm: &Communicator, which| {
+        let queue = comm.alloc_queue(DType::U8, 3, 4)?;
+        let places = zeros(DType::U32, if which == FEW_PLACES { 2 } else { 5 })?;
+        // Only the rank that waits for the other one's mistake waits for so short a time.
+        let seconds = match (which, comm.rank()) {
+            (NO_ROWS, 1) | (NO_RECEIVER, 0) => 1,
+            _ => 20,
+        };
+        comm.kernel(Errs {
+            queue: (&queue).into(),
+            places: (&places).into(),
+            which,
+        })
+        .timeout(Duration::from_secs(seconds))
+        .launch()
+    };
+    for lanes in [1, 32, 64] {
+        for (which, text) in mistakes {
+            for message in failing(&options(1, lanes), |comm| run(comm, which)) {
+                assert!(message.contains(text), "{message:?} lacks {text:?}");
+            }
+        }
+        all((2, 1, lanes), |comm| run(comm, NONE));
+    }
+}
+
+#[test]
+fn a_queue_is_checked_before_a_launch() {
+    all((2, 1, 1), |comm| {
+        for (width, batch) in [(0, 4), (4, 0), (usize::MAX, 4), (4, usize::MAX / 2)] {
+            let error = comm.alloc_queue(DType::F32, width, batch);
+            let text = error.expect_err("a bad size").to_string();
+            assert!(
+                text.contains("alloc_queue") && text.contains("batches of"),
+                "{text}"
+            );
+        }
+        let places = zeros(DType::U32, 5)?;
+        let errs = |comm: &Communicator, queue: &HostQueue| {
+            let arguments = Errs {
+                queue: queue.into(),
+                places: (&places).into(),
+                which: NONE,
+            };
+            comm.kernel(arguments)
+                .launch()
+                .expect_err("an error")
+                .to_string()
+        };
+        let floats = comm.alloc_queue(DType::F32, 3, 4)?;
+        let text = errs(comm, &floats);
+        assert!(
+            text.contains("argument queue: elements of f32; the kernel takes u8"),
+            "{text}"
+        );
+        let queue = comm.alloc_queue(DType::U8, 3, 4)?;
+        assert_eq!(queue.bytes(), 2 * 16 * (3 + 8));
+        let other = comm.dup()?;
+        let text = errs(&other, &queue);
+        assert!(text.contains("a window of another communicator"), "{text}");
+        let kept = queue.clone();
+        queue.free()?;
+        let text = errs(comm, &kept);
+        assert!(text.contains("freed"), "{text}");
+        Ok(())
+    });
+    let different = run_threads(2, &options(1, 1), |comm| {
+        comm.alloc_queue(DType::F32, 4 + comm.rank() as usize, 4)
+            .map(drop)
+    });
+    for result in different {
+        let text = result.expect_err("different widths").to_string();
+        let both = ["of 4 rows of 4 f32", "of 4 rows of 5 f32"];
+        assert!(both.iter().all(|part| text.contains(part)), "{text}");
+    }
+}
+
+#[test]
+fn a_replay_after_the_end_of_a_queue_is_an_error() {
+    let messages = failing(&options(1, 32), |comm| {
+        let queue = comm.alloc_queue(DType::U8, 3, 4)?;
+        let places = zeros(DType::U32, 5)?;
+        comm.stream().begin_capture()?;
+        comm.kernel(Errs {
+            queue: (&queue).into(),
+            places: (&places).into(),
+            which: NONE,
+        })
+        .enqueue()?;
+        let graph = comm.stream().end_capture()?.instantiate()?;
+        graph.run(comm.stream())?;
+        comm.stream().synchronize()?;
+        queue.free()?;
+        graph.run(comm.stream())?;
+        comm.stream().synchronize()
+    });
+    for message in messages {
+        assert!(message.contains("argument queue: rank"), "{message}");
+        assert!(message.contains("has been freed"), "{message}");
     }
 }

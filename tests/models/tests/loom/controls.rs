@@ -8,7 +8,7 @@ use fusewire_models::step::{Op, Step};
 use fusewire_models::windows;
 
 use crate::models::{
-    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, lanes_config, scenario, single, two,
+    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, lanes_config, queue, scenario, single, two,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
@@ -29,6 +29,8 @@ fn orders() -> Vec<Entry> {
     let rows = |kernel| Step::new(Op::Window(kernel), 1);
     let window = || single(two(SIGNALS), vec![rows(windows::Kernel::Rows); 2]);
     let sum = || single(two(SIGNALS), vec![rows(windows::Kernel::Adders); 2]);
+    let stream = vec![Step::new(Op::Window(windows::Kernel::Stream), 6)];
+    let queue = || single(queue(4, two(SIGNALS)), stream.clone());
     let network = || single(two(NETWORK), vec![rows(windows::Kernel::OneWay)]);
     [
         ("relaxed stores", Fault::RelaxedStores, "packets", packets()),
@@ -44,6 +46,9 @@ fn orders() -> Vec<Entry> {
         ("no acquire", Fault::NoAcquire, "window", window()),
         ("no acquire", Fault::NoAcquire, "window, sum", sum()),
         ("device scope", Fault::NarrowScope, "window", window()),
+        ("relaxed stores", Fault::RelaxedStores, "queue", queue()),
+        ("no acquire", Fault::NoAcquire, "queue", queue()),
+        ("device scope", Fault::NarrowScope, "queue", queue()),
         ("relaxed stores", Fault::RelaxedStores, "network", network()),
         ("no acquire", Fault::NoAcquire, "network", network()),
         ("device scope", Fault::NarrowScope, "network", network()),
@@ -103,6 +108,8 @@ fn fences() -> Vec<Entry> {
 fn slots() -> Vec<Entry> {
     let packets = |blocks| scenario(two(PACKETS), blocks, vec![Step::new(Op::Packet, 2); 4]);
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
+    let stream = Step::new(Op::Window(windows::Kernel::Stream), 6);
+    let queue = single(queue(4, two(SIGNALS)), vec![stream]);
     [
         (
             "no second slot set, one line",
@@ -115,6 +122,7 @@ fn slots() -> Vec<Entry> {
             InjectedFault::OneSlotSet,
         ),
         ("no credits, channel", channel, InjectedFault::FreeCredits),
+        ("no credits, queue", queue, InjectedFault::FreeCredits),
         (
             "an absent rank, packets",
             packets(Blocks::Single),

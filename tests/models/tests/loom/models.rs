@@ -64,6 +64,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         packets(),
         rounds(),
         windows(),
+        queues(),
         channels(),
         mixtures(),
         overlapped(),
@@ -289,6 +290,66 @@ fn windows() -> Vec<Entry> {
             "window: rows by requests of two blocks",
             Bound::Preemptions(2),
             of(NETWORK, 2, vec![step(Kernel::OneWay, 4)]),
+        ),
+    ]
+}
+
+/// Returns `config` with a queue.
+pub(crate) fn queue(ring: u32, config: Config) -> Config {
+    Config {
+        ring,
+        user: 32 * ring as usize,
+        ..config
+    }
+}
+
+fn queues() -> Vec<Entry> {
+    let step = |kernel, count| Step::new(Op::Window(kernel), count);
+    let stream =
+        |ring, parts, batches| single(queue(ring, two(parts)), vec![step(Kernel::Stream, batches)]);
+    let exchange = |launches| vec![step(Kernel::Exchange, 1); launches];
+    let failing = Parts {
+        failure: true,
+        ..SIGNALS
+    };
+    let abort = Scenario {
+        host_aborts: true,
+        ..single(queue(4, two(failing)), exchange(2)).may_fail()
+    };
+    vec![
+        Entry::model(
+            "queue: a ring of 4 slots that is full and wraps, 6 batches",
+            Bound::Preemptions(2),
+            stream(4, SIGNALS, 6),
+        ),
+        Entry::model(
+            "queue: a ring of 8 slots of which a batch skips one, an empty batch, 7 batches",
+            Bound::Preemptions(2),
+            stream(8, SIGNALS, 7),
+        ),
+        Entry::model(
+            "queue: both ranks send and receive, 2 ranks x 5 epochs",
+            Bound::Preemptions(1),
+            single(queue(4, two(SIGNALS)), exchange(5)),
+        ),
+        Entry::model(
+            "queue: both ranks send and receive, 2 lanes, a weak barrier",
+            Bound::Preemptions(1),
+            scenario(
+                queue(8, lanes_config(SIGNALS)),
+                Blocks::WeakLane,
+                exchange(2),
+            ),
+        ),
+        Entry::model(
+            "queue: a host aborts while both ranks send and receive",
+            Bound::Preemptions(2),
+            abort,
+        ),
+        Entry::model(
+            "queue: batches by requests to a network, 2 batches",
+            Bound::Preemptions(2),
+            stream(16, NETWORK, 2),
         ),
     ]
 }
