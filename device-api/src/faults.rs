@@ -133,6 +133,7 @@ const fn decode(kind: u32) -> FailureKind {
         14 => FailureKind::Word,
         15 => FailureKind::Aliasing,
         16 => FailureKind::Batch,
+        17 => FailureKind::NotGrid,
         _ => FailureKind::User,
     }
 }
@@ -154,6 +155,7 @@ mod tests {
             FailureKind::Word,
             FailureKind::Aliasing,
             FailureKind::Batch,
+            FailureKind::NotGrid,
         ] {
             assert_eq!(decode(kind as u32), kind);
         }

@@ -275,6 +275,8 @@ pub enum FailureKind {
     Aliasing = 15,
     /// A batch of a queue had `observed` rows; it can have `expected`.
     Batch = 16,
+    /// A kernel entered a barrier of its blocks, and is not declared `#[kernel(grid)]`.
+    NotGrid = 17,
 }
 
 /// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.
@@ -356,7 +358,8 @@ pub struct Progress {
     _line: [u64; 5],
 }
 
-/// State of a block between launches; touched by that block of that rank only.
+/// State of a block between launches; touched by that block of that rank only, except for
+/// [`BlockState::entered`] and [`BlockState::released`], which block 0 reads and writes.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockState {
@@ -368,7 +371,11 @@ pub struct BlockState {
     pub rounds: u64,
     /// 1 while a launch of this block is in flight, [`BlockState::idle`] else.
     pub busy: u64,
-    _line: [u64; 4],
+    /// How often the block has entered a barrier of all blocks of a launch.
+    pub entered: u64,
+    /// How often block 0 has released it from one.
+    pub released: u64,
+    _line: [u64; 2],
 }
 
 impl BlockState {

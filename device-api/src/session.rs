@@ -31,6 +31,7 @@
 //!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, the waits, barriers and
 //!   flushes of [`crate::Window`], [`crate::Remote::read`], and the end of the kernel.
 
+mod grid;
 mod prologue;
 
 use crate::comm::{Comm, Peers, Rank, Team, WindowAddr};
@@ -333,6 +334,8 @@ pub struct Session<M> {
     /// True if the kernel has windows. Known at compile time, so that other kernels have no code
     /// for a network.
     has_windows: bool,
+    /// True if all blocks of the launch run at the same time. Known at compile time.
+    is_grid: bool,
 }
 
 impl<M: Machine> Session<M> {
@@ -384,6 +387,7 @@ impl<M: Machine> Session<M> {
             packets: 0,
             steps: 0,
             has_windows: false,
+            is_grid: false,
         })
     }
 
@@ -393,6 +397,13 @@ impl<M: Machine> Session<M> {
     #[doc(hidden)]
     pub fn has_windows(&mut self) {
         self.has_windows = true;
+    }
+
+    /// Says that all blocks of the launch run at the same time. Called by `#[kernel]`.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn is_grid(&mut self) {
+        self.is_grid = true;
     }
 
     /// Returns the communicator.

@@ -41,6 +41,8 @@ pub enum WaitKind {
     Room = 10,
     /// A batch of a queue from a peer.
     Rows = 11,
+    /// The other blocks of the launch, in a barrier of all blocks.
+    Grid = 12,
 }
 
 /// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs
@@ -174,14 +176,16 @@ impl WaitContext {
         };
         // A wait for a tile of this rank's own input times out earlier, so that this rank is
         // reported before the peers that wait for its next signal time out.
-        let early = match wait {
-            WaitKind::Tile => timeout_ns / 8,
-            _ => 0,
+        // A wait for other blocks times out later: they may wait for other ranks.
+        let limit = match wait {
+            WaitKind::Tile => timeout_ns - timeout_ns / 8,
+            WaitKind::Grid => timeout_ns.saturating_mul(2),
+            _ => timeout_ns,
         };
-        if elapsed > timeout_ns - early {
+        if elapsed > limit {
             let blamed = match wait {
                 // What nobody but this rank could have done.
-                WaitKind::Tile | WaitKind::Network => awaited,
+                WaitKind::Tile | WaitKind::Network | WaitKind::Grid => awaited,
                 _ => self.least_progress(awaited),
             };
             self.fail(

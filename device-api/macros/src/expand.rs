@@ -243,6 +243,7 @@ impl Kernel<'_> {
             .iter()
             .any(|argument| matches!(argument.kind, Kind::Window(..) | Kind::Queue(..)))
             .then(|| quote!(session.has_windows();));
+        let is_grid = self.options.grid.then(|| quote!(session.is_grid();));
         let rebuilt = self
             .arguments
             .iter()
@@ -341,6 +342,7 @@ impl Kernel<'_> {
                 };
                 #allow
                 #has_windows
+                #is_grid
                 #(#rebuilt)*
                 let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> =
                     #call;
@@ -543,8 +545,9 @@ impl Kernel<'_> {
             failures,
             ..
         } = self.options;
-        let (dependent, safe) = (
+        let (dependent, grid, safe) = (
             self.options.dependent,
+            self.options.grid,
             !self.is_unsafe && self.has_session(),
         );
         let known = |argument: &&Argument| !matches!(argument.kind, Kind::Before(..));
@@ -570,6 +573,7 @@ impl Kernel<'_> {
         quote! {
             &::fusewire_device::native::Contract {
                 dependent: #dependent,
+                grid: #grid,
                 safe: #safe,
                 threads: #block,
                 blocks: #blocks,

@@ -68,6 +68,7 @@ use syn::{ItemFn, parse_macro_input};
 /// | `blocks = N` | blocks of the launch |
 /// | `shared = N` | bytes of block-shared memory that the kernel uses |
 /// | `signals = N` | signals that every window argument must have |
+/// | `grid` | all blocks run at the same time, for `Session::grid_barrier` |
 ///
 /// `dependent` permits programmatic dependent launches: before anything else, the entry waits for
 /// the launches that it depends on; after the session has begun, it permits dependents to begin.

@@ -22,13 +22,15 @@ pub(crate) struct Options {
     pub(crate) params: Option<Path>,
     /// True if launches may be dependent.
     pub(crate) dependent: bool,
+    /// True if all blocks of a launch must run at the same time.
+    pub(crate) grid: bool,
     /// Code that every lane of a block runs after a failure.
     pub(crate) on_failure: Option<Expr>,
 }
 
 const EXPECTED: &str = "expected each(PARAMETER: name = Type, ...), block = N, blocks = N, \
-     shared = BYTES, signals = N, params = STRUCT, dependent, on_failure(EXPRESSION) or \
-     failures(CODE = \"text\", ...)";
+     shared = BYTES, signals = N, params = STRUCT, dependent, grid, on_failure(EXPRESSION) \
+     or failures(CODE = \"text\", ...)";
 
 impl Parse for Options {
     fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
@@ -42,6 +44,7 @@ impl Parse for Options {
                     options.params = Some(input.parse()?);
                 }
                 "dependent" => options.dependent = true,
+                "grid" => options.grid = true,
                 "on_failure" => {
                     let content;
                     parenthesized!(content in input);

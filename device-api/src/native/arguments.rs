@@ -20,6 +20,8 @@ pub struct Contract {
     /// True if the kernel waits for the launches that it depends on, so that it may begin before
     /// they end.
     pub dependent: bool,
+    /// True if all blocks of a launch must run at the same time.
+    pub grid: bool,
     /// True if the kernel is a safe function.
     pub safe: bool,
     /// Threads of a block on a GPU; 0 for any number.
@@ -40,6 +42,7 @@ impl Contract {
     /// The contract of a kernel without requirements.
     pub const NONE: &'static Self = &Self {
         dependent: false,
+        grid: false,
         safe: false,
         threads: 0,
         blocks: 0,

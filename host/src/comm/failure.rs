@@ -248,6 +248,7 @@ impl Failure {
             FailureKind::Word,
             FailureKind::Aliasing,
             FailureKind::Batch,
+            FailureKind::NotGrid,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -280,6 +281,7 @@ impl Failure {
                 9 => "its network requests",
                 10 => "room in the queue to it",
                 11 => "rows from its queue",
+                12 => "the other blocks of its launch",
                 _ => "the launch",
             },
             expected: record.expected,
@@ -560,6 +562,10 @@ impl fmt::Display for Failure {
                 "packets of {} bytes for each block and rank; a slot has room for {}: raise \
                  Options::packet_slot_bytes on all ranks",
                 self.observed, self.expected
+            ),
+            FailureKind::NotGrid => f.write_str(
+                "grid_barrier in a kernel whose blocks need not run at the same time: declare it \
+                 with #[kernel(grid)]",
             ),
             FailureKind::Batch => write!(
                 f,

@@ -64,6 +64,8 @@ pub struct Parts {
     pub signals: bool,
     /// Requests to a network, which connects the ranks' windows.
     pub network: bool,
+    /// Words of the barrier of all blocks.
+    pub grid: bool,
 }
 
 impl Config {
@@ -355,7 +357,7 @@ impl MemoryImage {
         self.workspace(rank, 0).cast()
     }
 
-    /// Returns the state of `rank`'s block.
+    /// Returns the state of `rank`'s first block.
     pub fn block_state(&self, rank: u32) -> *mut BlockState {
         self.workspace(rank, self.layout.blocks).cast()
     }
@@ -454,6 +456,16 @@ impl MemoryImage {
             }
             if parts.network {
                 self.ring(&model, rank);
+            }
+            if parts.grid {
+                for block in 0..self.config.blocks {
+                    let state = self.block_state(rank).wrapping_add(block as usize);
+                    // SAFETY: computes addresses within the state of a block.
+                    let words = unsafe { [&raw mut (*state).entered, &raw mut (*state).released] };
+                    for word in words {
+                        model.register(word.cast(), 8, Kind::Own);
+                    }
+                }
             }
             if parts.words {
                 let bytes = 4 * self.config.ranks as usize;

@@ -29,6 +29,9 @@ pub enum Kernel {
     /// Both ranks send a batch to each other through a queue. Its number of rows changes from
     /// launch to launch.
     Exchange,
+    /// Every block writes words of this rank, and reads those of all blocks after a barrier of all
+    /// blocks, twice.
+    Grid,
 }
 
 /// Values of [`Kernel::AddBesideSet`].
@@ -98,6 +101,7 @@ impl Kernel {
                         batches: count,
                     },
                 ),
+                Self::Grid => grid__run(block, &GridParams { header, window }),
                 Self::Exchange => exchange__run(
                     block,
                     &ExchangeParams {
@@ -120,7 +124,10 @@ impl Kernel {
 
     /// Returns true if a launch leaves the inputs of all ranks in the window of every rank.
     pub fn gathers(self) -> bool {
-        !matches!(self, Self::OneWay | Self::Stream | Self::Exchange)
+        !matches!(
+            self,
+            Self::OneWay | Self::Stream | Self::Exchange | Self::Grid
+        )
     }
 
     /// Checks the words of the window after a launch.
@@ -303,6 +310,23 @@ fn exchange(s: &mut Session<impl Machine>, mut queue: Queue<u64>) -> Result<(), 
     let (batch, other) = (s.epoch() - 1, 1 - s.rank());
     send(&mut queue, s, other, batch)?;
     check(&queue, s, other, batch)
+}
+
+#[kernel(grid)]
+fn grid(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborted> {
+    let (block, words) = (s.block(), window.local(s)?.elements());
+    let (index, blocks) = (block.index() as usize, block.count() as usize);
+    for step in 0..2 {
+        // A block that is ahead writes the words of the other step.
+        let words = words.slice(step * blocks, blocks);
+        let epoch = 2 * s.epoch() + step as u64;
+        words.set(index, number(0, epoch, index));
+        s.grid_barrier()?;
+        for other in 0..blocks {
+            assert_eq!(words.get(other), number(0, epoch, other), "step {step}");
+        }
+    }
+    Ok(())
 }
 
 /// Carries out request `number` of `rank`, if it has been appended.

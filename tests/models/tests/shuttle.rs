@@ -20,6 +20,7 @@ mod models {
         words: true,
         signals: true,
         network: false,
+        grid: true,
     };
 
     fn config(ranks: u32, lanes: u32) -> Config {
@@ -92,6 +93,7 @@ mod models {
                 ));
             }
         }
+        entries.extend(blocks_and_queues());
         for (name, op, count) in [
             ("packets", Op::Packet, 6),
             ("two-shot", Op::TwoShot, 72),
@@ -127,6 +129,50 @@ mod models {
         entries
     }
 
+    /// Barriers of many blocks, and queues whose rings wrap many times.
+    fn blocks_and_queues() -> Vec<Entry> {
+        let step = |kernel, count| Step::new(Op::Window(kernel), count);
+        let blocks = Config {
+            blocks: 6,
+            ..config(1, 1)
+        };
+        let queue = |ring, lanes| Config {
+            ring,
+            ..config(2, lanes)
+        };
+        let exchange = || vec![step(windows::Kernel::Exchange, 1); 30];
+        vec![
+            Entry::model(
+                "barriers of 6 blocks, 10 launches",
+                Bound::Random(1000),
+                scenario(
+                    blocks,
+                    Blocks::Single,
+                    vec![step(windows::Kernel::Grid, 1); 10],
+                ),
+            ),
+            Entry::model(
+                "a stream of batches, a ring of 8 slots, 60 batches",
+                Bound::Random(1000),
+                scenario(
+                    queue(8, 1),
+                    Blocks::Single,
+                    vec![step(windows::Kernel::Stream, 60)],
+                ),
+            ),
+            Entry::model(
+                "both ranks send batches, a ring of 8 slots, 30 epochs",
+                Bound::Random(1000),
+                scenario(queue(8, 1), Blocks::Single, exchange()),
+            ),
+            Entry::model(
+                "both ranks send batches, 2 ranks x 2 lanes, weak barrier, 30 epochs",
+                Bound::Random(300),
+                scenario(queue(8, 2), Blocks::WeakLane, exchange()),
+            ),
+        ]
+    }
+
     fn controls() -> Vec<Entry> {
         let bound = Bound::Random(20_000);
         let packets = |blocks| scenario(config(3, 1), blocks, vec![Step::new(Op::Packet, 6); 6]);
@@ -134,6 +180,12 @@ mod models {
             let steps = vec![Step::new(Op::Transfer(0, 1), 400); 2];
             scenario(config(2, 1), Blocks::Single, steps)
         };
+        let stream = Step::new(Op::Window(windows::Kernel::Stream), 20);
+        let queue = Config {
+            ring: 8,
+            ..config(2, 1)
+        };
+        let queue = scenario(queue, Blocks::Single, vec![stream]);
         let broken = |kernel| {
             let steps = vec![Step::new(Op::Broken(kernel), 8); 4];
             scenario(config(3, 1), Blocks::Single, steps)
@@ -150,6 +202,10 @@ mod models {
             (
                 "no credits",
                 channel().with_fault(InjectedFault::FreeCredits),
+            ),
+            (
+                "no credits, queue",
+                queue.with_fault(InjectedFault::FreeCredits),
             ),
             (
                 "an absent rank",

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod contract;
+mod grid;
 mod mistakes;
 mod queue;
 mod remote;

@@ -212,9 +212,12 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         if !kept.is_empty() {
             prepared = prepared.keeping(Arc::new(kept));
         }
-        if self.attributes != LaunchAttributes::default() || info.contract.threads != 0 {
-            let mut attributes = self.attributes;
-            attributes.threads = attributes.threads.max(info.contract.threads);
+        let mut attributes = self.attributes;
+        attributes.threads = attributes.threads.max(info.contract.threads);
+        // The driver refuses a cooperative launch whose blocks are not resident together. On the
+        // CPU every block has a thread.
+        attributes.cooperative |= info.contract.grid;
+        if attributes != LaunchAttributes::default() {
             prepared = prepared.shaped(attributes);
         }
         Ok(prepared)

@@ -8,7 +8,8 @@ use fusewire_models::step::{Op, Step};
 use fusewire_models::windows;
 
 use crate::models::{
-    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, lanes_config, queue, scenario, single, two,
+    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, grid, lanes_config, queue, scenario,
+    single, two,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
@@ -49,6 +50,8 @@ fn orders() -> Vec<Entry> {
         ("relaxed stores", Fault::RelaxedStores, "queue", queue()),
         ("no acquire", Fault::NoAcquire, "queue", queue()),
         ("device scope", Fault::NarrowScope, "queue", queue()),
+        ("relaxed stores", Fault::RelaxedStores, "blocks", grid(2, 1)),
+        ("no acquire", Fault::NoAcquire, "blocks", grid(2, 1)),
         ("relaxed stores", Fault::RelaxedStores, "network", network()),
         ("no acquire", Fault::NoAcquire, "network", network()),
         ("device scope", Fault::NarrowScope, "network", network()),

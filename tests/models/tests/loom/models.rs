@@ -16,6 +16,7 @@ const NONE: Parts = Parts {
     words: false,
     signals: false,
     network: false,
+    grid: false,
 };
 pub(crate) const PACKETS: Parts = Parts {
     packets: true,
@@ -41,6 +42,7 @@ pub(crate) const NETWORK: Parts = Parts {
     network: true,
     ..SIGNALS
 };
+pub(crate) const GRID: Parts = Parts { grid: true, ..NONE };
 pub(crate) const CHANNELS: Parts = Parts {
     channels: true,
     ..NONE
@@ -65,6 +67,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         rounds(),
         windows(),
         queues(),
+        grids(),
         channels(),
         mixtures(),
         overlapped(),
@@ -352,6 +355,26 @@ fn queues() -> Vec<Entry> {
             stream(16, NETWORK, 2),
         ),
     ]
+}
+
+/// Returns the launches of a kernel with a barrier of its `blocks` blocks, on one rank.
+pub(crate) fn grid(blocks: u32, launches: usize) -> Scenario {
+    let config = Config {
+        blocks,
+        ..Config::new(1, GRID)
+    };
+    single(
+        config,
+        vec![Step::new(Op::Window(Kernel::Grid), 1); launches],
+    )
+}
+
+fn grids() -> Vec<Entry> {
+    vec![Entry::model(
+        "barrier of 2 blocks, 2 launches of 2 barriers",
+        Bound::Exhaustive,
+        grid(2, 2),
+    )]
 }
 
 fn channels() -> Vec<Entry> {
