@@ -9,7 +9,7 @@
 //! the compiler may repeat or combine them: a loop that waits for another lane's or rank's value
 //! needs the waits of the session.
 //!
-//! For whole ranges, take [`In::slice`] and the functions of [`crate::bulk`].
+//! For whole ranges, take [`Out::copy_from`], or the functions of [`crate::bulk`].
 
 use core::marker::PhantomData;
 
@@ -17,7 +17,7 @@ use bytemuck::Pod;
 
 use crate::element::Element;
 use crate::faults::Faults;
-use crate::group::Machine;
+use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::session::Session;
 
@@ -187,6 +187,37 @@ impl<T: Element> Out<'_, T> {
         if let Some(at) = self.elements.at(index) {
             // SAFETY: `at` has checked the index; `new` requires that racing accesses are atomic.
             unsafe { store(at, value) };
+        }
+    }
+
+    /// Copies the elements of `source` to the first elements, by the lanes of a group together. Too
+    /// few elements, or elements that overlap the source, are recorded as an error, and nothing is
+    /// copied.
+    #[inline(always)]
+    #[track_caller]
+    pub fn copy_from<G: Group>(&self, group: G, source: In<T>) {
+        let target = self.slice(0, source.len());
+        group.uniform([source.len() as u64, target.len() as u64]);
+        let (bytes, from) = (target.len() * size_of::<T>(), source.as_ptr());
+        let distance = (target.as_ptr() as usize).abs_diff(from as usize);
+        if distance < bytes {
+            let Elements {
+                argument, faults, ..
+            } = self.elements;
+            let (distance, bytes) = (distance as u64, bytes as u64);
+            faults.record(FailureKind::Aliasing, argument, distance, bytes);
+            return;
+        }
+        #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+        // SAFETY: both ranges have these bytes and do not overlap.
+        unsafe {
+            let (to, from) = (target.as_ptr().cast(), from.cast());
+            crate::bulk::copy(group, to, from, bytes, crate::mem::Policy::Cached);
+        }
+        // A copy that is not atomic would be undefined behavior where lanes race.
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+        for index in group.elements_of_group(target.len()) {
+            target.set(index, source.get(index));
         }
     }
 

@@ -425,6 +425,35 @@ impl<M: Machine> Block<M> {
         self.elements_of_group(count)
     }
 
+    /// Returns the number of warps of the block.
+    #[inline(always)]
+    pub fn warps(self) -> u32 {
+        if M::LANES == 1 {
+            return 1;
+        }
+        (self.size() / self.warp().size().max(1)).max(1)
+    }
+
+    /// Returns the index of this lane's warp in the block.
+    #[inline(always)]
+    pub fn warp_index(self) -> u32 {
+        if M::LANES == 1 {
+            return 0;
+        }
+        self.rank() / self.warp().size().max(1)
+    }
+
+    /// Returns the elements of `0..count` that this lane's warp works on when this block has them
+    /// all: the warps take them in turn.
+    #[inline(always)]
+    pub fn elements_of_warp(self, count: usize) -> Elements {
+        Elements {
+            next: self.warp_index() as usize,
+            end: count,
+            step: self.warps() as usize,
+        }
+    }
+
     /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of
     /// `alignment`.
     #[inline(always)]

@@ -50,7 +50,7 @@ use crate::net::SignalOp;
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
-pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Routed, Rows, queue_elements};
+pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Rows, queue_elements};
 pub use self::remote::{Get, Put, Remote};
 pub use self::words::signal_pad_bytes;
 

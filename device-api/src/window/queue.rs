@@ -179,20 +179,20 @@ impl<'a, T: Element> Queue<'a, T> {
 
     /// Opens a batch for every rank, with a row for each of the items `0 .. items` for which `to`
     /// returns the rank. The rows of a rank are in the order of their items. `places`, which has
-    /// at least `items` elements, gets the place of each item's row in its batch; for items without
-    /// a rank it stays as it is.
+    /// at least `items` elements, gets the index of each item's row for [`Batch::row`]; for items
+    /// without a rank it stays as it is.
     ///
     /// # Errors
     /// As [`Queue::open`].
     #[inline(always)]
     #[track_caller]
-    pub fn route<'p, M: Machine, F: Fn(usize) -> Option<Rank>>(
+    pub fn route<M: Machine>(
         &mut self,
         s: &Session<M>,
         items: usize,
-        places: InOut<'p, u32>,
-        to: F,
-    ) -> Result<Routed<'_, 'a, 'p, T, F>, Aborted> {
+        places: InOut<u32>,
+        to: impl Fn(usize) -> Option<Rank>,
+    ) -> Result<Batch<'_, 'a, T>, Aborted> {
         let rings = self.0;
         let block = s.block();
         rings.check(s)?;
@@ -214,8 +214,7 @@ impl<'a, T: Element> Queue<'a, T> {
             // Each warp counts the items of some ranks, as many items at a time as it has lanes.
             let warp = block.warp();
             let (lane, lanes) = (warp.rank(), warp.size());
-            let (first, warps) = (block.rank() / lanes, block.size() / lanes);
-            for peer in s.peers_of(1 + first, warps) {
+            for peer in s.peers_of(1 + block.warp_index(), block.warps()) {
                 let (mut count, mut start) = (0, 0);
                 while start < items {
                     let item = start + lane as usize;
@@ -234,8 +233,7 @@ impl<'a, T: Element> Queue<'a, T> {
             }
             block.sync();
         }
-        let batch = self.reserve(s)?;
-        Ok(Routed { batch, places, to })
+        self.reserve(s)
     }
 
     /// Waits until there is room for the batches that have been opened.
@@ -612,41 +610,6 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
             }
         }
         Ok(())
-    }
-}
-
-/// Batches with a row for each item that has a rank.
-#[derive(Debug)]
-#[must_use = "a batch that is not published is not sent"]
-pub struct Routed<'q, 'a, 'p, T, F> {
-    batch: Batch<'q, 'a, T>,
-    places: InOut<'p, u32>,
-    to: F,
-}
-
-impl<'a, T: Element, F: Fn(usize) -> Option<Rank>> Routed<'_, 'a, '_, T, F> {
-    /// Returns the number of rows for `rank`. Any lane by itself.
-    #[inline(always)]
-    pub fn rows(&self, rank: Rank) -> usize {
-        self.batch.rows(rank)
-    }
-
-    /// Returns the place of the row of `item`, or `None` if the item has no rank. Any lane by
-    /// itself.
-    #[inline(always)]
-    pub fn row<M: Machine>(&self, s: &Session<M>, item: usize) -> Option<Remote<'a, T>> {
-        let rank = (self.to)(item)?;
-        Some(self.batch.row(s, rank, self.places.get(item) as usize))
-    }
-
-    /// As [`Batch::publish`].
-    ///
-    /// # Errors
-    /// As [`Batch::publish`].
-    #[inline(always)]
-    #[track_caller]
-    pub fn publish<M: Machine>(self, s: &Session<M>) -> Result<(), Aborted> {
-        self.batch.publish(s)
     }
 }
 

@@ -356,7 +356,7 @@ impl<'a, T: Element> Remote<'a, T> {
     /// - **after having acquired** that all requests so far have been executed,
     /// - **released by** the agent, after it has read their sources.
     ///
-    /// Other groups send up to 16 bytes in a request.
+    /// Other groups, of a block with several lanes, send up to 16 bytes in a request.
     #[inline(always)]
     #[track_caller]
     fn stage<M: Machine, G: Group>(
@@ -366,7 +366,7 @@ impl<'a, T: Element> Remote<'a, T> {
         ring: &Requests,
         value: &impl Fn(usize) -> T,
     ) -> u64 {
-        if !G::IS_BLOCK {
+        if !G::IS_BLOCK && M::LANES != 1 {
             let each = 16 / size_of::<T>();
             for part in group.elements_of_group(self.len.div_ceil(each)) {
                 let start = part * each;

@@ -38,25 +38,25 @@ fn exchange(
         match way {
             0 => {
                 let warp = block.warp();
-                let warps = (block.size() / warp.size()) as usize;
-                let mut item = (block.rank() / warp.size()) as usize;
-                while item < count {
-                    if let Some(row) = batch.row(s, item) {
+                for item in block.elements_of_warp(count) {
+                    if let Some(rank) = s.peer(ids.get(item)) {
+                        let row = batch.row(s, rank, places.get(item) as usize);
                         row.write_with(s, warp, |index| rows.get(item * width + index) + round);
                     }
-                    item += warps;
                 }
             }
             1 => {
                 for item in 0..count {
-                    if let Some(row) = batch.row(s, item) {
+                    if let Some(rank) = s.peer(ids.get(item)) {
+                        let row = batch.row(s, rank, places.get(item) as usize);
                         row.write_with(s, block, |index| rows.get(item * width + index) + round);
                     }
                 }
             }
             _ => {
                 for item in block.elements_of_block(count) {
-                    if let Some(row) = batch.row(s, item) {
+                    if let Some(rank) = s.peer(ids.get(item)) {
+                        let row = batch.row(s, rank, places.get(item) as usize);
                         for index in 0..width {
                             row.store(s, index, [rows.get(item * width + index) + round]);
                         }

@@ -47,9 +47,8 @@ fn rows(
             }
             3 => {
                 let warp = block.warp();
-                // The warps of a block take parts of the row in turn. Here a block has one or two.
-                let warps = block.size() / warp.size();
-                let mine = block.rank() / warp.size();
+                // Each warp of a block has a part of the row. Here a block has one or two.
+                let (mine, warps) = (block.warp_index(), block.warps());
                 let (first, last) =
                     fusewire_device::group::slice(part.len(), 1, mine as usize, warps as usize);
                 let target = target.slice(first, last - first);
