@@ -4,7 +4,7 @@
  *
  *   mpi_allreduce BYTES:ITERATIONS,... CORE,... TOUCH
  *
- * Rank r runs on core r modulo the number of cores. Rank 0 prints a line
+ * Rank r runs on core r modulo the number of cores; with "-", on any. Rank 0 prints a line
  * "bytes median_ns min_ns wrong" for each size, where wrong counts wrong elements of all ranks. */
 #define _GNU_SOURCE
 #include <math.h>
@@ -33,6 +33,7 @@ static float element(int rank, long long i) {
 
 static void pin(int rank, const char *cores) {
   int list[64], n = 0;
+  if (*cores == '-') return;
   for (char *p = (char *)cores; *p && n < 64;) {
     list[n++] = (int)strtol(p, &p, 10);
     if (*p == ',') p++;

@@ -162,11 +162,12 @@ fn compile(mpicc: &Path, program: &Path) -> Result<PathBuf> {
 }
 
 impl Mpi {
-    /// Returns the command that measures `ranks` ranks on `cores`.
+    /// Returns the command that measures `ranks` ranks on `cores`, pinned to them or not.
     pub(crate) fn command(
         &self,
         ranks: usize,
         cores: &[usize],
+        is_pinned: bool,
         schedule: &Schedule,
         touch: bool,
     ) -> Command {
@@ -199,10 +200,14 @@ impl Mpi {
             }
         }
         let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+        let cores = match is_pinned {
+            true => cores.join(","),
+            false => "-".to_owned(),
+        };
         command
             .args(["-n", &ranks.to_string()])
             .arg(&self.program)
-            .args([&schedule.to_string(), &cores.join(",")])
+            .args([&schedule.to_string(), &cores])
             .arg(if touch { "1" } else { "0" });
         command
     }

@@ -28,6 +28,9 @@ pub(crate) struct Arguments {
     /// Cores. Rank r runs on the core at index r modulo the number of cores.
     #[arg(long, value_delimiter = ',')]
     cores: Vec<usize>,
+    /// Leaves the placement of the ranks to the system.
+    #[arg(long)]
+    unpinned: bool,
     /// Sizes and numbers of calls: BYTES:CALLS,...
     #[arg(long)]
     schedule: Schedule,
@@ -43,7 +46,9 @@ pub(crate) struct Arguments {
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let Arguments { rank, ranks, .. } = *arguments;
     ensure!(!arguments.cores.is_empty(), "no cores");
-    machine::pin(arguments.cores[rank % arguments.cores.len()])?;
+    if !arguments.unpinned {
+        machine::pin(arguments.cores[rank % arguments.cores.len()])?;
+    }
     let (schedule, touch) = (&arguments.schedule, arguments.touch);
     if arguments.kind == Kind::Bare {
         let fd = arguments.fd.context("the bare program needs --fd")?;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, path};
 
 use crate::machine::{self, NEAR_NS, Rate};
-use crate::versus::{Candidate, Sample};
+use crate::versus::{Arguments, Candidate, Sample};
 
 /// Machine, programs and options of a run.
 #[derive(Debug)]
@@ -42,7 +42,8 @@ impl Header {
         }
     }
 
-    pub(crate) fn new(candidates: &[Candidate], rounds: usize, touch: bool) -> Self {
+    pub(crate) fn new(candidates: &[Candidate], arguments: &Arguments) -> Self {
+        let rounds = arguments.rounds;
         let cores = machine::cores().map_or(0, |cores| cores.len());
         let mut lines = vec![
             format!(
@@ -54,9 +55,18 @@ impl Header {
                 "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, \
                  clock, call, clock; rank 0's median of a run, then the median of the runs"
             ),
-            "rank r pinned to core r mod cores; all results verified on all ranks".to_owned(),
+            match arguments.unpinned {
+                false => "rank r pinned to core r mod cores".to_owned(),
+                true => "ranks not pinned".to_owned(),
+            } + "; all results verified on all ranks",
         ];
-        if touch {
+        if arguments.busy > 0 {
+            lines.push(format!(
+                "{} thread(s) that compute meanwhile, on any core (--busy)",
+                arguments.busy
+            ));
+        }
+        if arguments.touch {
             lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
         }
         for candidate in candidates {

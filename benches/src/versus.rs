@@ -1,12 +1,15 @@
 //! Compares all_reduce with MPI. In each round, every library runs once. The machine's ping-pong
 //! latency is measured between the runs.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::env;
 use std::fs;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -41,10 +44,16 @@ pub(crate) struct Arguments {
     sizes: Vec<usize>,
     /// Number of runs of every library.
     #[arg(long, default_value_t = 9)]
-    rounds: usize,
+    pub(crate) rounds: usize,
     /// Rewrites the input and reads the output of every rank between calls.
     #[arg(long)]
-    touch: bool,
+    pub(crate) touch: bool,
+    /// Number of threads that compute meanwhile, on any core.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) busy: usize,
+    /// Leaves the placement of the ranks to the system.
+    #[arg(long)]
+    pub(crate) unpinned: bool,
     /// Fusewire's algorithm: auto, packet, signal, two_shot.
     #[arg(long, default_value = "auto")]
     algorithm: String,
@@ -98,7 +107,8 @@ impl Candidate {
         let touch = arguments.touch;
         match self {
             Self::Mpi(mpi) => {
-                children::run(vec![mpi.command(ranks, cores, schedule, touch)], limit)
+                let command = mpi.command(ranks, cores, !arguments.unpinned, schedule, touch);
+                children::run(vec![command], limit)
             }
             Self::Own(kind) => {
                 let memory = bare::memory(ranks, schedule.longest())?;
@@ -107,6 +117,7 @@ impl Candidate {
                     kind,
                     algorithm: &arguments.algorithm,
                     touch,
+                    is_pinned: !arguments.unpinned,
                     memory: Some(memory.as_raw_fd()),
                 };
                 ours.run(ranks, cores, schedule, limit)
@@ -123,6 +134,8 @@ pub(crate) struct OwnProgram<'a> {
     pub(crate) kind: &'a str,
     pub(crate) algorithm: &'a str,
     pub(crate) touch: bool,
+    /// True if each rank runs on one core.
+    pub(crate) is_pinned: bool,
     /// Descriptor of the bare program's shared memory.
     pub(crate) memory: Option<RawFd>,
 }
@@ -148,6 +161,7 @@ impl OwnProgram<'_> {
                 .args(["--schedule", &schedule.to_string()])
                 .args(["--algorithm", self.algorithm])
                 .args(self.touch.then_some("--touch"))
+                .args((!self.is_pinned).then_some("--unpinned"))
                 .args(self.memory.map(|fd| format!("--fd={fd}")))
                 .env("TORCHCOMM_RANK", rank.to_string())
                 .env("TORCHCOMM_SIZE", ranks.to_string())
@@ -157,6 +171,40 @@ impl OwnProgram<'_> {
             command
         };
         children::run((0..ranks).map(rank).collect(), limit)
+    }
+}
+
+/// Threads that compute until the value is dropped.
+#[derive(Debug)]
+struct Neighbors {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Neighbors {
+    fn start(count: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let compute = |stop: Arc<AtomicBool>| {
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    core::hint::spin_loop();
+                }
+            }
+        };
+        let threads = (0..count)
+            .map(|_| thread::spawn(compute(Arc::clone(&stop))))
+            .collect();
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Neighbors {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // The thread cannot panic.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -184,7 +232,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut candidates: Vec<_> = mpis.into_iter().map(Candidate::Mpi).collect();
     candidates.extend(["registered", "staged", "bare"].map(Candidate::Own));
 
-    let header = Header::new(&candidates, arguments.rounds, arguments.touch);
+    let header = Header::new(&candidates, arguments);
     print!("{header}");
     let mut samples = Vec::new();
     let mut rates: Vec<Vec<Rate>> = Vec::new();
@@ -199,9 +247,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
                     continue;
                 }
                 let name = candidates[who].name();
+                let neighbors = Neighbors::start(arguments.busy);
                 let figures = candidates[who]
                     .run(ranks, &cores, &schedule, arguments)
                     .with_context(|| format!("{name}, {ranks} ranks"))?;
+                drop(neighbors);
                 let after = machine::ping_pong(&cores);
                 let Some(figures) = figures else {
                     let limit = arguments.limit;

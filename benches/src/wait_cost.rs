@@ -201,6 +201,7 @@ fn on_cpu(arguments: &Arguments, program: &Path, cores: &[usize]) -> Result<Run>
             kind: "registered",
             algorithm,
             touch: false,
+            is_pinned: true,
             memory: None,
         };
         let Some(figures) = ours.run(arguments.ranks, cores, &schedule, limit)? else {

@@ -375,7 +375,10 @@ pub struct BlockState {
     pub entered: u64,
     /// How often block 0 has released it from one.
     pub released: u64,
-    _line: [u64; 2],
+    /// On a CPU, how often in succession someone has run for a short time on the core that a wait
+    /// of this block gave away.
+    pub exchanges: u64,
+    _line: [u64; 1],
 }
 
 impl BlockState {

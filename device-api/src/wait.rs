@@ -5,6 +5,7 @@
 //! at once, not at the timeout) and fails at the timeout. The first failure on a rank
 //! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
 
+mod patience;
 #[cfg(test)]
 mod tests;
 
@@ -105,7 +106,7 @@ impl WaitContext {
         expected: u64,
         poll: impl Fn() -> Result<T, u64>,
     ) -> Option<T> {
-        let spins = self.comm.constants().spins;
+        let spins = self.spins();
         let mut polls = 0;
         let mut stall = Stall {
             started: 0,
@@ -137,7 +138,7 @@ impl WaitContext {
         expected: u64,
         observed: u64,
     ) -> bool {
-        arch::nap(stall.naps);
+        self.nap(stall.naps);
         stall.naps = stall.naps.saturating_add(1);
         if self.aborted() {
             return false;

@@ -75,7 +75,7 @@ pub(crate) struct Arguments {
     /// Number of timed calls per size (default: depends on the duration of a call).
     #[arg(short = 'n', long)]
     iterations: Option<u32>,
-    /// Number of calls before the timed ones (default: depends on the duration of a call).
+    /// Number of calls before the timed ones (default: as many as take 20 ms).
     #[arg(short = 'w', long)]
     warmup: Option<u32>,
     /// Use the same memory for input and output.

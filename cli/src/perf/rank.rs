@@ -14,6 +14,8 @@ use super::operation::{Kind, call};
 use super::report::{Report, Row};
 use super::{Settings, complain};
 
+/// Duration of the warm-up of one row, unless `--warmup` gives the number of its calls.
+const WARM_UP: Duration = Duration::from_millis(20);
 /// Total duration of the timed calls of one row, unless `--iterations` gives their number.
 const BUDGET: Duration = Duration::from_millis(200);
 /// Maximum number of timed calls of one row.
@@ -119,33 +121,33 @@ fn timed(
     settings: &Settings,
     once: &dyn Fn() -> Result<()>,
 ) -> Result<Vec<f64>> {
-    let started = Instant::now();
-    // Makes at least one warm-up call, because the duration of the warm-up calls determines the
-    // number of iterations.
-    let warmup = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
-    for _ in 0..warmup {
-        comm.barrier()?;
-        once()?;
-    }
-    let iterations = match settings.iterations {
-        Some(iterations) => u64::from(iterations),
-        None => {
-            // All ranks use the duration of the slowest rank, so that they make the same number of
-            // calls.
-            let each = started.elapsed().as_nanos() as u64 / warmup;
-            let mut slowest = [each.max(1)];
-            comm.all_reduce(slowest.as_mut_slice(), ReduceOp::Max)?;
-            (BUDGET.as_nanos() as u64 / slowest[0]).clamp(FEWEST, MOST)
-        }
+    // All ranks use the time of the slowest rank, so that they make the same number of calls.
+    let slowest = |started: Instant| -> Result<u64> {
+        let mut elapsed = [started.elapsed().as_nanos() as u64];
+        comm.all_reduce(elapsed.as_mut_slice(), ReduceOp::Max)?;
+        Ok(elapsed[0].max(1))
     };
-    // Additional warm-up calls for the caches and the clock frequency: a tenth of the number of
-    // timed calls, at most 50.
-    if settings.warmup.is_none() {
-        for _ in 0..(iterations / 10).min(50) {
+    // At least one warm-up call, because their duration determines the number of timed calls. By
+    // default, they take a while: caches, clock frequency, and the system, which may start the
+    // threads of two ranks on one core, need that.
+    let mut calls = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
+    let first = Instant::now();
+    let each = loop {
+        let started = Instant::now();
+        for _ in 0..calls {
             comm.barrier()?;
             once()?;
         }
-    }
+        let each = slowest(started)? / calls;
+        if settings.warmup.is_some() || slowest(first)? > WARM_UP.as_nanos() as u64 {
+            break each;
+        }
+        calls = 50;
+    };
+    let iterations = match settings.iterations {
+        Some(iterations) => u64::from(iterations),
+        None => (BUDGET.as_nanos() as u64 / each.max(1)).clamp(FEWEST, MOST),
+    };
     let mut times = Vec::with_capacity(iterations as usize);
     for _ in 0..iterations {
         comm.barrier()?;

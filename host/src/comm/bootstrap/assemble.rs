@@ -113,7 +113,7 @@ impl Communicator {
             spins: options.spins.unwrap_or(if on_gpu.is_some() {
                 GPU_SPINS
             } else if team_size <= cores() && options.lanes == 1 {
-                20_000
+                4_000
             } else {
                 1
             }),
