@@ -17,9 +17,9 @@ pub const WIDTH: &str = "native-width";
 /// Rule: a hot loop calls no function. An entry calls no function that does arithmetic and was
 /// compiled without the target features of the entry's variant.
 pub const CALLS: &str = "native-call";
-/// Parts of the symbols of functions of the device API that a loop may call: they are out of line on
-/// purpose. One appends a request to a network, of which a loop makes one for a piece of data, not
-/// for an element; the other one records an error.
+/// Parts of the symbols of functions of the device API that a loop may call: they are out of line
+/// on purpose. One appends a request to a network, of which a loop makes one for a piece of data,
+/// not for an element; the other one records an error.
 const OUT_OF_LINE: [&str; 2] = ["8Requests6append", "6Faults6record"];
 /// Rule: no entry contains an FMA.
 pub const FUSED: &str = "native-fused";

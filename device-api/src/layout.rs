@@ -358,8 +358,8 @@ pub struct Progress {
     _line: [u64; 5],
 }
 
-/// State of a block between launches; touched by that block of that rank only, except for
-/// [`BlockState::entered`] and [`BlockState::released`], which block 0 reads and writes.
+/// State of a block between launches. Only that block of that rank accesses it, except that block 0
+/// reads [`BlockState::entered`], and reads and writes [`BlockState::released`].
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockState {

@@ -35,7 +35,7 @@
 //! - [`channel`]: a credited ring between two ranks.
 //! - [`net`]: put, get and signal to any rank.
 //! - [`window`]: a window with signals, counters and barriers of its own; [`Window`] as an argument
-//!   of a kernel.
+//!   of a kernel; [`Queue`], batches of rows between blocks.
 //! - [`element`]: number formats and reductions.
 //! - [`math`]: exponential and logarithm with the same bits everywhere.
 //! - [`bulk`]: copies and reductions over ranges.

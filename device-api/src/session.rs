@@ -28,8 +28,9 @@
 //! - [`Session::ensure`] and [`Session::fault`] record failures of the kernel's author. They reach
 //!   the other ranks when the kernel returns the error.
 //! - Errors that lanes record, such as an index out of range, are returned by the next function
-//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, the waits, barriers and
-//!   flushes of [`crate::Window`], [`crate::Remote::read`], and the end of the kernel.
+//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, `grid_barrier`, the
+//!   waits, barriers and flushes of [`crate::Window`], [`crate::Remote::read`], the wait for a get,
+//!   all functions of [`crate::Queue`] that return a result, and the end of the kernel.
 
 mod grid;
 mod prologue;

@@ -290,8 +290,8 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
         _ => {}
     }
     error(
-        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, a scalar of fixed \
-         size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: slices, references and \
-         other structs have no single ABI on GPUs",
+        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, a scalar of \
+         fixed size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: slices, \
+         references and other structs have no single ABI on GPUs",
     )
 }

@@ -25,6 +25,7 @@ use syn::{ItemFn, parse_macro_input};
 /// |---|---|---|
 /// | `In<T>`, `Out<T>`, `InOut<T>` | memory of this rank; accesses are checked | `Buffer<T>` |
 /// | `Window<T>` | a window of the communicator | `WindowBuffer<T>`, from a window |
+/// | `Queue<T>` | a queue of the communicator | `QueueBuffer<T>`, from a queue |
 /// | `u8` to `u64`, `i8` to `i64`, `f32`, `f64` | a scalar | the same |
 /// | `*const T`, `*mut T` | a raw pointer; the kernel must be an `unsafe fn` | the same |
 /// | `#[words(N)] T` | a `Pod` struct of N 8-byte words, passed as N scalars | `T` |

@@ -77,7 +77,7 @@ pub struct DeviceWindow {
     pub size: u32,
     /// Most blocks of a launch.
     pub blocks: u32,
-    /// Rows of the rings of a queue: a power of two; 0 for a window that is none.
+    /// Rows of the rings of a queue: a power of two; 0 if the window is not that of a queue.
     pub ring: u32,
     /// Elements of a row of a queue.
     pub width: u32,

@@ -1,8 +1,8 @@
 //! Queues: rings in a window, through which blocks send batches of rows.
 //!
-//! A kernel takes a [`Queue`] as an argument. Block b of a rank sends to block b of every rank; each
-//! pair of blocks has a ring of its own at the receiver, so that no block shares a position with
-//! another one.
+//! A kernel takes a [`Queue`] as an argument. Block b of a rank sends to block b of every rank;
+//! each pair of blocks has a ring of its own at the receiver, so that no block shares a position
+//! with another one.
 //!
 //! - [`Queue::open`] says how many rows go to each rank, and waits until there is room for them.
 //!   [`Queue::route`] finds the numbers and each row's place from the items themselves: rows arrive
@@ -19,7 +19,7 @@
 //! *header*, the number of rows, belongs to the position at which the batch before it has ended,
 //! where the receiver looks for it.
 //!
-//! The *tail* is the position behind the last batch that the sender has published; the *credit* is
+//! The *tail* is the position after the last batch that the sender has published; the *credit* is
 //! a position below which the receiver has read all rows. Both are signals of one writer, and only
 //! grow.
 //!
@@ -27,8 +27,8 @@
 //! - **after having acquired** a credit of at least e - ring,
 //! - **released by** the receiver, after it has read the rows of these slots.
 //!
-//! The receiver reads the rows after having acquired a tail behind them, which the sender has
-//! released after it has written them.
+//! The receiver reads the rows after having acquired a tail above their positions, which the
+//! sender has released after it has written them.
 //!
 //! The receiver returns a credit once it is `ring / 4` above the last one. So a batch never has to
 //! wait for the release of the one batch that a receiver holds: the slots that it needs (up to
@@ -157,8 +157,8 @@ impl<'a, T: Element> Queue<'a, T> {
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, which names a rank that does not receive; after recording
-    /// [`FailureKind::Batch`], if there are more rows than [`Queue::batch`]; or if a lane has
-    /// recorded an error.
+    /// [`FailureKind::Batch`], if there are more rows than [`Queue::batch`], or
+    /// [`FailureKind::NoRoute`], if the queue has been freed; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
     pub fn open<M: Machine>(
@@ -180,7 +180,8 @@ impl<'a, T: Element> Queue<'a, T> {
     /// Opens a batch for every rank, with a row for each of the items `0 .. items` for which `to`
     /// returns the rank. The rows of a rank are in the order of their items. `places`, which has
     /// at least `items` elements, gets the index of each item's row for [`Batch::row`]; for items
-    /// without a rank it stays as it is.
+    /// without a rank it stays as it is. `to` is called several times for an item, and returns the
+    /// same rank each time.
     ///
     /// # Errors
     /// As [`Queue::open`].
@@ -253,7 +254,7 @@ impl<'a, T: Element> Queue<'a, T> {
     }
 
     /// Waits for the next batch from `from`, which may be this rank, and returns its rows. This
-    /// block must not use the rows of the batch before it any more.
+    /// block must no longer use the rows of the last batch from `from`.
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, which names `from`; or if a lane has recorded an error.
@@ -319,7 +320,7 @@ impl<'a, T: Element> Rings<'a, T> {
         u64::from(self.window.window.ring)
     }
 
-    /// Returns the position at which the rows of a batch begin, and the one behind it.
+    /// Returns the position at which the rows of a batch begin, and the one after them.
     #[inline(always)]
     fn place(&self, position: u64, rows: u64) -> (u64, u64) {
         let (ring, slots) = (self.ring(), rows.max(1));

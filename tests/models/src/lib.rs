@@ -7,7 +7,7 @@
 //! | `step` | one launch of a real kernel on one rank, the kernel's input, and the check of its output |
 //! | `machine` | GPU-like blocks of one lane, and blocks whose barrier is as weak as AMD's |
 //! | `scenario` | ranks as the checker's threads, each with a sequence of launches |
-//! | `windows` | kernels with windows, and the agent of a network |
+//! | `windows` | kernels with windows, queues and the barrier of all blocks, and the agent of a network |
 //! | `broken` | deliberately broken kernels, for negative controls |
 //! | `mutants` | weakens each memory operation of the device API once, and names those that no model misses |
 //! | `report` | one line per model: executions, complete or bounded, or the failure found |

@@ -1,4 +1,4 @@
-//! Kernels with windows, and the agent of a network.
+//! Kernels with windows, queues and the barrier of all blocks, and the agent of a network.
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::LaunchHeader;
@@ -243,8 +243,8 @@ fn one_way(
     Ok(())
 }
 
-/// Returns the number of rows of a batch: with two rows at most, the fifth batch does not fit before
-/// the end of its ring.
+/// Returns the number of rows of a batch: with two rows at most, the fifth batch does not fit
+/// before the end of its ring.
 fn row_count(batch: u64, most: usize) -> usize {
     [2, 1, 2, 2, 2, 0][batch as usize % 6].min(most)
 }

@@ -260,8 +260,9 @@ fn rows_arrive_in_the_order_of_their_items() {
 /// Code of a failure.
 const WRONG: u32 = 0;
 
-/// Rank 0 sends `batches` batches to the last rank, of 0 to `queue.batch()` rows, as fast as there
-/// is room. The receiver compares each element. It holds each batch until the next one.
+/// Rank 0 sends `batches` batches to the last rank, of 0 to `queue.batch()` rows, without pause
+/// until a ring is full. The receiver compares each element, and holds each batch until the next
+/// one.
 #[kernel(failures(WRONG = "batch {a} is wrong at {b}"))]
 fn stream(
     s: &mut Session<impl Machine>,
@@ -336,8 +337,8 @@ const NO_RECEIVER: u32 = 6;
 const AFTER_A_FAULT: u32 = 7;
 const NONE: u32 = 8;
 
-/// Makes the mistake `which` on rank 0; for [`NO_RECEIVER`], on rank 1. Otherwise, both ranks send a
-/// row to each rank and wait for one.
+/// Makes the mistake `which` on rank 0; for [`NO_RECEIVER`], on rank 1. Otherwise, both ranks send
+/// a row to each rank and wait for one.
 #[kernel(failures(WRONG = "value {a}"))]
 fn errs(
     s: &mut Session<impl Machine>,

@@ -57,8 +57,8 @@ impl Queue {
 }
 
 impl Communicator {
-    /// A queue for rows of `width` elements, of which a block sends up to `batch` at once to each
-    /// rank; `batch` is rounded up to a power of two, and to 4. All ranks together.
+    /// Allocates a queue for rows of `width` elements. A block sends up to `batch` rows at once to
+    /// each rank; `batch` is rounded up to a power of two that is at least 4. All ranks together.
     ///
     /// Each rank gets memory for four batches from each block of each rank
     /// ([`Options::blocks`](crate::Options::blocks)).
