@@ -1,11 +1,18 @@
-//! Runs the conformance list under ThreadSanitizer through the host crate, with ranks as threads of
-//! one process. Also runs deliberately broken kernels, whose races ThreadSanitizer must report.
+//! Runs the conformance list and the kernels of `examples/moe-toy` under ThreadSanitizer through the
+//! host crate, with ranks as threads of one process. Also runs deliberately broken kernels, whose races ThreadSanitizer must report.
 //!
 //! A process exits with status 66 if ThreadSanitizer reports a race, so each part runs in a child
 //! process.
 
 #[cfg(tsan)]
+#[path = "../../../examples/moe-toy/host/moe.rs"]
+#[allow(dead_code)] // the example and its tests use the rest
+mod moe;
+
+#[cfg(tsan)]
 mod parts {
+    use core::time::Duration;
+
     use fusewire::{Algorithm, DType, Operation, Options, run_threads};
     use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
@@ -14,6 +21,8 @@ mod parts {
     use fusewire_tests::cases;
     use fusewire_tests::rank::CallMode;
     use fusewire_tests::runner::{Setup, Threads};
+
+    use crate::moe::{Input, Moe, Shape, expected, random};
 
     /// Runs entry `which` of [`KERNELS`].
     ///
@@ -119,6 +128,45 @@ mod parts {
         setups
     }
 
+    /// Ranks, blocks and lanes with which the queues of `examples/moe-toy` must be free of races.
+    pub(crate) const QUEUES: [(u32, u32, u32); 3] = [(3, 2, 1), (2, 1, 32), (2, 2, 32)];
+
+    /// Runs the kernels of `examples/moe-toy` with entry `which` of [`QUEUES`], often enough for
+    /// their rings to wrap.
+    pub(crate) fn run_queues(which: usize) -> Result<(), String> {
+        let (ranks, blocks, lanes) = QUEUES[which];
+        let shape = Shape {
+            tokens: 6,
+            hidden: 5,
+            k: 2,
+            per_rank: 2,
+        };
+        let mut options = Options::default();
+        options.timeout = Duration::from_secs(120);
+        (options.blocks, options.lanes) = (blocks, lanes);
+        let input = |rank: u32, round: u64| {
+            let seed = round * u64::from(ranks) + u64::from(rank);
+            let id = |item| random(seed, item) % (ranks * shape.per_rank);
+            Input::new(shape, shape.tokens, seed, id)
+        };
+        let results = run_threads(ranks, &options, |comm| {
+            let moe = Moe::new(&comm, shape)?;
+            for round in 0..10 {
+                let inputs: Vec<_> = comm.ranks().map(|rank| input(rank, round)).collect();
+                let output = moe.run(&inputs[comm.rank() as usize])?;
+                assert_eq!(
+                    output,
+                    expected(shape, &inputs, comm.rank()),
+                    "round {round}"
+                );
+            }
+            moe.free()
+        });
+        results
+            .into_iter()
+            .try_for_each(|rank| rank.map_err(|error| error.to_string()))
+    }
+
     /// Runs entry `which` of [`setups`].
     pub(crate) fn run_setup(which: usize) -> Result<u64, String> {
         let (_, setup, list) = &setups()[which];
@@ -134,6 +182,7 @@ fn main() -> std::process::ExitCode {
         let which: usize = which.parse().expect("a number from the parent");
         let result = match part.as_str() {
             "setup" => parts::run_setup(which).map(|calls| println!("{calls} calls")),
+            "queues" => parts::run_queues(which),
             _ => parts::run_kernel(which),
         };
         if let Err(wrong) = result {
@@ -169,6 +218,10 @@ fn main() -> std::process::ExitCode {
     };
     for (which, (name, _, list)) in parts::setups().iter().enumerate() {
         check(&format!("{name}, cases `{list}`"), "setup", which, false);
+    }
+    for (which, (ranks, blocks, lanes)) in parts::QUEUES.into_iter().enumerate() {
+        let name = format!("{ranks} ranks, {blocks} blocks of {lanes} lanes, queues");
+        check(&name, "queues", which, false);
     }
     for (which, (name, _)) in parts::KERNELS.iter().enumerate() {
         let racy = which > 0;
