@@ -1,5 +1,6 @@
-//! Runs the conformance list and the kernels of `examples/moe-toy` under ThreadSanitizer through the
-//! host crate, with ranks as threads of one process. Also runs deliberately broken kernels, whose races ThreadSanitizer must report.
+//! Runs the conformance list and the kernels of `examples/moe-toy` under ThreadSanitizer through
+//! the host crate, with ranks as threads of one process. Also runs deliberately broken kernels,
+//! whose races ThreadSanitizer must report.
 //!
 //! A process exits with status 66 if ThreadSanitizer reports a race, so each part runs in a child
 //! process.
