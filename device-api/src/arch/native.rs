@@ -35,8 +35,11 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// Gives the core away for a moment. `round` counts the naps of one wait: the first four
-/// thousand yield to another thread of this core, later ones sleep 50 microseconds.
+/// Naps of a wait that yield to another thread of this core; later ones sleep.
+pub const YIELDS: u32 = 4000;
+
+/// Gives the core away for a moment. `round` counts the naps of one wait: the first [`YIELDS`]
+/// yield to another thread of this core, later ones sleep 50 microseconds.
 #[inline]
 pub fn nap(round: u32) {
     #[cfg(any(loom, shuttle))]
@@ -45,7 +48,7 @@ pub fn nap(round: u32) {
         pause();
     }
     #[cfg(not(any(loom, shuttle)))]
-    if round < 4000 {
+    if round < YIELDS {
         // SAFETY: sched_yield has no preconditions.
         unsafe { libc::sched_yield() };
     } else {

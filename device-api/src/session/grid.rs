@@ -2,7 +2,8 @@
 //!
 //! Block 0 takes part in every launch, so it collects the others. Each other block has two words in
 //! its [`BlockState`]: how often it has *entered* a barrier, and how often block 0 has *released*
-//! it. The words are equal between launches, whatever the numbers of blocks of the launches were.
+//! it. The words are equal between launches, whatever the numbers of blocks of the launches were,
+//! unless the communicator has failed.
 //!
 //! - **Who may overwrite what:** block b overwrites its word `entered`, and block 0 the word
 //!   `released` of block b;
@@ -63,6 +64,9 @@ impl<M: Machine> Session<M> {
     /// Waits on one lane of block 0 until `other` has entered.
     #[inline(always)]
     fn collect(&self, other: u32) -> Unvoted<()> {
+        if self.faults().is_pending() {
+            return Unvoted::new(());
+        }
         let (entered, released) = self.words(other);
         // SAFETY: only block 0 writes this word.
         let wanted = unsafe { mem::load_u64(released, Order::Relaxed, Scope::Device) } + 1;

@@ -11,6 +11,9 @@
 //!   [`Remote`]; [`Batch::publish`] sends the numbers, and signals.
 //! - [`Queue::recv`] waits for the next batch of a rank, and returns its [`Rows`].
 //!
+//! The borrows of the compiler keep a kernel from using rows that it has released, or the place of
+//! rows that it has published.
+//!
 //! # The ring
 //! A ring has `ring` slots of one row each, where `ring` is a power of two and a batch has at most
 //! `ring / 4` rows. Sender and receiver count slots: position p is in slot p % ring. A batch takes
@@ -44,7 +47,7 @@ use crate::element::Element;
 use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::mem::{self, Order, Scope};
-use crate::net::{Action, Request};
+use crate::net::{Action, Request, Requests};
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
@@ -168,10 +171,9 @@ impl<'a, T: Element> Queue<'a, T> {
     ) -> Result<Batch<'_, 'a, T>, Aborted> {
         let rings = self.0;
         rings.check(s)?;
-        // Other lanes may still read what the last batch was.
-        s.block().sync();
+        rings.end_dropped(s)?;
         for peer in s.peers_of_lane(Team::World) {
-            let rows = rows(peer).map_or(NO_BATCH, |rows| rows as u64);
+            let rows = rows(peer).map_or(NO_BATCH, |rows| (rows as u64).min(NO_BATCH - 1));
             rings.set(rings.opened(peer), rows);
         }
         self.reserve(s)
@@ -198,13 +200,15 @@ impl<'a, T: Element> Queue<'a, T> {
         let block = s.block();
         rings.check(s)?;
         block.uniform([items as u64]);
-        block.sync();
+        rings.end_dropped(s)?;
         if M::LANES == 1 {
             for peer in s.peers(Team::World) {
                 rings.set(rings.opened(peer), 0);
             }
             for item in 0..items {
-                if let Some(peer) = to(item) {
+                if let Some(peer) = to(item)
+                    && rings.has(peer)
+                {
                     let at = rings.opened(peer);
                     let place = rings.get(at);
                     places.set(item, place as u32);
@@ -253,21 +257,19 @@ impl<'a, T: Element> Queue<'a, T> {
         })
     }
 
-    /// Waits for the next batch from `from`, which may be this rank, and returns its rows. This
-    /// block must no longer use the rows of the last batch from `from`.
+    /// Waits for the next batch from `from`, which may be this rank, and returns its rows. They stay
+    /// until this block receives from `from` again, or releases them.
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, which names `from`; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
-    pub fn recv<M: Machine>(&self, s: &Session<M>, from: Rank) -> Result<Rows<'a, T>, Aborted> {
+    pub fn recv<M: Machine>(&mut self, s: &Session<M>, from: Rank) -> Result<Rows<'_, T>, Aborted> {
         let (rings, block) = (self.0, s.block());
+        self.release(s, from);
         rings.check(s)?;
-        block.uniform([u64::from(from.index())]);
-        // The lanes have read the rows of the last batch, and what it was.
-        block.publish(Scope::System);
         let mut arrived = Unvoted::new(());
-        if block.is_leader() {
+        if block.is_leader() && rings.has(from) {
             arrived = rings.await_batch(s, from);
         }
         s.vote(arrived)?;
@@ -280,16 +282,45 @@ impl<'a, T: Element> Queue<'a, T> {
     /// As [`Queue::recv`].
     #[inline(always)]
     #[track_caller]
-    pub fn recv_all<M: Machine>(&self, s: &Session<M>) -> Result<AllRows<'a, T>, Aborted> {
-        let (rings, block) = (self.0, s.block());
+    pub fn recv_all<M: Machine>(&mut self, s: &Session<M>) -> Result<AllRows<'_, T>, Aborted> {
+        let rings = self.0;
+        self.release_all(s);
         rings.check(s)?;
-        block.publish(Scope::System);
         let mut arrived = Unvoted::new(());
         for from in s.peers_of_lane(Team::World) {
             arrived = arrived.and(rings.await_batch(s, from));
         }
         s.vote(arrived)?;
-        Ok(AllRows { rings })
+        Ok(AllRows {
+            rings,
+            queue: PhantomData,
+        })
+    }
+
+    /// Says that this block has read the rows that it has received from `from`. The sender learns
+    /// it once they are a quarter of its ring.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release<M: Machine>(&mut self, s: &Session<M>, from: Rank) {
+        let (rings, block) = (self.0, s.block());
+        block.uniform([u64::from(from.index())]);
+        block.publish(Scope::System);
+        if block.is_leader() && rings.is_alive() && rings.has(from) {
+            rings.give_back(s, from);
+        }
+    }
+
+    /// Does what [`Queue::release`] does for all ranks.
+    #[inline(always)]
+    #[track_caller]
+    pub fn release_all<M: Machine>(&mut self, s: &Session<M>) {
+        let rings = self.0;
+        s.block().publish(Scope::System);
+        if rings.is_alive() {
+            for from in s.peers_of_lane(Team::World) {
+                rings.give_back(s, from);
+            }
+        }
     }
 }
 
@@ -299,7 +330,7 @@ impl<'a, T: Element> Rings<'a, T> {
     #[track_caller]
     fn check<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
         let (argument, device) = (self.window.argument, &self.window.window);
-        if self.words.is_null() {
+        if !self.is_alive() {
             let (rank, ranks) = (u64::from(s.rank()), u64::from(s.ranks()));
             return Err(s.refuse(FailureKind::NoRoute, argument, rank, ranks));
         }
@@ -308,6 +339,43 @@ impl<'a, T: Element> Rings<'a, T> {
             return Err(s.refuse(FailureKind::Id, argument, block, blocks));
         }
         Ok(())
+    }
+
+    /// Returns true if the window has not been freed.
+    #[inline(always)]
+    fn is_alive(&self) -> bool {
+        !self.words.is_null()
+    }
+
+    /// Returns true if the rank exists, and records an error otherwise: it may be the rank of
+    /// another communicator.
+    #[inline(always)]
+    fn has(&self, rank: Rank) -> bool {
+        let (rank, ranks) = (rank.index(), self.window.window.size);
+        if rank >= ranks {
+            self.window.refuse(FailureKind::Rank, rank, ranks);
+        }
+        rank < ranks
+    }
+
+    /// Waits at a barrier, after which no lane reads what the last batch was. If that batch has not
+    /// been published, waits until the network has carried out what has been written to it: only a
+    /// signal would keep it from overtaking what is written to the next batch.
+    #[inline(always)]
+    #[track_caller]
+    fn end_dropped<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
+        if Requests::of(s.comm()).is_none() {
+            s.block().sync();
+            return Ok(());
+        }
+        let mut is_open = false;
+        for peer in s.peers_of_lane(Team::World) {
+            is_open |= self.get(self.opened(peer)) != NO_BATCH;
+        }
+        match s.block().any(is_open) {
+            true => s.vote(s.flush()),
+            false => Ok(()),
+        }
     }
 
     #[inline(always)]
@@ -420,7 +488,7 @@ impl<'a, T: Element> Rings<'a, T> {
     #[inline(always)]
     fn await_room<M: Machine>(&self, s: &Session<M>, peer: Rank) -> Unvoted<()> {
         let (rows, ring) = (self.get(self.opened(peer)), self.ring());
-        if rows == NO_BATCH {
+        if rows == NO_BATCH || s.faults().is_pending() {
             return Unvoted::new(());
         }
         if rows > ring / 4 {
@@ -441,10 +509,12 @@ impl<'a, T: Element> Rings<'a, T> {
         Unvoted::from_wait(room)
     }
 
-    /// Waits on one lane for the next batch from `from`, after the block has read the last one.
+    /// Waits on one lane for the next batch from `from`.
     #[inline(always)]
     fn await_batch<M: Machine>(&self, s: &Session<M>, from: Rank) -> Unvoted<()> {
-        self.give_back(s, from);
+        if s.faults().is_pending() {
+            return Unvoted::new(());
+        }
         let (at, tail) = (self.get(self.received(from)), self.slot(TAIL, from));
         let needed = at.wrapping_add(1);
         let tail = s.ctx().until(WaitKind::Rows, from.index(), needed, || {
@@ -525,15 +595,26 @@ impl<'a, T: Element> Rings<'a, T> {
 
     /// Returns the rows of the batch that this block has received from `from`.
     #[inline(always)]
-    fn rows_of(&self, from: Rank) -> Rows<'a, T> {
+    fn rows_of<'r>(&self, from: Rank) -> Rows<'r, T>
+    where
+        'a: 'r,
+    {
+        if !self.has(from) {
+            return Rows {
+                elements: self.part.as_in().slice(0, 0),
+                rows: 0,
+                width: self.width(),
+                from,
+            };
+        }
         let (rows, end) = (self.get(self.held(from)), self.get(self.received(from)));
         let first = self.element(from, end.wrapping_sub(rows.max(1)));
         let elements = rows as usize * self.width();
         Rows {
             elements: self.part.as_in().slice(first, elements),
             rows: rows as usize,
+            width: self.width(),
             from,
-            rings: *self,
         }
     }
 
@@ -557,6 +638,9 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
     /// Returns the number of rows for `rank`. Any lane by itself.
     #[inline(always)]
     pub fn rows(&self, rank: Rank) -> usize {
+        if !self.rings.has(rank) {
+            return 0;
+        }
         match self.rings.get(self.rings.opened(rank)) {
             NO_BATCH => 0,
             rows => rows as usize,
@@ -565,18 +649,24 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
 
     /// Returns the place of the rows for `rank`, one after the other. Any lane by itself.
     #[inline(always)]
-    pub fn to<M: Machine>(&self, s: &Session<M>, rank: Rank) -> Remote<'a, T> {
+    pub fn to<M: Machine>(&self, s: &Session<M>, rank: Rank) -> Remote<'_, T> {
         let (rings, rows) = (&self.rings, self.rows(rank));
+        // The signals are the queue's own.
+        let mut window = rings.window;
+        window.window.signals = 0;
+        if rows == 0 {
+            return window.at(rank).slice(0, 0);
+        }
         let (first, _) = rings.place(rings.get(rings.sent(rank)), rows as u64);
         let (first, len) = (rings.element(s.me(), first), rows * rings.width());
-        rings.window.at(rank).slice(first, len)
+        window.at(rank).slice(first, len)
     }
 
     /// Returns the place of row `index` of the rows for `rank`. Any lane by itself.
     #[inline(always)]
-    pub fn row<M: Machine>(&self, s: &Session<M>, rank: Rank, index: usize) -> Remote<'a, T> {
+    pub fn row<M: Machine>(&self, s: &Session<M>, rank: Rank, index: usize) -> Remote<'_, T> {
         let width = self.rings.width();
-        self.to(s, rank).slice(index.wrapping_mul(width), width)
+        self.to(s, rank).slice(index.saturating_mul(width), width)
     }
 
     /// Sends the batches, all at once. The rows must have been written by this block, by any of its
@@ -607,6 +697,7 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
             if rows != NO_BATCH {
                 let (_, end) = rings.place(rings.get(sent), rows);
                 rings.set(sent, end);
+                rings.set(rings.opened(peer), NO_BATCH);
                 rings.post(s, TAIL, peer, end);
             }
         }
@@ -614,17 +705,16 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
     }
 }
 
-/// The rows of a batch that has arrived. They stay until this block receives from the same rank
-/// again or releases them.
+/// The rows of a batch that has arrived.
 #[derive(Debug)]
-pub struct Rows<'a, T> {
-    elements: In<'a, T>,
+pub struct Rows<'r, T> {
+    elements: In<'r, T>,
     rows: usize,
+    width: usize,
     from: Rank,
-    rings: Rings<'a, T>,
 }
 
-impl<'a, T: Element> Rows<'a, T> {
+impl<'r, T: Element> Rows<'r, T> {
     /// Returns the number of rows.
     #[inline(always)]
     pub fn len(&self) -> usize {
@@ -646,51 +736,29 @@ impl<'a, T: Element> Rows<'a, T> {
     /// Returns row `index`. A row that the batch does not have is recorded as an error, and the
     /// result is empty. Any lane by itself.
     #[inline(always)]
-    pub fn row(&self, index: usize) -> In<'a, T> {
-        let width = self.rings.width();
-        self.elements.slice(index.wrapping_mul(width), width)
+    pub fn row(&self, index: usize) -> In<'r, T> {
+        let first = index.saturating_mul(self.width);
+        self.elements.slice(first, self.width)
     }
 
     /// Returns all rows, one after the other. Any lane by itself.
     #[inline(always)]
-    pub fn elements(&self) -> In<'a, T> {
+    pub fn elements(&self) -> In<'r, T> {
         self.elements
-    }
-
-    /// Returns the slots to the sender, which the next [`Queue::recv`] from the same rank does
-    /// otherwise. All lanes of the block together.
-    #[inline(always)]
-    #[track_caller]
-    pub fn release<M: Machine>(self, s: &Session<M>) {
-        let block = s.block();
-        block.uniform([u64::from(self.from.index())]);
-        block.publish(Scope::System);
-        if block.is_leader() {
-            self.rings.give_back(s, self.from);
-        }
     }
 }
 
 /// A batch from every rank.
 #[derive(Debug)]
-pub struct AllRows<'a, T> {
-    rings: Rings<'a, T>,
+pub struct AllRows<'q, T> {
+    rings: Rings<'q, T>,
+    queue: PhantomData<&'q mut ()>,
 }
 
-impl<'a, T: Element> AllRows<'a, T> {
+impl<T: Element> AllRows<'_, T> {
     /// Returns the rows from `rank`. Any lane by itself.
     #[inline(always)]
-    pub fn of(&self, rank: Rank) -> Rows<'a, T> {
+    pub fn of(&self, rank: Rank) -> Rows<'_, T> {
         self.rings.rows_of(rank)
-    }
-
-    /// Does what [`Rows::release`] does for every rank.
-    #[inline(always)]
-    #[track_caller]
-    pub fn release<M: Machine>(self, s: &Session<M>) {
-        s.block().publish(Scope::System);
-        for from in s.peers_of_lane(Team::World) {
-            self.rings.give_back(s, from);
-        }
     }
 }

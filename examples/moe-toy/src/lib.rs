@@ -69,7 +69,8 @@ pub fn dispatch(
     k: u32,
     #[agreed] per_rank: u32,
 ) -> Result<(), Aborted> {
-    let (block, warp, hidden) = (s.block(), s.block().warp(), rows.width() - 1);
+    let (block, warp) = (s.block(), s.block().warp());
+    let (hidden, most) = (rows.width() - 1, rows.batch());
     let k = k.max(1) as usize; // A division by 0 would be a panic.
     let (first, last) = block.slice(ids.len() / k, 1);
     let items = (last - first) * k;
@@ -100,7 +101,7 @@ pub fn dispatch(
     for rank in s.peers(Team::World) {
         let (batch, region) = (arrived.of(rank), region(block, rank));
         for index in block.elements_of_warp(batch.len()) {
-            let (row, target) = (batch.row(index), region * rows.batch() + index);
+            let (row, target) = (batch.row(index), region * most + index);
             let place = received.slice(target * hidden, hidden);
             place.copy_from(warp, row.slice(0, hidden));
             if warp.is_leader() {
@@ -111,7 +112,7 @@ pub fn dispatch(
             counts.set(region, batch.len() as u32);
         }
     }
-    arrived.release(s);
+    rows.release_all(s);
     Ok(())
 }
 
@@ -211,7 +212,7 @@ pub fn combine(
             out.set(token * hidden + element, sum);
         }
     }
-    arrived.release(s);
+    rows.release_all(s);
     Ok(())
 }
 

@@ -410,7 +410,7 @@ impl Failure {
                 f,
                 "rank {rank} called {call} with other values of the agreed arguments than rank \
                  {reporter}. All ranks must pass equal values for arguments that the kernel marks \
-                 #[agreed], and launch the same number of blocks"
+                 #[agreed], pass the same queues, and launch the same number of blocks"
             ),
             operation if is_rooted(operation) => write!(
                 f,

@@ -251,7 +251,7 @@ fn row_count(batch: u64, most: usize) -> usize {
 
 /// Checks that the rows are those of `from`'s batch.
 fn check(
-    queue: &Queue<u64>,
+    queue: &mut Queue<u64>,
     s: &Session<impl Machine>,
     from: u32,
     batch: u64,
@@ -299,7 +299,7 @@ fn stream(
     for batch in 0..batches {
         match s.rank() {
             0 => send(&mut queue, s, 1, batch)?,
-            _ => check(&queue, s, 0, batch)?,
+            _ => check(&mut queue, s, 0, batch)?,
         }
     }
     Ok(())
@@ -309,7 +309,7 @@ fn stream(
 fn exchange(s: &mut Session<impl Machine>, mut queue: Queue<u64>) -> Result<(), Aborted> {
     let (batch, other) = (s.epoch() - 1, 1 - s.rank());
     send(&mut queue, s, other, batch)?;
-    check(&queue, s, other, batch)
+    check(&mut queue, s, other, batch)
 }
 
 #[kernel(grid)]

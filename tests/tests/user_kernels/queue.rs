@@ -2,9 +2,13 @@
 //! a network that delays and reorders.
 
 use core::time::Duration;
+use std::sync::OnceLock;
 
 use fusewire::{Communicator, DType, Queue as HostQueue, Result, run_threads};
-use fusewire_device::{Aborted, Group, In, InOut, Machine, Out, Queue, Session, Team, kernel};
+use fusewire_device::comm::Rank;
+use fusewire_device::{
+    Aborted, Group, In, InOut, Machine, Out, Queue, Session, Team, Unvoted, kernel,
+};
 
 use super::{SHAPES, all, failing, on_both, options, tensor, zeros};
 
@@ -80,7 +84,7 @@ fn exchange(
                     let at = from.index() as usize * blocks + block.index() as usize;
                     counts.set(at, arrived.len() as u32);
                 }
-                arrived.release(s);
+                queue.release(s, from);
             }
         } else {
             let arrived = queue.recv_all(s)?;
@@ -102,7 +106,7 @@ fn exchange(
                 }
             }
             if way == 0 {
-                arrived.release(s);
+                queue.release_all(s);
             }
         }
     }
@@ -335,7 +339,13 @@ const ROW_TO_READ: u32 = 4;
 const NO_ROWS: u32 = 5;
 const NO_RECEIVER: u32 = 6;
 const AFTER_A_FAULT: u32 = 7;
-const NONE: u32 = 8;
+const RAISE: u32 = 8;
+const FAULT_BEFORE_A_WAIT: u32 = 9;
+const OTHER_RANK: u32 = 10;
+const NONE: u32 = 11;
+
+/// A rank of a communicator with three ranks.
+static THIRD: OnceLock<Rank> = OnceLock::new();
 
 /// Makes the mistake `which` on rank 0; for [`NO_RECEIVER`], on rank 1. Otherwise, both ranks send
 /// a row to each rank and wait for one.
@@ -361,11 +371,24 @@ fn errs(
             batch.publish(s)?;
         }
     }
+    if which == FAULT_BEFORE_A_WAIT {
+        if block.rank() == block.size() - 1 {
+            s.fault(WRONG, 4, 0);
+        }
+        queue.recv(s, me)?;
+    }
+    if which == OTHER_RANK {
+        let third = THIRD.get().copied().unwrap_or(me);
+        queue.recv(s, third)?;
+    }
     let rows = if which == TOO_MANY { 5 } else { 1 };
     let batch = queue.open(s, |_| Some(rows))?;
     for peer in s.peers(Team::World) {
         let row = if which == ROW_TO_SEND { 1 } else { 0 };
         batch.row(s, peer, row).write_with(s, block, |_| 7);
+    }
+    if which == RAISE {
+        batch.to(s, me).raise(s, 0);
     }
     if which == AFTER_A_FAULT && block.rank() == block.size() - 1 {
         s.fault(WRONG, 3, 0);
@@ -384,6 +407,116 @@ fn errs(
     s.barrier()
 }
 
+/// Keeps the third rank.
+#[kernel]
+fn keep_third(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    if let Some(third) = s.peer(2) {
+        THIRD.get_or_init(|| third);
+    }
+    Ok(())
+}
+
+/// Sends rows of zeros, and drops the batch; then sends rows of `value` to the same places.
+#[kernel(failures(WRONG = "element {a} is {b}"))]
+fn drops_a_batch(
+    s: &mut Session<impl Machine>,
+    mut queue: Queue<u32>,
+    value: u32,
+) -> Result<(), Aborted> {
+    let (block, rows) = (s.block(), queue.batch());
+    for value in [0, value] {
+        let batch = queue.open(s, |_| Some(rows))?;
+        for peer in s.peers(Team::World) {
+            let to = batch.to(s, peer);
+            for index in block.elements_of_block(to.len()) {
+                to.store(s, index, [value]);
+            }
+        }
+        if value != 0 {
+            batch.publish(s)?;
+        }
+    }
+    let arrived = queue.recv_all(s)?;
+    for from in s.peers(Team::World) {
+        let rows = arrived.of(from).elements();
+        for index in block.elements_of_block(rows.len()) {
+            if rows.get(index) != value {
+                s.fault(WRONG, index as u64, u64::from(rows.get(index)));
+            }
+        }
+    }
+    s.vote(Unvoted::new(()))
+}
+
+#[test]
+fn a_batch_that_is_dropped_does_not_reach_the_next_one() {
+    for shape in [(2, 1, 1), (2, 2, 32)] {
+        on_both(shape, |comm| {
+            let queue = comm.alloc_queue(DType::U32, 2, 4)?;
+            for value in 1..40 {
+                comm.kernel(DropsABatch {
+                    queue: (&queue).into(),
+                    value,
+                })
+                .launch()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Takes two queues.
+#[kernel]
+fn two_queues(
+    s: &mut Session<impl Machine>,
+    mut first: Queue<u8>,
+    second: Queue<u8>,
+) -> Result<(), Aborted> {
+    let _ = second;
+    first.open(s, |_| Some(1))?.publish(s)?;
+    first.recv_all(s)?;
+    Ok(())
+}
+
+#[test]
+fn queues_of_a_launch_differ_and_are_equal_on_all_ranks() {
+    all((2, 1, 1), |comm| {
+        let queue = comm.alloc_queue(DType::U8, 3, 4)?;
+        let twice = TwoQueues {
+            first: (&queue).into(),
+            second: (&queue).into(),
+        };
+        let text = comm
+            .kernel(twice)
+            .launch()
+            .expect_err("one queue")
+            .to_string();
+        assert!(
+            text.contains("argument second: the same queue as another"),
+            "{text}"
+        );
+        Ok(())
+    });
+    let messages = failing(&options(1, 1), |comm| {
+        let queues = [
+            comm.alloc_queue(DType::U8, 3, 4)?,
+            comm.alloc_queue(DType::U8, 3, 4)?,
+        ];
+        let (first, second) = (comm.rank() as usize, 1 - comm.rank() as usize);
+        comm.kernel(TwoQueues {
+            first: (&queues[first]).into(),
+            second: (&queues[second]).into(),
+        })
+        .launch()
+    });
+    for message in messages {
+        assert!(
+            message.contains("other values of the agreed arguments"),
+            "{message}"
+        );
+    }
+}
+
 #[test]
 fn mistakes_with_queues_are_named() {
     let mistakes = [
@@ -398,6 +531,12 @@ fn mistakes_with_queues_are_named() {
         (NO_ROWS, "waiting for rank 0, rows from its queue"),
         (NO_RECEIVER, "waiting for rank 1, room in the queue to it"),
         (AFTER_A_FAULT, "value 3"),
+        (
+            RAISE,
+            "argument queue: number 0 of a signal, counter or barrier, of which the window has 0",
+        ),
+        (FAULT_BEFORE_A_WAIT, "value 4"),
+        (OTHER_RANK, "argument queue: rank 2 of 2 ranks"),
     ];
     let run = |comm: &Communicator, which| {
         let queue = comm.alloc_queue(DType::U8, 3, 4)?;
@@ -415,6 +554,7 @@ fn mistakes_with_queues_are_named() {
         .timeout(Duration::from_secs(seconds))
         .launch()
     };
+    all((3, 1, 1), |comm| comm.kernel(KeepThird {}).launch());
     for lanes in [1, 32, 64] {
         for (which, text) in mistakes {
             for message in failing(&options(1, lanes), |comm| run(comm, which)) {

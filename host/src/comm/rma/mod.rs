@@ -199,6 +199,12 @@ impl Window {
         Call::new(operation, dtype, 0, Algorithm::Signal as u8, peer as u16, 0).0
     }
 
+    /// Returns the number of the window, equal on all ranks, if it has the rings of a queue.
+    pub(in crate::comm) fn queue_number(&self) -> Option<u32> {
+        let device = &self.shared.device;
+        (device.ring > 0).then_some(device.window)
+    }
+
     /// Returns what a launch must keep alive.
     pub(in crate::comm) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.shared) as _

@@ -69,13 +69,16 @@ impl Communicator {
     /// [`Communicator::new_window`] and [`Tensor::new`](crate::Tensor::new).
     pub fn alloc_queue(&self, dtype: DType, width: usize, batch: usize) -> Result<Queue> {
         let refuse = |detail: String| Err(invalid("alloc_queue", detail));
+        if !self.supports_window() {
+            return refuse(format!("backend {} has no windows", self.backend()));
+        }
+        let mine = [dtype as u64, width as u64, batch as u64];
+        self.agree_on_queue(mine)?;
         if width == 0 || batch == 0 {
             return refuse(format!(
                 "batches of {batch} rows of {width} elements; both must be at least 1"
             ));
         }
-        let mine = [dtype as u64, width as u64, batch as u64];
-        self.agree_on_queue(mine)?;
         let blocks = self.inner.constants.max_blocks;
         let rows = batch.max(4).checked_next_power_of_two();
         let rings = rows

@@ -176,12 +176,13 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         let mut tensors = [None; 3];
         let mut kept = self.kept.clone();
         let mut first_error = None;
+        let mut queues = Vec::new();
         let (mut index, mut used) = (0, 0);
         self.arguments.visit(&mut |value| {
             let checked = match &value {
                 ArgumentValue::Buffer(buffer) => check.buffer(index, buffer),
-                ArgumentValue::Window(window) => check.window(index, window, info.contract.signals),
-                ArgumentValue::Queue(window) => check.window(index, window, 0),
+                ArgumentValue::Window(window) => check.window(index, window),
+                ArgumentValue::Queue(window) => check.queue(index, window, &mut queues),
                 ArgumentValue::Value => Ok(None),
             };
             index += 1;
@@ -200,7 +201,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         if let Some(error) = first_error {
             return Err(error);
         }
-        let op_info = self.op_info(&kernel);
+        let op_info = self.op_info(&kernel, &queues);
         let header = LaunchHeader {
             constants: self.comm.constants(),
             call: op_info.call,
@@ -214,9 +215,6 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         }
         let mut attributes = self.attributes;
         attributes.threads = attributes.threads.max(info.contract.threads);
-        // The driver refuses a cooperative launch whose blocks are not resident together. On the
-        // CPU every block has a thread.
-        attributes.cooperative |= info.contract.grid;
         if attributes != LaunchAttributes::default() {
             prepared = prepared.shaped(attributes);
         }
@@ -244,13 +242,19 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     }
 
     /// Returns the call: the kernel, and what must be equal on all ranks.
-    fn op_info(&self, kernel: &Kernel<A::Params>) -> OpInfo {
-        // All ranks launch the same number of blocks.
+    fn op_info(&self, kernel: &Kernel<A::Params>, queues: &[u32]) -> OpInfo {
+        // All ranks launch the same number of blocks, with the same queues.
         let (mut agreed, mut count) = (u64::from(self.block_count()), None);
+        let mut mix = |value: u64| {
+            agreed = (agreed.rotate_left(17) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1;
+        };
         self.arguments.agreed(&mut |value| {
             count.get_or_insert(value);
-            agreed = (agreed.rotate_left(17) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1;
+            mix(value);
         });
+        for queue in queues {
+            mix(u64::from(*queue));
+        }
         OpInfo {
             call: Call::of_kernel(user_kernels::register(kernel.info()), agreed).0,
             input_count: count.unwrap_or(0),
@@ -407,18 +411,16 @@ impl Check<'_> {
         Ok(Some(Owner::Tensor(tensor)))
     }
 
-    fn window<'b>(
-        &self,
-        index: usize,
-        window: &WindowBuffer<'b>,
-        needed: u32,
-    ) -> Result<Option<Owner<'b>>> {
+    fn window<'b>(&self, index: usize, window: &WindowBuffer<'b>) -> Result<Option<Owner<'b>>> {
         self.dtype(index, window.dtype())?;
         let Some(window) = window.owner().downcast_ref::<Window>() else {
             return Err(self.refuse(index, "not a window of this library"));
         };
         window.check_launch(self.name, self.comm)?;
-        let signals = window.signals();
+        if window.queue_number().is_some() {
+            return Err(self.refuse(index, "the window of a queue"));
+        }
+        let (signals, needed) = (window.signals(), self.contract.signals);
         if signals < needed {
             let text = format!(
                 "a window with {signals} signals; the kernel needs {needed}: set \
@@ -426,6 +428,27 @@ impl Check<'_> {
             );
             return Err(self.refuse(index, &text));
         }
+        Ok(Some(Owner::Window(window)))
+    }
+
+    /// Checks a queue, and adds its number to those of the launch.
+    fn queue<'b>(
+        &self,
+        index: usize,
+        window: &WindowBuffer<'b>,
+        queues: &mut Vec<u32>,
+    ) -> Result<Option<Owner<'b>>> {
+        self.dtype(index, window.dtype())?;
+        let owner = window.owner().downcast_ref::<Window>();
+        let queue = owner.and_then(|window| Some((window, window.queue_number()?)));
+        let Some((window, number)) = queue else {
+            return Err(self.refuse(index, "not a queue of this library"));
+        };
+        window.check_launch(self.name, self.comm)?;
+        if queues.contains(&number) {
+            return Err(self.refuse(index, "the same queue as another argument"));
+        }
+        queues.push(number);
         Ok(Some(Owner::Window(window)))
     }
 }

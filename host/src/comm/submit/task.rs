@@ -7,6 +7,7 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::native::{KernelInfo, NativeEntry};
 
 use super::prepared_op::{Entry, PARAM_WORDS, PreparedOp};
+use crate::comm::attributes::LaunchAttributes;
 use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
@@ -68,7 +69,11 @@ impl Communicator {
         let kernel = on_gpu.gpu().kernel(info)?;
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
         let mut shape = on_gpu.shape(kernel, self.inner.options.blocks);
-        if let Some(attributes) = &prepared.attributes {
+        let mut attributes = prepared.attributes.unwrap_or_default();
+        // The driver refuses a cooperative launch whose blocks are not resident together. On the
+        // CPU every block has a thread.
+        attributes.cooperative |= info.contract.grid;
+        if attributes != LaunchAttributes::default() {
             for (value, own) in [
                 (attributes.blocks, &mut shape.blocks),
                 (attributes.threads, &mut shape.threads),
