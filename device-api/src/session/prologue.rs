@@ -1,7 +1,7 @@
 //! The prologue of a launch: how it enters a communicator.
 //!
 //! Every block has a [`BlockState`]: three epochs and the busy word, which only that block's
-//! launches touch.
+//! launches touch, and words of [`super::grid`].
 //!
 //! - **Who may overwrite what:** a launch overwrites its block's epochs,
 //! - **after having acquired** the busy word as idle,

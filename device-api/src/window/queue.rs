@@ -156,7 +156,8 @@ impl<'a, T: Element> Queue<'a, T> {
     /// Opens a batch of `rows(rank)` rows for each rank, this one included, and waits until there
     /// is room for all of them. Ranks for which `rows` returns `None` get no batch, and must not
     /// wait for one; those with 0 rows get an empty one. A batch that is dropped before
-    /// [`Batch::publish`] has not been sent.
+    /// [`Batch::publish`] has not been sent. Single lanes call `rows`, so it must not call what all
+    /// lanes call together.
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, which names a rank that does not receive; after recording
@@ -182,8 +183,8 @@ impl<'a, T: Element> Queue<'a, T> {
     /// Opens a batch for every rank, with a row for each of the items `0 .. items` for which `to`
     /// returns the rank. The rows of a rank are in the order of their items. `places`, which has
     /// at least `items` elements, gets the index of each item's row for [`Batch::row`]; for items
-    /// without a rank it stays as it is. `to` is called several times for an item, and returns the
-    /// same rank each time.
+    /// without a rank it stays as it is. Single lanes call `to`, several times for an item; it
+    /// returns the same rank each time.
     ///
     /// # Errors
     /// As [`Queue::open`].
@@ -257,8 +258,8 @@ impl<'a, T: Element> Queue<'a, T> {
         })
     }
 
-    /// Waits for the next batch from `from`, which may be this rank, and returns its rows. They stay
-    /// until this block receives from `from` again, or releases them.
+    /// Waits for the next batch from `from`, which may be this rank, and returns its rows. They
+    /// stay until this block receives from `from` again, or releases them.
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, which names `from`; or if a lane has recorded an error.

@@ -5,7 +5,8 @@
 //!     | counters | barriers[barrier][sender and own count]
 //! ```
 //!
-//! `sent` has a copy of this rank's slot at each peer, and `taken` how often a block has waited.
+//! `sent` has a copy of this rank's slot at each peer, and `taken` how often a block has waited;
+//! [`super::queue`] says what they have for a queue.
 //! Both are touched by this rank only, except that a peer which resets a signal, when no rank uses
 //! it, also clears what the senders have sent.
 

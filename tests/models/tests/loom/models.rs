@@ -339,9 +339,9 @@ fn queues() -> Vec<Entry> {
             "queue: both ranks send and receive, 2 lanes, a weak barrier",
             Bound::Preemptions(1),
             scenario(
-                queue(8, lanes_config(SIGNALS)),
+                queue(4, lanes_config(SIGNALS)),
                 Blocks::WeakLane,
-                exchange(2),
+                exchange(6),
             ),
         ),
         Entry::model(
