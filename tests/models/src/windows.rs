@@ -259,12 +259,9 @@ fn check(
     let Some(rank) = s.peer(from) else {
         return Ok(());
     };
+    let most = queue.batch();
     let received = queue.recv(s, rank)?;
-    assert_eq!(
-        received.len(),
-        row_count(batch, queue.batch()),
-        "batch {batch}"
-    );
+    assert_eq!(received.len(), row_count(batch, most), "batch {batch}");
     for index in s.block().elements_of_block(received.len()) {
         let value = received.row(index).get(0);
         assert_eq!(value, number(from, batch, index), "row {index} of {batch}");
