@@ -5,12 +5,14 @@
 //! it. The words are equal between launches, whatever the numbers of blocks of the launches were,
 //! unless the communicator has failed.
 //!
-//! - **Who may overwrite what:** block b overwrites its word `entered`, and block 0 the word
-//!   `released` of block b;
-//! - **after having acquired:** block b, `released` equal to `entered`, in its last barrier; block
-//!   0, `entered` one above `released`, of every block of the launch;
-//! - **released by** the other one of the two, after all that it wrote before the barrier, and for
-//!   block 0 after all that it acquired.
+//! - **Who may overwrite what:** block b overwrites its word `entered`; block 0 overwrites the word
+//!   `released` of block b.
+//! - **After having acquired:** block b has acquired `released == entered` in its previous barrier
+//!   of the launch, if any; block 0 has acquired `entered == released + 1` from every other block
+//!   of the launch.
+//! - **Released by:** block 0 stores `released`, and block b stores `entered`, each after its own
+//!   writes before the barrier. The store of block 0 also covers the writes that it has acquired
+//!   from the other blocks.
 
 use super::{Aborted, Session, Unvoted};
 use crate::group::{Group, Machine};

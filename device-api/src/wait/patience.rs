@@ -1,14 +1,14 @@
-//! Waits on a CPU whose cores others want, too: how long to poll before giving the core away.
+//! Chooses how often a wait polls on an oversubscribed CPU before it yields the core.
 //!
-//! Polling is right as long as the awaited rank runs on another core: it answers within a
-//! microsecond. It is wrong if that rank waits for this core. A block learns which of the two holds
-//! from how long the system takes to give the core back:
+//! If the awaited rank runs on another core, it answers within a microsecond, and polling is best.
+//! If it needs this core, the wait must yield. The time that `sched_yield` takes distinguishes the
+//! two cases:
 //!
-//! | time | reading | polls of the next waits |
+//! | time | cause | polls of the next waits |
 //! |---|---|---|
-//! | less than 0.5 us | nobody else wants the core | all |
-//! | in between | someone ran, and gave the core back: a rank that waits, too | fewer each time |
-//! | more than 300 us | someone computes and does not give the core back | all |
+//! | less than 0.5 us | no other thread wanted the core | all |
+//! | 0.5 to 300 us | another thread ran briefly: probably a waiting rank | fewer each time |
+//! | more than 300 us | another thread computed for its time slice | all |
 
 use super::WaitContext;
 
@@ -32,12 +32,13 @@ mod cpu {
     use crate::arch;
     use crate::mem::{self, Order, Scope};
 
-    /// Time in which the system call returns if it does not change the thread.
+    /// Upper bound of the duration of a `sched_yield` that does not switch threads.
     const ALONE_NS: u64 = 500;
-    /// Time that is longer than all polls of a waiting rank, and shorter than a time slice.
+    /// More than the default 4,000 polls of another rank (about 90 us), less than a time slice.
     const BUSY_NS: u64 = 300_000;
-    /// By how many bits each exchange of the core shortens the polling, and by how many at most.
+    /// Number of bits by which each exchange of the core shifts the number of polls right.
     const STEP: u64 = 3;
+    /// Greatest number of bits by which the number of polls is shifted right.
     const MOST: u64 = 12;
 
     /// Returns the number of exchanges after the system has given the core back in `elapsed`

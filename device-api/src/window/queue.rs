@@ -1,30 +1,31 @@
 //! Queues: rings in a window, through which blocks send batches of rows.
 //!
-//! A kernel takes a [`Queue`] as an argument. Block b of a rank sends to block b of every rank;
-//! each pair of blocks has a ring of its own at the receiver, so that no block shares a position
-//! with another one.
+//! A kernel takes a [`Queue`] as an argument. Block b of a rank sends to block b of every rank. For
+//! each sending block, the receiving block has a separate ring, so a ring has one writer and one
+//! reader.
 //!
-//! - [`Queue::open`] says how many rows go to each rank, and waits until there is room for them.
-//!   [`Queue::route`] finds the numbers and each row's place from the items themselves: rows arrive
-//!   in the order of the items, in every run.
-//! - [`Batch::to`] gives the place for the rows of a rank, which the block writes as any
-//!   [`Remote`]; [`Batch::publish`] sends the numbers, and signals.
-//! - [`Queue::recv`] waits for the next batch of a rank, and returns its [`Rows`].
+//! - [`Queue::open`] takes the number of rows for each rank, and waits until there is room for
+//!   them. [`Queue::route`] instead takes the rank of each item, and computes the number of rows
+//!   for each rank and the index of each row. Rows arrive in the order of the items, in every run.
+//! - [`Batch::to`] returns the [`Remote`] to which the block writes the rows for a rank.
+//!   [`Batch::publish`] sends the numbers of rows, and signals.
+//! - [`Queue::recv`] waits for the next batch from a rank, and returns its [`Rows`].
 //!
-//! The borrows of the compiler keep a kernel from using rows that it has released, or the place of
-//! rows that it has published.
+//! The borrow checker rejects a kernel that reads rows after their release, or writes rows after
+//! their publication.
 //!
 //! # The ring
 //! A ring has `ring` slots of one row each, where `ring` is a power of two and a batch has at most
 //! `ring / 4` rows. Sender and receiver count slots: position p is in slot p % ring. A batch takes
 //! as many slots as it has rows, or one if it has none. Its rows are contiguous: if they do not fit
 //! between their position and the end of the ring, they begin at the next multiple of `ring`. Its
-//! *header*, the number of rows, belongs to the position at which the batch before it has ended,
-//! where the receiver looks for it.
+//! *header* is the number of its rows. Headers are stored after the rings, one for each slot. The
+//! header of a batch is the one for the end position of the previous batch, which the receiver
+//! knows.
 //!
 //! The *tail* is the position after the last batch that the sender has published; the *credit* is
-//! a position below which the receiver has read all rows. Both are signals of one writer, and only
-//! grow.
+//! a position below which the receiver has read all rows. Each of them is a signal with one writer,
+//! and only increases.
 //!
 //! - **Who may overwrite what:** the sender overwrites the slots and headers below position e,
 //! - **after having acquired** a credit of at least e - ring,
@@ -54,15 +55,17 @@ use crate::wait::WaitKind;
 /// Signals of the window of a queue.
 pub const QUEUE_SIGNALS: u32 = 3;
 
-/// Signal whose slots have the tails, and whose counts are the positions of sender and receiver.
+/// Signal whose slots hold the tails. Its `sent` words hold the positions of this block as a
+/// sender, and its `taken` words those as a receiver.
 const TAIL: u32 = 0;
-/// Signal whose slots have the credits. Its counts are the last credit that a receiver has
-/// returned, and the rows of the batch that a sender has open.
+/// Signal whose slots hold the credits. Its `sent` words hold the last credit returned to each
+/// sender, and its `taken` words the number of rows of the open batch for each receiver.
 const CREDIT: u32 = 1;
-/// Signal of whose counts a receiver uses one: the rows of the batch that it holds.
+/// Signal of which only the `taken` words are used: the number of rows of the last batch received
+/// from each sender.
 const HELD: u32 = 2;
 
-/// Rows of a rank to which no batch is open.
+/// Number of rows that marks a rank for which no batch is open.
 const NO_BATCH: u64 = u64::MAX;
 
 /// Returns the number of elements of each rank's part of a window for rings of `ring` rows of
@@ -160,9 +163,9 @@ impl<'a, T: Element> Queue<'a, T> {
     /// lanes call together.
     ///
     /// # Errors
-    /// [`Aborted`] after a timeout, which names a rank that does not receive; after recording
-    /// [`FailureKind::Batch`], if there are more rows than [`Queue::batch`], or
-    /// [`FailureKind::NoRoute`], if the queue has been freed; or if a lane has recorded an error.
+    /// [`Aborted`] if there is no room within the timeout; after recording [`FailureKind::Batch`],
+    /// if there are more rows than [`Queue::batch`], or [`FailureKind::NoRoute`], if the queue has
+    /// been freed; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
     pub fn open<M: Machine>(
@@ -180,11 +183,11 @@ impl<'a, T: Element> Queue<'a, T> {
         self.reserve(s)
     }
 
-    /// Opens a batch for every rank, with a row for each of the items `0 .. items` for which `to`
-    /// returns the rank. The rows of a rank are in the order of their items. `places`, which has
-    /// at least `items` elements, gets the index of each item's row for [`Batch::row`]; for items
-    /// without a rank it stays as it is. Single lanes call `to`, several times for an item; it
-    /// returns the same rank each time.
+    /// Opens a batch for every rank. `to(item)` returns the rank for each of the items `0..items`,
+    /// or `None` for an item that is not sent. The rows for a rank are in the order of their items.
+    /// `places` must have at least `items` elements. Element `item` is set to the index of the
+    /// item's row for [`Batch::row`]; elements of items that are not sent are unchanged. Single
+    /// lanes call `to`, several times for an item; it must return the same rank each time.
     ///
     /// # Errors
     /// As [`Queue::open`].
@@ -262,7 +265,9 @@ impl<'a, T: Element> Queue<'a, T> {
     /// stay until this block receives from `from` again, or releases them.
     ///
     /// # Errors
-    /// [`Aborted`] after a timeout, which names `from`; or if a lane has recorded an error.
+    /// [`Aborted`] if no batch arrives within the timeout; after recording [`FailureKind::Batch`],
+    /// if the number of rows that has arrived is not valid, or [`FailureKind::NoRoute`], if the
+    /// queue has been freed; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
     pub fn recv<M: Machine>(&mut self, s: &Session<M>, from: Rank) -> Result<Rows<'_, T>, Aborted> {
@@ -298,8 +303,9 @@ impl<'a, T: Element> Queue<'a, T> {
         })
     }
 
-    /// Says that this block has read the rows that it has received from `from`. The sender learns
-    /// it once they are a quarter of its ring.
+    /// Releases the rows that this block has received from `from`, so that the sender can overwrite
+    /// them. Returns a credit to the sender only when at least a quarter of the ring has been
+    /// received since the last credit.
     #[inline(always)]
     #[track_caller]
     pub fn release<M: Machine>(&mut self, s: &Session<M>, from: Rank) {
@@ -359,9 +365,10 @@ impl<'a, T: Element> Rings<'a, T> {
         rank < ranks
     }
 
-    /// Waits at a barrier, after which no lane reads what the last batch was. If that batch has not
-    /// been published, waits until the network has carried out what has been written to it: only a
-    /// signal would keep it from overtaking what is written to the next batch.
+    /// Waits at a block barrier, after which no lane still reads the row counts of the last batch.
+    /// If ranks use a network and that batch was dropped, also waits until its writes have been
+    /// executed. They could otherwise overwrite later writes to the same slots, because the network
+    /// orders writes only before a signal.
     #[inline(always)]
     #[track_caller]
     fn end_dropped<M: Machine>(&self, s: &Session<M>) -> Result<(), Aborted> {
@@ -415,8 +422,8 @@ impl<'a, T: Element> Rings<'a, T> {
         slot as usize * self.width()
     }
 
-    /// Returns the byte offset in a part of the header that belongs to `position`, in the ring of
-    /// this block of `sender`. The headers follow the rings.
+    /// Returns the offset of the header for `position` in the ring that this block of `sender`
+    /// writes, in bytes from the start of the receiver's part. The headers follow the rings.
     #[inline(always)]
     fn header(&self, sender: Rank, position: u64) -> u64 {
         let device = &self.window.window;
@@ -670,8 +677,8 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
         self.to(s, rank).slice(index.saturating_mul(width), width)
     }
 
-    /// Sends the batches, all at once. The rows must have been written by this block, by any of its
-    /// groups.
+    /// Publishes the batches for all ranks. Before the call, the lanes of this block must have
+    /// written all rows.
     ///
     /// # Errors
     /// [`Aborted`], before anything has been published, if the communicator has failed or a lane

@@ -18,9 +18,10 @@
 //! ```
 //!
 //! # Memory
-//! Block b of a rank exchanges rows with block b of every rank, so all three kernels need the same
-//! number of blocks. *Region* `r * blocks + b` has the rows that block b has received from rank r.
-//! A region has room for `batch` rows, where `batch` is the [`Queue::batch`] of both queues.
+//! Block b of a rank exchanges rows with block b of every rank, so [`dispatch`] and [`combine`]
+//! need the same number of blocks. *Region* `r * blocks + b` holds the rows that block b has
+//! received from rank r. A region has room for `batch` rows, where `batch` is the [`Queue::batch`]
+//! of both queues.
 //!
 //! | argument | elements |
 //! |---|---|

@@ -41,11 +41,11 @@ impl Queue {
         self.window.tensor().len() * self.dtype().size()
     }
 
-    /// Ends the queue; all ranks together. Waits until no operation of any rank uses it. Without it
-    /// the queue lives as long as the communicator.
+    /// Frees the queue; all ranks together. Waits until no operation of any rank uses it. A queue
+    /// that is not freed lives as long as the communicator.
     ///
     /// # Errors
-    /// The communicator's failure: then the memory stays.
+    /// The communicator's failure, if it has failed. The memory is then not freed.
     pub fn free(self) -> Result<()> {
         self.window.free()
     }
@@ -64,9 +64,10 @@ impl Communicator {
     /// ([`Options::blocks`](crate::Options::blocks)).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a width or batch of 0, or too
-    /// large; [`Error::Communicator`](crate::Error::Communicator) when ranks differ; as
-    /// [`Communicator::new_window`] and [`Tensor::new`](crate::Tensor::new).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the backend has no windows, or
+    /// if `width` or `batch` is 0 or too large;
+    /// [`Error::Communicator`](crate::Error::Communicator) if the ranks pass different arguments;
+    /// and the errors of [`Communicator::new_window`] and [`Tensor::new`](crate::Tensor::new).
     pub fn alloc_queue(&self, dtype: DType, width: usize, batch: usize) -> Result<Queue> {
         let refuse = |detail: String| Err(invalid("alloc_queue", detail));
         if !self.supports_window() {
