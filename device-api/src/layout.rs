@@ -371,12 +371,12 @@ pub struct BlockState {
     pub rounds: u64,
     /// 1 while a launch of this block is in flight, [`BlockState::idle`] else.
     pub busy: u64,
-    /// How often the block has entered a barrier of all blocks of a launch.
+    /// Number of barriers of all blocks that the block has entered.
     pub entered: u64,
-    /// How often block 0 has released it from one.
+    /// Number of these barriers from which block 0 has released it.
     pub released: u64,
-    /// On a CPU, how often in succession someone has run for a short time on the core that a wait
-    /// of this block gave away.
+    /// On a CPU, number of successive yields of this block's waits after which another thread has
+    /// run for a short time.
     pub exchanges: u64,
     _line: [u64; 1],
 }

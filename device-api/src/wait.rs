@@ -5,9 +5,9 @@
 //! at once, not at the timeout) and fails at the timeout. The first failure on a rank
 //! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
 
-mod patience;
 #[cfg(test)]
 mod tests;
+mod yielding;
 
 use crate::arch;
 use crate::comm::Comm;

@@ -14,7 +14,7 @@ use super::WaitContext;
 
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle))]
 impl WaitContext {
-    /// Returns the number of polls before a wait gives the core away.
+    /// Returns the number of polls before a wait yields the core.
     #[inline(always)]
     pub(super) fn spins(&self) -> u32 {
         self.comm.constants().spins
@@ -57,26 +57,27 @@ mod cpu {
     }
 
     impl WaitContext {
-        /// Returns the number of polls before a wait gives the core away.
+        /// Returns the number of polls before a wait yields the core.
         #[inline(always)]
         pub(in crate::wait) fn spins(&self) -> u32 {
             polls(self.comm.constants().spins, self.exchanges())
         }
 
-        /// Gives the core away, and learns from how long that takes.
+        /// Yields the core, and counts the exchange if another thread has run for a short time.
         #[inline(always)]
         pub(in crate::wait) fn nap(&self, round: u32) {
             let before = arch::clock_ns();
             arch::nap(round);
             if round >= arch::YIELDS {
-                // It has slept, which says nothing about others.
+                // This nap was a sleep. Its duration does not depend on other threads.
                 return;
             }
             let elapsed = arch::clock_ns().wrapping_sub(before);
             self.set_exchanges(next(self.exchanges(), elapsed));
         }
 
-        /// Returns how often in succession someone has run for a short time on this block's core.
+        /// Returns the number of successive yields after which another thread has run for a short
+        /// time.
         #[inline(always)]
         fn exchanges(&self) -> u64 {
             let state = Self::block_state(&self.comm, self.block);
