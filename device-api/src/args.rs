@@ -1,4 +1,5 @@
-//! Memory of this rank as an argument of a kernel: a pointer with its length.
+//! Memory of this rank as an argument of a kernel: a pointer with its length; and [`Shared`] memory
+//! of a block.
 //!
 //! Accesses to single elements are checked. An index out of range reads as zero or writes nothing,
 //! and is recorded: the next vote of the block ([`crate::session`]) returns an error on all lanes.
@@ -15,6 +16,7 @@ use core::marker::PhantomData;
 
 use bytemuck::Pod;
 
+use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
 use crate::element::Element;
 use crate::faults::Faults;
 use crate::group::{Group, Machine};
@@ -258,6 +260,133 @@ impl<'a, T: Element> InOut<'a, T> {
     pub fn as_ptr(&self) -> *mut T {
         self.elements.at
     }
+}
+
+/// An array of `N` elements in memory that the lanes of a block share, as an argument of a kernel
+/// that its host does not pass: each block has its own. The values at the start of a launch are
+/// unspecified. Between the writes of a lane and the reads of another, the block needs a barrier.
+///
+/// Accesses are checked as those of [`InOut`]. The arrays of a kernel have room for
+/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together; more do not compile.
+///
+/// ```
+/// use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Shared, kernel};
+///
+/// /// Reverses the first 64 numbers of `x`.
+/// #[kernel(blocks = 1)]
+/// pub fn reverse(
+///     s: &mut Session<impl Machine>,
+///     x: In<u32>,
+///     y: Out<u32>,
+///     numbers: Shared<u32, 64>,
+/// ) -> Result<(), Aborted> {
+///     for i in s.block().elements_of_block(64) {
+///         numbers.set(i, x.get(i));
+///     }
+///     s.block().sync();
+///     for i in s.block().elements_of_block(64) {
+///         y.set(i, numbers.get(63 - i));
+///     }
+///     Ok(())
+/// }
+/// # fn main() {}
+/// ```
+///
+/// [`SHARED_BYTES`]: crate::arch::SHARED_BYTES
+/// [`RESERVED_BYTES`]: crate::arch::RESERVED_BYTES
+#[derive(Debug)]
+pub struct Shared<'a, T, const N: usize> {
+    elements: Elements<T>,
+    launch: PhantomData<&'a T>,
+}
+
+impl<T, const N: usize> Clone for Shared<'_, T, N> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const N: usize> Copy for Shared<'_, T, N> {}
+
+impl<T: Element, const N: usize> Shared<'_, T, N> {
+    /// Makes the argument with number `argument` in the block's shared memory, after its first
+    /// `end` bytes. Returns it, and the new end. Called by `#[kernel]`.
+    ///
+    /// # Safety
+    /// The arrays must fit ([`shared_bytes`]). No other value may refer to their memory.
+    #[inline(always)]
+    pub unsafe fn new<M: Machine>(
+        session: &Session<M>,
+        argument: u32,
+        end: usize,
+    ) -> (Self, usize) {
+        let first = end.next_multiple_of(SHARED_ALIGNMENT);
+        let array = Self {
+            elements: Elements {
+                at: session.block().shared().wrapping_add(first).cast(),
+                len: N,
+                argument,
+                faults: session.faults(),
+            },
+            launch: PhantomData,
+        };
+        (array, first + N * size_of::<T>())
+    }
+
+    /// Returns the number of elements: `N`.
+    #[inline(always)]
+    pub const fn len(&self) -> usize {
+        N
+    }
+
+    /// Returns true if there are no elements.
+    #[inline(always)]
+    pub const fn is_empty(&self) -> bool {
+        N == 0
+    }
+
+    /// Returns element `index`, or zero if there is none. Any lane by itself.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> T {
+        self.elements
+            .at(index)
+            // SAFETY: `at` has checked the index; accesses to the array are relaxed.
+            .map_or(T::from_bits(0), |at| unsafe { load(at) })
+    }
+
+    /// Writes element `index`. Any lane by itself.
+    #[inline(always)]
+    pub fn set(&self, index: usize, value: T) {
+        if let Some(at) = self.elements.at(index) {
+            // SAFETY: as in `get`.
+            unsafe { store(at, value) };
+        }
+    }
+}
+
+/// Alignment of the arrays in shared memory, which that of the shared memory is a multiple of.
+const SHARED_ALIGNMENT: usize = 16;
+
+/// Returns the bytes of shared memory of a kernel that uses `first` bytes and arrays of these sizes
+/// and lengths. Called by `#[kernel]`.
+///
+/// # Panics
+/// If they do not fit.
+pub const fn shared_bytes(first: u32, arrays: &[(usize, usize)]) -> u32 {
+    let mut end = first as usize;
+    let mut index = 0;
+    while index < arrays.len() {
+        let (size, len) = arrays[index];
+        assert!(len <= SHARED_BYTES, "a shared array with too many elements");
+        end = end.next_multiple_of(SHARED_ALIGNMENT) + size * len;
+        index += 1;
+    }
+    assert!(
+        arrays.is_empty() || end <= SHARED_BYTES - RESERVED_BYTES,
+        "the shared arrays of a kernel need more memory than a block has"
+    );
+    end as u32
 }
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle)))]

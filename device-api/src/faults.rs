@@ -134,6 +134,7 @@ const fn decode(kind: u32) -> FailureKind {
         15 => FailureKind::Aliasing,
         16 => FailureKind::Batch,
         17 => FailureKind::NotGrid,
+        19 => FailureKind::LastBlock,
         _ => FailureKind::User,
     }
 }
@@ -156,6 +157,7 @@ mod tests {
             FailureKind::Aliasing,
             FailureKind::Batch,
             FailureKind::NotGrid,
+            FailureKind::LastBlock,
         ] {
             assert_eq!(decode(kind as u32), kind);
         }

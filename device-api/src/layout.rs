@@ -22,7 +22,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 /// Most ranks whose memory a kernel can reach by load and store.
 pub const MAX_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
@@ -277,6 +277,11 @@ pub enum FailureKind {
     Batch = 16,
     /// A kernel entered a barrier of its blocks, and is not declared `#[kernel(grid)]`.
     NotGrid = 17,
+    /// A kernel did not run to its end: it panicked, or could not be launched.
+    Stopped = 18,
+    /// A kernel called [`Session::last_block`](crate::Session::last_block) more often than
+    /// `expected` times.
+    LastBlock = 19,
 }
 
 /// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.
@@ -331,7 +336,9 @@ pub struct CommState {
     pub generation: u64,
     /// Ranks whose process has ended, a bit each; written by this rank's host, read by its waits.
     pub dead: u64,
-    _header: [u64; 4],
+    /// Blocks that have arrived in each call of [`Session::last_block`](crate::Session::last_block)
+    /// of a launch, 16 bits for a call; 0 between launches.
+    pub arrived: [u64; 4],
     /// Abort word, on a line of its own: 0, or [`ABORT`] with the rank that holds the failure
     /// record.
     pub abort: u64,

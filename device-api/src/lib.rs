@@ -81,7 +81,7 @@ mod shared_cache;
 pub mod wait;
 pub mod window;
 
-pub use self::args::{In, InOut, Out};
+pub use self::args::{In, InOut, Out, Shared};
 pub use self::comm::{Comm, PeerPtr, Rank, Team};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
 pub use self::group::{Block, Group, Machine, Thread, Warp};

@@ -6,22 +6,25 @@
 //! barrier, the shuffle network and the shared memory of the block.
 
 mod arguments;
+mod block;
 
-use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
-use core::panic::Location;
-
-use crate::arch;
-use crate::mem::prim::{AtomicU32, AtomicU64, Ordering};
 
 pub use self::arguments::{
     ArgumentInfo, ArgumentValue, Buffer, Contract, KernelArguments, QueueBuffer, SafeKernel,
     ScalarWord, WindowBuffer,
 };
+pub use self::block::BlockShared;
 
 /// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.
-pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 64 };
+pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 128 };
+
+/// Most lanes that an emulated warp can have.
+pub const MAX_WARP: usize = 64;
+
+/// Most warps that an emulated block can have.
+pub const MAX_WARPS: usize = 8;
 
 /// Identity of one lane, as a native entry receives it.
 #[derive(Clone, Copy, Debug)]
@@ -45,205 +48,6 @@ pub struct LaneContext {
 /// The context must describe a lane whose block shares one [`BlockShared`], and the second argument
 /// must point at the kernel's parameter struct.
 pub type NativeEntry = unsafe fn(*const LaneContext, *const u8);
-
-/// Shared state of the lanes of one emulated block: a barrier, an exchange area, shared memory.
-pub struct BlockShared {
-    lanes: u32,
-    arrived: AtomicU32,
-    phase: AtomicU32,
-    gone: AtomicU32,
-    exchange: [AtomicU64; MAX_LANES],
-    shared: UnsafeCell<*mut u8>,
-    calls: [CallSite; MAX_LANES],
-    /// Two lanes that entered one barrier from different places, plus 1 each; 0 if there are none.
-    /// Outside of the model: it decides nothing but a panic.
-    diverged: [core::sync::atomic::AtomicU32; 2],
-}
-
-/// The collective call that a lane has entered last. The block's barrier orders the accesses, so
-/// they are not part of the model.
-struct CallSite {
-    location: core::sync::atomic::AtomicPtr<Location<'static>>,
-    /// Hash of the arguments that must be equal on all lanes.
-    arguments: core::sync::atomic::AtomicU64,
-}
-
-impl CallSite {
-    fn new() -> Self {
-        Self {
-            location: core::sync::atomic::AtomicPtr::new(core::ptr::null_mut()),
-            arguments: core::sync::atomic::AtomicU64::new(0),
-        }
-    }
-
-    fn location(&self) -> Option<&'static Location<'static>> {
-        let location = self.location.load(core::sync::atomic::Ordering::Relaxed);
-        // SAFETY: null, or written from a `&'static Location` by `BlockShared::sync`.
-        unsafe { location.cast_const().as_ref() }
-    }
-
-    fn arguments(&self) -> u64 {
-        self.arguments.load(core::sync::atomic::Ordering::Relaxed)
-    }
-}
-
-// SAFETY: the pointer is written at construction only; the memory behind it is shared by the rules
-// of block-shared memory (lanes synchronise by the barrier), everything else is atomic.
-unsafe impl Send for BlockShared {}
-// SAFETY: as above.
-unsafe impl Sync for BlockShared {}
-
-impl fmt::Debug for BlockShared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockShared")
-            .field("lanes", &self.lanes)
-            .finish_non_exhaustive()
-    }
-}
-
-impl BlockShared {
-    /// Creates a block of `lanes` lanes whose shared memory is at `shared` ([`arch::SHARED_BYTES`]
-    /// bytes, 128-byte aligned, alive as long as this value).
-    pub fn new(lanes: u32, shared: *mut u8) -> Self {
-        Self {
-            lanes,
-            arrived: AtomicU32::new(0),
-            phase: AtomicU32::new(0),
-            gone: AtomicU32::new(0),
-            exchange: core::array::from_fn(|_| AtomicU64::new(0)),
-            shared: UnsafeCell::new(shared),
-            calls: core::array::from_fn(|_| CallSite::new()),
-            diverged: [const { core::sync::atomic::AtomicU32::new(0) }; 2],
-        }
-    }
-
-    /// Returns the start of the block's shared memory.
-    #[inline(always)]
-    pub fn shared(&self) -> *mut u8 {
-        // SAFETY: written at construction only.
-        unsafe { *self.shared.get() }
-    }
-
-    /// Waits until all lanes of the block have entered.
-    ///
-    /// # Panics
-    /// If lanes have entered from different places, or with different arguments
-    /// ([`BlockShared::uniform`]). If a lane has left the kernel ([`BlockShared::leave`]) while
-    /// this one waits. On a GPU both are a hang or undefined behaviour.
-    #[track_caller]
-    pub fn sync(&self, lane: u32) {
-        let call = &self.calls[lane as usize % MAX_LANES];
-        let location = core::ptr::from_ref(Location::caller()).cast_mut();
-        call.location
-            .store(location, core::sync::atomic::Ordering::Relaxed);
-        let phase = self.phase.load(Ordering::Acquire);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
-            self.compare_calls();
-            self.arrived.store(0, Ordering::Relaxed);
-            self.phase.store(phase.wrapping_add(1), Ordering::Release);
-        } else {
-            self.await_phase(phase);
-        }
-        self.check_diverged();
-    }
-
-    fn await_phase(&self, phase: u32) {
-        let mut polls = 0u32;
-        while self.phase.load(Ordering::Acquire) == phase {
-            assert!(
-                self.gone.load(Ordering::Acquire) == 0
-                    || self.phase.load(Ordering::Acquire) != phase,
-                "a lane left the kernel while others of its block wait at a barrier"
-            );
-            polls += 1;
-            if polls < 8 {
-                arch::pause()
-            } else {
-                arch::nap(0)
-            }
-        }
-    }
-
-    /// Adds `value` to the arguments of this lane's next barrier, which must be equal on all lanes.
-    pub fn uniform(&self, lane: u32, value: u64) {
-        let arguments = &self.calls[lane as usize % MAX_LANES].arguments;
-        let before = arguments.load(core::sync::atomic::Ordering::Relaxed);
-        let next = (before.rotate_left(7) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        arguments.store(next.wrapping_add(1), core::sync::atomic::Ordering::Relaxed);
-    }
-
-    /// Compares the calls of all lanes. By the last lane that enters a barrier.
-    fn compare_calls(&self) {
-        use core::sync::atomic::Ordering::Relaxed;
-        if cfg!(loom) {
-            return;
-        }
-        let [first, others @ ..] = &self.calls[..self.lanes as usize] else {
-            return;
-        };
-        let differs = others.iter().position(|call| {
-            call.location() != first.location() || call.arguments() != first.arguments()
-        });
-        if let Some(other) = differs {
-            self.diverged[0].store(1, Relaxed);
-            self.diverged[1].store(other as u32 + 2, Relaxed);
-            return;
-        }
-        for call in &self.calls {
-            call.arguments.store(0, Relaxed);
-        }
-    }
-
-    /// Panics if lanes of the block have made different calls.
-    fn check_diverged(&self) {
-        use core::sync::atomic::Ordering::Relaxed;
-        let lanes = [0, 1].map(|i| self.diverged[i].load(Relaxed));
-        if lanes[0] == 0 {
-            return;
-        }
-        let lanes = lanes.map(|lane| lane as usize - 1);
-        let [one, other] = lanes.map(|lane| self.calls[lane].location());
-        if let (Some(one), Some(other)) = (one, other) {
-            let [a, b] = lanes;
-            assert!(
-                one == other,
-                "lanes of a block have diverged: lane {a} makes the collective call at {one}, lane \
-                 {b} the one at {other}; all lanes of a block must make the same calls"
-            );
-            panic!(
-                "lanes of a block pass different arguments to the collective call at {one}, such \
-                 as the rank or the signal: lanes {a} and {b} differ"
-            );
-        }
-    }
-
-    /// Contributes `value`; every lane gets what `pick` makes of all contributions.
-    #[track_caller]
-    pub fn exchange<R>(
-        &self,
-        lane: u32,
-        value: u64,
-        pick: impl FnOnce(&dyn Fn(u32) -> u64) -> R,
-    ) -> R {
-        self.exchange[lane as usize].store(value, Ordering::Relaxed);
-        self.sync(lane);
-        let picked = pick(&|from| self.exchange[from as usize % MAX_LANES].load(Ordering::Relaxed));
-        self.sync(lane);
-        picked
-    }
-
-    /// Records that a lane has returned from the kernel. The last one to leave resets the block, so
-    /// that the value can serve another launch.
-    pub fn leave(&self) {
-        if self.gone.fetch_add(1, Ordering::AcqRel) + 1 == self.lanes {
-            for lane in &self.diverged {
-                lane.store(0, core::sync::atomic::Ordering::Relaxed);
-            }
-            self.arrived.store(0, Ordering::Relaxed);
-            self.gone.store(0, Ordering::Release);
-        }
-    }
-}
 
 /// One parameter of a kernel: its offset in the parameter struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,11 +28,13 @@
 //! - [`Session::ensure`] and [`Session::fault`] record failures of the kernel's author. They reach
 //!   the other ranks when the kernel returns the error.
 //! - Errors that lanes record, such as an index out of range, are returned by the next function
-//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, `grid_barrier`, the
-//!   waits, barriers and flushes of [`crate::Window`], [`crate::Remote::read`], the wait for a get,
-//!   all functions of [`crate::Queue`] that return a result, and the end of the kernel.
+//!   that votes: [`Session::vote`], `ensure`, `ready`, `done`, `barrier`, `grid_barrier`,
+//!   `last_block`, the waits, barriers and flushes of [`crate::Window`], [`crate::Remote::read`],
+//!   the wait for a get, all functions of [`crate::Queue`] that return a result, and the end of the
+//!   kernel.
 
 mod grid;
+mod last_block;
 mod prologue;
 
 use crate::comm::{Comm, Peers, Rank, Team, WindowAddr};
@@ -337,6 +339,8 @@ pub struct Session<M> {
     has_windows: bool,
     /// True if all blocks of the launch run at the same time. Known at compile time.
     is_grid: bool,
+    /// Calls of [`Session::last_block`].
+    last_blocks: u32,
 }
 
 impl<M: Machine> Session<M> {
@@ -389,6 +393,7 @@ impl<M: Machine> Session<M> {
             steps: 0,
             has_windows: false,
             is_grid: false,
+            last_blocks: 0,
         })
     }
 

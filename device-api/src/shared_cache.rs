@@ -24,8 +24,7 @@ pub(crate) struct Fault {
     pub(crate) expected: u64,
 }
 
-/// Epochs, constants and fault of the session; ends in front of the memory of
-/// [`crate::Block::broadcast`].
+/// Epochs, constants and fault of the session; ends before [`partials`].
 #[repr(C)]
 pub(crate) struct SharedCache {
     /// The first error of a lane.
@@ -44,13 +43,26 @@ pub(crate) struct SharedCache {
     pub(crate) constants: CommConst,
 }
 
+/// Most warps of a block.
+pub(crate) const MAX_WARPS: usize = 32;
+
 const CACHE_AT: usize = SHARED_BYTES - RESERVED_BYTES;
+/// The memory of [`crate::Block::broadcast`].
+pub(crate) const BROADCAST_AT: usize = SHARED_BYTES - 16;
+const PARTIALS_AT: usize = BROADCAST_AT - 8 * MAX_WARPS;
 
 const _: () = assert!(CACHE_AT.is_multiple_of(64));
-const _: () = assert!(CACHE_AT + size_of::<SharedCache>() + 16 <= SHARED_BYTES);
+const _: () = assert!(CACHE_AT + size_of::<SharedCache>() <= PARTIALS_AT);
 
 /// Returns its address in a block's shared memory.
 #[inline(always)]
 pub(crate) fn at(shared: *mut u8) -> *mut SharedCache {
     shared.wrapping_add(CACHE_AT).cast()
+}
+
+/// Returns the address of [`MAX_WARPS`] words, one for each warp of the block, for its reductions
+/// and scans.
+#[inline(always)]
+pub(crate) fn partials(shared: *mut u8) -> *mut u64 {
+    shared.wrapping_add(PARTIALS_AT).cast()
 }

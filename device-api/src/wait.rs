@@ -44,6 +44,9 @@ pub enum WaitKind {
     Rows = 11,
     /// The other blocks of the launch, in a barrier of all blocks.
     Grid = 12,
+    /// User signals of several ranks, which add up to a value. The awaited rank is the one that has
+    /// contributed least.
+    Sum = 13,
 }
 
 /// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs
@@ -72,9 +75,9 @@ struct Stall {
     started: u64,
     compared: u64,
     naps: u32,
-    /// The awaited rank was found dead before the last poll: it had done by then whatever it ever
-    /// will.
-    dead: bool,
+    /// A rank that was found dead before the last poll, by which time it had done whatever it ever
+    /// will, and without which the wait cannot end.
+    dead: Option<u32>,
 }
 
 impl WaitContext {
@@ -106,26 +109,69 @@ impl WaitContext {
         expected: u64,
         poll: impl Fn() -> Result<T, u64>,
     ) -> Option<T> {
+        self.poll::<T, false>(wait, || awaited, expected, poll)
+    }
+
+    /// Does what [`WaitContext::until`] does. Fails also if the wait ends after it has stalled and
+    /// another rank is then in a different call: signals of windows do not carry the call.
+    /// `awaited` is called when the wait stalls.
+    #[inline(always)]
+    pub(crate) fn until_signalled<T>(
+        &self,
+        wait: WaitKind,
+        awaited: impl Fn() -> u32,
+        expected: u64,
+        poll: impl Fn() -> Result<T, u64>,
+    ) -> Option<T> {
+        self.poll::<T, true>(wait, awaited, expected, poll)
+    }
+
+    #[inline(always)]
+    fn poll<T, const COMPARE: bool>(
+        &self,
+        wait: WaitKind,
+        awaited: impl Fn() -> u32,
+        expected: u64,
+        poll: impl Fn() -> Result<T, u64>,
+    ) -> Option<T> {
         let spins = self.spins();
         let mut polls = 0;
         let mut stall = Stall {
             started: 0,
             compared: 0,
             naps: 0,
-            dead: false,
+            dead: None,
         };
         loop {
             let observed = match poll() {
-                Ok(value) => return Some(value),
+                Ok(value) => {
+                    let stalled = COMPARE && BOUNDED && polls >= spins;
+                    if stalled && !self.agrees(wait, awaited(), expected) {
+                        return None;
+                    }
+                    return Some(value);
+                }
                 Err(observed) => observed,
             };
             polls += 1;
             if polls < spins || !BOUNDED {
                 pause();
-            } else if !self.stalled(&mut stall, wait, awaited, expected, observed) {
+            } else if !self.stalled(&mut stall, wait, awaited(), expected, observed) {
                 return None;
             }
         }
+    }
+
+    /// Compares the call of this rank with those of its peers. Records a failure if they differ.
+    #[cold]
+    #[inline(never)]
+    fn agrees(&self, wait: WaitKind, awaited: u32, expected: u64) -> bool {
+        let other = self.mismatch();
+        if let Some(rank) = other {
+            let kind = FailureKind::Mismatch;
+            self.fail(kind, wait, awaited, rank, expected, expected, 0);
+        }
+        other.is_none()
     }
 
     #[cold]
@@ -149,13 +195,16 @@ impl WaitContext {
             return true;
         }
         let elapsed = now.wrapping_sub(stall.started);
-        if stall.dead {
+        if let Some(dead) = stall.dead {
             let kind = FailureKind::Dead;
-            self.fail(kind, wait, awaited, awaited, expected, observed, elapsed);
+            self.fail(kind, wait, dead, dead, expected, observed, elapsed);
             return false;
         }
         // What the rank has published is looked at once more.
-        stall.dead = self.is_dead(awaited);
+        stall.dead = match wait {
+            WaitKind::Sum => self.dead_contributor(),
+            _ => self.is_dead(awaited).then_some(awaited),
+        };
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
             if let Some(rank) = self.mismatch() {
@@ -201,6 +250,31 @@ impl WaitContext {
             return false;
         }
         true
+    }
+
+    /// Returns a dead rank that a sum of signals lacks: one that died before it had finished this
+    /// launch. Where ranks do not make the same launches, nothing is known of what a dead rank had
+    /// done, so that the others must all be dead.
+    fn dead_contributor(&self) -> Option<u32> {
+        let others = || (0..self.comm.size()).filter(|&rank| rank != self.comm.rank());
+        if !self.call.is_collective() {
+            let all_dead = others().all(|rank| self.is_dead(rank));
+            return others().next().filter(|_| all_dead);
+        }
+        others().find(|&rank| {
+            self.is_dead(rank) && self.comm.reaches(rank) && self.finished(rank) < self.sequence()
+        })
+    }
+
+    /// Returns the number of collectives that the block of this index has finished on `rank`.
+    fn finished(&self, rank: u32) -> u64 {
+        let offset = self.comm.workspace().blocks + u64::from(self.block) * LINE;
+        let state = self.comm.workspace_of(rank).wrapping_add(offset as usize);
+        // SAFETY: every workspace has a state for each block; the word is only accessed atomically.
+        unsafe {
+            let state = state.cast::<BlockState>();
+            mem::load_u64(&raw const (*state).sequence, Order::Relaxed, Scope::System)
+        }
     }
 
     /// Whether the host has found `rank`'s process ended.
@@ -419,9 +493,9 @@ impl WaitContext {
     }
 }
 
-/// Stops a communicator from outside of its kernels: this rank records an abort and sets the abort
-/// word of every peer, if the communicator has not failed before.
-pub fn abort(comm: &Comm) {
+/// Stops a communicator from outside of its kernels: this rank records a failure of kind `kind` and
+/// sets the abort word of every peer, if the communicator has not failed before.
+pub fn abort(comm: &Comm, kind: FailureKind) {
     let state = WaitContext::block_state(comm, 0);
     // SAFETY: the state lies in the workspace; its words are only accessed atomically.
     let finished =
@@ -438,7 +512,7 @@ pub fn abort(comm: &Comm) {
     let progress = ctx.progress(comm.rank());
     ctx.call = Call::from_progress(progress.call);
     ctx.count = progress.count & 0xffff_ffff_ffff;
-    let (kind, rank) = (FailureKind::Abort, comm.rank());
+    let rank = comm.rank();
     ctx.fail(kind, WaitKind::Launch, rank, rank, 0, 0, 0);
 }
 

@@ -272,9 +272,12 @@ pub struct Options {
     /// on a GPU, which leaves the remaining SMs to computation. More than 1 block on a CPU is for
     /// tests: every block runs on a separate thread. Agreed.
     pub blocks: u32,
-    /// Number of lanes of a block on the CPU. Use 1 in production. The values 32 and 64 are for
-    /// tests: every lane is a thread. Agreed.
+    /// Number of lanes of a block on the CPU. Use 1 in production. The values 32, 64 and 128 are
+    /// for tests: every lane is a thread. Agreed.
     pub lanes: u32,
+    /// Number of lanes of a warp on the CPU, for tests: 8, 16, 32 or 64. 0 selects one warp of all
+    /// lanes of the block, or warps of 64 lanes if the block has more. Agreed.
+    pub warp: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
     /// Number of polls before a wait yields the core. The default depends on the number of cores
@@ -391,6 +394,7 @@ impl Default for Options {
             channel_depth: 4,
             blocks: 0,
             lanes: 1,
+            warp: 0,
             threads: 0,
             spins: None,
             first_epoch: 0,

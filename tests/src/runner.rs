@@ -27,6 +27,8 @@ pub struct Setup {
     pub ranks: u32,
     /// Number of lanes of a block.
     pub lanes: u32,
+    /// Number of lanes of a warp. 0 selects the default.
+    pub warp: u32,
     /// Number of blocks of a launch.
     pub blocks: u32,
     /// Algorithm of all_reduce.
@@ -46,6 +48,7 @@ impl Setup {
             backend: "fusewire",
             ranks,
             lanes: 1,
+            warp: 0,
             blocks: 1,
             algorithm: Algorithm::Auto,
             mode: CallMode::Blocking,
@@ -60,7 +63,7 @@ impl Setup {
         options.timeout = Duration::from_secs(60);
         // Tests run concurrently, so a long wait must yield the core.
         options.spins = Some(200);
-        options.lanes = self.lanes;
+        (options.lanes, options.warp) = (self.lanes, self.warp);
         options.blocks = self.blocks;
         options.algorithm = self.algorithm;
         options.staging_bytes = self.staging;
@@ -107,10 +110,11 @@ impl Setup {
             CallMode::Graph => 2,
         };
         format!(
-            "{} {} {} {} {} {mode} {} {}",
+            "{} {} {} {} {} {} {mode} {} {}",
             self.backend,
             self.ranks,
             self.lanes,
+            self.warp,
             self.blocks,
             self.algorithm,
             self.staging,
@@ -124,6 +128,7 @@ impl Setup {
             backend,
             ranks,
             lanes,
+            warp,
             blocks,
             algorithm,
             mode,
@@ -137,6 +142,7 @@ impl Setup {
             backend: backends::NAMES.into_iter().find(|name| *name == backend)?,
             ranks: ranks.parse().ok()?,
             lanes: lanes.parse().ok()?,
+            warp: warp.parse().ok()?,
             blocks: blocks.parse().ok()?,
             algorithm: algorithm.parse().ok()?,
             mode: [CallMode::Blocking, CallMode::Async, CallMode::Graph]

@@ -34,6 +34,9 @@ pub(crate) enum Kind {
     Window(Type, Type),
     /// `Queue<T>`: the same.
     Queue(Type, Type),
+    /// `Shared<T, N>`: the type of the argument, its element and its length. No parameter of the
+    /// launch.
+    Shared(Type, Type, Tokens),
     /// `#[words(N)] T`.
     Words(Type, usize),
     /// `#[before(EXPRESSION)] T`: no parameter of the launch, but a value that is made before the
@@ -53,7 +56,7 @@ impl Argument {
         let field = |name: Ident, ty: Type| Field { name, ty };
         let name = &self.name;
         match &self.kind {
-            Kind::Before(..) => Vec::new(),
+            Kind::Before(..) | Kind::Shared(..) => Vec::new(),
             Kind::Raw(ty) => vec![field(name.clone(), ty.clone())],
             Kind::Buffer(..) => vec![
                 field(name.clone(), syn::parse_quote!(*mut u8)),
@@ -85,6 +88,11 @@ impl Argument {
             Kind::Window(ty, _) | Kind::Queue(ty, _) => quote! {
                 // SAFETY: the host passes a window of this communicator and keeps it alive.
                 let #name = unsafe { <#ty>::new(&session, #index, #name) };
+            },
+            Kind::Shared(ty, ..) => quote! {
+                // SAFETY: the contract has checked that the arrays fit.
+                let (#name, header_shared_end) =
+                    unsafe { <#ty>::new(&session, #index, header_shared_end) };
             },
             Kind::Words(ty, count) => {
                 let words = (0..*count).map(|word| format_ident!("{name}_{word}"));
@@ -166,6 +174,9 @@ pub(crate) fn parse(function: &mut ItemFn) -> syn::Result<(Context, Vec<Argument
     Ok((context, arguments))
 }
 
+const NEEDS_SESSION: &str =
+    "In, Out, InOut, Window, Queue and Shared need a session, which reports errors";
+
 const FIRST: &str = "the first argument of a kernel is `s: &mut Session<impl Machine>`, or \
      `block: Block<impl Machine>` for a kernel without communication";
 
@@ -210,6 +221,23 @@ fn last_segment(ty: &Type) -> Option<(&Ident, Option<&Type>)> {
         _ => None,
     };
     Some((&last.ident, argument))
+}
+
+/// Returns the element type and the length of a `Shared<T, N>`.
+fn shared_array(ty: &Type) -> Option<(Type, Tokens)> {
+    let Type::Path(path) = ty else { return None };
+    let last = path.path.segments.last()?;
+    let PathArguments::AngleBracketed(list) = &last.arguments else {
+        return None;
+    };
+    if last.ident != "Shared" || list.args.len() != 2 {
+        return None;
+    }
+    let GenericArgument::Type(element) = &list.args[0] else {
+        return None;
+    };
+    let count = &list.args[1];
+    Some((element.clone(), quote!(#count)))
 }
 
 /// The attributes of an argument.
@@ -266,6 +294,12 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
             )
         };
     }
+    if let Some((element, count)) = shared_array(ty) {
+        return match context {
+            Context::Session => Ok(Kind::Shared(ty.clone(), element, count)),
+            Context::Block => error(NEEDS_SESSION),
+        };
+    }
     match last_segment(ty) {
         Some((name, None)) if SCALARS.iter().any(|scalar| name == scalar) => {
             return Ok(Kind::Raw(ty.clone()));
@@ -279,9 +313,7 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
             };
             match kind {
                 Some(_) if context == Context::Block => {
-                    return error(
-                        "In, Out, InOut, Window and Queue need a session, which reports errors",
-                    );
+                    return error(NEEDS_SESSION);
                 }
                 Some(kind) => return Ok(kind),
                 None => {}
@@ -290,8 +322,8 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
         _ => {}
     }
     error(
-        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, a scalar of \
-         fixed size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: slices, \
-         references and other structs have no single ABI on GPUs",
+        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, Shared<T, N>, a \
+         scalar of fixed size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: \
+         slices, references and other structs have no single ABI on GPUs",
     )
 }

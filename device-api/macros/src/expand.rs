@@ -2,7 +2,10 @@
 
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{GenericParam, Generics, Ident, ItemFn, ReturnType, Type, TypeParamBound, Visibility};
+use syn::{
+    GenericArgument, GenericParam, Generics, Ident, ItemFn, PathArguments, ReturnType, Type,
+    TypeParamBound, Visibility,
+};
 
 use crate::arguments::{self, Argument, Context, Field, Kind};
 use crate::options::Options;
@@ -100,6 +103,29 @@ pub(crate) fn expand(options: &Options, mut function: ItemFn) -> syn::Result<Tok
     })
 }
 
+const RETURNS: &str = "a kernel with a session returns `Result<(), Aborted>`";
+
+/// Returns true for `Result<(), Aborted>`, by any path.
+fn is_result(ty: &Type) -> bool {
+    let Type::Path(path) = ty else { return false };
+    let Some(last) = path.path.segments.last() else {
+        return false;
+    };
+    let PathArguments::AngleBracketed(list) = &last.arguments else {
+        return false;
+    };
+    let mut arguments = list.args.iter();
+    let (Some(GenericArgument::Type(value)), Some(GenericArgument::Type(error)), None) =
+        (arguments.next(), arguments.next(), arguments.next())
+    else {
+        return false;
+    };
+    let is_unit = matches!(value, Type::Tuple(tuple) if tuple.elems.is_empty());
+    let is_aborted = matches!(error, Type::Path(path)
+        if path.path.segments.last().is_some_and(|last| last.ident == "Aborted"));
+    last.ident == "Result" && is_unit && is_aborted
+}
+
 /// Checks the signature except for the arguments.
 fn check(options: &Options, function: &ItemFn, context: Context) -> syn::Result<()> {
     let signature = &function.sig;
@@ -137,10 +163,10 @@ fn check(options: &Options, function: &ItemFn, context: Context) -> syn::Result<
         ));
     }
     match (context, &signature.output) {
-        (Context::Session, ReturnType::Default) => Err(syn::Error::new(
-            span,
-            "a kernel with a session returns `Result<(), Aborted>`",
-        )),
+        (Context::Session, ReturnType::Default) => Err(syn::Error::new(span, RETURNS)),
+        (Context::Session, ReturnType::Type(_, ty)) if !is_result(ty) => {
+            Err(syn::Error::new_spanned(ty, RETURNS))
+        }
         (Context::Block, ReturnType::Type(..)) => Err(syn::Error::new_spanned(
             &signature.output,
             "a kernel without a session returns nothing",
@@ -194,6 +220,12 @@ impl Kernel<'_> {
         self.context == Context::Session
     }
 
+    /// Returns true if the kernel has arrays in shared memory.
+    fn has_arrays(&self) -> bool {
+        let mut arguments = self.arguments.iter();
+        arguments.any(|argument| matches!(argument.kind, Kind::Shared(..)))
+    }
+
     /// Names and types of the session's parameters of an entry.
     fn header(&self) -> Vec<(Ident, Ident, Type)> {
         if !self.has_session() {
@@ -244,6 +276,13 @@ impl Kernel<'_> {
             .any(|argument| matches!(argument.kind, Kind::Window(..) | Kind::Queue(..)))
             .then(|| quote!(session.has_windows();));
         let is_grid = self.options.grid.then(|| quote!(session.is_grid();));
+        let shared = self.options.shared as usize;
+        let shared = self.has_arrays().then(|| {
+            quote! {
+                #[allow(unused_variables)]
+                let header_shared_end: usize = #shared;
+            }
+        });
         let rebuilt = self
             .arguments
             .iter()
@@ -343,6 +382,7 @@ impl Kernel<'_> {
                 #allow
                 #has_windows
                 #is_grid
+                #shared
                 #(#rebuilt)*
                 let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> =
                     #call;
@@ -568,6 +608,16 @@ impl Kernel<'_> {
                 ::fusewire_device::native::ArgumentInfo { name: #name, dtype: #dtype }
             }
         });
+        let arrays = self
+            .arguments
+            .iter()
+            .filter_map(|argument| match &argument.kind {
+                Kind::Shared(_, element, count) => {
+                    let element = self.instantiate(element, instance);
+                    Some(quote!((::core::mem::size_of::<#element>(), #count)))
+                }
+                _ => None,
+            });
         let (codes, texts): (Vec<_>, Vec<_>) =
             failures.iter().map(|(code, text)| (code, text)).unzip();
         quote! {
@@ -577,7 +627,9 @@ impl Kernel<'_> {
                 safe: #safe,
                 threads: #block,
                 blocks: #blocks,
-                shared_bytes: #shared,
+                shared_bytes: const {
+                    ::fusewire_device::args::shared_bytes(#shared, &[#(#arrays),*])
+                },
                 signals: #signals,
                 arguments: &[#(#arguments),*],
                 failures: &[#((#codes, #texts)),*],
@@ -642,10 +694,13 @@ impl Kernel<'_> {
             true => quote!(::fusewire_device::native::#name<'a>),
             false => quote!(::fusewire_device::native::#name<'a, #element>),
         };
-        let fields = parameters().map(|argument| {
+        let passed = |argument: &&Argument| !matches!(argument.kind, Kind::Shared(..));
+        let fields = parameters().filter(passed).map(|argument| {
             let name = &argument.name;
             let ty = match &argument.kind {
-                Kind::Raw(ty) | Kind::Words(ty, _) | Kind::Before(ty, _) => quote!(#ty),
+                Kind::Raw(ty) | Kind::Words(ty, _) | Kind::Before(ty, _) | Kind::Shared(ty, ..) => {
+                    quote!(#ty)
+                }
                 Kind::Buffer(_, element) => memory(quote!(Buffer), element),
                 Kind::Window(_, element) => memory(quote!(WindowBuffer), element),
                 Kind::Queue(_, element) => memory(quote!(QueueBuffer), element),
@@ -678,7 +733,7 @@ impl Kernel<'_> {
             let name = &argument.name;
             let fields = argument.fields();
             let values: Vec<Tokens> = match &argument.kind {
-                Kind::Before(..) => Vec::new(),
+                Kind::Before(..) | Kind::Shared(..) => Vec::new(),
                 Kind::Raw(_) => vec![quote!(self.#name)],
                 Kind::Buffer(..) => {
                     vec![quote!(self.#name.address()), quote!(self.#name.len())]
@@ -985,6 +1040,10 @@ mod tests {
                 "a kernel with a raw pointer is an unsafe fn",
             ),
             (
+                quote!(#[agreed] x: Shared<f32, 8>),
+                "#[agreed] works on scalars",
+            ),
+            (
                 quote!((a, b): In<f32>),
                 "an argument of a kernel has a name",
             ),
@@ -1059,6 +1118,24 @@ mod tests {
             (
                 quote!(),
                 quote!(
+                    fn k(s: &mut Session<impl Machine>) -> u32 {
+                        0
+                    }
+                ),
+                "a kernel with a session returns `Result<(), Aborted>`",
+            ),
+            (
+                quote!(),
+                quote!(
+                    fn k(s: &mut Session<impl Machine>) -> Result<u32, Aborted> {
+                        Ok(0)
+                    }
+                ),
+                "a kernel with a session returns `Result<(), Aborted>`",
+            ),
+            (
+                quote!(),
+                quote!(
                     fn k(block: Block<impl Machine>, x: u32) {}
                 ),
                 "a kernel without a session is an unsafe fn",
@@ -1077,7 +1154,7 @@ mod tests {
                 quote!(
                     unsafe fn k(block: Block<impl Machine>, x: In<f32>) {}
                 ),
-                "In, Out, InOut, Window and Queue need a session",
+                "In, Out, InOut, Window, Queue and Shared need a session",
             ),
             (
                 quote!(),

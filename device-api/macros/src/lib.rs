@@ -28,6 +28,7 @@ use syn::{ItemFn, parse_macro_input};
 /// | `Queue<T>` | a queue of the communicator | `QueueBuffer<T>`, from a queue |
 /// | `u8` to `u64`, `i8` to `i64`, `f32`, `f64` | a scalar | the same |
 /// | `*const T`, `*mut T` | a raw pointer; the kernel must be an `unsafe fn` | the same |
+/// | `Shared<T, N>` | N elements of memory that the lanes of a block share | none |
 /// | `#[words(N)] T` | a `Pod` struct of N 8-byte words, passed as N scalars | `T` |
 /// | `#[before(EXPRESSION)] T` | a value that each lane computes before the session begins | none |
 ///

@@ -22,8 +22,8 @@ pub use self::native::*;
 pub const SHARED_BYTES: usize = 38 * 1024;
 
 /// Bytes at the end of it that are the library's own in every kernel: the communicator's constants
-/// while a session lasts, and what a broadcast needs.
-pub const RESERVED_BYTES: usize = 832;
+/// while a session lasts, and what reductions and broadcasts of the block need.
+pub const RESERVED_BYTES: usize = 1088;
 
 /// Waits until the launches that this one depends on have ended and what they wrote is visible,
 /// where the launch was allowed to begin before ("programmatic dependent launch", NVIDIA from sm_90

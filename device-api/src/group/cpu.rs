@@ -81,7 +81,7 @@ impl<const ISA: u32> Machine for Single<ISA> {
     }
 }
 
-/// A lane of an emulated block: each lane is a thread, the block is one warp.
+/// A lane of an emulated block: each lane is a thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Lanes {
     context: LaneContext,
@@ -123,7 +123,7 @@ impl Machine for Lanes {
         self.context.blocks
     }
     fn warp_size(self) -> u32 {
-        self.context.lanes
+        self.block_shared().warp_size()
     }
     #[track_caller]
     fn sync(self) {
@@ -131,7 +131,7 @@ impl Machine for Lanes {
     }
     #[track_caller]
     fn sync_warp(self) {
-        self.block_shared().sync(self.context.lane);
+        self.block_shared().sync_warp(self.context.lane);
     }
     #[track_caller]
     fn any(self, value: bool) -> bool {
@@ -143,25 +143,24 @@ impl Machine for Lanes {
     }
     #[track_caller]
     fn ballot(self, value: bool) -> u64 {
-        let lanes = self.context.lanes;
+        let warp = self.warp_size();
         self.block_shared()
-            .exchange(self.context.lane, u64::from(value), |of| {
-                (0..lanes).fold(0, |votes, lane| votes | of(lane) << lane)
+            .exchange_warp(self.context.lane, u64::from(value), |of| {
+                (0..warp).fold(0, |votes, lane| votes | of(lane) << lane)
             })
     }
     #[track_caller]
     fn shuffle(self, value: u32, from: u32) -> u32 {
-        let lanes = self.context.lanes;
         self.block_shared()
-            .exchange(self.context.lane, u64::from(value), |of| {
-                of(from % lanes) as u32
-            })
+            .exchange_warp(self.context.lane, u64::from(value), |of| of(from) as u32)
     }
     #[track_caller]
     fn shuffle_xor(self, value: u32, mask: u32) -> u32 {
-        let lane = self.context.lane;
+        let lane = self.context.lane % self.warp_size();
         self.block_shared()
-            .exchange(lane, u64::from(value), |of| of(lane ^ mask) as u32)
+            .exchange_warp(self.context.lane, u64::from(value), |of| {
+                of(lane ^ mask) as u32
+            })
     }
     fn shared(self) -> *mut u8 {
         self.block_shared().shared()

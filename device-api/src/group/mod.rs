@@ -3,7 +3,7 @@
 //! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers
 //! (where all ranks share one grid, for tests, a value that says which blocks are this rank's:
 //! [`crate::multi_rank_grid`]); on the CPU it is [`Single`] (a block of one lane, what production
-//! runs) or [`Lanes`] (32 or 64 lanes, each a thread, what tests run). Kernels are generic over it
+//! runs) or [`Lanes`] (up to 128 lanes, each a thread, what tests run). Kernels are generic over it
 //! and never name one.
 //!
 //! All lanes of a block make the same collective calls, from the same place of the source and with
@@ -14,6 +14,7 @@
 mod cpu;
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 mod gpu;
+mod reduce;
 
 use crate::mem::{self, Order, Scope};
 
@@ -21,6 +22,7 @@ use crate::mem::{self, Order, Scope};
 pub use self::cpu::{Lanes, Single};
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 pub use self::gpu::{Gpu, PartOfGrid};
+pub use self::reduce::LaneValue;
 
 /// One lane's view of the machine that runs it.
 ///
@@ -230,45 +232,6 @@ impl<M: Machine> Warp<M> {
     pub fn all(self, value: bool) -> bool {
         self.ballot(!value) == 0
     }
-
-    /// Returns the value of lane `from`; collective over the warp.
-    #[inline(always)]
-    #[track_caller]
-    pub fn shuffle(self, value: u32, from: u32) -> u32 {
-        self.0.shuffle(value, from)
-    }
-
-    /// Returns 64 bits of lane `from` by two shuffles; collective over the warp.
-    #[inline(always)]
-    #[track_caller]
-    pub fn shuffle_u64(self, value: u64, from: u32) -> u64 {
-        let low = self.0.shuffle(value as u32, from);
-        let high = self.0.shuffle((value >> 32) as u32, from);
-        u64::from(high) << 32 | u64::from(low)
-    }
-
-    /// Exchanges with the lane whose index differs by `mask`; collective over the warp.
-    #[inline(always)]
-    #[track_caller]
-    pub fn shuffle_xor_u64(self, value: u64, mask: u32) -> u64 {
-        let low = self.0.shuffle_xor(value as u32, mask);
-        let high = self.0.shuffle_xor((value >> 32) as u32, mask);
-        u64::from(high) << 32 | u64::from(low)
-    }
-
-    /// Reduces by a butterfly: every lane gets `combine` over all lanes, in one fixed tree;
-    /// collective over the warp. `combine` must be commutative.
-    #[inline(always)]
-    #[track_caller]
-    pub fn reduce(self, value: u64, combine: impl Fn(u64, u64) -> u64) -> u64 {
-        let mut acc = value;
-        let mut mask = 1;
-        while mask < self.size() {
-            acc = combine(acc, self.shuffle_xor_u64(acc, mask));
-            mask *= 2;
-        }
-        acc
-    }
 }
 
 /// All lanes of one block.
@@ -387,7 +350,7 @@ impl<M: Machine> Block<M> {
         unsafe {
             let cell = self
                 .shared()
-                .add(crate::arch::SHARED_BYTES - 16)
+                .add(crate::shared_cache::BROADCAST_AT)
                 .cast::<u64>();
             if self.is_leader() {
                 *cell = value;

@@ -50,6 +50,8 @@ pub enum Fault {
     NoReleaseFences,
     /// Acquire fences do nothing.
     NoAcquireFences,
+    /// Read-modify-writes are relaxed.
+    RelaxedUpdates,
     /// System scope is only the device's.
     NarrowScope,
     /// The operations at this place of the source are relaxed.

@@ -4,6 +4,16 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence as core_fence};
 
 use super::{Order, Policy, Scope};
 
+/// Panics in debug builds if `at` is not a multiple of `alignment`: a GPU would stop the kernel.
+#[inline(always)]
+#[track_caller]
+fn check_aligned<T>(at: *const T, alignment: usize) {
+    debug_assert!(
+        at.addr().is_multiple_of(alignment),
+        "an access at address {at:p}, which must be aligned to {alignment} bytes"
+    );
+}
+
 #[inline(always)]
 const fn load_ordering(order: Order) -> Ordering {
     match order {
@@ -37,7 +47,9 @@ macro_rules! words {
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $load(at: *const $int, order: Order, _scope: Scope) -> $int {
+            check_aligned(at, size_of::<$int>());
             // SAFETY: the caller's promise.
             unsafe { <$atomic>::from_ptr(at.cast_mut()) }.load(load_ordering(order))
         }
@@ -47,7 +59,9 @@ macro_rules! words {
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, _scope: Scope) {
+            check_aligned(at, size_of::<$int>());
             // SAFETY: the caller's promise.
             unsafe { <$atomic>::from_ptr(at) }.store(value, store_ordering(order));
         }
@@ -57,7 +71,9 @@ macro_rules! words {
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
+            check_aligned(at, size_of::<$int>());
             // SAFETY: the caller's promise.
             unsafe { <$atomic>::from_ptr(at) }.fetch_add(value, both(order))
         }
@@ -67,7 +83,9 @@ macro_rules! words {
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
+            check_aligned(at, size_of::<$int>());
             // SAFETY: the caller's promise.
             unsafe { <$atomic>::from_ptr(at) }.swap(value, both(order))
         }
@@ -78,6 +96,7 @@ macro_rules! words {
         /// # Safety
         /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
         #[inline(always)]
+        #[track_caller]
         pub unsafe fn $cas(
             at: *mut $int,
             expected: $int,
@@ -85,6 +104,7 @@ macro_rules! words {
             order: Order,
             _scope: Scope,
         ) -> $int {
+            check_aligned(at, size_of::<$int>());
             // SAFETY: the caller's promise.
             let word = unsafe { <$atomic>::from_ptr(at) };
             match word.compare_exchange(expected, new, both(order), load_ordering(order)) {
@@ -175,7 +195,9 @@ pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
 /// # Safety
 /// As [`read`]; `at` must be 16-byte aligned.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
+    check_aligned(at, 16);
     // SAFETY: the caller's promise.
     unsafe { at.cast::<[u64; 2]>().read_unaligned() }
 }
@@ -186,7 +208,9 @@ pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
 /// # Safety
 /// As [`write()`]; `at` must be 16-byte aligned.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
+    check_aligned(at, 16);
     #[cfg(target_arch = "x86_64")]
     if policy == Policy::Streaming {
         use core::arch::x86_64::{__m128i, _mm_stream_si128};
@@ -236,4 +260,59 @@ pub fn prefetch_write(at: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
+}
+
+#[cfg(all(test, debug_assertions, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[repr(align(16))]
+    struct Line([u64; 4]);
+
+    /// Returns an address `offset` bytes after a multiple of 16.
+    fn address(line: &mut Line, offset: usize) -> *mut u8 {
+        line.0.as_mut_ptr().cast::<u8>().wrapping_add(offset)
+    }
+
+    #[test]
+    #[should_panic(expected = "must be aligned to 16 bytes")]
+    fn a_vector_read_needs_16_bytes() {
+        let mut line = Line([0; 4]);
+        // SAFETY: valid bytes; the alignment is what is tested.
+        unsafe { read_16(address(&mut line, 8), Policy::Cached) };
+    }
+
+    #[test]
+    #[should_panic(expected = "must be aligned to 16 bytes")]
+    fn a_vector_write_needs_16_bytes() {
+        let mut line = Line([0; 4]);
+        // SAFETY: as above.
+        unsafe { write_16(address(&mut line, 8), [0; 2], Policy::Cached) };
+    }
+
+    #[test]
+    #[should_panic(expected = "must be aligned to 8 bytes")]
+    fn an_atomic_needs_its_size() {
+        let mut line = Line([0; 4]);
+        // SAFETY: as above.
+        unsafe {
+            fetch_add_u64(
+                address(&mut line, 4).cast(),
+                1,
+                Order::Relaxed,
+                Scope::System,
+            )
+        };
+    }
+
+    #[test]
+    fn aligned_accesses_are_allowed() {
+        let mut line = Line([7; 4]);
+        // SAFETY: valid and aligned.
+        unsafe {
+            assert_eq!(read_16(address(&mut line, 16), Policy::Cached), [7, 7]);
+            let at = address(&mut line, 4).cast();
+            assert_eq!(fetch_add_u32(at, 1, Order::Relaxed, Scope::System), 0);
+        }
+    }
 }

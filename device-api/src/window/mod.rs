@@ -267,8 +267,8 @@ impl<'a, T: Element> Window<'a, T> {
     /// is what `from` has made of it, or the sum over all ranks if `from` is `None`.
     ///
     /// # Errors
-    /// [`Aborted`] after a timeout, which names `from`, or this rank if `from` is `None`; or if a
-    /// lane has recorded an error.
+    /// [`Aborted`] after a timeout, which names `from`, or the rank that has contributed least to
+    /// the sum if `from` is `None`; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
     pub fn wait_value<M: Machine>(
@@ -283,7 +283,8 @@ impl<'a, T: Element> Window<'a, T> {
         let from = from.map(Rank::index);
         block.uniform([u64::from(id), from.map_or(u64::MAX, u64::from), value]);
         let mut arrived = Unvoted::new(());
-        if block.is_leader() && self.has_signal(id) && self.is_alive(s) {
+        let has_rank = from.is_none_or(|from| self.has_rank(from));
+        if block.is_leader() && has_rank && self.has_signal(id) && self.is_alive(s) {
             arrived = self.await_value(s, id, from, compare, value);
         }
         s.vote(arrived)?;
@@ -388,8 +389,12 @@ impl<'a, T: Element> Window<'a, T> {
         if s.faults().is_pending() {
             return Unvoted::new(());
         }
-        let awaited = from.unwrap_or(s.rank());
-        Unvoted::from_wait(s.ctx().until(WaitKind::Signal, awaited, value, || {
+        let wait = match from {
+            Some(_) => WaitKind::Signal,
+            None => WaitKind::Sum,
+        };
+        let awaited = || from.unwrap_or_else(|| self.window.lagging(s.comm(), id));
+        Unvoted::from_wait(s.ctx().until_signalled(wait, awaited, value, || {
             // The slots are read relaxed, so that the loads are under way together.
             let first = self.window.value(s.comm(), id, from);
             if !compare.holds(first, value) {
@@ -410,7 +415,11 @@ impl<'a, T: Element> Window<'a, T> {
     #[inline(always)]
     fn await_raise<M: Machine>(&self, s: &Session<M>, id: u32, from: Rank) -> Unvoted<()> {
         let (window, block, from) = (&self.window, s.block().index(), from.index());
-        if !self.has_signal(id) || !self.has_block(block) || s.faults().is_pending() {
+        if !self.has_signal(id)
+            || !self.has_block(block)
+            || !self.has_rank(from)
+            || s.faults().is_pending()
+        {
             return Unvoted::new(());
         }
         let slot = window.own(s.comm(), window.slot_at(id, from, block), 1);
@@ -421,15 +430,21 @@ impl<'a, T: Element> Window<'a, T> {
         };
         // SAFETY: only this block of this rank accesses this word.
         let value = unsafe { mem::load_u64(taken, Order::Relaxed, Scope::Device) }.wrapping_add(1);
-        let arrived = s.ctx().until(WaitKind::Signal, from, value, || {
-            // SAFETY: a slot of this rank's signal pad.
-            let seen = unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) };
-            // The sender may be ahead.
-            match (seen.wrapping_sub(value) as i64) < 0 {
-                true => Err(seen),
-                false => Ok(()),
-            }
-        });
+        let (ctx, wait) = (s.ctx(), WaitKind::Signal);
+        let arrived = ctx.until_signalled(
+            wait,
+            || from,
+            value,
+            || {
+                // SAFETY: a slot of this rank's signal pad.
+                let seen = unsafe { mem::load_u64(slot, Order::Acquire, Scope::System) };
+                // The sender may be ahead.
+                match (seen.wrapping_sub(value) as i64) < 0 {
+                    true => Err(seen),
+                    false => Ok(()),
+                }
+            },
+        );
         // SAFETY: as above.
         unsafe { mem::store_u64(taken, value, Order::Relaxed, Scope::Device) };
         Unvoted::from_wait(arrived)
@@ -460,6 +475,14 @@ impl<'a, T: Element> Window<'a, T> {
             self.refuse(FailureKind::Id, id, self.window.signals);
         }
         id < self.window.signals
+    }
+
+    #[inline(always)]
+    fn has_rank(&self, rank: u32) -> bool {
+        if rank >= self.window.size {
+            self.refuse(FailureKind::Rank, rank, self.window.size);
+        }
+        rank < self.window.size
     }
 
     #[inline(always)]

@@ -98,6 +98,17 @@ impl DeviceWindow {
         slots.fold(0, u64::wrapping_add)
     }
 
+    /// Returns the other rank that has contributed least to the sum of signal `id` of this rank;
+    /// this rank if there is no other.
+    #[inline(always)]
+    pub(super) fn lagging(&self, comm: &Comm, id: u32) -> u32 {
+        let count = u64::from(self.blocks) * u64::from(self.size);
+        match self.own(comm, self.slot_at(id, 0, 0), count) {
+            Some(slots) => lagging(slots, self.size, self.blocks, comm.rank()),
+            None => comm.rank(),
+        }
+    }
+
     /// Updates this block's slot of signal `id` at `peer`. One lane, after the block has published
     /// its writes. Returns false if the peer cannot be reached.
     #[inline(always)]
@@ -248,4 +259,24 @@ impl DeviceWindow {
         }
         true
     }
+}
+
+/// Returns the rank other than `own` whose slots have the least sum, of `size` ranks with `blocks`
+/// slots each.
+#[cold]
+#[inline(never)]
+fn lagging(slots: *const u64, size: u32, blocks: u32, own: u32) -> u32 {
+    let (mut least, mut found) = (u64::MAX, own);
+    for rank in (0..size).filter(|&rank| rank != own) {
+        let first = rank as usize * blocks as usize;
+        let of_rank = (first..first + blocks as usize).map(|slot| {
+            // SAFETY: the caller has checked the slots, which are only accessed atomically.
+            unsafe { mem::load_u64(slots.wrapping_add(slot), Order::Relaxed, Scope::System) }
+        });
+        let sum = of_rank.fold(0, u64::wrapping_add);
+        if sum < least {
+            (least, found) = (sum, rank);
+        }
+    }
+    found
 }

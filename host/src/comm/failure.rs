@@ -6,6 +6,7 @@ use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::{FailureKind, FailureRecord};
 use fusewire_device::session::{Call, Operation};
+use fusewire_device::wait::WaitKind;
 
 use super::user_kernels;
 use crate::Error;
@@ -14,6 +15,9 @@ use crate::options::Algorithm;
 /// Code of a wait for a tile, and its name in messages.
 const TILE: u64 = fusewire_device::wait::WaitKind::Tile as u64;
 const TILE_WORDS: &str = "a tile of its own";
+/// [`WaitKind::Sum`] in a record, and in messages.
+const SUM: u64 = WaitKind::Sum as u64;
+const SUM_WORDS: &str = "its part of a sum of signals";
 
 /// The call that a rank was in: one side of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,6 +253,8 @@ impl Failure {
             FailureKind::Aliasing,
             FailureKind::Batch,
             FailureKind::NotGrid,
+            FailureKind::Stopped,
+            FailureKind::LastBlock,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -282,6 +288,7 @@ impl Failure {
                 10 => "room in the queue to it",
                 11 => "rows from its queue",
                 12 => "the other blocks of its launch",
+                SUM => SUM_WORDS,
                 _ => "the launch",
             },
             expected: record.expected,
@@ -487,8 +494,8 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Timeout => {
                 let late = match self.peer {
-                    Some(peer) if peer == *reporter => {
-                        "the signals of all ranks together did not get there".to_owned()
+                    Some(peer) if self.wait_kind == SUM_WORDS => {
+                        format!("rank {peer} has contributed least")
                     }
                     Some(peer) => format!("rank {peer} did not take part"),
                     None if blamed.operation == Operation::None => {
@@ -595,11 +602,26 @@ impl fmt::Display for Failure {
             FailureKind::Dead => write!(
                 f,
                 "the process of rank {rank} has ended (killed, crashed, or left before its part), \
-                 {:.3} s into the wait for {}; look at its output, then reconfigure without it or \
-                 start the job again",
-                self.seconds, self.wait_kind
+                 {:.3} s into the wait for {}; {}; look at its output, then reconfigure without it \
+                 or start the job again",
+                self.seconds,
+                self.wait_kind,
+                match blamed.operation {
+                    Operation::None => "it never entered a collective".to_owned(),
+                    _ => format!("its last operation was {blamed}"),
+                }
             ),
             FailureKind::Abort => f.write_str("aborted by the program"),
+            FailureKind::Stopped => write!(
+                f,
+                "the kernel did not run to its end on rank {rank}: it panicked, or could not be \
+                 launched; the error on that rank says why"
+            ),
+            FailureKind::LastBlock => write!(
+                f,
+                "more than {} calls of last_block in a launch",
+                self.expected
+            ),
         }
     }
 }

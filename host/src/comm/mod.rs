@@ -139,6 +139,8 @@ struct Inner {
     reach: Reach,
     hooks: Hooks,
     recorder: Recorder,
+    /// Number of the last operation that was reported to run for long.
+    reported: AtomicU64,
     /// The ranks of this communicator as ranks of the one that it was split or duplicated from
     /// first; empty where it has not been.
     world: OnceLock<Vec<u32>>,

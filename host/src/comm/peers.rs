@@ -1,12 +1,16 @@
-//! Deaths of peers: a thread of this process waits for the ends of other ranks' processes and marks
-//! them in the communicators that they belong to, so that whoever waits for them need not wait for
-//! the timeout.
+//! A thread of the process that watches what the waits of kernels cannot see.
+//!
+//! It waits for the ends of other ranks' processes and marks them in the communicators that they
+//! belong to, so that whoever waits for them need not wait for the timeout. It also warns of
+//! kernels on the CPU that run for longer than twice the timeout. Such a kernel may poll memory
+//! without the waits of a session, and would otherwise hang without a message.
 //!
 //! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
 //! the awaited rank marked polls once more, and fails if what it waits for is still not there,
 //! because it never will be.
 
 use core::mem::offset_of;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::collections::HashMap;
 use std::io;
@@ -17,9 +21,9 @@ use std::thread;
 use fusewire_device::layout::CommState;
 
 use super::Inner;
-use crate::process;
+use crate::{Activity, notice, process};
 
-/// How long the thread sleeps at most before it looks which communicators are gone.
+/// Longest time between two looks at the communicators.
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// How often processes are looked at that the system gives no descriptor for.
@@ -36,6 +40,8 @@ struct WatchedProcess {
 struct State {
     /// By process id and start time.
     processes: HashMap<(u32, u64), WatchedProcess>,
+    /// Communicators of the CPU, for long launches.
+    communicators: Vec<Weak<Inner>>,
     /// Wakes the thread up; there while it runs.
     wake: Option<OwnedFd>,
 }
@@ -48,11 +54,16 @@ fn state() -> MutexGuard<'static, State> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the deaths of the other processes of a communicator marked in it.
+/// Has the deaths of the other processes of a communicator marked in it, and its long launches
+/// reported.
 pub(super) fn watch(inner: &Arc<Inner>) {
     let own = std::process::id();
     let mut state = state();
-    let mut added = false;
+    // How long a kernel of a GPU or a call of a backend runs is not known here.
+    let mut added = inner.on_gpu.is_none() && inner.backend.is_none();
+    if added {
+        state.communicators.push(Arc::downgrade(inner));
+    }
     for (rank, key) in (0..).zip(&inner.processes) {
         // Only timeouts detect the end of a process on another host.
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
@@ -114,7 +125,9 @@ fn work() {
             state
                 .processes
                 .retain(|_, watched| !watched.interests.is_empty());
-            let Some(wake) = state.wake.as_ref().filter(|_| !state.processes.is_empty()) else {
+            state.communicators.retain(|inner| inner.strong_count() > 0);
+            let is_idle = state.processes.is_empty() && state.communicators.is_empty();
+            let Some(wake) = state.wake.as_ref().filter(|_| !is_idle) else {
                 state.wake = None;
                 return;
             };
@@ -151,6 +164,10 @@ fn work() {
             // SAFETY: eight writable bytes.
             unsafe { libc::read(polled[0].fd, drained.as_mut_ptr().cast(), drained.len()) };
         }
+        let communicators = state().communicators.clone();
+        for inner in communicators.iter().filter_map(Weak::upgrade) {
+            inner.report_long_launch();
+        }
         for (entry, key) in polled[1..].iter().zip(keys) {
             let ended = entry.revents != 0 || (entry.fd < 0 && process::has_ended(key.0, key.1));
             if !ended {
@@ -167,6 +184,29 @@ fn work() {
 }
 
 impl Inner {
+    /// Warns of a launch that has run for longer than its waits can last.
+    fn report_long_launch(&self) {
+        let after = self.reported.load(Ordering::Relaxed);
+        let limit = self.options.timeout.saturating_mul(2) + SWEEP;
+        let Some(long) = self.recorder.running(limit, after) else {
+            return;
+        };
+        self.reported.store(long.id, Ordering::Relaxed);
+        let activity = Activity::new(long.op_info.call, long.sequence, 0);
+        notice::warn(format_args!(
+            "communicator \"{}\": rank {} has been in {} #{} for {:.1} s, and the waits of a \
+             session end after {:.1} s: the kernel polls memory by itself, computes, or was \
+             stopped; to wait for another rank, call the waits of the session, of windows or of \
+             queues, which end and name the late rank",
+            self.name,
+            self.rank,
+            activity.name(),
+            long.sequence,
+            long.elapsed.as_secs_f64(),
+            self.options.timeout.as_secs_f64(),
+        ));
+    }
+
     /// The process of `rank` has ended.
     fn mark_dead(&self, rank: u32) {
         let word = offset_of!(CommState, dead) as u64;

@@ -223,15 +223,20 @@ impl Inner {
             .collect()
     }
 
-    /// Stops the communicator on all reachable ranks.
+    /// Stops the communicator on all reachable ranks, because the program asks for it.
     pub(super) fn abort(&self) {
+        self.abort_for(FailureKind::Abort);
+    }
+
+    /// Stops the communicator on all reachable ranks.
+    pub(super) fn abort_for(&self, kind: FailureKind) {
         if self.abort_word_on_device() == 0 {
             if self.on_gpu.is_some() {
-                self.abort_on_gpu();
+                self.abort_on_gpu(kind);
             } else {
                 // SAFETY: the constants live as long as this, and every rank's workspace is mapped.
                 let comm = unsafe { Comm::new(&raw const *self.constants) };
-                wait::abort(&comm);
+                wait::abort(&comm, kind);
             }
         }
         // Before the calls that it frees report their own end.
@@ -242,7 +247,7 @@ impl Inner {
     }
 
     /// As [`wait::abort`], by copies: this rank's record, then everybody's abort word.
-    fn abort_on_gpu(&self) {
+    fn abort_on_gpu(&self, kind: FailureKind) {
         let rank = self.constants.rank;
         let mine = self.constants.workspace.progress;
         let [call, count] = [
@@ -256,7 +261,7 @@ impl Inner {
             .load(self.constants.workspace.blocks + offset_of!(BlockState, sequence) as u64);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         record.state = 2;
-        record.kind = FailureKind::Abort as u64;
+        record.kind = kind as u64;
         record.sequence = finished;
         record.call = Call::from_progress(call).0;
         record.count = count & 0xffff_ffff_ffff;

@@ -2,7 +2,7 @@
 //! blocks and lanes.
 
 use core::any::Any;
-use core::cell::OnceCell;
+use core::cell::{OnceCell, UnsafeCell};
 use core::fmt;
 use core::panic::AssertUnwindSafe;
 use std::panic;
@@ -10,8 +10,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use fusewire_device::arch::SHARED_BYTES;
-use fusewire_device::native::{BlockShared, LaneContext, MAX_LANES, NativeEntry};
+use fusewire_device::native::{
+    BlockShared, LaneContext, MAX_LANES, MAX_WARP, MAX_WARPS, NativeEntry,
+};
 
+use super::running::{self, RunningKernel};
 use crate::{Error, Result};
 
 /// Maximum size in bytes of a kernel's parameter struct.
@@ -58,8 +61,11 @@ pub enum BlockOrder {
 pub struct Grid {
     /// Number of blocks, at least 1.
     pub blocks: u32,
-    /// Lanes per block: 1 in production, up to 64 in tests. Each lane is a thread.
+    /// Lanes per block: 1 in production, up to 128 in tests. Each lane is a thread.
     pub lanes: u32,
+    /// Lanes per warp: a power of two, at most 64, that divides `lanes`. 0 selects one warp of all
+    /// lanes, or warps of 64 lanes if there are more.
+    pub warp: u32,
     /// Bytes of block-shared memory that the kernel uses.
     pub shared_bytes: u32,
     /// Execution order of the blocks.
@@ -72,6 +78,7 @@ impl Default for Grid {
         Self {
             blocks: 1,
             lanes: 1,
+            warp: 0,
             shared_bytes: 0,
             order: BlockOrder::Sequential,
         }
@@ -90,6 +97,7 @@ pub struct Launch {
     grid: Grid,
     owner: Option<Arc<dyn LaunchOwner>>,
     info: LaunchInfo,
+    kernel: RunningKernel,
     keep: KeepAlive,
 }
 
@@ -115,7 +123,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the grid or the parameters exceed the limits.
-    pub unsafe fn new(entry: NativeEntry, params: &[u8], grid: Grid) -> Result<Self> {
+    pub unsafe fn new(entry: NativeEntry, params: &[u8], mut grid: Grid) -> Result<Self> {
         let invalid = |detail: String| {
             Err(Error::InvalidArgument {
                 operation: "launch",
@@ -132,6 +140,16 @@ impl Launch {
             return invalid(format!(
                 "{} blocks of {} lanes; at least 1 block of 1 to {MAX_LANES} lanes is needed",
                 grid.blocks, grid.lanes
+            ));
+        }
+        if grid.warp == 0 {
+            grid.warp = grid.lanes.min(MAX_WARP as u32);
+        }
+        if !is_warp(grid.warp, grid.lanes) {
+            return invalid(format!(
+                "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps of \
+                 1, 2, 4, 8, 16, 32 or 64 lanes",
+                grid.warp, grid.lanes
             ));
         }
         if grid.shared_bytes as usize > SHARED_BYTES {
@@ -152,6 +170,7 @@ impl Launch {
             grid,
             owner: None,
             info: [0; 4],
+            kernel: RunningKernel { name: "", rank: 0 },
             keep: [const { None }; 4],
         })
     }
@@ -162,6 +181,13 @@ impl Launch {
     pub fn owned_by(mut self, owner: Arc<dyn LaunchOwner>, info: LaunchInfo) -> Self {
         self.owner = Some(owner);
         self.info = info;
+        self
+    }
+
+    /// Sets the name of the kernel and the rank, for messages.
+    #[must_use]
+    pub(crate) fn of_kernel(mut self, kernel: RunningKernel) -> Self {
+        self.kernel = kernel;
         self
     }
 
@@ -199,7 +225,7 @@ impl Launch {
     }
 
     fn run_here(&self) -> Result<()> {
-        with_block(|shared| {
+        with_block(self.kernel, |shared| {
             for block in 0..self.grid.blocks {
                 self.run_lane(block, 0, shared);
             }
@@ -215,6 +241,7 @@ impl Launch {
             lanes,
             shared,
         };
+        let _running = running::enter(self.kernel);
         // SAFETY: `block < blocks` and `lane < lanes` by the loops of `run_here` and `on_threads`.
         // Both functions pass the same `shared` to all lanes of a block. By the contract of
         // `Launch::new`, `params` is the parameter struct of the entry and fulfils the requirements
@@ -223,25 +250,47 @@ impl Launch {
     }
 
     fn run_on_threads(&self) -> Result<()> {
-        let Grid { blocks, lanes, .. } = self.grid;
-        on_threads(blocks, lanes, &|block, lane, shared| {
-            self.run_lane(block, lane, shared);
-        })
+        let Grid {
+            blocks,
+            lanes,
+            warp,
+            ..
+        } = self.grid;
+        on_threads(
+            self.kernel.name,
+            blocks,
+            lanes,
+            warp,
+            &|block, lane, shared| {
+                self.run_lane(block, lane, shared);
+            },
+        )
     }
 }
 
+/// Returns true if blocks of `lanes` lanes can have warps of `warp` lanes.
+pub(crate) fn is_warp(warp: u32, lanes: u32) -> bool {
+    warp.is_power_of_two()
+        && warp as usize <= MAX_WARP
+        && lanes.is_multiple_of(warp)
+        && (lanes / warp) as usize <= MAX_WARPS
+}
+
 /// Calls `run(block, lane, shared)` for all lanes of all blocks concurrently, each lane on a
-/// separate thread. `shared` is the state that the lanes of a block share.
+/// separate thread. `shared` is the state that the lanes of a block share. The caller has checked
+/// `lanes` and `warp` by [`is_warp`].
 ///
 /// # Errors
 /// [`Error::Launch`] if a thread cannot be started, in which case no lane runs, or if a lane
 /// panics. The error contains the message of the first panic.
 pub(super) fn on_threads(
+    name: &str,
     blocks: u32,
     lanes: u32,
+    warp: u32,
     run: &(dyn Fn(u32, u32, &BlockShared) + Sync),
 ) -> Result<()> {
-    let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes)).collect();
+    let shared: Vec<OwnedBlock> = (0..blocks).map(|_| OwnedBlock::new(lanes, warp)).collect();
     let latch = Latch::default();
     let first_panic = Mutex::new(None);
     let lane_thread = |block: u32, lane: u32| {
@@ -252,7 +301,8 @@ pub(super) fn on_threads(
         let ran = panic::catch_unwind(AssertUnwindSafe(|| run(block, lane, shared)));
         if let Err(panic) = ran {
             let text = format!(
-                "the kernel panicked in lane {lane} of block {block}: {}",
+                "{} panicked in lane {lane} of block {block}: {}",
+                kernel_of(name),
                 message(&*panic)
             );
             let mut first = first_panic.lock().unwrap_or_else(PoisonError::into_inner);
@@ -260,7 +310,7 @@ pub(super) fn on_threads(
         }
         // Leaves the block barrier only after the panic is recorded. When a lane leaves, the lanes
         // that wait at the barrier also panic, and the error must report the original panic.
-        shared.leave();
+        shared.leave(lane);
     };
     thread::scope(|scope| {
         for block in 0..blocks {
@@ -281,27 +331,51 @@ pub(super) fn on_threads(
         latch.open(LatchState::Granted);
         Ok(())
     })?;
-    match first_panic
+    let first_panic = first_panic
         .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-    {
-        None => Ok(()),
-        Some(text) => Err(Error::launch(text)),
+        .unwrap_or_else(PoisonError::into_inner);
+    if let Some(text) = first_panic {
+        return Err(Error::launch(text));
+    }
+    // Blocks of several lanes are for tests, so the check may take its time.
+    for (block, shared) in shared.iter().enumerate() {
+        if !shared.is_guard_intact() {
+            return Err(Error::launch(format!(
+                "{} {OVERRUN} (block {block})",
+                kernel_of(name)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the kernel's name for a message.
+fn kernel_of(name: &str) -> String {
+    match name {
+        "" => "the kernel".to_owned(),
+        name => format!("kernel {name}"),
     }
 }
 
 /// Runs `body` with the thread-local state of a block with one lane. Converts a panic to an error.
-fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
+fn with_block(kernel: RunningKernel, body: impl FnOnce(&BlockShared)) -> Result<()> {
     thread_local! {
         static SHARED: OnceCell<OwnedBlock> = const { OnceCell::new() };
     }
     SHARED
         .try_with(|shared| {
-            let shared = shared.get_or_init(|| OwnedBlock::new(1));
+            let shared = shared.get_or_init(|| OwnedBlock::new(1, 1));
             // Unwind safe: the kernel accesses memory only through raw pointers, so no Rust value
             // can be left in a broken state.
-            panic::catch_unwind(AssertUnwindSafe(|| body(&shared.shared))).map_err(|panic| {
-                Error::launch(format!("the kernel panicked: {}", message(&*panic)))
+            panic::catch_unwind(AssertUnwindSafe(|| {
+                body(&shared.shared);
+                if cfg!(debug_assertions) {
+                    shared.check_guard();
+                }
+            }))
+            .map_err(|panic| {
+                let name = kernel_of(kernel.name);
+                Error::launch(format!("{name} panicked: {}", message(&*panic)))
             })
         })
         .map_err(|_| Error::launch("this thread is ending"))?
@@ -313,8 +387,13 @@ fn with_block(body: impl FnOnce(&BlockShared)) -> Result<()> {
 /// # Safety
 /// `params` must point to the parameter struct of `entry`, and `entry` must support one lane. The
 /// requirements of the kernel must hold during the call, and the kernel must not launch kernels.
-pub(crate) unsafe fn run_single(entry: NativeEntry, params: *const u8) -> Result<()> {
-    with_block(|shared| {
+pub(crate) unsafe fn run_single(
+    kernel: RunningKernel,
+    entry: NativeEntry,
+    params: *const u8,
+) -> Result<()> {
+    with_block(kernel, |shared| {
+        let _running = running::enter(kernel);
         let context = LaneContext {
             block: 0,
             blocks: 1,
@@ -338,20 +417,61 @@ impl Grid {
 /// The state that the lanes of a block share, and the shared memory to which the state points.
 struct OwnedBlock {
     shared: BlockShared,
-    _memory: Box<[SharedChunk]>,
+    memory: Box<[UnsafeCell<SharedChunk>]>,
 }
+
+// SAFETY: the memory is accessed by lanes, by the rules of block-shared memory, and by
+// `is_guard_intact` after they have ended.
+unsafe impl Sync for OwnedBlock {}
 
 #[derive(Clone, Copy)]
 #[repr(align(128))]
-struct SharedChunk(#[expect(dead_code, reason = "only its bytes are used")] [u8; 128]);
+struct SharedChunk([u8; 128]);
+
+/// Bytes after the shared memory that no kernel may write.
+const GUARD: SharedChunk = SharedChunk([0xa5; 128]);
+const GUARD_CHUNKS: usize = 32;
+
+const OVERRUN: &str = "wrote beyond the end of its shared memory";
 
 impl OwnedBlock {
-    fn new(lanes: u32) -> Self {
-        let mut memory = vec![SharedChunk([0; 128]); SHARED_BYTES.div_ceil(128)].into_boxed_slice();
+    fn new(lanes: u32, warp: u32) -> Self {
+        let chunks = SHARED_BYTES.div_ceil(128);
+        let memory: Box<[UnsafeCell<SharedChunk>]> = (0..chunks + GUARD_CHUNKS)
+            .map(|chunk| {
+                UnsafeCell::new(if chunk < chunks {
+                    SharedChunk([0; 128])
+                } else {
+                    GUARD
+                })
+            })
+            .collect();
+        let start = UnsafeCell::raw_get(memory.as_ptr());
         Self {
-            shared: BlockShared::new(lanes, memory.as_mut_ptr().cast()),
-            _memory: memory,
+            shared: BlockShared::new(lanes, warp, start.cast()),
+            memory,
         }
+    }
+
+    /// Returns false if a kernel has written beyond its shared memory. No lane runs.
+    fn is_guard_intact(&self) -> bool {
+        let (_, guard) = self.memory.split_at(SHARED_BYTES.div_ceil(128));
+        guard.iter().all(|chunk| {
+            // SAFETY: no lane runs, by the contract of this function.
+            unsafe { (*chunk.get()).0 == GUARD.0 }
+        })
+    }
+
+    /// Panics if the kernel has written beyond its shared memory. No lane runs.
+    fn check_guard(&self) {
+        if self.is_guard_intact() {
+            return;
+        }
+        for chunk in &self.memory[SHARED_BYTES.div_ceil(128)..] {
+            // SAFETY: no lane runs, by the contract of this function.
+            unsafe { chunk.get().write(GUARD) };
+        }
+        panic!("it {OVERRUN}");
     }
 }
 

@@ -8,6 +8,7 @@ mod graph;
 mod launch;
 mod multi_rank_grid;
 mod queue;
+mod running;
 mod segment;
 mod stream;
 
@@ -26,4 +27,5 @@ pub use stream::{CpuStream, CpuTicket, Item};
 
 pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};
-pub(crate) use launch::{check_float_environment, message, run_single};
+pub(crate) use launch::{check_float_environment, is_warp, message, run_single};
+pub(crate) use running::{RunningKernel, report_faults};

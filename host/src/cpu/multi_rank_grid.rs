@@ -2,7 +2,7 @@
 //! The entry `NAME__grid` of a GPU image does the same on a GPU.
 
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
-use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_LANES};
+use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_WARP};
 
 use super::MAX_THREADS;
 use super::launch::{check_float_environment, on_threads};
@@ -30,18 +30,18 @@ pub unsafe fn run_multi_rank_grid(
 ) -> Result<()> {
     let blocks = ranks.checked_mul(params.blocks_per_rank).unwrap_or(0);
     let threads = blocks.checked_mul(lanes).unwrap_or(0);
-    if threads == 0 || threads > MAX_THREADS || lanes as usize > MAX_LANES {
+    if threads == 0 || threads > MAX_THREADS || lanes as usize > MAX_WARP {
         return Err(Error::InvalidArgument {
             operation: "run_multi_rank_grid",
             detail: format!(
                 "{}: {ranks} ranks of {} blocks of {lanes} lanes; a grid has 1 to {MAX_THREADS} \
-                 threads, a block at most {MAX_LANES} lanes",
+                 threads, a block at most {MAX_WARP} lanes",
                 kernel.name, params.blocks_per_rank
             ),
         });
     }
     check_float_environment()?;
-    on_threads(blocks, lanes, &|block, lane, shared| {
+    on_threads(kernel.name, blocks, lanes, lanes, &|block, lane, shared| {
         let context = LaneContext {
             block,
             blocks,

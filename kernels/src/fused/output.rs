@@ -10,7 +10,7 @@ use fusewire_device::mem;
 use fusewire_device::{Block, Element, Group, Machine};
 
 use super::chunk;
-use super::row::{CHUNK, Norm, PARTIALS, Row, Targets, maxima};
+use super::row::{CHUNK, Norm, PARTIALS, Row, Targets};
 use super::spec::{GROUP, OutputFormat};
 
 /// The largest finite E4M3.
@@ -158,25 +158,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             let chunk = unsafe { self.normalised::<M, CHUNK>(row, index * CHUNK) };
             greatest = greatest.max(magnitude(chunk));
         }
-        let warp = block.warp();
-        let greatest = warp.reduce(u64::from(greatest), |a, b| if a > b { a } else { b }) as u32;
-        let table = maxima(block);
-        // At least one lane a warp; said for the division's sake.
-        let lanes = warp.size().max(1);
-        if warp.rank() == 0 {
-            // SAFETY: one entry a warp, of which a block has at most as many as the table.
-            unsafe { table.add((block.rank() / lanes) as usize).write(greatest) };
-        }
-        block.sync();
-        let warps = block.size().div_ceil(lanes);
-        let mut greatest = 0;
-        let mut index = 0;
-        while index < warps {
-            // SAFETY: within the table; nobody writes it before the barriers of the next row.
-            greatest = greatest.max(unsafe { table.add(index as usize).read() });
-            index += 1;
-        }
-        greatest
+        block.reduce(greatest, u32::max)
     }
 
     /// Writes the scale for magnitudes up to the one with these bits, if this lane is the one to;

@@ -24,11 +24,8 @@ pub const SHARED_ROW: usize = 8192;
 const TARGETS_AT: usize = 1536;
 const SUMS_AT: usize = TARGETS_AT + 4 * 8 * MAX_RANKS;
 const SQUARES_AT: usize = SUMS_AT + 4 * PARTIALS;
-const MAXIMA_AT: usize = SQUARES_AT + 4 * PARTIALS;
-const ARGUMENTS_AT: usize = MAXIMA_AT + 4 * MAX_WARPS;
+const ARGUMENTS_AT: usize = SQUARES_AT + 4 * PARTIALS;
 const ROW_AT: usize = (ARGUMENTS_AT + size_of::<Arguments>()).next_multiple_of(128);
-/// Warps of the largest block.
-const MAX_WARPS: usize = 64;
 
 const _: () = assert!(ROW_AT + 4 * SHARED_ROW + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
@@ -165,12 +162,6 @@ pub(super) struct Row {
     pub(super) mean: f32,
     /// Reciprocal of the root.
     pub(super) scale: f32,
-}
-
-/// Maxima of a block's warps, in shared memory.
-#[inline(always)]
-pub(super) fn maxima<M: Machine>(block: Block<M>) -> *mut u32 {
-    block.shared().wrapping_add(MAXIMA_AT).cast()
 }
 
 impl<T> Norm<T> {

@@ -118,7 +118,7 @@ impl<M: Machine> Sorter<M> {
             // SAFETY: the caller's promise.
             unsafe { each_of_lane(block, part, |key| own += u32::from(key >= threshold)) };
         }
-        let (before, total) = self.count(own);
+        let (before, total) = block.prefix_sum(own);
         if total as usize <= BUFFER {
             if mine >= threshold {
                 let mut at = before as usize;
@@ -152,40 +152,6 @@ impl<M: Machine> Sorter<M> {
             position += 1;
         }
         block.sync();
-    }
-
-    /// The sums of `own` over the lanes before this one, and over all. All lanes together; one
-    /// barrier.
-    #[inline(always)]
-    fn count(&self, own: u32) -> (u32, u32) {
-        let block = self.block;
-        let warp = block.warp();
-        let size = warp.size().max(1);
-        let (lane, index) = (warp.rank(), block.rank() / size);
-        let mut sum = own;
-        let mut step = 1;
-        while step < size {
-            let from = if lane >= step { lane - step } else { lane };
-            let other = warp.shuffle(sum, from);
-            sum += if lane >= step { other } else { 0 };
-            step *= 2;
-        }
-        let table = shared::counts(block);
-        if lane + 1 == size {
-            // SAFETY: each warp has an entry.
-            unsafe { table.add(index as usize).write(sum) };
-        }
-        block.sync();
-        let (mut before, mut total) = (0, 0);
-        let mut other = 0;
-        while other * size < block.size() {
-            // SAFETY: the warps have written their entries, and passed a barrier.
-            let count = unsafe { table.add(other as usize).read() };
-            before += if other < index { count } else { 0 };
-            total += count;
-            other += 1;
-        }
-        (before + sum - own, total)
     }
 
     /// Puts the `k` greatest of the buffer's first `count` keys into the list, which is empty. All

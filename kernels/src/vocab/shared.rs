@@ -20,9 +20,8 @@ const BUFFER_AT: usize = LIST_AT + 8 * MAX_K;
 const SUMS_AT: usize = BUFFER_AT + 8 * BUFFER;
 const FOLDED_AT: usize = SUMS_AT + 4 * SUMS;
 const THRESHOLD_AT: usize = FOLDED_AT + 4 * PARTIALS;
-const COUNTS_AT: usize = THRESHOLD_AT + 8;
 
-const _: () = assert!(COUNTS_AT + 4 * MAX_WARPS + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
+const _: () = assert!(THRESHOLD_AT + 8 + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
 
 macro_rules! addresses {
     ($($(#[$doc:meta])* $name:ident: $t:ty = $at:expr;)*) => {$(
@@ -47,8 +46,6 @@ addresses! {
     folded: f32 = FOLDED_AT;
     /// A key that at least `k` keys are not less than.
     threshold: u64 = THRESHOLD_AT;
-    /// Keys of the lanes of each warp.
-    counts: u32 = COUNTS_AT;
 }
 
 /// The greatest key of each warp; `turn` selects the table, because the previous one is what slow

@@ -466,6 +466,9 @@ impl MemoryImage {
                         model.register(word.cast(), 8, Kind::Own);
                     }
                 }
+                let arrived =
+                    self.workspace(rank, core::mem::offset_of!(CommState, arrived) as u64);
+                model.register(arrived, 8, Kind::Own);
             }
             if parts.words {
                 let bytes = 4 * self.config.ranks as usize;

@@ -129,7 +129,7 @@ impl Scenario {
                     shared: (0..config.blocks)
                         .map(|block| {
                             let shared = self.image.shared_of(rank, block);
-                            BlockShared::new(config.lanes, shared)
+                            BlockShared::new(config.lanes, config.lanes, shared)
                         })
                         .collect(),
                     boundary: Barrier::new(config.lanes * config.blocks),

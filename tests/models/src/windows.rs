@@ -32,6 +32,8 @@ pub enum Kernel {
     /// Every block writes words of this rank, and reads those of all blocks after a barrier of all
     /// blocks, twice.
     Grid,
+    /// Every block writes words of this rank, and the last one to arrive reads those of all, twice.
+    Last,
 }
 
 /// Values of [`Kernel::AddBesideSet`].
@@ -102,6 +104,7 @@ impl Kernel {
                     },
                 ),
                 Self::Grid => grid__run(block, &GridParams { header, window }),
+                Self::Last => last__run(block, &LastParams { header, window }),
                 Self::Exchange => exchange__run(
                     block,
                     &ExchangeParams {
@@ -126,7 +129,7 @@ impl Kernel {
     pub fn gathers(self) -> bool {
         !matches!(
             self,
-            Self::OneWay | Self::Stream | Self::Exchange | Self::Grid
+            Self::OneWay | Self::Stream | Self::Exchange | Self::Grid | Self::Last
         )
     }
 
@@ -321,6 +324,23 @@ fn grid(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborte
         s.grid_barrier()?;
         for other in 0..blocks {
             assert_eq!(words.get(other), number(0, epoch, other), "step {step}");
+        }
+    }
+    Ok(())
+}
+
+#[kernel]
+fn last(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborted> {
+    let (block, words) = (s.block(), window.local(s)?.elements());
+    let (index, blocks) = (block.index() as usize, block.count() as usize);
+    for step in 0..2 {
+        let words = words.slice(step * blocks, blocks);
+        let epoch = 2 * s.epoch() + step as u64;
+        words.set(index, number(0, epoch, index));
+        if s.last_block()? {
+            for other in 0..blocks {
+                assert_eq!(words.get(other), number(0, epoch, other), "step {step}");
+            }
         }
     }
     Ok(())

@@ -143,12 +143,14 @@ mod models {
         let exchange = || vec![step(windows::Kernel::Exchange, 1); 30];
         vec![
             Entry::model(
-                "barriers of 6 blocks, 10 launches",
+                "barriers and last of 6 blocks, 10 launches",
                 Bound::Random(1000),
                 scenario(
                     blocks,
                     Blocks::Single,
-                    vec![step(windows::Kernel::Grid, 1); 10],
+                    [windows::Kernel::Grid, windows::Kernel::Last]
+                        .map(|kernel| step(kernel, 1))
+                        .repeat(5),
                 ),
             ),
             Entry::model(

@@ -92,10 +92,7 @@ fn update(
     access: impl Fn(&super::AtomicU64, Ordering) -> u64,
 ) -> Option<u64> {
     let found = find(at as usize)?;
-    let ordering = match demote(&found, order, scope) {
-        Order::Relaxed => Ordering::Relaxed,
-        _ => Ordering::AcqRel,
-    };
+    let ordering = updates(demote(&found, order, scope));
     Some(atomic(&found).map_or_else(|forged| forged, |word| access(word.get(), ordering)))
 }
 
@@ -211,9 +208,10 @@ fn update_u32(
 }
 
 fn updates(order: Order) -> Ordering {
-    match order {
-        Order::Relaxed => Ordering::Relaxed,
-        _ => Ordering::AcqRel,
+    if order == Order::Relaxed || broken(Fault::RelaxedUpdates) {
+        Ordering::Relaxed
+    } else {
+        Ordering::AcqRel
     }
 }
 

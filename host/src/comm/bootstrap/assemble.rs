@@ -159,6 +159,7 @@ impl Communicator {
             reach,
             hooks,
             recorder: Recorder::new(options.flight_recorder_entries, size),
+            reported: AtomicU64::new(0),
             world: OnceLock::new(),
             finalized: AtomicBool::new(false),
             identity,

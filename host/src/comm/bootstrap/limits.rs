@@ -4,9 +4,11 @@ use core::hash::{Hash, Hasher};
 use std::hash::DefaultHasher;
 
 use fusewire_device::layout::LAYOUT_VERSION;
+use fusewire_device::native::MAX_WARPS;
 
 use crate::comm::MAX_SIZE;
 use crate::comm::on_gpu::BLOCKS;
+use crate::cpu::is_warp;
 use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
@@ -57,8 +59,18 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     if let Some(reason) = options.determinism.refuses(options.algorithm) {
         return refuse(reason.to_owned());
     }
-    if !matches!(options.lanes, 1 | 32 | 64) {
-        return refuse(format!("{} lanes; 1, 32 or 64 are possible", options.lanes));
+    if !matches!(options.lanes, 1 | 32 | 64 | 128) {
+        return refuse(format!(
+            "{} lanes; 1, 32, 64 or 128 are possible",
+            options.lanes
+        ));
+    }
+    if options.warp != 0 && !is_warp(options.warp, options.lanes) {
+        return refuse(format!(
+            "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps of 8, \
+             16, 32 or 64 lanes",
+            options.warp, options.lanes
+        ));
     }
     if options.threads > 512 || !options.threads.is_multiple_of(64) {
         return refuse(format!(
@@ -104,7 +116,8 @@ pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
     options.determinism.hash(&mut hasher);
     options.grid_mode.hash(&mut hasher);
     options.max_object_bytes.hash(&mut hasher);
-    (options.blocks, options.lanes, options.threads).hash(&mut hasher);
+    (options.blocks, options.threads).hash(&mut hasher);
+    (options.lanes, options.warp).hash(&mut hasher);
     options.first_epoch.hash(&mut hasher);
     (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
     (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);

@@ -69,6 +69,11 @@ impl TickConverter {
         }
     }
 
+    /// Returns the nanoseconds from a count to the time of this converter.
+    pub(crate) fn since(&self, ticks: u64) -> u64 {
+        self.unix_ns.saturating_sub(self.of(ticks))
+    }
+
     /// The date of a count, nanoseconds since 1970.
     pub(crate) fn of(&self, ticks: u64) -> u64 {
         let distance = self.ticks.wrapping_sub(ticks) as i64;

@@ -5,6 +5,7 @@
 //! last.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 
 use super::OpInfo;
 use super::clock::{self, TickConverter};
@@ -225,6 +226,37 @@ impl Recorder {
             .filter(|slot| slot[0].load(Ordering::Relaxed) == id)
     }
 
+    /// Returns the oldest operation that has run for longer than `limit` and whose number is
+    /// greater than `after`.
+    pub(crate) fn running(&self, limit: Duration, after: u64) -> Option<LongOp> {
+        let clock = TickConverter::new();
+        let mut oldest: Option<LongOp> = None;
+        for line in &self.lines {
+            let slot = &line.0;
+            let id = slot[0].load(Ordering::Acquire);
+            let words: [u64; 8] = core::array::from_fn(|at| slot[at].load(Ordering::Acquire));
+            let [_, call, input_count, output_count, _, started, ended, flags] = words;
+            let is_running = id > after && started != 0 && ended == 0;
+            if !is_running || slot[0].load(Ordering::Relaxed) != id {
+                continue;
+            }
+            let elapsed = Duration::from_nanos(clock.since(started));
+            if elapsed > limit && oldest.as_ref().is_none_or(|oldest| id < oldest.id) {
+                oldest = Some(LongOp {
+                    id,
+                    op_info: OpInfo {
+                        call,
+                        input_count,
+                        output_count,
+                    },
+                    sequence: flags >> SEQUENCE_SHIFT,
+                    elapsed,
+                });
+            }
+        }
+        oldest
+    }
+
     /// Operations issued so far.
     pub(crate) fn issued(&self) -> u64 {
         self.issued.load(Ordering::Relaxed)
@@ -249,6 +281,15 @@ impl Recorder {
         records.drain(..records.len().saturating_sub(self.entries));
         records
     }
+}
+
+/// An operation that has run for a long time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LongOp {
+    pub(crate) id: u64,
+    pub(crate) op_info: OpInfo,
+    pub(crate) sequence: u64,
+    pub(crate) elapsed: Duration,
 }
 
 /// An operation that is running on the thread that issued it.

@@ -73,11 +73,11 @@ impl Communicator {
             ));
         }
         self.inner.check()?;
-        let (id, parts) = self.register_parts(tensor)?;
         let size = self.size();
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let barriers = options.barriers;
+        let (id, parts) = self.register_parts(tensor, [signals, counters, barriers])?;
         let blocks = self.inner.constants.max_blocks;
         let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers).max(8);
         let signal_pad = self.alloc(DType::U8, bytes as usize)?;

@@ -4,10 +4,11 @@ use fusewire_device::DType;
 use fusewire_device::window::{QUEUE_SIGNALS, queue_elements};
 
 use super::create::Rings;
+use super::register::dtype_name;
 use super::{Window, WindowOptions};
+use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::invalid;
-use crate::{Error, Result};
 
 /// A queue for kernels ([`fusewire_device::Queue`]): from every block of every rank to the same
 /// block of every rank, a ring of rows.
@@ -74,7 +75,10 @@ impl Communicator {
             return refuse(format!("backend {} has no windows", self.backend()));
         }
         let mine = [dtype as u64, width as u64, batch as u64];
-        self.agree_on_queue(mine)?;
+        self.agree("alloc_queue", 0, &mine, |words| {
+            let dtype = dtype_name(words[0]);
+            format!("batches of {} rows of {} {dtype}", words[2], words[1])
+        })?;
         if width == 0 || batch == 0 {
             return refuse(format!(
                 "batches of {batch} rows of {width} elements; both must be at least 1"
@@ -102,30 +106,5 @@ impl Communicator {
         };
         let window = self.make_window(&self.tensor(dtype, elements)?, options, rings)?;
         Ok(Queue { window, rings })
-    }
-
-    /// Compares the arguments of [`Communicator::alloc_queue`] of all ranks.
-    fn agree_on_queue(&self, mine: [u64; 3]) -> Result<()> {
-        let mut all = vec![0u64; mine.len() * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
-        let Some(rank) = all.chunks(mine.len()).position(|theirs| theirs != mine) else {
-            return Ok(());
-        };
-        let theirs = &all[mine.len() * rank..];
-        let name = |code: u64| DType::from_code(code as u8).map_or("unknown", DType::name);
-        Err(Error::Communicator {
-            name: self.inner.name.clone(),
-            detail: format!(
-                "alloc_queue: rank {rank} passes batches of {} rows of {} {}, rank {} of {} rows \
-                 of {} {}: they must be equal",
-                theirs[2],
-                theirs[1],
-                name(theirs[0]),
-                self.rank(),
-                mine[2],
-                mine[1],
-                name(mine[0])
-            ),
-        })
     }
 }

@@ -1,5 +1,7 @@
 //! Memory of all ranks registered as a window, and its end.
 
+use fusewire_device::DType;
+
 use crate::comm::Communicator;
 use crate::comm::windows::WindowPart;
 use crate::tensor::Tensor;
@@ -32,7 +34,7 @@ impl Communicator {
                 _tensor: tensor.clone(),
             });
         }
-        let (id, _) = self.register_parts(tensor)?;
+        let (id, _) = self.register_parts(tensor, [0; 3])?;
         Ok(Registration {
             window: Some(id),
             handle: 0,
@@ -53,27 +55,60 @@ impl Communicator {
         }
     }
 
-    /// Shares the memory behind `tensor` with all ranks as a new window.
-    pub(super) fn register_parts(&self, tensor: &Tensor) -> Result<(usize, Vec<WindowPart>)> {
+    /// Returns a word `local` of each rank, after a comparison of other words, which must be equal
+    /// on all ranks. `describe` makes the words of a rank part of a message. All ranks together.
+    pub(super) fn agree(
+        &self,
+        operation: &str,
+        local: u64,
+        mine: &[u64],
+        describe: impl Fn(&[u64]) -> String,
+    ) -> Result<Vec<u64>> {
+        let sent = [mine, &[local]].concat();
+        let mut all = vec![0u64; sent.len() * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), sent.as_slice())?;
+        let mut locals = Vec::new();
+        for (rank, words) in all.chunks(sent.len()).enumerate() {
+            let (theirs, local) = words.split_at(mine.len());
+            locals.extend(local);
+            if theirs != mine {
+                return Err(Error::Communicator {
+                    name: self.inner.name.clone(),
+                    detail: format!(
+                        "{operation}: rank {rank} passes {}, rank {} {}: they must be equal",
+                        describe(theirs),
+                        self.rank(),
+                        describe(mine)
+                    ),
+                });
+            }
+        }
+        Ok(locals)
+    }
+
+    /// Shares the memory behind `tensor` with all ranks as a new window, which has the given
+    /// numbers of signals, counters and barriers.
+    pub(super) fn register_parts(
+        &self,
+        tensor: &Tensor,
+        [signals, counters, barriers]: [u32; 3],
+    ) -> Result<(usize, Vec<WindowPart>)> {
         let (memory, offset) = tensor.memory();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
+        let (dtype, len) = (tensor.dtype() as u64, tensor.len() as u64);
+        let mine = [dtype, len, signals.into(), counters.into(), barriers.into()];
+        // Where each rank's part begins is a local fact.
+        let offsets = self.agree("a window", offset, &mine, |words| {
+            format!(
+                "{} {} with {} signals, {} counters and {} barriers",
+                words[1],
+                dtype_name(words[0]),
+                words[2],
+                words[3],
+                words[4]
+            )
+        })?;
         let pieces = self.share_memory("register", memory)?;
-        // Where each rank's part begins is its own affair; how long it is, is not.
-        let mine = [offset, bytes, tensor.dtype() as u64];
-        let mut all = vec![0u64; 3 * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
-        if let Some(rank) = all.chunks(3).position(|theirs| theirs[1..] != mine[1..]) {
-            return Err(Error::Communicator {
-                name: self.inner.name.clone(),
-                detail: format!(
-                    "rank {rank} registers {} bytes, rank {} {bytes} (or types differ): they must \
-                        be equal",
-                    all[3 * rank + 1],
-                    self.rank()
-                ),
-            });
-        }
-        let offsets = all.chunks(3).map(|theirs| theirs[0]);
         let parts: Vec<WindowPart> = pieces.into_iter().zip(offsets).collect();
         for (rank, (memory, offset)) in parts.iter().enumerate() {
             if offset
@@ -108,4 +143,9 @@ impl Communicator {
         }
         Ok(())
     }
+}
+
+/// Returns the name of the element type with this code.
+pub(super) fn dtype_name(code: u64) -> &'static str {
+    DType::from_code(code as u8).map_or("unknown", DType::name)
 }

@@ -15,6 +15,7 @@ use super::{PreparedOp, invalid};
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
 use crate::comm::{Communicator, Queue, Window, Work, nanoseconds, user_kernels};
+use crate::cpu::report_faults;
 use crate::tensor::Tensor;
 use crate::{DType, Result};
 
@@ -148,6 +149,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// # Errors
     /// As [`KernelLaunch::launch`].
     pub unsafe fn launch_unchecked(self) -> Result<()> {
+        self.expect_faults();
         self.comm.run(&self.prepare()?)
     }
 
@@ -159,6 +161,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// # Errors
     /// As [`KernelLaunch::launch`].
     pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
+        self.expect_faults();
         self.comm.enqueue(&self.prepare()?)
     }
 
@@ -231,6 +234,13 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             kernel.info().name,
             "an unsafe function; launch it with launch_unchecked or enqueue_unchecked".to_owned(),
         ))
+    }
+
+    /// Has invalid accesses of an unsafe kernel reported.
+    fn expect_faults(&self) {
+        if !self.arguments.kernel().info().contract.safe {
+            report_faults();
+        }
     }
 
     /// Returns the number of blocks of the launch.

@@ -9,6 +9,7 @@ mod user;
 use core::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
+use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
 
 pub use self::kernel::KernelLaunch;
@@ -18,6 +19,7 @@ use self::prepared_op::Entry;
 use super::observe::HookArguments;
 use super::work::Work;
 use super::{Communicator, Inner};
+use crate::cpu::RunningKernel;
 use crate::stream::{Event, Recording, Stream};
 use crate::{Error, Result};
 
@@ -95,15 +97,25 @@ impl Communicator {
         }
     }
 
+    /// The kernel of an operation, for messages.
+    #[inline]
+    fn running(&self, prepared: &PreparedOp<'_>) -> RunningKernel {
+        RunningKernel {
+            name: prepared.name,
+            rank: self.inner.rank,
+        }
+    }
+
     #[inline]
     fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
         crate::cpu::check_float_environment()?;
+        let (kernel, params) = (self.running(prepared), prepared.params.as_ptr().cast());
         // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid
         // during this call.
-        let ran = unsafe { crate::cpu::run_single(entry, prepared.params.as_ptr().cast()) };
+        let ran = unsafe { crate::cpu::run_single(kernel, entry, params) };
         if let Err(error) = ran {
             // The other ranks wait for this one's part.
-            self.inner.abort();
+            self.inner.abort_for(FailureKind::Stopped);
             return Err(error);
         }
         self.inner.check_launch()

@@ -1,5 +1,7 @@
 //! A communicator as the owner of its launches: it admits each launch and handles its end.
 
+use fusewire_device::layout::FailureKind;
+
 use crate::Result;
 use crate::comm::Inner;
 use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};
@@ -35,8 +37,8 @@ impl LaunchOwner for Inner {
 
     fn after(&self, word: u64, op_info: &LaunchInfo, ran: bool) -> Result<()> {
         if !ran && self.backend.is_none() {
-            // The other ranks wait for this one's part, so the abort is reported to them.
-            self.abort();
+            // The other ranks wait for this one's part.
+            self.abort_for(FailureKind::Stopped);
         }
         let checked = self.check_launch();
         self.recorder.end(word & !REPLAYED, ran && checked.is_ok());

@@ -30,6 +30,8 @@ pub(super) enum Entry {
 pub(in crate::comm) struct PreparedOp<'a> {
     /// What runs.
     pub(super) entry: Entry,
+    /// Name of the kernel; empty for a call of a backend.
+    pub(super) name: &'static str,
     /// The kernel's parameters.
     pub(super) params: [u64; PARAM_WORDS],
     pub(super) bytes: usize,
@@ -72,6 +74,7 @@ impl<'a> PreparedOp<'a> {
         };
         Self {
             entry,
+            name: kernel.name,
             params: words,
             bytes: size_of::<P>(),
             hand_off: None,
@@ -115,6 +118,7 @@ impl<'a> PreparedOp<'a> {
     pub(in crate::comm) fn detached(self) -> PreparedOp<'static> {
         PreparedOp {
             entry: self.entry,
+            name: self.name,
             params: self.params,
             bytes: self.bytes,
             hand_off: self.hand_off,
@@ -136,6 +140,7 @@ impl<'a> PreparedOp<'a> {
     ) -> Self {
         Self {
             entry: Entry::HandOff,
+            name: "",
             params: [0; PARAM_WORDS],
             bytes: 0,
             hand_off: Some(run),

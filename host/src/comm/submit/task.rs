@@ -137,6 +137,7 @@ impl Communicator {
         let grid = Grid {
             blocks,
             lanes: options.lanes,
+            warp: options.warp,
             shared_bytes: SHARED_BYTES as u32,
             order,
         };
@@ -146,6 +147,7 @@ impl Communicator {
         // without a tensor the caller waits, or has promised (captures).
         let launch = unsafe { Launch::new(entry, params, grid)? };
         Ok(launch
+            .of_kernel(self.running(prepared))
             .owned_by(Arc::clone(&self.inner) as _, prepared.op_info.launch(id))
             .keeping(keep))
     }

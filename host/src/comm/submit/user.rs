@@ -8,6 +8,7 @@ use crate::Result;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
 use crate::comm::{Communicator, Work};
+use crate::cpu::report_faults;
 use crate::tensor::Tensor;
 
 /// The call as recorder and hooks report it for a kernel of the user.
@@ -42,6 +43,7 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<()> {
+        report_faults();
         self.run(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 
@@ -71,6 +73,7 @@ impl Communicator {
             blocks => blocks,
         };
         attributes.check(kernel.info().name, blocks)?;
+        report_faults();
         let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, USER);
         prepared.attributes = Some(attributes);
         self.enqueue(&prepared)
@@ -89,6 +92,7 @@ impl Communicator {
         params: P,
         tensors: [Option<&Tensor>; 3],
     ) -> Result<Work> {
+        report_faults();
         self.enqueue(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 }

@@ -102,11 +102,20 @@ fn owners_can_refuse_and_report() {
 
 #[test]
 fn lanes_are_threads_with_shared_memory() {
-    for lanes in [1, 2, 32, 64] {
+    for (lanes, warp) in [
+        (1, 0),
+        (2, 0),
+        (32, 0),
+        (64, 0),
+        (32, 16),
+        (64, 32),
+        (64, 8),
+    ] {
         let (stream, target) = (CpuStream::new(), Arc::default());
         let grid = Grid {
             blocks: 2,
             lanes,
+            warp,
             shared_bytes: 512,
             ..Grid::default()
         };
@@ -157,7 +166,22 @@ fn launches_beyond_the_limits_are_refused() {
             ..Grid::default()
         },
         Grid {
-            lanes: 65,
+            lanes: 129,
+            ..Grid::default()
+        },
+        Grid {
+            lanes: 64,
+            warp: 24,
+            ..Grid::default()
+        },
+        Grid {
+            lanes: 32,
+            warp: 64,
+            ..Grid::default()
+        },
+        Grid {
+            lanes: 64,
+            warp: 4,
             ..Grid::default()
         },
         Grid {

@@ -312,6 +312,7 @@ impl Function {
         let grid = Grid {
             blocks,
             lanes: 1,
+            warp: 1,
             shared_bytes: shape.shared_bytes.min(SHARED_BYTES as u32),
             order: if blocks == 1 {
                 BlockOrder::Sequential

@@ -29,6 +29,8 @@ fn orders() -> Vec<Entry> {
     let channel = || single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
     let rows = |kernel| Step::new(Op::Window(kernel), 1);
     let window = || single(two(SIGNALS), vec![rows(windows::Kernel::Rows); 2]);
+    let barrier = || grid(windows::Kernel::Grid, 2, 1);
+    let last = || grid(windows::Kernel::Last, 2, 1);
     let sum = || single(two(SIGNALS), vec![rows(windows::Kernel::Adders); 2]);
     let stream = vec![Step::new(Op::Window(windows::Kernel::Stream), 6)];
     let queue = || single(queue(4, two(SIGNALS)), stream.clone());
@@ -50,8 +52,9 @@ fn orders() -> Vec<Entry> {
         ("relaxed stores", Fault::RelaxedStores, "queue", queue()),
         ("no acquire", Fault::NoAcquire, "queue", queue()),
         ("device scope", Fault::NarrowScope, "queue", queue()),
-        ("relaxed stores", Fault::RelaxedStores, "blocks", grid(2, 1)),
-        ("no acquire", Fault::NoAcquire, "blocks", grid(2, 1)),
+        ("relaxed stores", Fault::RelaxedStores, "blocks", barrier()),
+        ("no acquire", Fault::NoAcquire, "blocks", barrier()),
+        ("relaxed updates", Fault::RelaxedUpdates, "last", last()),
         ("relaxed stores", Fault::RelaxedStores, "network", network()),
         ("no acquire", Fault::NoAcquire, "network", network()),
         ("device scope", Fault::NarrowScope, "network", network()),

@@ -357,24 +357,38 @@ fn queues() -> Vec<Entry> {
     ]
 }
 
-/// Returns the launches of a kernel with a barrier of its `blocks` blocks, on one rank.
-pub(crate) fn grid(blocks: u32, launches: usize) -> Scenario {
+/// Returns launches of a kernel whose `blocks` blocks synchronise, on one rank.
+pub(crate) fn grid(kernel: Kernel, blocks: u32, launches: usize) -> Scenario {
     let config = Config {
         blocks,
         ..Config::new(1, GRID)
     };
-    single(
-        config,
-        vec![Step::new(Op::Window(Kernel::Grid), 1); launches],
-    )
+    single(config, vec![Step::new(Op::Window(kernel), 1); launches])
 }
 
 fn grids() -> Vec<Entry> {
-    vec![Entry::model(
-        "barrier of 2 blocks, 2 launches of 2 barriers",
-        Bound::Exhaustive,
-        grid(2, 2),
-    )]
+    vec![
+        Entry::model(
+            "barrier of 2 blocks, 2 launches of 2 barriers",
+            Bound::Exhaustive,
+            grid(Kernel::Grid, 2, 2),
+        ),
+        Entry::model(
+            "last of 2 blocks, 1 launch of 2 calls",
+            Bound::Exhaustive,
+            grid(Kernel::Last, 2, 1),
+        ),
+        Entry::model(
+            "last of 2 blocks, 2 launches of 2 calls",
+            Bound::Preemptions(2),
+            grid(Kernel::Last, 2, 2),
+        ),
+        Entry::model(
+            "last of 3 blocks, 1 launch of 2 calls",
+            Bound::Preemptions(2),
+            grid(Kernel::Last, 3, 1),
+        ),
+    ]
 }
 
 fn channels() -> Vec<Entry> {
