@@ -55,12 +55,15 @@ fn fused_norm() {
             run(&Threads, setup, "norms");
         }
     }
-    let setup = Setup {
-        lanes: 32,
-        staging: 32 << 10,
-        ..Setup::new(2)
-    };
-    run(&Threads, setup, "norms");
+    for (lanes, warp) in [(32, 0), (64, 16)] {
+        let setup = Setup {
+            lanes,
+            warp,
+            staging: 32 << 10,
+            ..Setup::new(2)
+        };
+        run(&Threads, setup, "norms");
+    }
 }
 
 #[test]
@@ -88,9 +91,11 @@ fn multicast() {
     }
     // Lanes are threads here and therefore slow. A short run uses a part of the list that still
     // covers all types, operations, counts and offsets.
-    for (ranks, lanes, blocks) in [(2, 32, 1), (2, 64, 1), (2, 1, 3), (3, 32, 2)] {
+    for (ranks, lanes, warp, blocks) in [(2, 32, 0, 1), (2, 64, 32, 1), (2, 1, 0, 3), (3, 32, 8, 2)]
+    {
         let setup = Setup {
             lanes,
+            warp,
             blocks,
             ..base(ranks)
         };
@@ -129,15 +134,27 @@ fn enqueued_and_replayed() {
 
 #[test]
 fn lanes_as_threads() {
-    for (ranks, lanes) in [(2, 32), (3, 32), (2, 64)] {
+    // Blocks of one, two and four warps.
+    for (ranks, lanes, warp) in [(2, 32, 0), (3, 32, 16), (2, 64, 0), (2, 64, 16)] {
         let setup = Setup {
             lanes,
+            warp,
             ..Setup::new(ranks)
         };
         run(&Threads, setup, "core");
         if full() {
             run(&Threads, setup, "sizes");
             run(&Threads, setup, "types");
+        }
+    }
+    if full() {
+        for (lanes, warp) in [(64, 32), (128, 32)] {
+            let setup = Setup {
+                lanes,
+                warp,
+                ..Setup::new(2)
+            };
+            run(&Threads, setup, "all");
         }
     }
 }

@@ -96,10 +96,12 @@ fn replays(comm: &Communicator, replays: u32) -> Result<()> {
     moe.free()
 }
 
+/// Returns options for blocks of one lane, of one warp of 32 lanes, or of two such warps.
 fn options(blocks: u32, lanes: u32) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
     (options.blocks, options.lanes) = (blocks, lanes);
+    options.warp = lanes.min(32);
     options
 }
 

@@ -21,6 +21,8 @@ fn equals_a_sequential_argmax() {
     for (ranks, lanes) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)] {
         let mut options = Options::default();
         options.lanes = lanes;
+        // Blocks of 64 lanes have four warps.
+        options.warp = lanes.min(16);
         for result in run_threads(ranks, &options, |comm| {
             let rank = comm.rank() as usize;
             for (step, (rows, columns)) in [(1, 1), (7, 100), (0, 5), (64, 33), (100, 3), (3, 2000)]

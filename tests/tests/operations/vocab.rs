@@ -319,6 +319,13 @@ fn many_ranks() {
         };
         let short: Vec<Case> = cases(&[(1, 2000, 64)]).into_iter().take(2).collect();
         run(&setup, &short);
+        // Blocks of four warps.
+        let setup = Setup {
+            lanes: 64,
+            warp: 16,
+            ..Setup::new(2)
+        };
+        run(&setup, &list);
     }
 }
 

@@ -24,11 +24,13 @@ const SHAPES: [(u32, u32, u32); 6] = [
     (2, 2, 64),
 ];
 
+/// Returns options for blocks of one lane, of one warp of 32 lanes, or of four warps of 16 lanes.
 fn options(blocks: u32, lanes: u32) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
     options.blocks = blocks;
     options.lanes = lanes;
+    options.warp = if lanes == 64 { 16 } else { 0 };
     options
 }
 
