@@ -1,5 +1,5 @@
-//! Verifier for native code. It checks the machine code of the entries `<kernel>__baseline`,
-//! `<kernel>__avx2` and `<kernel>__avx512`.
+//! Verifier for native code. It checks the machine code of the entries
+//! `<crate>__<kernel>__baseline`, `<crate>__<kernel>__avx2` and `<crate>__<kernel>__avx512`.
 //!
 //! A loop consists of the instructions from the target of a backward jump to the jump. The hot loop
 //! of an entry is the loop whose packed instructions, excluding those of inner loops, compute the
@@ -266,6 +266,8 @@ pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
         let Some((kernel, variant)) = symbol.rsplit_once("__") else {
             continue;
         };
+        // The symbol begins with the name of the crate.
+        let kernel = kernel.split_once("__").map_or(kernel, |(_, name)| name);
         let width = match variant {
             "baseline" => 0,
             "avx2" => 256,

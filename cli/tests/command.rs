@@ -417,28 +417,32 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
     );
 }
 
-/// Ranks 0 and 1 exit because rank 2 was killed. The launcher must name rank 2 as the first
-/// failure.
+/// Ranks 0 and 1 exit because rank 2 was killed, or has made an invalid access to memory. The
+/// launcher must name rank 2 as the first failure.
 #[test]
 fn a_killed_rank_is_the_first_failure() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let victim = directory.path().join("victim");
-    let victim = victim.display();
-    // Ranks 0 and 1 exit only after the launcher has waited for rank 2, because `kill -0` succeeds
-    // for a zombie.
-    let script = format!(
-        "if [ $RANK = 2 ]; then echo $$ > {victim}.new; mv {victim}.new {victim}; kill -9 $$; fi
-         while [ ! -e {victim} ] || kill -0 $(cat {victim}) 2> /dev/null; do sleep 0.02; done
-         exit 3"
-    );
-    let output = output(&["run", "-n", "3", "--", "sh", "-c", &script]);
-    assert_eq!(output.status.code(), Some(137));
-    let text = stderr(&output);
-    let last = text.lines().last().unwrap_or_default();
-    assert_eq!(
-        last,
-        "fusewire: the first failure: rank 2 was killed by signal 9"
-    );
+    for signal in [libc::SIGKILL, libc::SIGSEGV] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let victim = directory.path().join("victim");
+        let victim = victim.display();
+        // Ranks 0 and 1 exit only after the launcher has waited for rank 2, because `kill -0`
+        // succeeds for a zombie.
+        let script = format!(
+            "if [ $RANK = 2 ]; then
+               echo $$ > {victim}.new; mv {victim}.new {victim}; kill -{signal} $$
+             fi
+             while [ ! -e {victim} ] || kill -0 $(cat {victim}) 2> /dev/null; do sleep 0.02; done
+             exit 3"
+        );
+        let output = output(&["run", "-n", "3", "--", "sh", "-c", &script]);
+        assert_eq!(output.status.code(), Some(128 + signal));
+        let text = stderr(&output);
+        let last = text.lines().last().unwrap_or_default();
+        assert_eq!(
+            last,
+            format!("fusewire: the first failure: rank 2 was killed by signal {signal}")
+        );
+    }
 }
 
 #[test]

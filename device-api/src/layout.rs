@@ -362,7 +362,11 @@ pub struct Progress {
     pub count: u64,
     /// `[sequence:24][steps:40]`: signals published within the operation.
     pub step: u64,
-    _line: [u64; 5],
+    /// [`Progress::call`] of the last collective kernels with windows; that of sequence number n is
+    /// word n modulo 4. A rank whose wait for a signal ends looks here, because its peer may be in
+    /// a later operation already.
+    pub recent: [u64; 4],
+    _line: u64,
 }
 
 /// State of a block between launches. Only that block of that rank accesses it, except that block 0

@@ -2,7 +2,7 @@
 //! value [`Kernel`] that a host launches.
 //!
 //! In production a block has one lane ([`crate::group::Single`]). For tests the same body also runs
-//! with 32 or 64 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the
+//! with up to 128 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the
 //! barrier, the shuffle network and the shared memory of the block.
 
 mod arguments;

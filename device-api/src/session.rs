@@ -403,6 +403,9 @@ impl<M: Machine> Session<M> {
     #[doc(hidden)]
     pub fn has_windows(&mut self) {
         self.has_windows = true;
+        if self.block.is_leader() {
+            self.ctx.note_call();
+        }
     }
 
     /// Says that all blocks of the launch run at the same time. Called by `#[kernel]`.

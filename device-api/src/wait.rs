@@ -9,6 +9,8 @@
 mod tests;
 mod yielding;
 
+use core::mem::offset_of;
+
 use crate::arch;
 use crate::comm::Comm;
 use crate::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress};
@@ -42,7 +44,8 @@ pub enum WaitKind {
     Room = 10,
     /// A batch of a queue from a peer.
     Rows = 11,
-    /// The other blocks of the launch, in a barrier of all blocks.
+    /// Another block of the launch, in a barrier of all blocks. The expected value is the block,
+    /// shifted by 32 bits, and its barriers.
     Grid = 12,
     /// User signals of several ranks, which add up to a value. The awaited rank is the one that has
     /// contributed least.
@@ -166,12 +169,18 @@ impl WaitContext {
     #[cold]
     #[inline(never)]
     fn agrees(&self, wait: WaitKind, awaited: u32, expected: u64) -> bool {
-        let other = self.mismatch();
-        if let Some(rank) = other {
-            let kind = FailureKind::Mismatch;
+        let kind = FailureKind::Mismatch;
+        if let Some(rank) = self.mismatch() {
             self.fail(kind, wait, awaited, rank, expected, expected, 0);
+            return false;
         }
-        other.is_none()
+        if let Some((rank, call)) = self.recent_mismatch() {
+            let mut theirs = self.progress(rank);
+            theirs.call = call;
+            self.record(kind, wait, [awaited, rank], [expected; 2], 0, &theirs);
+            return false;
+        }
+        true
     }
 
     #[cold]
@@ -226,9 +235,11 @@ impl WaitContext {
         };
         // A wait for a tile of this rank's own input times out earlier, so that this rank is
         // reported before the peers that wait for its next signal time out.
-        // A wait for other blocks times out later: they may wait for other ranks.
+        // A wait for other blocks times out later: they may wait for other ranks. Block 0 collects
+        // the others, so that a wait for block 0 times out last.
         let limit = match wait {
             WaitKind::Tile => timeout_ns - timeout_ns / 8,
+            WaitKind::Grid if expected >> 32 == 0 => timeout_ns.saturating_mul(3),
             WaitKind::Grid => timeout_ns.saturating_mul(2),
             _ => timeout_ns,
         };
@@ -349,13 +360,50 @@ impl WaitContext {
         })
     }
 
+    /// Returns a peer that was in another call of the same sequence number, and its progress word,
+    /// if both calls are of kernels with windows.
+    fn recent_mismatch(&self) -> Option<(u32, u64)> {
+        let call = |rank| {
+            let at = self.comm.workspace_of(rank);
+            // SAFETY: every workspace has a progress line for block 0; its words are accessed
+            // atomically.
+            unsafe { mem::load_u64(self.recent(at), Order::Relaxed, Scope::System) }
+        };
+        let mine = call(self.comm.rank());
+        let mut ranks = (0..self.comm.size())
+            .filter(|&rank| self.call.is_collective() && self.comm.reaches(rank))
+            .map(|rank| (rank, call(rank)));
+        ranks.find(|&(_, theirs)| theirs >> 40 == mine >> 40 && theirs != mine)
+    }
+
+    /// Returns the address of the word of this launch among [`Progress::recent`] in a workspace.
+    #[inline(always)]
+    fn recent(&self, workspace: *mut u8) -> *mut u64 {
+        let word = offset_of!(Progress, recent) / 8 + self.sequence() as usize % 4;
+        let line = self.comm.workspace().progress as usize;
+        workspace.wrapping_add(line + 8 * word).cast()
+    }
+
+    /// Notes the call of a kernel with windows. By the leader of each block, before its signals.
+    #[inline(always)]
+    pub(crate) fn note_call(&self) {
+        if self.block != 0 || !BOUNDED || !self.call.is_collective() {
+            return;
+        }
+        let word = self.sequence() << 40 | self.call.0 & 0xff_ffff_ffff;
+        // SAFETY: the line belongs to this block; peers read its words atomically.
+        unsafe {
+            mem::store_u64(self.recent(self.comm.own(0)), word, Order::Relaxed, Scope::System);
+        }
+    }
+
     /// The rank that has come least far; `awaited` where several are equally late.
     fn least_progress(&self, awaited: u32) -> u32 {
         let base = self.sequence();
         // Sequence numbers are compared by their distance from this rank's own, 24 bits signed.
         let key = |rank: u32| {
             let progress = self.progress(rank);
-            let distance = ((progress.call >> 40) as i64 - (base & 0xff_ffff) as i64) << 40 >> 40;
+            let distance = sequence_of(progress.call, base).wrapping_sub(base) as i64;
             (distance, progress.step & 0xff_ffff_ffff)
         };
         let mut least = awaited;
@@ -385,6 +433,21 @@ impl WaitContext {
         observed: u64,
         elapsed_ns: u64,
     ) {
+        let (ranks, values) = ([awaited, blamed], [expected, observed]);
+        let progress = self.progress(blamed);
+        self.record(kind, wait, ranks, values, elapsed_ns, &progress);
+    }
+
+    /// Does what [`WaitContext::fail`] does, with the progress of the blamed rank.
+    fn record(
+        &self,
+        kind: FailureKind,
+        wait: WaitKind,
+        [awaited, blamed]: [u32; 2],
+        [expected, observed]: [u64; 2],
+        elapsed_ns: u64,
+        progress: &Progress,
+    ) {
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: the record is this rank's own; the claim makes this lane its only writer, and
         // readers look at it only after `state` is 2.
@@ -394,9 +457,6 @@ impl WaitContext {
             if mem::compare_exchange_u64(claim, 0, 1, Order::AcqRel, Scope::System) != 0 {
                 return;
             }
-            let progress = self.progress(blamed);
-            let distance =
-                ((progress.call >> 40) as i64 - (self.sequence() & 0xff_ffff) as i64) << 40 >> 40;
             mem::write(
                 record
                     .cast::<[u64; 16]>()
@@ -412,7 +472,7 @@ impl WaitContext {
                     wait as u64,
                     u64::from(awaited),
                     u64::from(blamed),
-                    self.sequence().wrapping_add_signed(distance),
+                    sequence_of(progress.call, self.sequence()),
                     Call::from_progress(progress.call).0,
                     progress.count & 0xffff_ffff_ffff,
                     expected,
@@ -493,6 +553,12 @@ impl WaitContext {
     }
 }
 
+/// Returns the sequence number in a progress word, which has 24 bits of it and is near to `base`.
+pub const fn sequence_of(call: u64, base: u64) -> u64 {
+    let distance = ((call >> 40) as i64 - (base & 0xff_ffff) as i64) << 40 >> 40;
+    base.wrapping_add_signed(distance)
+}
+
 /// Stops a communicator from outside of its kernels: this rank records a failure of kind `kind` and
 /// sets the abort word of every peer, if the communicator has not failed before.
 pub fn abort(comm: &Comm, kind: FailureKind) {
@@ -510,6 +576,7 @@ pub fn abort(comm: &Comm, kind: FailureKind) {
     };
     // What this rank is in, or was in last.
     let progress = ctx.progress(comm.rank());
+    ctx.sequence = sequence_of(progress.call, finished);
     ctx.call = Call::from_progress(progress.call);
     ctx.count = progress.count & 0xffff_ffff_ffff;
     let rank = comm.rank();

@@ -275,8 +275,9 @@ pub struct Options {
     /// Number of lanes of a block on the CPU. Use 1 in production. The values 32, 64 and 128 are
     /// for tests: every lane is a thread. Agreed.
     pub lanes: u32,
-    /// Number of lanes of a warp on the CPU, for tests: 8, 16, 32 or 64. 0 selects one warp of all
-    /// lanes of the block, or warps of 64 lanes if the block has more. Agreed.
+    /// Number of lanes of a warp on the CPU, for tests: a power of two up to 64, which divides the
+    /// block into 1 to 8 warps. 0 selects one warp of all lanes of the block, or warps of 64 lanes
+    /// if the block has more. Agreed.
     pub warp: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,

@@ -80,7 +80,8 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let size = size_of::<T>();
     if M::LANES == 1 {
-        let tables = Tables::new(block);
+        // SAFETY: the kernels of this module leave these bytes to the tables.
+        let tables = unsafe { Tables::new(block) };
         let mut rank = 0;
         while rank < ranks {
             if rank == me {
@@ -195,7 +196,8 @@ impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
-        let tables = Tables::new(block);
+        // SAFETY: the kernels of this module leave these bytes to the tables.
+        let tables = unsafe { Tables::new(block) };
         let (first, last) = memory.part(block, round, 0);
         if !memory.fill_sources(session, tables, round, 0, first, last - first) {
             return false;
@@ -278,7 +280,8 @@ impl<R: Reducer> TwoShot<R> {
     ) -> bool {
         let ranks = session.comm().size();
         let block = session.block();
-        let tables = Tables::new(block);
+        // SAFETY: the kernels of this module leave these bytes to the tables.
+        let tables = unsafe { Tables::new(block) };
         if !memory.fill_sources(session, tables, round, 0, first, length) {
             return false;
         }

@@ -44,7 +44,8 @@ impl<R: Reducer> OwnRow<R> {
     ) -> bool {
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let block = session.block();
-        let tables = Tables::new(block);
+        // SAFETY: the kernels of this module leave these bytes to the tables.
+        let tables = unsafe { Tables::new(block) };
         if !memory.fill_sources(session, tables, round, me as usize, first, length) {
             return false;
         }

@@ -105,23 +105,37 @@ impl Process {
 
     /// Returns the next report, or an error with the last lines of the child's output.
     pub fn next_report(&mut self, timeout: Duration) -> Result<String, String> {
+        self.next_line(timeout, |line| line.strip_prefix(REPORT))
+    }
+
+    /// Returns the next line of the child's standard error that contains `text`, or an error with
+    /// the last lines of the child's output. Skips reports before that line.
+    pub fn next_line_with(&mut self, text: &str, timeout: Duration) -> Result<String, String> {
+        self.next_line(timeout, |line| line.contains(text).then_some(line))
+    }
+
+    fn next_line(
+        &mut self,
+        timeout: Duration,
+        select: impl Fn(&str) -> Option<&str>,
+    ) -> Result<String, String> {
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
-                Ok(line) => match line.strip_prefix(REPORT) {
-                    Some(report) => return Ok(report.to_owned()),
-                    None => {
-                        self.noise.push_back(line);
-                        if self.noise.len() > 40 {
-                            self.noise.pop_front();
-                        }
+                Ok(line) => {
+                    if let Some(selected) = select(&line) {
+                        return Ok(selected.to_owned());
                     }
-                },
+                    self.noise.push_back(line);
+                    if self.noise.len() > 40 {
+                        self.noise.pop_front();
+                    }
+                }
                 Err(error) => {
                     let what = match error {
-                        RecvTimeoutError::Timeout => "did not report in time",
-                        RecvTimeoutError::Disconnected => "ended without a report",
+                        RecvTimeoutError::Timeout => "did not write the awaited line in time",
+                        RecvTimeoutError::Disconnected => "ended without the awaited line",
                     };
                     return Err(format!("child {} {what}: {:?}", self.id(), self.noise));
                 }

@@ -924,12 +924,15 @@ impl Kernel<'_> {
             }}
         };
         let single = |isa: u32| call(quote!(Single::<#isa>));
+        // Kernels of different crates may have the same name.
+        let krate = std::env::var("CARGO_CRATE_NAME").unwrap_or_default();
         let variant = |suffix: &str, features: Tokens, body: &Tokens| {
-            let symbol = format_ident!("{}__{suffix}", instance.name);
+            let function = format_ident!("{}__{suffix}", instance.name);
+            let symbol = format!("{krate}__{function}");
             quote! {
                 #features
-                #[unsafe(no_mangle)]
-                pub unsafe fn #symbol(
+                #[unsafe(export_name = #symbol)]
+                pub unsafe fn #function(
                     context: *const ::fusewire_device::native::LaneContext,
                     params: *const u8
                 ) {

@@ -14,8 +14,12 @@ pub struct Tables {
 
 impl Tables {
     /// Returns the tables in `block`'s shared memory (its first 1,536 bytes).
+    ///
+    /// # Safety
+    /// While the tables are used, nothing else may use these bytes: the kernel has no
+    /// [`Shared`](crate::Shared) arrays there.
     #[inline(always)]
-    pub fn new<M: Machine>(block: Block<M>) -> Self {
+    pub unsafe fn new<M: Machine>(block: Block<M>) -> Self {
         let sources = block.shared().cast::<u64>();
         Self {
             sources,

@@ -171,7 +171,9 @@ fn e4m3_from_f32(value: f32) -> u8 {
     } else {
         saturated
     };
-    (out | sign) as u8
+    // The sign of a computed NaN differs between devices.
+    let nan = magnitude > 0x7f80_0000;
+    (out | if nan { 0 } else { sign }) as u8
 }
 
 #[inline(always)]
@@ -205,5 +207,6 @@ fn e5m2_from_f32(value: f32) -> u8 {
     } else {
         saturated
     };
-    (out | sign) as u8
+    let nan = magnitude > 0x7f80_0000;
+    (out | if nan { 0 } else { sign }) as u8
 }

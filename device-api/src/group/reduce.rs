@@ -49,7 +49,7 @@ lane_values! {
 }
 
 impl<M: Machine> Warp<M> {
-    /// Returns the value of lane `from`.
+    /// Returns the value of lane `from`, which is less than the size of the warp.
     #[inline(always)]
     #[track_caller]
     pub fn shuffle<T: LaneValue>(self, value: T, from: u32) -> T {
@@ -74,7 +74,8 @@ impl<M: Machine> Warp<M> {
     }
 
     /// Returns in every lane `combine` over the values of all lanes, such as
-    /// `warp.reduce(x, u32::max)`. `combine` must be commutative.
+    /// `warp.reduce(x, u32::max)`. `combine` must be commutative, and associative except for the
+    /// rounding of floats.
     #[inline(always)]
     #[track_caller]
     pub fn reduce<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
@@ -114,7 +115,7 @@ impl<M: Machine> Warp<M> {
     }
 
     /// Returns the sum of the values of the lanes before this one, and the sum of all. Integers
-    /// wrap.
+    /// wrap. Floats are added in another order than by [`Warp::sum`].
     #[inline(always)]
     #[track_caller]
     pub fn prefix_sum<T: LaneValue>(self, value: T) -> (T, T) {
@@ -155,7 +156,8 @@ impl<M: Machine> Warp<M> {
 
 impl<M: Machine> Block<M> {
     /// Returns in every lane `combine` over the values of all lanes, such as
-    /// `block.reduce(x, u32::max)`. `combine` must be commutative. Two barriers.
+    /// `block.reduce(x, u32::max)`. `combine` must be commutative, and associative except for the
+    /// rounding of floats. Two barriers.
     #[inline(always)]
     #[track_caller]
     pub fn reduce<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
@@ -206,7 +208,7 @@ impl<M: Machine> Block<M> {
     }
 
     /// Returns the sum of the values of the lanes before this one, and the sum of all. Integers
-    /// wrap. Two barriers.
+    /// wrap. Floats are added in another order than by [`Block::sum`]. Two barriers.
     #[inline(always)]
     #[track_caller]
     pub fn prefix_sum<T: LaneValue>(self, value: T) -> (T, T) {

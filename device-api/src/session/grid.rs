@@ -27,8 +27,8 @@ impl<M: Machine> Session<M> {
     /// that are declared `#[kernel(grid)]`.
     ///
     /// # Errors
-    /// [`Aborted`] if a block does not enter within twice the timeout, so that a block that waits
-    /// for another rank fails first; after recording [`FailureKind::NotGrid`], if the kernel is not
+    /// [`Aborted`] if a block, which the message names, does not enter within twice the timeout, so
+    /// that a block that waits for another rank fails first; after recording [`FailureKind::NotGrid`], if the kernel is not
     /// declared so; or if a lane has recorded an error.
     #[inline(always)]
     #[track_caller]
@@ -72,7 +72,7 @@ impl<M: Machine> Session<M> {
         let (entered, released) = self.words(other);
         // SAFETY: only block 0 writes this word.
         let wanted = unsafe { mem::load_u64(released, Order::Relaxed, Scope::Device) } + 1;
-        self.await_grid(entered, wanted)
+        self.await_grid(other, entered, wanted)
     }
 
     /// Releases `other`, on one lane of block 0, after a vote.
@@ -97,13 +97,15 @@ impl<M: Machine> Session<M> {
         }
         // SAFETY: as above.
         unsafe { mem::store_u64(entered, count, Order::Release, Scope::Device) };
-        self.await_grid(released, count)
+        self.await_grid(0, released, count)
     }
 
+    /// Waits on one lane for a word of this rank, which `block` writes.
     #[inline(always)]
-    fn await_grid(&self, word: *mut u64, wanted: u64) -> Unvoted<()> {
+    fn await_grid(&self, block: u32, word: *mut u64, wanted: u64) -> Unvoted<()> {
         let (wait, rank) = (WaitKind::Grid, self.rank());
-        Unvoted::from_wait(self.ctx.until(wait, rank, wanted, || {
+        let expected = u64::from(block) << 32 | wanted & 0xffff_ffff;
+        Unvoted::from_wait(self.ctx.until(wait, rank, expected, || {
             // SAFETY: a word of a block's state, only accessed atomically.
             match unsafe { mem::load_u64(word, Order::Acquire, Scope::Device) } {
                 seen if seen == wanted => Ok(()),

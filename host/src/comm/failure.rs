@@ -13,8 +13,11 @@ use crate::Error;
 use crate::options::Algorithm;
 
 /// Code of a wait for a tile, and its name in messages.
-const TILE: u64 = fusewire_device::wait::WaitKind::Tile as u64;
+const TILE: u64 = WaitKind::Tile as u64;
 const TILE_WORDS: &str = "a tile of its own";
+/// [`WaitKind::Grid`] in a record, and in messages.
+const GRID: u64 = WaitKind::Grid as u64;
+const GRID_WORDS: &str = "a block of its launch";
 /// [`WaitKind::Sum`] in a record, and in messages.
 const SUM: u64 = WaitKind::Sum as u64;
 const SUM_WORDS: &str = "its part of a sum of signals";
@@ -287,7 +290,7 @@ impl Failure {
                 9 => "its network requests",
                 10 => "room in the queue to it",
                 11 => "rows from its queue",
-                12 => "the other blocks of its launch",
+                GRID => GRID_WORDS,
                 SUM => SUM_WORDS,
                 _ => "the launch",
             },
@@ -491,6 +494,14 @@ impl fmt::Display for Failure {
                 self.expected >> 32,
                 self.expected as u32,
                 self.observed
+            ),
+            FailureKind::Timeout if self.wait_kind == GRID_WORDS => write!(
+                f,
+                "timed out after {:.3} s waiting for block {} of this launch in grid_barrier; it \
+                 has returned, or waits for something else: all blocks of a launch must make the \
+                 same calls of grid_barrier",
+                self.seconds,
+                self.expected >> 32
             ),
             FailureKind::Timeout => {
                 let late = match self.peer {

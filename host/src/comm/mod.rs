@@ -141,6 +141,8 @@ struct Inner {
     recorder: Recorder,
     /// Number of the last operation that was reported to run for long.
     reported: AtomicU64,
+    /// Longest timeout of a call in nanoseconds, if longer than the communicator's; or 0.
+    longest_timeout_ns: AtomicU64,
     /// The ranks of this communicator as ranks of the one that it was split or duplicated from
     /// first; empty where it has not been.
     world: OnceLock<Vec<u32>>,
@@ -243,7 +245,7 @@ impl Communicator {
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
-            timeout_ns: nanoseconds(timeout),
+            timeout_ns: self.inner.call_timeout(timeout),
             ..self.clone()
         }
     }
@@ -257,7 +259,7 @@ impl Communicator {
     pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
         let mut comm = self.clone();
         if let Some(timeout) = options.timeout.filter(|timeout| !timeout.is_zero()) {
-            comm.timeout_ns = nanoseconds(timeout);
+            comm.timeout_ns = self.inner.call_timeout(timeout);
         }
         for (name, value) in &options.hints {
             match name.as_str() {

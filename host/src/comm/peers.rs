@@ -20,7 +20,7 @@ use std::thread;
 
 use fusewire_device::layout::CommState;
 
-use super::Inner;
+use super::{Inner, nanoseconds};
 use crate::{Activity, notice, process};
 
 /// Longest time between two looks at the communicators.
@@ -187,7 +187,9 @@ impl Inner {
     /// Warns of a launch that has run for longer than its waits can last.
     fn report_long_launch(&self) {
         let after = self.reported.load(Ordering::Relaxed);
-        let limit = self.options.timeout.saturating_mul(2) + SWEEP;
+        let of_calls = Duration::from_nanos(self.longest_timeout_ns.load(Ordering::Relaxed));
+        let timeout = self.options.timeout.max(of_calls);
+        let limit = timeout.saturating_mul(2).saturating_add(SWEEP);
         let Some(long) = self.recorder.running(limit, after) else {
             return;
         };
@@ -203,8 +205,17 @@ impl Inner {
             activity.name(),
             long.sequence,
             long.elapsed.as_secs_f64(),
-            self.options.timeout.as_secs_f64(),
+            timeout.as_secs_f64(),
         ));
+    }
+
+    /// Returns the timeout of a call in nanoseconds.
+    pub(super) fn call_timeout(&self, timeout: Duration) -> u64 {
+        let ns = nanoseconds(timeout);
+        if timeout > self.options.timeout {
+            self.longest_timeout_ns.fetch_max(ns, Ordering::Relaxed);
+        }
+        ns
     }
 
     /// The process of `rank` has ended.

@@ -262,13 +262,13 @@ impl Inner {
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         record.state = 2;
         record.kind = kind as u64;
-        record.sequence = finished;
+        record.sequence = wait::sequence_of(call, finished);
         record.call = Call::from_progress(call).0;
         record.count = count & 0xffff_ffff_ffff;
         record.wait_kind = wait::WaitKind::Launch as u64;
         record.awaited = u64::from(rank);
         record.blamed = u64::from(rank);
-        record.blamed_sequence = finished;
+        record.blamed_sequence = record.sequence;
         record.blamed_call = record.call;
         record.blamed_count = record.count;
         record.generation = self.constants.generation;

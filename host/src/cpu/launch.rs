@@ -147,8 +147,8 @@ impl Launch {
         }
         if !is_warp(grid.warp, grid.lanes) {
             return invalid(format!(
-                "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps of \
-                 1, 2, 4, 8, 16, 32 or 64 lanes",
+                "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps, \
+                 whose lanes are a power of two, up to {MAX_WARP}",
                 grid.warp, grid.lanes
             ));
         }

@@ -288,7 +288,8 @@ unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
     first: usize,
     last: usize,
 ) -> bool {
-    let tables = Tables::new(session.block());
+    // SAFETY: the kernels of this module leave these bytes to the tables.
+    let tables = unsafe { Tables::new(session.block()) };
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let mut rank = 0;
     while rank < ranks {

@@ -188,7 +188,8 @@ impl<T: Element<Acc = f32>> Rounds<T> {
         round: Round,
     ) -> bool {
         let block = session.block();
-        let tables = Tables::new(block);
+        // SAFETY: the kernels of this module leave these bytes to the tables.
+        let tables = unsafe { Tables::new(block) };
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let route = self.norm.spec().route();
         let shard = if route == Route::TwoShot { me } else { 0 };

@@ -157,25 +157,52 @@ fn windows_are_allocated_and_freed_repeatedly() {
 
 #[test]
 fn a_wait_is_bounded_and_names_the_sender() {
-    let mut short = options();
-    short.timeout = Duration::from_millis(150);
-    let results = run_threads(2, &short, |comm| {
-        let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
-        if comm.rank() == 0 {
-            return window.wait_signal(0, Some(1), Compare::Equal, 7);
+    let wait = |sender, timeout| -> Vec<Error> {
+        let mut short = options();
+        short.timeout = timeout;
+        run_threads(2, &short, |comm| {
+            let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
+            if comm.rank() == 0 {
+                return window.wait_signal(0, sender, Compare::Equal, 7);
+            }
+            while comm.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            comm.failure().map_or(Ok(()), Err)
+        })
+        .into_iter()
+        .map(|result| result.expect_err("no rank signals"))
+        .collect()
+    };
+    for (sender, texts) in [
+        (
+            Some(1),
+            ["waiting for rank 1, its signal", "rank 1 did not take part"],
+        ),
+        (
+            None,
+            [
+                "waiting for rank 1, its part of a sum of signals",
+                "rank 1 has contributed least",
+            ],
+        ),
+    ] {
+        // On a busy machine a short timeout may expire before both ranks have the window.
+        let errors = [150, 3_000, 15_000]
+            .map(Duration::from_millis)
+            .into_iter()
+            .map(|timeout| wait(sender, timeout))
+            .find(|errors| {
+                let mut errors = errors.iter().map(ToString::to_string);
+                errors.all(|error| error.contains("rank 0 in wait_signal #"))
+            })
+            .expect("a window within 15 s");
+        for error in errors {
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+            for text in texts {
+                assert!(error.to_string().contains(text), "{error} lacks {text}");
+            }
         }
-        while comm.failure().is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        comm.failure().map_or(Ok(()), Err)
-    });
-    for result in results {
-        let error = result.expect_err("no rank signals");
-        assert!(matches!(error, Error::Timeout(_)), "{error}");
-        assert!(
-            error.to_string().contains("rank 1 did not take part"),
-            "{error}"
-        );
     }
 }
 
@@ -193,6 +220,31 @@ fn refused_before_anything_moves() {
         assert!(window.signal(0, 2, SignalUpdate::Add(1)).is_err());
         assert!(window.wait_signal(0, Some(2), Compare::Equal, 0).is_err());
         assert!(window.map_remote(2).is_err());
+        for (result, text) in [
+            (
+                window.read_signal(2, None).map(drop),
+                "read_signal: signal 2; the window has 2",
+            ),
+            (
+                window.read_signal(0, Some(2)).map(drop),
+                "read_signal: peer 2; ranks are 0 to 1",
+            ),
+            (
+                window.read_counter(2).map(drop),
+                "read_counter: counter 2 of 2",
+            ),
+            (
+                window.wait_signal(2, None, Compare::Equal, 0),
+                "wait_signal: signal 2; the window has 2",
+            ),
+            (
+                window.reset_signal(2),
+                "reset_signal: signal 2; the window has 2",
+            ),
+        ] {
+            let error = result.expect_err(text).to_string();
+            assert!(error.contains(text), "{error} lacks {text}");
+        }
         let freed = window.clone();
         window.free()?;
         let error = freed.put(&eight, 1, 0).expect_err("freed");
@@ -205,19 +257,79 @@ fn refused_before_anything_moves() {
 
 #[test]
 fn ranks_that_register_different_sizes_are_reported() {
-    let results = run_threads(2, &options(), |comm| {
-        let tensor = tensor(DType::U8, 4096 * (1 + comm.rank() as usize))?;
-        comm.new_window(&tensor, WindowOptions::default()).map(drop)
-    });
-    assert!(results.iter().all(Result::is_err));
+    let whole = |rank: u32| tensor(DType::U8, 4096 * (1 + rank as usize));
     // The memory has equal size on both ranks, but the slices have different lengths.
-    let results = run_threads(2, &options(), |comm| {
-        let tensor = tensor(DType::U8, 4096)?.slice(0, 100 + comm.rank() as usize)?;
+    let slice = |rank: u32| tensor(DType::U8, 4096)?.slice(0, 100 + rank as usize);
+    let windows = run_threads(2, &options(), |comm| {
+        let tensor = whole(comm.rank())?;
         comm.new_window(&tensor, WindowOptions::default()).map(drop)
     });
-    for result in results {
-        let error = result.expect_err("lengths differ");
-        assert!(error.to_string().contains("registers"), "{error}");
+    let slices = run_threads(2, &options(), |comm| {
+        let tensor = slice(comm.rank())?;
+        comm.new_window(&tensor, WindowOptions::default()).map(drop)
+    });
+    let registrations = run_threads(2, &options(), |comm| {
+        comm.tensor_register(&slice(comm.rank())?).map(drop)
+    });
+    for (results, texts) in [
+        (
+            windows,
+            ["4096 u8 with 2 signals", "8192 u8 with 2 signals"],
+        ),
+        (slices, ["100 u8 with 2 signals", "101 u8 with 2 signals"]),
+        (
+            registrations,
+            ["100 u8 with 0 signals", "101 u8 with 0 signals"],
+        ),
+    ] {
+        for result in results {
+            let error = result.expect_err("lengths differ").to_string();
+            for text in texts {
+                assert!(error.contains(text), "{error} lacks {text}");
+            }
+        }
+    }
+}
+
+/// The arguments of `alloc_window`: type, elements, and numbers of signals, counters and barriers.
+type WindowArguments = (DType, usize, [u32; 3]);
+
+fn words((dtype, count, [signals, counters, barriers]): WindowArguments) -> String {
+    let dtype = dtype.name();
+    format!("{count} {dtype} with {signals} signals, {counters} counters and {barriers} barriers")
+}
+
+#[test]
+fn ranks_that_make_different_windows_are_reported_on_all_ranks() {
+    let usual = (DType::F32, 8, [2, 3, 1]);
+    for other in [
+        (DType::I32, 8, [2, 3, 1]),
+        (DType::F32, 9, [2, 3, 1]),
+        (DType::F32, 8, [4, 3, 1]),
+        (DType::F32, 8, [2, 2, 1]),
+        (DType::F32, 8, [2, 3, 2]),
+    ] {
+        all(3, &options(), |comm| {
+            let of = |rank: u32| if rank == 1 { other } else { usual };
+            let make = |(dtype, count, numbers): WindowArguments| {
+                let mut options = WindowOptions::default();
+                let [signals, counters, barriers] = numbers;
+                (options.signals, options.counters) = (Some(signals), Some(counters));
+                options.barriers = barriers;
+                comm.alloc_window(dtype, count, options)
+            };
+            let own = comm.rank();
+            let peer = if own == 1 { 0 } else { 1 };
+            let error = make(of(own)).expect_err("the windows differ").to_string();
+            let text = format!(
+                "a window: rank {peer} passes {}, rank {own} {}: they must be equal",
+                words(of(peer)),
+                words(of(own))
+            );
+            assert!(error.contains(&text), "{error} lacks {text}");
+            // The communicator has not failed.
+            make(usual)?.free()
+        });
     }
 }
 

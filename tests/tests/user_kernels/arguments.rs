@@ -253,6 +253,59 @@ fn a_graph_keeps_the_memory_of_its_launches() {
     });
 }
 
+/// Adds up `count` words.
+///
+/// # Safety
+/// `words` must be the address of `count` words.
+#[kernel]
+unsafe fn raw_sum(
+    s: &mut Session<impl Machine>,
+    words: *const u64,
+    count: u64,
+    sum: Out<u64>,
+) -> Result<(), Aborted> {
+    let mut total = 0;
+    for index in 0..count as usize {
+        // SAFETY: the precondition of this function, and the bound of the loop.
+        total += unsafe { words.add(index).read() };
+    }
+    if s.block().is_leader() {
+        sum.set(0, total);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_graph_keeps_the_memory_of_raw_pointers() {
+    all((1, 1, 1), |comm| {
+        let sum = zeros(DType::U64, 1)?;
+        let graph = {
+            let input = tensor(&[1u64, 2, 3, 4])?;
+            let arguments = RawSum {
+                words: input.as_ptr().cast::<u64>(),
+                count: 4,
+                sum: (&sum).into(),
+            };
+            let launch = comm.kernel(arguments).keeping(&input);
+            comm.stream().begin_capture()?;
+            // SAFETY: the tensor has four words. The graph keeps it.
+            unsafe { launch.enqueue_unchecked() }?;
+            comm.stream().end_capture()?.instantiate()?
+            // The tensor is dropped here.
+        };
+        // Memory that was released would be reused by these.
+        let others: Vec<_> = (0..50).map(|_| tensor(&[7u64; 4])).collect::<Result<_>>()?;
+        for _ in 0..3 {
+            sum.copy_from(&[0u64])?;
+            graph.run(comm.stream())?;
+            comm.stream().synchronize()?;
+            assert_eq!(sum.to_vec::<u64>()?, [10]);
+        }
+        drop(others);
+        Ok(())
+    });
+}
+
 /// Every rank sends its words by packets, and adds those of all ranks.
 #[kernel(blocks = 1)]
 fn packet_sum(

@@ -100,7 +100,8 @@ fn mistakes_with_the_barrier_are_named() {
             }
         };
         for missing in [0, 2] {
-            fails("the other blocks of its launch", &|comm| {
+            let text = format!("waiting for block {missing} of this launch in grid_barrier");
+            fails(&text, &|comm| {
                 let launch = comm.kernel(LacksOne { missing });
                 let result = launch.timeout(Duration::from_millis(300)).launch();
                 result.and_then(|()| comm.barrier())

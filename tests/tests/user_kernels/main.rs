@@ -6,13 +6,21 @@
 mod arguments;
 mod contract;
 mod grid;
+mod groups;
 mod mistakes;
 mod queue;
 mod remote;
+mod waits;
 
 use core::time::Duration;
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Instant;
 
 use fusewire::{Communicator, DType, Element, Options, Result, Tensor, run_threads};
+use fusewire_device::comm::Rank;
+use fusewire_device::native::SafeKernel;
+use fusewire_device::{Aborted, Machine, Session, kernel};
 
 /// Numbers of ranks, blocks and lanes.
 const SHAPES: [(u32, u32, u32); 6] = [
@@ -23,6 +31,14 @@ const SHAPES: [(u32, u32, u32); 6] = [
     (2, 3, 32),
     (2, 2, 64),
 ];
+
+/// Numbers of lanes of the blocks that [`options`] describes.
+const LANES: [u32; 3] = [1, 32, 64];
+
+/// Timeout of waits that never end.
+const SHORT: Duration = Duration::from_millis(100);
+/// Time limit of the tests' own waits, long enough for a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Returns options for blocks of one lane, of one warp of 32 lanes, or of four warps of 16 lanes.
 fn options(blocks: u32, lanes: u32) -> Options {
@@ -60,15 +76,85 @@ fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()
     }
 }
 
-/// Runs `test`, which must fail on every rank. Returns the messages of the ranks.
+/// Runs `test`, which must fail on both of two ranks. Returns the messages of the ranks.
 fn failing(options: &Options, test: impl Fn(&Communicator) -> Result<()> + Sync) -> Vec<String> {
-    run_threads(2, options, |comm| Ok(test(&comm)))
+    failing_on(2, options, test)
+}
+
+/// Runs `test`, which must fail on every one of `ranks` ranks. Returns the messages of the ranks.
+fn failing_on(
+    ranks: u32,
+    options: &Options,
+    test: impl Fn(&Communicator) -> Result<()> + Sync,
+) -> Vec<String> {
+    run_threads(ranks, options, |comm| Ok(test(&comm)))
         .into_iter()
         .map(|rank| {
             let error = rank.expect("joined").expect_err("the kernel fails");
             error.to_string()
         })
         .collect()
+}
+
+/// Runs a kernel with a mistake on two ranks, with one and with many lanes, and checks the message
+/// of every rank.
+fn fails(text: &str, test: impl Fn(&Communicator) -> Result<()> + Sync) {
+    for lanes in LANES {
+        fails_with(&options(1, lanes), text, &test);
+    }
+}
+
+fn fails_with(options: &Options, text: &str, test: &(impl Fn(&Communicator) -> Result<()> + Sync)) {
+    for message in failing(options, test) {
+        assert_contains(&message, &[text]);
+    }
+}
+
+/// Checks that `message` contains all `texts`.
+#[track_caller]
+fn assert_contains(message: &str, texts: &[&str]) {
+    for text in texts {
+        assert!(message.contains(*text), "{message:?} lacks {text:?}");
+    }
+}
+
+/// Launches a kernel whose waits time out soon on rank 0 and late on the others. Ranks on which the
+/// kernel succeeds wait until another rank has failed.
+fn launch_impatiently(comm: &Communicator, arguments: impl SafeKernel) -> Result<()> {
+    let launch = comm.kernel(arguments);
+    match comm.rank() {
+        0 => launch.timeout(SHORT).launch(),
+        _ => launch.launch().and_then(|()| await_failure(comm)),
+    }
+}
+
+/// Waits until another rank has failed the communicator, and returns the failure.
+fn await_failure(comm: &Communicator) -> Result<()> {
+    let started = Instant::now();
+    while started.elapsed() < LONG {
+        if let Some(error) = comm.failure() {
+            return Err(error);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("no rank has failed the communicator");
+}
+
+/// A rank that a communicator of two ranks does not have, after a call of [`keep_rank`].
+static THIRD: OnceLock<Rank> = OnceLock::new();
+
+/// Keeps the third rank.
+#[kernel]
+fn keep_third(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    if let Some(third) = s.peer(2) {
+        THIRD.get_or_init(|| third);
+    }
+    Ok(())
+}
+
+/// Keeps the third rank of a communicator in [`THIRD`].
+fn keep_rank() {
+    all((3, 1, 1), |comm| comm.kernel(KeepThird {}).launch());
 }
 
 fn tensor<T: Element>(values: &[T]) -> Result<Tensor> {

@@ -3,7 +3,8 @@
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Error, Options, Result, WindowOptions, run_threads};
+use fusewire::{Communicator, DType, Error, ReduceOp, Result, WindowOptions, run_threads};
+use fusewire_device::arch::{RESERVED_BYTES, SHARED_BYTES};
 use fusewire_device::net::SignalOp;
 use fusewire_device::packet::Slots;
 use fusewire_device::window::Compare;
@@ -11,24 +12,10 @@ use fusewire_device::{
     Aborted, Group, In, InOut, Machine, Out, Session, Team, Unvoted, Window, kernel,
 };
 
-use super::{failing, options, tensor, zeros};
-
-/// Blocks and lanes.
-const LANES: [u32; 3] = [1, 32, 64];
-
-/// Runs a kernel with a mistake on two ranks, with one and with many lanes, and checks the message
-/// of every rank.
-fn fails(text: &str, test: impl Fn(&Communicator) -> Result<()> + Sync) {
-    for lanes in LANES {
-        fails_with(&options(1, lanes), text, &test);
-    }
-}
-
-fn fails_with(options: &Options, text: &str, test: &(impl Fn(&Communicator) -> Result<()> + Sync)) {
-    for message in failing(options, test) {
-        assert!(message.contains(text), "{message:?} lacks {text:?}");
-    }
-}
+use super::{
+    LANES, SHORT, THIRD, assert_contains, await_failure, failing, fails, fails_with, keep_rank,
+    options, tensor, zeros,
+};
 
 /// Reads element `index` on the last lane of rank 0, votes, and enters a barrier.
 #[kernel]
@@ -158,6 +145,20 @@ fn a_failure_of_the_author_has_the_authors_text() {
     fails(text, |comm| comm.kernel(Faults {}).launch());
 }
 
+/// Settles a failure of rank 1 that no lane has recorded.
+#[kernel]
+fn settles(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    s.settle(s.rank() != 1)?;
+    s.barrier()
+}
+
+#[test]
+fn a_failure_without_a_reason_says_how_to_record_one() {
+    let text = "rank 1 in kernel settles #1: the kernel recorded no reason; record one with \
+                s.ensure or s.fault";
+    fails(text, |comm| comm.kernel(Settles {}).launch());
+}
+
 /// Uses a window in the way that `mistake` says.
 #[kernel]
 fn misuses(
@@ -167,6 +168,7 @@ fn misuses(
     mistake: u32,
 ) -> Result<(), Aborted> {
     let (block, me) = (s.block(), window.at(s.me()));
+    let third = THIRD.get().copied().unwrap_or(s.me());
     match mistake {
         0 => _ = me.slice(9, 2),
         1 => _ = me.slice(9, 1).write(s, block, x),
@@ -179,13 +181,18 @@ fn misuses(
         8 => _ = window.wait(s, 6, s.me())?,
         9 => me.store(s, 9, [1.0, 2.0]),
         10 => _ = window.at(s.me()).get(s, window.local(s)?),
-        _ => window.count(s, 3)?,
+        11 => window.count(s, 3)?,
+        12 => _ = window.at(third).slice(0, 2).write(s, block, x),
+        13 => window.at(third).raise(s, 0),
+        14 => _ = window.wait(s, 0, third)?,
+        _ => _ = window.wait_value(s, 0, Some(third), Compare::Equal, 0)?,
     }
     s.barrier()
 }
 
 #[test]
 fn a_rank_range_or_number_that_does_not_exist_is_named() {
+    keep_rank();
     for (mistake, text) in [
         (0, "argument window: element 10 of 10"),
         (1, "argument window: element 1 of 1"),
@@ -214,6 +221,10 @@ fn a_rank_range_or_number_that_does_not_exist_is_named() {
             11,
             "number 3 of a signal, counter or barrier, of which the window has 2",
         ),
+        (12, "argument window: rank 2 cannot be reached"),
+        (13, "argument window: rank 2 cannot be reached"),
+        (14, "argument window: rank 2 of 2 ranks"),
+        (15, "argument window: rank 2 of 2 ranks"),
     ] {
         fails(text, |comm| {
             let mut options = WindowOptions::default();
@@ -309,14 +320,9 @@ fn a_forgotten_signal_names_kernel_and_sender() {
         .find(|messages| !messages[0].contains("its entry"))
         .expect("rank 1 enters within 15 s");
     for message in messages {
-        assert!(
-            message.contains("in kernel waits_in_vain #2: timed out"),
-            "{message}"
-        );
-        assert!(
-            message.contains("waiting for rank 1, its signal"),
-            "{message}"
-        );
+        let call = "rank 0 in kernel waits_in_vain #";
+        let wait = "waiting for rank 1, its signal";
+        assert_contains(&message, &[call, "timed out after", wait]);
     }
 }
 
@@ -352,6 +358,44 @@ fn different_kernels_or_agreed_arguments_are_a_mismatch() {
         let factor = 1.0 + comm.rank() as f32;
         comm.kernel(OtherBarrier { factor }).launch()
     });
+}
+
+#[test]
+fn a_call_of_the_library_instead_of_a_kernel_is_a_mismatch() {
+    for lanes in LANES {
+        for (call, name) in [
+            (0, "called barrier #1"),
+            (1, "called all_reduce #1 (16 f32"),
+        ] {
+            for message in failing(&options(1, lanes), |comm| match (comm.rank(), call) {
+                (0, 0) => comm.barrier(),
+                (0, _) => comm.all_reduce(&mut [1f32; 16][..], ReduceOp::Sum),
+                _ => comm.kernel(OtherBarrier { factor: 1.0 }).launch(),
+            }) {
+                assert_contains(&message, &["called kernel other_barrier #1", name]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_launch_that_a_rank_skips_is_named_with_its_last_call() {
+    let texts = [
+        "waiting for rank 1, its entry",
+        "rank 1 never entered kernel other_barrier #2 (its last was barrier #1",
+    ];
+    for lanes in LANES {
+        for message in failing(&options(1, lanes), |comm| {
+            comm.barrier()?;
+            if comm.rank() == 1 {
+                return await_failure(comm);
+            }
+            let launch = comm.kernel(OtherBarrier { factor: 1.0 });
+            launch.timeout(SHORT).launch()
+        }) {
+            assert_contains(&message, &texts);
+        }
+    }
 }
 
 /// Returns early on the lanes above `last`; the others enter a barrier.
@@ -437,8 +481,10 @@ fn lanes_that_diverge_are_caught_and_their_places_named() {
         assert!(launched.is_err());
         launched
     }) {
+        // A rank that launches late gets only the failure of the other one.
         let named = message.contains("pass different arguments to the collective call at ");
-        assert!(named || message.contains("aborted"), "{message}");
+        let refused = message.contains("the kernel did not run to its end on rank ");
+        assert!(named || refused, "{message}");
     }
 }
 
@@ -465,14 +511,80 @@ fn panics(s: &mut Session<impl Machine>, limit: u32) -> Result<(), Aborted> {
 
 #[test]
 fn a_panic_stops_the_other_ranks_at_once() {
-    let mut patient = options(1, 1);
-    patient.timeout = Duration::from_secs(600);
-    let messages = failing(&patient, |comm| comm.kernel(Panics { limit: 1 }).launch());
-    assert!(
-        messages[1].contains("a panic of the author"),
-        "{messages:?}"
-    );
-    assert!(messages[0].contains("rank 1 in"), "{messages:?}");
+    for lanes in LANES {
+        let mut patient = options(1, lanes);
+        patient.timeout = Duration::from_secs(600);
+        let launch = |comm: &Communicator| {
+            let launched = comm.kernel(Panics { limit: 1 }).launch();
+            launched.expect_err("rank 1 panics").to_string()
+        };
+        let messages: Vec<[String; 2]> = run_threads(2, &patient, |comm| {
+            // The second launch finds the failure of the first.
+            Ok([launch(&comm), launch(&comm)])
+        })
+        .into_iter()
+        .map(|rank| rank.expect("joined"))
+        .collect();
+        let panicked = match lanes {
+            1 => "kernel panics panicked: a panic of the author",
+            _ => "kernel panics panicked in lane ",
+        };
+        assert_contains(&messages[1][0], &[panicked, "a panic of the author"]);
+        let text = "the kernel did not run to its end on rank 1";
+        assert_contains(&messages[0][0], &["rank 1 in kernel panics #", text]);
+        assert_eq!(messages[0][1], messages[0][0]);
+        assert_eq!(messages[1][1], messages[0][0]);
+    }
+}
+
+/// Writes a byte at `offset` of the shared memory of the last block.
+///
+/// # Safety
+/// `offset` must be within the shared memory.
+#[kernel]
+unsafe fn overruns(s: &mut Session<impl Machine>, offset: u64) -> Result<(), Aborted> {
+    let block = s.block();
+    if block.index() + 1 == block.count() && block.is_leader() {
+        let at = block.shared().wrapping_add(offset as usize);
+        // SAFETY: the precondition of this function. Where the test violates it, the byte is one of
+        // the 4096 that the host allocates after the shared memory to find such writes.
+        unsafe { at.write(7) };
+    }
+    Ok(())
+}
+
+#[test]
+fn a_write_beyond_shared_memory_is_found() {
+    let run = |blocks, lanes, offset| {
+        run_threads(1, &options(blocks, lanes), |comm| {
+            let launch = comm.kernel(Overruns { offset });
+            // SAFETY: the host has allocated the byte, as the kernel says.
+            Ok(unsafe { launch.launch_unchecked() })
+        })
+        .pop()
+        .expect("a rank")
+        .expect("joined")
+    };
+    let end = SHARED_BYTES as u64;
+    for offset in [end, end + 4000] {
+        for (blocks, lanes) in [(1, 32), (2, 64), (2, 1)] {
+            let error = run(blocks, lanes, offset).expect_err("beyond the end");
+            let last = blocks - 1;
+            let text =
+                format!("kernel overruns wrote beyond the end of its shared memory (block {last})");
+            assert_contains(&error.to_string(), &[&text]);
+        }
+        // A single lane is checked in debug builds only.
+        if cfg!(debug_assertions) {
+            let error = run(1, 1, offset).expect_err("beyond the end");
+            let text = "kernel overruns panicked: it wrote beyond the end of its shared memory";
+            assert_contains(&error.to_string(), &[text]);
+        }
+    }
+    // The control: the last byte that a kernel may use.
+    for (blocks, lanes) in [(1, 1), (1, 32), (2, 64)] {
+        run(blocks, lanes, end - RESERVED_BYTES as u64 - 1).expect("a byte of the kernel");
+    }
 }
 
 /// Opens rounds and never closes them. Sends the launch's number and adds what has come.
@@ -509,6 +621,37 @@ fn rounds_that_the_author_leaves_open_are_closed() {
     }
 }
 
+/// Reads words of a rank and of a number that do not exist, and one that does.
+#[kernel]
+fn reads_words(s: &mut Session<impl Machine>, words: Out<u64>) -> Result<(), Aborted> {
+    s.ready(|_| [u64::MAX; 7])?;
+    if s.block().is_leader() {
+        words.set(0, s.word(s.ranks(), 0));
+        words.set(1, s.word(u32::MAX, 0));
+        words.set(2, s.word(0, 7));
+        words.set(3, s.word(0, usize::MAX));
+        words.set(4, s.word(s.ranks() - 1, 6));
+    }
+    Ok(())
+}
+
+#[test]
+fn words_that_do_not_exist_are_zero() {
+    for lanes in LANES {
+        for result in run_threads(2, &options(1, lanes), |comm| {
+            let words = tensor(&[1u64; 5])?;
+            comm.kernel(ReadsWords {
+                words: (&words).into(),
+            })
+            .launch()?;
+            assert_eq!(words.to_vec::<u64>()?, [0, 0, 0, 0, u64::MAX]);
+            Ok(())
+        }) {
+            result.expect("no failure");
+        }
+    }
+}
+
 #[test]
 fn different_numbers_of_blocks_are_a_mismatch() {
     fails_with(
@@ -530,7 +673,7 @@ fn window_barrier(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(
 
 #[test]
 fn a_replay_after_the_end_of_its_window_is_an_error() {
-    fails_with(&options(1, 1), "in kernel window_barrier #", &|comm| {
+    for message in failing(&options(1, 1), |comm| {
         let mut options = WindowOptions::default();
         options.barriers = 1;
         let window = comm.alloc_window(DType::U8, 4, options)?;
@@ -543,5 +686,8 @@ fn a_replay_after_the_end_of_its_window_is_an_error() {
         window.free()?;
         graph.run(comm.stream())?;
         comm.stream().synchronize()
-    });
+    }) {
+        let texts = ["in kernel window_barrier #", "or the window has been freed"];
+        assert_contains(&message, &texts);
+    }
 }

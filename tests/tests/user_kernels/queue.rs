@@ -2,15 +2,13 @@
 //! a network that delays and reorders.
 
 use core::time::Duration;
-use std::sync::OnceLock;
 
 use fusewire::{Communicator, DType, Queue as HostQueue, Result, run_threads};
-use fusewire_device::comm::Rank;
 use fusewire_device::{
     Aborted, Group, In, InOut, Machine, Out, Queue, Session, Team, Unvoted, kernel,
 };
 
-use super::{SHAPES, all, failing, on_both, options, tensor, zeros};
+use super::{SHAPES, THIRD, all, failing, keep_rank, on_both, options, tensor, zeros};
 
 /// Elements of a row.
 const WIDTH: usize = 3;
@@ -344,9 +342,6 @@ const FAULT_BEFORE_A_WAIT: u32 = 9;
 const OTHER_RANK: u32 = 10;
 const NONE: u32 = 11;
 
-/// A rank of a communicator with three ranks.
-static THIRD: OnceLock<Rank> = OnceLock::new();
-
 /// Makes the mistake `which` on rank 0; for [`NO_RECEIVER`], on rank 1. Otherwise, both ranks send
 /// a row to each rank and wait for one.
 #[kernel(failures(WRONG = "value {a}"))]
@@ -405,15 +400,6 @@ fn errs(
     }
     // Without it, rank 1 might succeed before rank 0 fails.
     s.barrier()
-}
-
-/// Keeps the third rank.
-#[kernel]
-fn keep_third(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
-    if let Some(third) = s.peer(2) {
-        THIRD.get_or_init(|| third);
-    }
-    Ok(())
 }
 
 /// Sends rows of zeros, and drops the batch; then sends rows of `value` to the same places.
@@ -554,7 +540,7 @@ fn mistakes_with_queues_are_named() {
         .timeout(Duration::from_secs(seconds))
         .launch()
     };
-    all((3, 1, 1), |comm| comm.kernel(KeepThird {}).launch());
+    keep_rank();
     for lanes in [1, 32, 64] {
         for (which, text) in mistakes {
             for message in failing(&options(1, lanes), |comm| run(comm, which)) {

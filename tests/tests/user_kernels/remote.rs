@@ -10,7 +10,7 @@ use fusewire_device::{
     Aborted, Group, In, Machine, Out, Session, Team, Thread, Unvoted, Window, kernel,
 };
 
-use super::{SHAPES, all, on_both, on_networks, tensor, zeros};
+use super::{SHAPES, all, assert_contains, failing, on_both, on_networks, tensor, zeros};
 
 /// Ways to send a row.
 const WAYS: u32 = 8;
@@ -400,8 +400,8 @@ fn a_write_that_fails_raises_no_signal() {
             .launch()
             .expect_err("the row does not fit")
             .to_string();
-        let text = "rank 0 in kernel writes_too_much #2: argument window: element 3 of 3";
-        assert!(error.contains(text), "{error}");
+        let call = "rank 0 in kernel writes_too_much #";
+        assert_contains(&error, &[call, ": argument window: element 3 of 3"]);
         assert_eq!(received.to_vec::<u64>()?, [77]);
         Ok(())
     };
@@ -468,6 +468,39 @@ fn the_network_finds_a_kernel_that_trusts_the_order_of_stores() {
     for error in errors {
         assert!(error.contains("in kernel trusts_order #"), "{error}");
         assert!(error.contains(": element "), "{error}");
+    }
+}
+
+/// Takes the next rank's part for loads and stores.
+#[kernel]
+fn takes_direct(s: &mut Session<impl Machine>, window: Window<u8>) -> Result<(), Aborted> {
+    for next in s.peers(Team::World).take(1) {
+        window.at(next).direct(s)?;
+    }
+    s.barrier()
+}
+
+#[test]
+fn loads_and_stores_of_a_peer_need_more_than_a_network() {
+    let run = |comm: &Communicator| -> Result<()> {
+        let window = comm.alloc_window(DType::U8, 4, WindowOptions::default())?;
+        comm.kernel(TakesDirect {
+            window: (&window).into(),
+        })
+        .launch()
+    };
+    for lanes in [1, 32] {
+        all((2, 1, lanes), run);
+        let mut options = super::options(1, lanes);
+        fusewire::testing::connect_by_network(&mut options, 1);
+        for message in failing(&options, run) {
+            let texts = [
+                "in kernel takes_direct #",
+                ": argument window: rank ",
+                " cannot be reached: by load and store, which `direct` needs",
+            ];
+            assert_contains(&message, &texts);
+        }
     }
 }
 

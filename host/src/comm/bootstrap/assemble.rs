@@ -160,6 +160,7 @@ impl Communicator {
             hooks,
             recorder: Recorder::new(options.flight_recorder_entries, size),
             reported: AtomicU64::new(0),
+            longest_timeout_ns: AtomicU64::new(0),
             world: OnceLock::new(),
             finalized: AtomicBool::new(false),
             identity,

@@ -4,7 +4,7 @@ use core::hash::{Hash, Hasher};
 use std::hash::DefaultHasher;
 
 use fusewire_device::layout::LAYOUT_VERSION;
-use fusewire_device::native::MAX_WARPS;
+use fusewire_device::native::{MAX_WARP, MAX_WARPS};
 
 use crate::comm::MAX_SIZE;
 use crate::comm::on_gpu::BLOCKS;
@@ -67,8 +67,8 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     }
     if options.warp != 0 && !is_warp(options.warp, options.lanes) {
         return refuse(format!(
-            "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps of 8, \
-             16, 32 or 64 lanes",
+            "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps, whose \
+             lanes are a power of two, up to {MAX_WARP}",
             options.warp, options.lanes
         ));
     }

@@ -14,7 +14,7 @@ use fusewire_device::session::Call;
 use super::{PreparedOp, invalid};
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
-use crate::comm::{Communicator, Queue, Window, Work, nanoseconds, user_kernels};
+use crate::comm::{Communicator, Queue, Window, Work, user_kernels};
 use crate::cpu::report_faults;
 use crate::tensor::Tensor;
 use crate::{DType, Result};
@@ -209,7 +209,9 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             constants: self.comm.constants(),
             call: op_info.call,
             count: op_info.input_count,
-            timeout_ns: self.timeout.map_or(self.comm.timeout_ns, nanoseconds),
+            timeout_ns: self.timeout.map_or(self.comm.timeout_ns, |timeout| {
+                self.comm.inner.call_timeout(timeout)
+            }),
         };
         let params = self.arguments.params(header);
         let mut prepared = PreparedOp::new(self.comm, &kernel, params, tensors, false, op_info);

@@ -1,0 +1,33 @@
+//! Tests that the program finds the images that `fusewire-build build` wrote, and that the images
+//! match the program.
+//!
+//! The test is skipped if the images were not built. With `FUSEWIRE_REQUIRE=images`, it fails
+//! instead.
+
+use fusewire::gpu::images::Images;
+
+#[test]
+fn images_are_found_and_read_what_the_program_passes() {
+    let kernels = [fusewire_fp8_all_gather::GATHER_ROWS.info()];
+    for architecture in ["sm_90", "sm_100", "gfx942"] {
+        let image = match Images::new(architecture).find("fusewire_fp8_all_gather") {
+            Ok(image) => image,
+            Err(error) => {
+                let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+                assert!(!required.split(',').any(|word| word == "images"), "{error}");
+                println!("skipped: images: {error}");
+                continue;
+            }
+        };
+        assert_eq!(image.name, "fusewire-fp8-all-gather");
+        assert_eq!(image.entries.len(), kernels.len());
+        for kernel in &kernels {
+            assert_eq!(kernel.family(), "fusewire_fp8_all_gather");
+            let entry = image
+                .entry(kernel.name)
+                .expect("every kernel has its entry");
+            let fields: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
+            assert_eq!(entry.parameters, fields, "{} of {image}", kernel.name);
+        }
+    }
+}
