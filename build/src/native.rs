@@ -258,24 +258,32 @@ fn packed(body: &[Instruction]) -> usize {
         .count()
 }
 
+/// Returns the kernel and the variant of a native entry, whose symbol begins with the name of the
+/// crate; `None` for other symbols.
+pub fn entry(symbol: &str) -> Option<(&str, &str)> {
+    let (kernel, variant) = symbol.rsplit_once("__")?;
+    let kernel = kernel.split_once("__").map_or(kernel, |(_, kernel)| kernel);
+    ["baseline", "avx2", "avx512"]
+        .contains(&variant)
+        .then_some((kernel, variant))
+}
+
 /// Checks the native entries of `program`. `reductions` are name patterns of the kernels that
 /// reduce. If empty, [`REDUCTIONS`] applies.
 pub fn check(program: &Program, reductions: &[String]) -> Vec<Violation> {
     let mut out = Vec::new();
     for (symbol, code) in program {
-        let Some((kernel, variant)) = symbol.rsplit_once("__") else {
+        let Some((kernel, variant)) = entry(symbol) else {
             continue;
         };
-        // The symbol begins with the name of the crate.
-        let kernel = kernel.split_once("__").map_or(kernel, |(_, name)| name);
         let width = match variant {
-            "baseline" => 0,
             "avx2" => 256,
             "avx512" => 512,
-            _ => continue,
+            _ => 0,
         };
         let mut add = |rule: &'static str, detail: String| {
-            out.push(Violation::new(rule, symbol, detail));
+            let name = format!("{kernel}__{variant}");
+            out.push(Violation::new(rule, &name, detail));
         };
         let reduces = if reductions.is_empty() {
             REDUCTIONS.iter().any(|pattern| fits(pattern, kernel))

@@ -23,6 +23,19 @@ use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::session::Session;
 
+/// The time of a launch, which no argument of it outlives. Made by `#[kernel]`.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct LaunchScope(());
+
+impl LaunchScope {
+    /// Begins the scope.
+    #[inline(always)]
+    pub const fn begin() -> Self {
+        Self(())
+    }
+}
+
 /// A range of elements.
 #[derive(Debug)]
 struct Elements<T> {
@@ -92,7 +105,7 @@ macro_rules! argument {
 
         impl<T> Copy for $name<'_, T> {}
 
-        impl<T: Element> $name<'_, T> {
+        impl<'a, T: Element> $name<'a, T> {
             /// Wraps the argument with number `argument`: `len` elements at `at`. Called by
             /// `#[kernel]`.
             ///
@@ -102,6 +115,23 @@ macro_rules! argument {
             /// another device.
             #[inline(always)]
             pub unsafe fn new<M: Machine>(
+                _launch: &'a LaunchScope,
+                session: &Session<M>,
+                argument: u32,
+                at: *mut u8,
+                len: u64,
+            ) -> Self {
+                // SAFETY: the precondition of this function.
+                unsafe { Self::of(session, argument, at, len) }
+            }
+
+            /// Does what `new` does, for memory that lives as long as `'a`.
+            ///
+            /// # Safety
+            /// As for `new`.
+            #[inline(always)]
+            #[allow(dead_code)]
+            pub(crate) unsafe fn of<M: Machine>(
                 session: &Session<M>,
                 argument: u32,
                 at: *mut u8,
@@ -267,7 +297,7 @@ impl<'a, T: Element> InOut<'a, T> {
 /// unspecified. Between the writes of a lane and the reads of another, the block needs a barrier.
 ///
 /// Accesses are checked as those of [`InOut`]. The arrays of a kernel have room for
-/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together; more do not compile.
+/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together; a kernel with more does not compile.
 ///
 /// ```
 /// use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Shared, kernel};
@@ -309,7 +339,11 @@ impl<T, const N: usize> Clone for Shared<'_, T, N> {
 
 impl<T, const N: usize> Copy for Shared<'_, T, N> {}
 
-impl<T: Element, const N: usize> Shared<'_, T, N> {
+impl<'a, T: Element, const N: usize> Shared<'a, T, N> {
+    /// Size and number of the elements.
+    #[doc(hidden)]
+    pub const SHAPE: (usize, usize) = (size_of::<T>(), N);
+
     /// Makes the argument with number `argument` in the block's shared memory, after its first
     /// `end` bytes. Returns it, and the new end. Called by `#[kernel]`.
     ///
@@ -317,6 +351,7 @@ impl<T: Element, const N: usize> Shared<'_, T, N> {
     /// The arrays must fit ([`shared_bytes`]). No other value may refer to their memory.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(
+        _launch: &'a LaunchScope,
         session: &Session<M>,
         argument: u32,
         end: usize,
@@ -352,7 +387,7 @@ impl<T: Element, const N: usize> Shared<'_, T, N> {
         self.elements
             .at(index)
             // SAFETY: `at` has checked the index; accesses to the array are relaxed.
-            .map_or(T::from_bits(0), |at| unsafe { load(at) })
+            .map_or(T::from_bits(0), |at| unsafe { load_shared(at) })
     }
 
     /// Writes element `index`. Any lane by itself.
@@ -360,7 +395,7 @@ impl<T: Element, const N: usize> Shared<'_, T, N> {
     pub fn set(&self, index: usize, value: T) {
         if let Some(at) = self.elements.at(index) {
             // SAFETY: as in `get`.
-            unsafe { store(at, value) };
+            unsafe { store_shared(at, value) };
         }
     }
 }
@@ -461,6 +496,32 @@ mod access {
 }
 
 use access::{load, store};
+
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+use access::{load as load_shared, store as store_shared};
+
+/// Loads an element of a block's shared memory. [`mem::read`](crate::mem::read) is for global
+/// memory. The access is volatile, because the memory may not have been written.
+///
+/// # Safety
+/// `at` must be valid and aligned.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[inline(always)]
+unsafe fn load_shared<T: Element>(at: *mut T) -> T {
+    // SAFETY: the precondition of this function.
+    unsafe { at.read_volatile() }
+}
+
+/// Stores an element of a block's shared memory.
+///
+/// # Safety
+/// `at` must be valid and aligned.
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+#[inline(always)]
+unsafe fn store_shared<T: Element>(at: *mut T, value: T) {
+    // SAFETY: the precondition of this function.
+    unsafe { at.write_volatile(value) }
+}
 
 /// Makes a struct from the words that an entry received. Called by `#[kernel]`.
 #[inline(always)]

@@ -280,7 +280,7 @@ pub enum FailureKind {
     /// A kernel did not run to its end: it panicked, or could not be launched.
     Stopped = 18,
     /// A kernel called [`Session::last_block`](crate::Session::last_block) more often than
-    /// `expected` times.
+    /// `expected` times; or its blocks called it different numbers of times, if `expected` is 0.
     LastBlock = 19,
 }
 

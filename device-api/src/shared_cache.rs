@@ -44,12 +44,12 @@ pub(crate) struct SharedCache {
 }
 
 /// Most warps of a block.
-pub(crate) const MAX_WARPS: usize = 32;
+pub(crate) const WARPS: usize = 32;
 
 const CACHE_AT: usize = SHARED_BYTES - RESERVED_BYTES;
 /// The memory of [`crate::Block::broadcast`].
 pub(crate) const BROADCAST_AT: usize = SHARED_BYTES - 16;
-const PARTIALS_AT: usize = BROADCAST_AT - 8 * MAX_WARPS;
+const PARTIALS_AT: usize = BROADCAST_AT - 8 * WARPS;
 
 const _: () = assert!(CACHE_AT.is_multiple_of(64));
 const _: () = assert!(CACHE_AT + size_of::<SharedCache>() <= PARTIALS_AT);
@@ -60,7 +60,7 @@ pub(crate) fn at(shared: *mut u8) -> *mut SharedCache {
     shared.wrapping_add(CACHE_AT).cast()
 }
 
-/// Returns the address of [`MAX_WARPS`] words, one for each warp of the block, for its reductions
+/// Returns the address of [`WARPS`] words, one for each warp of the block, for its reductions
 /// and scans.
 #[inline(always)]
 pub(crate) fn partials(shared: *mut u8) -> *mut u64 {

@@ -138,7 +138,7 @@ impl WaitContext {
         poll: impl Fn() -> Result<T, u64>,
     ) -> Option<T> {
         let spins = self.spins();
-        let mut polls = 0;
+        let (mut polls, mut late) = (0, 0);
         let mut stall = Stall {
             started: 0,
             compared: 0,
@@ -159,7 +159,12 @@ impl WaitContext {
             polls += 1;
             if polls < spins || !BOUNDED {
                 pause();
-            } else if !self.stalled(&mut stall, wait, awaited(), expected, observed) {
+                continue;
+            }
+            if stall.naps.is_multiple_of(64) {
+                late = awaited();
+            }
+            if !self.stalled(&mut stall, wait, late, expected, observed) {
                 return None;
             }
         }
@@ -263,17 +268,24 @@ impl WaitContext {
         true
     }
 
-    /// Returns a dead rank that a sum of signals lacks: one that died before it had finished this
-    /// launch. Where ranks do not make the same launches, nothing is known of what a dead rank had
-    /// done, so that the others must all be dead.
+    /// Returns a dead rank that has not finished this launch, for a wait for several ranks. Where
+    /// ranks do not make the same launches, nothing is known of what a dead rank had done, so that
+    /// the others must all be dead.
     fn dead_contributor(&self) -> Option<u32> {
-        let others = || (0..self.comm.size()).filter(|&rank| rank != self.comm.rank());
-        if !self.call.is_collective() {
-            let all_dead = others().all(|rank| self.is_dead(rank));
-            return others().next().filter(|_| all_dead);
+        let dead = self.dead();
+        if dead == 0 {
+            return None;
         }
-        others().find(|&rank| {
-            self.is_dead(rank) && self.comm.reaches(rank) && self.finished(rank) < self.sequence()
+        let is_dead = |rank: u32| dead >> (rank & 63) & 1 == 1;
+        let mut others = (0..self.comm.size()).filter(|&rank| rank != self.comm.rank());
+        if !self.call.is_collective() {
+            return match others.clone().all(is_dead) {
+                true => others.next(),
+                false => None,
+            };
+        }
+        others.find(|&rank| {
+            is_dead(rank) && self.comm.reaches(rank) && self.finished(rank) < self.sequence()
         })
     }
 
@@ -288,13 +300,16 @@ impl WaitContext {
         }
     }
 
-    /// Whether the host has found `rank`'s process ended.
+    /// Returns true if the host has found that the process of `rank` has ended.
     fn is_dead(&self, rank: u32) -> bool {
+        rank != self.comm.rank() && self.dead() >> (rank & 63) & 1 == 1
+    }
+
+    /// Returns the ranks whose processes have ended, a bit each.
+    fn dead(&self) -> u64 {
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: every workspace starts with a CommState; the word is only accessed atomically.
-        let dead =
-            unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) };
-        rank != self.comm.rank() && dead >> (rank & 63) & 1 == 1
+        unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) }
     }
 
     /// Returns true if any rank has failed this communicator.
@@ -352,9 +367,11 @@ impl WaitContext {
             return None;
         }
         (0..self.comm.size()).find(|&rank| {
+            if !self.comm.reaches(rank) {
+                return false;
+            }
             let theirs = self.progress(rank).call;
-            self.comm.reaches(rank)
-                && theirs >> 40 == mine >> 40
+            theirs >> 40 == mine >> 40
                 && theirs != mine
                 && Call::from_progress(theirs).is_collective()
         })
@@ -393,7 +410,12 @@ impl WaitContext {
         let word = self.sequence() << 40 | self.call.0 & 0xff_ffff_ffff;
         // SAFETY: the line belongs to this block; peers read its words atomically.
         unsafe {
-            mem::store_u64(self.recent(self.comm.own(0)), word, Order::Relaxed, Scope::System);
+            mem::store_u64(
+                self.recent(self.comm.own(0)),
+                word,
+                Order::Relaxed,
+                Scope::System,
+            );
         }
     }
 

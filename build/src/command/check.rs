@@ -165,8 +165,7 @@ fn check_native(
     let program = native::disassemble(&objdump, &host.program)?;
     let entries: BTreeSet<&str> = program
         .keys()
-        .filter_map(|symbol| symbol.rsplit_once("__"))
-        .filter(|(_, variant)| ["baseline", "avx2", "avx512"].contains(variant))
+        .filter_map(|symbol| native::entry(symbol))
         .map(|(kernel, _)| kernel)
         .collect();
     let violations = verify::without_allowed(

@@ -34,9 +34,8 @@ pub(crate) enum Kind {
     Window(Type, Type),
     /// `Queue<T>`: the same.
     Queue(Type, Type),
-    /// `Shared<T, N>`: the type of the argument, its element and its length. No parameter of the
-    /// launch.
-    Shared(Type, Type, Tokens),
+    /// `Shared<T, N>`: the type of the argument and its element. No parameter of the launch.
+    Shared(Type, Type),
     /// `#[words(N)] T`.
     Words(Type, usize),
     /// `#[before(EXPRESSION)] T`: no parameter of the launch, but a value that is made before the
@@ -82,17 +81,17 @@ impl Argument {
                 let len = format_ident!("{name}_len");
                 quote! {
                     // SAFETY: the host has checked the buffer and keeps it alive.
-                    let #name = unsafe { <#ty>::new(&session, #index, #name, #len) };
+                    let #name = unsafe { <#ty>::new(&header_launch, &session, #index, #name, #len) };
                 }
             }
             Kind::Window(ty, _) | Kind::Queue(ty, _) => quote! {
                 // SAFETY: the host passes a window of this communicator and keeps it alive.
-                let #name = unsafe { <#ty>::new(&session, #index, #name) };
+                let #name = unsafe { <#ty>::new(&header_launch, &session, #index, #name) };
             },
             Kind::Shared(ty, ..) => quote! {
-                // SAFETY: the contract has checked that the arrays fit.
+                // SAFETY: `shared_bytes` has checked that the arrays fit.
                 let (#name, header_shared_end) =
-                    unsafe { <#ty>::new(&session, #index, header_shared_end) };
+                    unsafe { <#ty>::new(&header_launch, &session, #index, header_shared_end) };
             },
             Kind::Words(ty, count) => {
                 let words = (0..*count).map(|word| format_ident!("{name}_{word}"));
@@ -223,8 +222,8 @@ fn last_segment(ty: &Type) -> Option<(&Ident, Option<&Type>)> {
     Some((&last.ident, argument))
 }
 
-/// Returns the element type and the length of a `Shared<T, N>`.
-fn shared_array(ty: &Type) -> Option<(Type, Tokens)> {
+/// Returns the element type of a `Shared<T, N>`.
+fn shared_array(ty: &Type) -> Option<Type> {
     let Type::Path(path) = ty else { return None };
     let last = path.path.segments.last()?;
     let PathArguments::AngleBracketed(list) = &last.arguments else {
@@ -233,11 +232,10 @@ fn shared_array(ty: &Type) -> Option<(Type, Tokens)> {
     if last.ident != "Shared" || list.args.len() != 2 {
         return None;
     }
-    let GenericArgument::Type(element) = &list.args[0] else {
-        return None;
-    };
-    let count = &list.args[1];
-    Some((element.clone(), quote!(#count)))
+    match &list.args[0] {
+        GenericArgument::Type(element) => Some(element.clone()),
+        _ => None,
+    }
 }
 
 /// The attributes of an argument.
@@ -294,9 +292,9 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
             )
         };
     }
-    if let Some((element, count)) = shared_array(ty) {
+    if let Some(element) = shared_array(ty) {
         return match context {
-            Context::Session => Ok(Kind::Shared(ty.clone(), element, count)),
+            Context::Session => Ok(Kind::Shared(ty.clone(), element)),
             Context::Block => error(NEEDS_SESSION),
         };
     }

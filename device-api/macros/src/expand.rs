@@ -220,10 +220,14 @@ impl Kernel<'_> {
         self.context == Context::Session
     }
 
-    /// Returns true if the kernel has arrays in shared memory.
-    fn has_arrays(&self) -> bool {
-        let mut arguments = self.arguments.iter();
-        arguments.any(|argument| matches!(argument.kind, Kind::Shared(..)))
+    /// Returns the types of the arrays in shared memory, and of their elements.
+    fn arrays(&self) -> impl Iterator<Item = (&Type, &Type)> {
+        self.arguments
+            .iter()
+            .filter_map(|argument| match &argument.kind {
+                Kind::Shared(ty, element) => Some((ty, element)),
+                _ => None,
+            })
     }
 
     /// Names and types of the session's parameters of an entry.
@@ -276,11 +280,14 @@ impl Kernel<'_> {
             .any(|argument| matches!(argument.kind, Kind::Window(..) | Kind::Queue(..)))
             .then(|| quote!(session.has_windows();));
         let is_grid = self.options.grid.then(|| quote!(session.is_grid();));
-        let shared = self.options.shared as usize;
-        let shared = self.has_arrays().then(|| {
+        let arrays: Vec<&Type> = self.arrays().map(|(ty, _)| ty).collect();
+        let shared = self.options.shared;
+        let shared = (!arrays.is_empty()).then(|| {
             quote! {
-                #[allow(unused_variables)]
-                let header_shared_end: usize = #shared;
+                const {
+                    ::fusewire_device::args::shared_bytes(#shared, &[#(<#arrays>::SHAPE),*])
+                };
+                let header_shared_end: usize = #shared as usize;
             }
         });
         let rebuilt = self
@@ -383,6 +390,8 @@ impl Kernel<'_> {
                 #has_windows
                 #is_grid
                 #shared
+                let header_launch = ::fusewire_device::args::LaunchScope::begin();
+                let _ = &header_launch;
                 #(#rebuilt)*
                 let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> =
                     #call;
@@ -608,16 +617,16 @@ impl Kernel<'_> {
                 ::fusewire_device::native::ArgumentInfo { name: #name, dtype: #dtype }
             }
         });
-        let arrays = self
-            .arguments
-            .iter()
-            .filter_map(|argument| match &argument.kind {
-                Kind::Shared(_, element, count) => {
-                    let element = self.instantiate(element, instance);
-                    Some(quote!((::core::mem::size_of::<#element>(), #count)))
-                }
-                _ => None,
-            });
+        let arrays = self.arrays().map(|(ty, element)| {
+            let mut ty = ty.clone();
+            if let Type::Path(path) = &mut ty
+                && let Some(last) = path.path.segments.last_mut()
+                && let PathArguments::AngleBracketed(list) = &mut last.arguments
+            {
+                list.args[0] = GenericArgument::Type(self.instantiate(element, instance));
+            }
+            quote!(<#ty>::SHAPE)
+        });
         let (codes, texts): (Vec<_>, Vec<_>) =
             failures.iter().map(|(code, text)| (code, text)).unzip();
         quote! {

@@ -1,14 +1,20 @@
 //! Reductions, scans and other exchanges of values between the lanes of a warp or a block.
 //!
-//! All lanes of the warp or block call these functions together. Where lanes combine values, the
-//! order depends only on the number of lanes and warps, so a sum of floats has the same bits on
-//! every run and on every lane. Blocks of different shapes may round differently.
+//! All lanes of the warp or block call these functions together. The order in which values are
+//! combined depends only on the number of lanes and warps, so a sum of floats has the same bits in
+//! every run. Warps and blocks of other sizes round differently: a CPU has one lane, NVIDIA 32
+//! lanes in a warp, AMD 64. For a float result with the same bits on all of them, sum in an order
+//! of your own, as the fused norms of the library do.
+//!
+//! Every lane gets the same bits if `combine` gives the same bits for both orders of its arguments.
+//! Of floats, [`Number::max`] and [`Number::min`] do so except for the bits of a NaN; `f32::max`
+//! does not for zeros of different signs.
 
 use core::marker::PhantomData;
 
 use super::{Block, Group, Machine, Warp};
 use crate::element::Number;
-use crate::shared_cache::{self, MAX_WARPS};
+use crate::shared_cache::{self, WARPS};
 
 mod sealed {
     pub trait Sealed {
@@ -99,7 +105,7 @@ impl<M: Machine> Warp<M> {
     /// scan). `combine` must be associative, except for the rounding of floats.
     #[inline(always)]
     #[track_caller]
-    pub fn scan<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
+    pub fn inclusive_scan<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
         let lane = self.rank();
         let mut acc = value;
         let mut step = 1;
@@ -118,9 +124,9 @@ impl<M: Machine> Warp<M> {
     /// wrap. Floats are added in another order than by [`Warp::sum`].
     #[inline(always)]
     #[track_caller]
-    pub fn prefix_sum<T: LaneValue>(self, value: T) -> (T, T) {
+    pub fn exclusive_sum<T: LaneValue>(self, value: T) -> (T, T) {
         let lane = self.rank();
-        let through = self.scan(value, T::add);
+        let through = self.inclusive_scan(value, T::add);
         let before = self.shuffle(through, lane.saturating_sub(1));
         let total = self.shuffle(through, self.size() - 1);
         (if lane == 0 { T::ZERO } else { before }, total)
@@ -187,11 +193,11 @@ impl<M: Machine> Block<M> {
     /// scan). `combine` must be associative, except for the rounding of floats. Two barriers.
     #[inline(always)]
     #[track_caller]
-    pub fn scan<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
+    pub fn inclusive_scan<T: LaneValue>(self, value: T, combine: impl Fn(T, T) -> T) -> T {
         if M::LANES == 1 {
             return value;
         }
-        let through = self.warp().scan(value, &combine);
+        let through = self.warp().inclusive_scan(value, &combine);
         self.fold_warps(through, self.is_last_of_warp(), |partials| {
             let index = self.warp_index();
             if index == 0 {
@@ -211,11 +217,11 @@ impl<M: Machine> Block<M> {
     /// wrap. Floats are added in another order than by [`Block::sum`]. Two barriers.
     #[inline(always)]
     #[track_caller]
-    pub fn prefix_sum<T: LaneValue>(self, value: T) -> (T, T) {
+    pub fn exclusive_sum<T: LaneValue>(self, value: T) -> (T, T) {
         if M::LANES == 1 {
             return (T::ZERO, value);
         }
-        let (before, total) = self.warp().prefix_sum(value);
+        let (before, total) = self.warp().exclusive_sum(value);
         self.fold_warps(total, self.warp().is_leader(), |partials| {
             let (mut first, mut all) = (T::ZERO, T::ZERO);
             let mut warp = 0;
@@ -275,7 +281,7 @@ struct Partials<T> {
 impl<T: LaneValue> Partials<T> {
     #[inline(always)]
     fn at(self, warp: u32) -> *mut u64 {
-        self.words.wrapping_add(warp as usize % MAX_WARPS)
+        self.words.wrapping_add(warp as usize % WARPS)
     }
 
     /// Returns the value of a warp. After the barrier.

@@ -27,6 +27,9 @@ pub struct BlockShared {
     diverged: [PlainU32; 2],
 }
 
+/// Flag in a report of divergence: one lane waits for its warp, and the other for the block.
+const BARRIERS_DIFFER: u32 = 1 << 31;
+
 /// A barrier of a block or of a warp.
 struct Barrier {
     lanes: u32,
@@ -107,11 +110,12 @@ impl BlockShared {
     /// `shared` ([`arch::SHARED_BYTES`] bytes, 128-byte aligned, alive as long as this value).
     ///
     /// # Panics
-    /// If `warp` does not divide `lanes`, or there are more than [`MAX_LANES`] lanes or
+    /// If `warp` is not a power of two that divides `lanes`, or there are more than [`MAX_LANES`] lanes or
     /// [`MAX_WARPS`] warps.
     pub fn new(lanes: u32, warp: u32, shared: *mut u8) -> Self {
         assert!(
             lanes as usize <= MAX_LANES
+                && warp.is_power_of_two()
                 && lanes.is_multiple_of(warp)
                 && (lanes / warp) as usize <= MAX_WARPS,
             "a block of {lanes} lanes in warps of {warp}"
@@ -204,7 +208,7 @@ impl BlockShared {
             if let Some(other) = self.lane_at_block(barrier, first)
                 && waits()
             {
-                self.report([lane, other]);
+                self.report([lane, other], BARRIERS_DIFFER);
                 self.check_diverged();
             }
             polls += 1;
@@ -255,7 +259,7 @@ impl BlockShared {
                 || is_block && call.arguments() != leader.arguments()
         });
         match differs {
-            Some(other) => self.report([first, first + 1 + other as u32]),
+            Some(other) => self.report([first, first + 1 + other as u32], 0),
             None if is_block => {
                 for call in calls {
                     call.arguments
@@ -266,12 +270,13 @@ impl BlockShared {
         }
     }
 
-    /// Records that two lanes have made different calls.
-    fn report(&self, lanes: [u32; 2]) {
+    /// Records that two lanes have made different calls. `reason` is 0 or [`BARRIERS_DIFFER`].
+    fn report(&self, lanes: [u32; 2], reason: u32) {
         let relaxed = core::sync::atomic::Ordering::Relaxed;
         let free = self.diverged[0].compare_exchange(0, lanes[0] + 1, relaxed, relaxed);
         if free.is_ok() {
-            self.diverged[1].store(lanes[1] + 1, core::sync::atomic::Ordering::Release);
+            let other = (lanes[1] + 1) | reason;
+            self.diverged[1].store(other, core::sync::atomic::Ordering::Release);
         }
     }
 
@@ -282,12 +287,13 @@ impl BlockShared {
             return;
         }
         let one = self.diverged[0].load(core::sync::atomic::Ordering::Relaxed);
-        let lanes = [one, other].map(|lane| lane as usize - 1);
+        let barriers_differ = other & BARRIERS_DIFFER != 0;
+        let lanes = [one, other & !BARRIERS_DIFFER].map(|lane| lane as usize - 1);
         let [one, other] = lanes.map(|lane| self.calls[lane].location());
         if let (Some(one), Some(other)) = (one, other) {
             let [a, b] = lanes;
             assert!(
-                one == other,
+                one == other && !barriers_differ,
                 "lanes of a block have diverged: lane {a} makes the collective call at {one}, lane \
                  {b} the one at {other}; all lanes of a block must make the same calls"
             );
@@ -353,6 +359,8 @@ impl BlockShared {
             }
             for call in &self.calls {
                 call.at_block
+                    .store(0, core::sync::atomic::Ordering::Relaxed);
+                call.arguments
                     .store(0, core::sync::atomic::Ordering::Relaxed);
             }
             for warp in &self.warps {

@@ -39,7 +39,7 @@ use core::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::args::{In, InOut};
+use crate::args::{In, InOut, LaunchScope};
 use crate::comm::{Rank, Team, WindowAddr};
 use crate::element::Element;
 use crate::faults::Faults;
@@ -167,6 +167,7 @@ impl<'a, T: Element> Window<'a, T> {
     /// launch.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(
+        _launch: &'a LaunchScope,
         session: &Session<M>,
         argument: u32,
         window: *const DeviceWindow,

@@ -42,7 +42,7 @@
 use core::marker::PhantomData;
 
 use super::{DeviceWindow, Remote, Window};
-use crate::args::{In, InOut};
+use crate::args::{In, InOut, LaunchScope};
 use crate::comm::{PeerPtr, Rank, Route, Team, WindowAddr};
 use crate::element::Element;
 use crate::group::{Group, Machine};
@@ -119,12 +119,13 @@ impl<'a, T: Element> Queue<'a, T> {
     /// queue, and that is alive during the launch.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(
+        launch: &'a LaunchScope,
         session: &Session<M>,
         argument: u32,
         window: *const DeviceWindow,
     ) -> Self {
         // SAFETY: the precondition of this function.
-        let window = unsafe { Window::new(session, argument, window) };
+        let window = unsafe { Window::new(launch, session, argument, window) };
         let device: DeviceWindow = window.window;
         let (comm, me) = (session.comm(), session.rank());
         let words = device.own(comm, 0, 3 * device.slots());
@@ -138,7 +139,7 @@ impl<'a, T: Element> Queue<'a, T> {
             window,
             // SAFETY: the window is alive during the launch. Its parts are accessed by peers,
             // through device memory operations.
-            part: unsafe { InOut::new(session, argument, part, len) },
+            part: unsafe { InOut::of(session, argument, part, len) },
             words,
             block: session.block().index(),
         })

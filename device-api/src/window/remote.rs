@@ -322,7 +322,7 @@ impl<'a, T: Element> Remote<'a, T> {
         match comm.resolve(self.addr(0), self.rank.index(), self.bytes()) {
             // SAFETY: the window is alive during the launch. Its parts are accessed by peers,
             // through device memory operations.
-            Some(at) => Ok(unsafe { InOut::new(s, self.window.argument, at, self.len as u64) }),
+            Some(at) => Ok(unsafe { InOut::of(s, self.window.argument, at, self.len as u64) }),
             None => {
                 let (rank, ranks) = (u64::from(self.rank.index()), u64::from(s.ranks()));
                 Err(s.refuse(FailureKind::NoRoute, self.window.argument, rank, ranks))

@@ -35,7 +35,9 @@
     allow(improper_gpu_kernel_arg)
 )]
 
-use fusewire_device::{Aborted, Bf16, E4m3, Group, In, Machine, Session, Team, Window, kernel};
+use fusewire_device::{
+    Aborted, Bf16, E4m3, Group, In, Machine, Session, Shared, Team, Window, kernel,
+};
 
 /// Failure code: the elements of `x` are not whole rows.
 pub const PARTIAL_ROW: u32 = 1;
@@ -52,7 +54,7 @@ const LARGEST: f32 = 448.0;
 const LEAST: f32 = 1e-10;
 
 /// Quantizes the rows of `x`, each of which has `width` elements, and sends them and their scales
-/// to all ranks. Each block sends a slice of the rows.
+/// to all ranks. Each block sends a slice of the rows. `chunk` collects the scales of some rows.
 ///
 /// Row i of rank r is row `r * n + i` of the windows.
 ///
@@ -79,6 +81,7 @@ pub fn gather_rows(
     #[agreed] width: u32,
     rows: Window<E4m3>,
     scales: Window<f32>,
+    chunk: Shared<f32, 256>,
 ) -> Result<(), Aborted> {
     let (block, warp) = (s.block(), s.block().warp());
     let (rank, ranks) = (s.rank() as usize, s.ranks() as usize);
@@ -93,34 +96,43 @@ pub fn gather_rows(
     s.barrier()?;
 
     let own_part = rows.local(s)?;
-    let (first, last) = block.slice(count, 1);
-    for index in block.elements_of_warp(last - first) {
-        let index = first + index;
-        let values = x.slice(index * width, width);
-        let mut greatest = 0;
-        for element in warp.elements_of_group(width) {
-            greatest = greatest.max(magnitude(values.get(element)));
-        }
-        let scale = scale_for(warp.reduce(greatest, u32::max));
-        let inverse = 1.0 / scale;
+    let (mut first, last) = block.slice(count, 1);
+    while first < last {
+        // As many rows as there is room for scales.
+        let batch = (last - first).min(chunk.len());
+        for index in block.elements_of_warp(batch) {
+            let values = x.slice((first + index) * width, width);
+            let mut greatest = 0;
+            for element in warp.elements_of_group(width) {
+                greatest = greatest.max(magnitude(values.get(element)));
+            }
+            let scale = scale_for(warp.reduce(greatest, u32::max));
+            let inverse = 1.0 / scale;
+            if warp.is_leader() {
+                chunk.set(index, scale);
+            }
 
-        // Quantized once, to this rank's part, from which the put copies 16 bytes at a time.
-        let row = rank * count + index;
-        let own_row = rows.at(s.me()).slice(row * width, width);
-        own_row.write_with(s, warp, |element| quantize(values.get(element), inverse));
-        warp.sync();
-        let source = own_part.slice(row * width, width);
+            // Quantized once, to this rank's part, from which the put copies 16 bytes at a time.
+            let row = rank * count + first + index;
+            let own_row = rows.at(s.me()).slice(row * width, width);
+            own_row.write_with(s, warp, |element| quantize(values.get(element), inverse));
+            warp.sync();
+            let source = own_part.slice(row * width, width);
+            for peer in s.peers(Team::World) {
+                if peer != s.me() {
+                    let target = rows.at(peer).slice(row * width, width);
+                    target.put(s, warp, source);
+                }
+            }
+        }
+        block.sync();
+        // One message with all scales for each rank.
         for peer in s.peers(Team::World) {
-            if peer != s.me() {
-                let target = rows.at(peer).slice(row * width, width);
-                target.put(s, warp, source);
-            }
+            let target = scales.at(peer).slice(rank * count + first, batch);
+            target.write_with(s, block, |index| chunk.get(index));
         }
-        for peer in warp.elements_of_group(ranks) {
-            if let Some(peer) = s.peer(peer as u32) {
-                scales.at(peer).store(s, row, [scale]);
-            }
-        }
+        block.sync();
+        first += batch;
     }
     // The signal covers all that this block has written to the rank, in both windows.
     rows.raise_all(s, 0, Team::World);

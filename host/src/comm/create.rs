@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use super::Communicator;
 use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
 use super::observe::Hooks;
 use super::rendezvous::RankClaim;
 use super::submit::invalid;
 use super::topology::Locality;
-use super::{Communicator, nanoseconds};
 use crate::Result;
 use crate::backend::{self, Backend, Reach, Setup};
 use crate::bootstrap::{RankSize, host_id};
@@ -274,6 +274,6 @@ impl Communicator {
 
     /// Sets the timeout of this value's calls, as torchcomms' `setTimeout`.
     pub fn set_timeout(&mut self, timeout: core::time::Duration) {
-        self.timeout_ns = nanoseconds(timeout);
+        self.timeout_ns = self.inner.call_timeout(timeout);
     }
 }

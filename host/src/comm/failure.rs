@@ -628,6 +628,10 @@ impl fmt::Display for Failure {
                 "the kernel did not run to its end on rank {rank}: it panicked, or could not be \
                  launched; the error on that rank says why"
             ),
+            FailureKind::LastBlock if self.expected == 0 => f.write_str(
+                "the blocks of the launch made different numbers of calls of last_block; all \
+                 blocks must make the same calls",
+            ),
             FailureKind::LastBlock => write!(
                 f,
                 "more than {} calls of last_block in a launch",

@@ -138,11 +138,9 @@ struct Inner {
     backend: Option<Arc<dyn Backend>>,
     reach: Reach,
     hooks: Hooks,
-    recorder: Recorder,
-    /// Number of the last operation that was reported to run for long.
-    reported: AtomicU64,
+    recorder: Arc<Recorder>,
     /// Longest timeout of a call in nanoseconds, if longer than the communicator's; or 0.
-    longest_timeout_ns: AtomicU64,
+    longest_timeout_ns: Arc<AtomicU64>,
     /// The ranks of this communicator as ranks of the one that it was split or duplicated from
     /// first; empty where it has not been.
     world: OnceLock<Vec<u32>>,

@@ -2,7 +2,7 @@
 //!
 //! It waits for the ends of other ranks' processes and marks them in the communicators that they
 //! belong to, so that whoever waits for them need not wait for the timeout. It also warns of
-//! kernels on the CPU that run for longer than twice the timeout. Such a kernel may poll memory
+//! kernels on the CPU that run for longer than three times the timeout. Such a kernel may poll memory
 //! without the waits of a session, and would otherwise hang without a message.
 //!
 //! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
@@ -10,7 +10,7 @@
 //! because it never will be.
 
 use core::mem::offset_of;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
 use std::io;
@@ -20,6 +20,7 @@ use std::thread;
 
 use fusewire_device::layout::CommState;
 
+use super::observe::Recorder;
 use super::{Inner, nanoseconds};
 use crate::{Activity, notice, process};
 
@@ -36,12 +37,26 @@ struct WatchedProcess {
     interests: Vec<(Weak<Inner>, u32)>,
 }
 
+/// The launches of a communicator. Without a reference to the communicator, so that this thread
+/// never drops it.
+struct WatchedLaunches {
+    communicator: Weak<Inner>,
+    name: String,
+    rank: u32,
+    recorder: Arc<Recorder>,
+    timeout: Duration,
+    /// Longest timeout of a call in nanoseconds, if longer than the communicator's; or 0.
+    longest_timeout_ns: Arc<AtomicU64>,
+    /// Number of the last operation that was reported.
+    reported: u64,
+}
+
 #[derive(Default)]
 struct State {
     /// By process id and start time.
     processes: HashMap<(u32, u64), WatchedProcess>,
     /// Communicators of the CPU, for long launches.
-    communicators: Vec<Weak<Inner>>,
+    communicators: Vec<WatchedLaunches>,
     /// Wakes the thread up; there while it runs.
     wake: Option<OwnedFd>,
 }
@@ -62,7 +77,15 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     // How long a kernel of a GPU or a call of a backend runs is not known here.
     let mut added = inner.on_gpu.is_none() && inner.backend.is_none();
     if added {
-        state.communicators.push(Arc::downgrade(inner));
+        state.communicators.push(WatchedLaunches {
+            communicator: Arc::downgrade(inner),
+            name: inner.name.clone(),
+            rank: inner.rank,
+            recorder: Arc::clone(&inner.recorder),
+            timeout: inner.options.timeout,
+            longest_timeout_ns: Arc::clone(&inner.longest_timeout_ns),
+            reported: 0,
+        });
     }
     for (rank, key) in (0..).zip(&inner.processes) {
         // Only timeouts detect the end of a process on another host.
@@ -125,7 +148,9 @@ fn work() {
             state
                 .processes
                 .retain(|_, watched| !watched.interests.is_empty());
-            state.communicators.retain(|inner| inner.strong_count() > 0);
+            state
+                .communicators
+                .retain(|launches| launches.communicator.strong_count() > 0);
             let is_idle = state.processes.is_empty() && state.communicators.is_empty();
             let Some(wake) = state.wake.as_ref().filter(|_| !is_idle) else {
                 state.wake = None;
@@ -164,9 +189,13 @@ fn work() {
             // SAFETY: eight writable bytes.
             unsafe { libc::read(polled[0].fd, drained.as_mut_ptr().cast(), drained.len()) };
         }
-        let communicators = state().communicators.clone();
-        for inner in communicators.iter().filter_map(Weak::upgrade) {
-            inner.report_long_launch();
+        let messages: Vec<String> = state()
+            .communicators
+            .iter_mut()
+            .filter_map(WatchedLaunches::report)
+            .collect();
+        for message in messages {
+            notice::warn(message);
         }
         for (entry, key) in polled[1..].iter().zip(keys) {
             let ended = entry.revents != 0 || (entry.fd < 0 && process::has_ended(key.0, key.1));
@@ -183,32 +212,32 @@ fn work() {
     }
 }
 
-impl Inner {
-    /// Warns of a launch that has run for longer than its waits can last.
-    fn report_long_launch(&self) {
-        let after = self.reported.load(Ordering::Relaxed);
+impl WatchedLaunches {
+    /// Returns a warning of a launch that has run for longer than any of its waits can last.
+    fn report(&mut self) -> Option<String> {
         let of_calls = Duration::from_nanos(self.longest_timeout_ns.load(Ordering::Relaxed));
-        let timeout = self.options.timeout.max(of_calls);
-        let limit = timeout.saturating_mul(2).saturating_add(SWEEP);
-        let Some(long) = self.recorder.running(limit, after) else {
-            return;
-        };
-        self.reported.store(long.id, Ordering::Relaxed);
+        let timeout = self.timeout.max(of_calls);
+        // The longest wait is that for another block: three times the timeout.
+        let limit = timeout.saturating_mul(3).saturating_add(SWEEP);
+        let long = self.recorder.running(limit, self.reported)?;
+        self.reported = long.id;
         let activity = Activity::new(long.op_info.call, long.sequence, 0);
-        notice::warn(format_args!(
-            "communicator \"{}\": rank {} has been in {} #{} for {:.1} s, and the waits of a \
-             session end after {:.1} s: the kernel polls memory by itself, computes, or was \
-             stopped; to wait for another rank, call the waits of the session, of windows or of \
-             queues, which end and name the late rank",
+        Some(format!(
+            "communicator \"{}\": rank {} has been in {} #{} for {:.1} s, and a wait of a session \
+             ends after {:.1} s: the kernel polls memory by itself, computes, or was stopped; to \
+             wait for another rank, call the waits of the session, of windows or of queues, which \
+             end and name the late rank",
             self.name,
             self.rank,
             activity.name(),
             long.sequence,
             long.elapsed.as_secs_f64(),
             timeout.as_secs_f64(),
-        ));
+        ))
     }
+}
 
+impl Inner {
     /// Returns the timeout of a call in nanoseconds.
     pub(super) fn call_timeout(&self, timeout: Duration) -> u64 {
         let ns = nanoseconds(timeout);

@@ -2,9 +2,10 @@
 //! blocks and lanes.
 
 use core::any::Any;
-use core::cell::{OnceCell, UnsafeCell};
+use core::cell::OnceCell;
 use core::fmt;
 use core::panic::AssertUnwindSafe;
+use core::ptr::NonNull;
 use std::panic;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
@@ -339,7 +340,8 @@ pub(super) fn on_threads(
     }
     // Blocks of several lanes are for tests, so the check may take its time.
     for (block, shared) in shared.iter().enumerate() {
-        if !shared.is_guard_intact() {
+        // SAFETY: all lanes have ended.
+        if !unsafe { shared.repair_guard() } {
             return Err(Error::launch(format!(
                 "{} {OVERRUN} (block {block})",
                 kernel_of(name)
@@ -367,16 +369,19 @@ fn with_block(kernel: RunningKernel, body: impl FnOnce(&BlockShared)) -> Result<
             let shared = shared.get_or_init(|| OwnedBlock::new(1, 1));
             // Unwind safe: the kernel accesses memory only through raw pointers, so no Rust value
             // can be left in a broken state.
-            panic::catch_unwind(AssertUnwindSafe(|| {
-                body(&shared.shared);
-                if cfg!(debug_assertions) {
-                    shared.check_guard();
-                }
-            }))
-            .map_err(|panic| {
-                let name = kernel_of(kernel.name);
-                Error::launch(format!("{name} panicked: {}", message(&*panic)))
-            })
+            let ran = panic::catch_unwind(AssertUnwindSafe(|| body(&shared.shared)));
+            let name = || kernel_of(kernel.name);
+            // SAFETY: the only lane has ended.
+            let is_intact = !cfg!(debug_assertions) || unsafe { shared.repair_guard() };
+            match ran {
+                Err(panic) => Err(Error::launch(format!(
+                    "{} panicked: {}",
+                    name(),
+                    message(&*panic)
+                ))),
+                Ok(()) if !is_intact => Err(Error::launch(format!("{} {OVERRUN}", name()))),
+                Ok(()) => Ok(()),
+            }
         })
         .map_err(|_| Error::launch("this thread is ending"))?
 }
@@ -417,61 +422,55 @@ impl Grid {
 /// The state that the lanes of a block share, and the shared memory to which the state points.
 struct OwnedBlock {
     shared: BlockShared,
-    memory: Box<[UnsafeCell<SharedChunk>]>,
+    /// The shared memory, and a guard after it.
+    memory: NonNull<[SharedChunk]>,
 }
 
-// SAFETY: the memory is accessed by lanes, by the rules of block-shared memory, and by
-// `is_guard_intact` after they have ended.
+// SAFETY: the memory belongs to this value. Lanes access it by the rules of block-shared memory.
 unsafe impl Sync for OwnedBlock {}
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 #[repr(align(128))]
 struct SharedChunk([u8; 128]);
 
 /// Bytes after the shared memory that no kernel may write.
 const GUARD: SharedChunk = SharedChunk([0xa5; 128]);
 const GUARD_CHUNKS: usize = 32;
+/// Chunks of the shared memory itself.
+const CHUNKS: usize = SHARED_BYTES.div_ceil(128);
 
 const OVERRUN: &str = "wrote beyond the end of its shared memory";
 
 impl OwnedBlock {
     fn new(lanes: u32, warp: u32) -> Self {
-        let chunks = SHARED_BYTES.div_ceil(128);
-        let memory: Box<[UnsafeCell<SharedChunk>]> = (0..chunks + GUARD_CHUNKS)
-            .map(|chunk| {
-                UnsafeCell::new(if chunk < chunks {
-                    SharedChunk([0; 128])
-                } else {
-                    GUARD
-                })
-            })
-            .collect();
-        let start = UnsafeCell::raw_get(memory.as_ptr());
+        let mut memory = vec![GUARD; CHUNKS + GUARD_CHUNKS];
+        memory[..CHUNKS].fill(SharedChunk([0; 128]));
+        // Owned as a raw pointer, because lanes use the memory while this value moves.
+        let memory = NonNull::from(Box::leak(memory.into_boxed_slice()));
         Self {
-            shared: BlockShared::new(lanes, warp, start.cast()),
+            shared: BlockShared::new(lanes, warp, memory.cast().as_ptr()),
             memory,
         }
     }
 
-    /// Returns false if a kernel has written beyond its shared memory. No lane runs.
-    fn is_guard_intact(&self) -> bool {
-        let (_, guard) = self.memory.split_at(SHARED_BYTES.div_ceil(128));
-        guard.iter().all(|chunk| {
-            // SAFETY: no lane runs, by the contract of this function.
-            unsafe { (*chunk.get()).0 == GUARD.0 }
-        })
+    /// Returns false if a kernel has written beyond its shared memory, and repairs the guard.
+    ///
+    /// # Safety
+    /// No lane may run.
+    unsafe fn repair_guard(&self) -> bool {
+        // SAFETY: no other code accesses the memory, by the precondition of this function.
+        let memory = unsafe { &mut *self.memory.as_ptr() };
+        let guard = &mut memory[CHUNKS..];
+        let is_intact = guard.iter().all(|chunk| *chunk == GUARD);
+        guard.fill(GUARD);
+        is_intact
     }
+}
 
-    /// Panics if the kernel has written beyond its shared memory. No lane runs.
-    fn check_guard(&self) {
-        if self.is_guard_intact() {
-            return;
-        }
-        for chunk in &self.memory[SHARED_BYTES.div_ceil(128)..] {
-            // SAFETY: no lane runs, by the contract of this function.
-            unsafe { chunk.get().write(GUARD) };
-        }
-        panic!("it {OVERRUN}");
+impl Drop for OwnedBlock {
+    fn drop(&mut self) {
+        // SAFETY: the box that `new` has leaked. No lane runs.
+        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
     }
 }
 

@@ -5,7 +5,7 @@ use fusewire_device::multi_rank_grid::{GridParams, run_lane};
 use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_WARP};
 
 use super::MAX_THREADS;
-use super::launch::{check_float_environment, on_threads};
+use super::launch::{check_float_environment, is_warp, on_threads};
 use crate::{Error, Result};
 
 /// Runs the blocks of `ranks` ranks to completion as a multi-rank grid, with every lane on a
@@ -30,12 +30,12 @@ pub unsafe fn run_multi_rank_grid(
 ) -> Result<()> {
     let blocks = ranks.checked_mul(params.blocks_per_rank).unwrap_or(0);
     let threads = blocks.checked_mul(lanes).unwrap_or(0);
-    if threads == 0 || threads > MAX_THREADS || lanes as usize > MAX_WARP {
+    if threads == 0 || threads > MAX_THREADS || !is_warp(lanes, lanes) {
         return Err(Error::InvalidArgument {
             operation: "run_multi_rank_grid",
             detail: format!(
                 "{}: {ranks} ranks of {} blocks of {lanes} lanes; a grid has 1 to {MAX_THREADS} \
-                 threads, a block at most {MAX_WARP} lanes",
+                 threads, a block one warp of up to {MAX_WARP} lanes",
                 kernel.name, params.blocks_per_rank
             ),
         });

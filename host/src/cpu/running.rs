@@ -1,12 +1,13 @@
-//! The kernel that a thread runs, for messages about invalid memory accesses.
+//! The kernels that the threads run, for messages about invalid memory accesses.
 //!
 //! A kernel with raw pointers can end its process by a null or wild one. Before the first launch of
-//! such a kernel, [`report_faults`] installs a handler that writes the name of the kernel and the
-//! rank to stderr. The previous handler, or the default action, then handles the signal.
+//! such a kernel on the CPU, [`report_faults`] installs a handler for `SIGSEGV` and `SIGBUS`, which
+//! writes the name of the kernel and the rank to stderr. The previous handler, or the default
+//! action, then handles the signal. `FUSEWIRE_REPORT_FAULTS=0` prevents it.
 
-use core::cell::Cell;
 use core::fmt::{self, Write};
 use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
 /// A kernel and the rank that runs it.
@@ -16,23 +17,96 @@ pub(crate) struct RunningKernel {
     pub(crate) rank: u32,
 }
 
-thread_local! {
-    static RUNNING: Cell<Option<RunningKernel>> = const { Cell::new(None) };
+/// What a thread runs. A table, because a signal handler cannot use thread-local memory of a
+/// library that was loaded at run time.
+struct Slot {
+    /// Thread, or 0 if the slot is free.
+    thread: AtomicU32,
+    rank: AtomicU32,
+    name: AtomicPtr<u8>,
+    len: AtomicUsize,
 }
 
-/// Marks this thread as running `kernel` until the result is dropped.
+/// Threads that can be named at the same time.
+const SLOTS: usize = 1024;
+
+static RUNNING: [Slot; SLOTS] = [const {
+    Slot {
+        thread: AtomicU32::new(0),
+        rank: AtomicU32::new(0),
+        name: AtomicPtr::new(core::ptr::null_mut()),
+        len: AtomicUsize::new(0),
+    }
+}; SLOTS];
+
+/// True after the handler has been installed.
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Returns the number of the calling thread.
+fn thread() -> u32 {
+    // SAFETY: the call has no preconditions.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// Marks this thread as running `kernel` until the result is dropped, if faults are reported.
 #[inline]
-pub(crate) fn enter(kernel: RunningKernel) -> impl Drop {
-    struct Guard;
-    impl Drop for Guard {
-        #[inline]
-        fn drop(&mut self) {
-            RUNNING.set(None);
+pub(crate) fn enter(kernel: RunningKernel) -> Mark {
+    if !IS_INSTALLED.load(Ordering::Relaxed) {
+        return Mark(None);
+    }
+    Mark(mark(kernel))
+}
+
+#[cold]
+fn mark(kernel: RunningKernel) -> Option<&'static Slot> {
+    let thread = thread();
+    let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);
+    // Threads of a launch have successive numbers, so they rarely look for the same slot.
+    let slot = (0..SLOTS)
+        .map(|distance| &RUNNING[(thread as usize + distance) % SLOTS])
+        .find(|slot| {
+            let claimed = slot.thread.compare_exchange(0, thread, acquire, relaxed);
+            claimed.is_ok()
+        })?;
+    slot.rank.store(kernel.rank, relaxed);
+    slot.len.store(kernel.name.len(), relaxed);
+    // Only this thread reads the name, in the handler.
+    slot.name.store(kernel.name.as_ptr().cast_mut(), relaxed);
+    Some(slot)
+}
+
+/// A thread that runs a kernel.
+pub(crate) struct Mark(Option<&'static Slot>);
+
+impl Drop for Mark {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(slot) = self.0 {
+            slot.name.store(core::ptr::null_mut(), Ordering::Relaxed);
+            slot.thread.store(0, Ordering::Release);
         }
     }
-    RUNNING.set(Some(kernel));
-    Guard
 }
+
+/// Returns what this thread runs. Safe in a signal handler.
+fn running() -> Option<RunningKernel> {
+    let thread = thread();
+    let relaxed = Ordering::Relaxed;
+    let slot = RUNNING
+        .iter()
+        .find(|slot| slot.thread.load(relaxed) == thread)?;
+    let (name, len) = (slot.name.load(relaxed), slot.len.load(relaxed));
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: this thread has stored the parts of a `&'static str`.
+    let name = unsafe { str::from_utf8_unchecked(core::slice::from_raw_parts(name, len)) };
+    let rank = slot.rank.load(relaxed);
+    Some(RunningKernel { name, rank })
+}
+
+/// Code of a fault whose address the processor does not report.
+const SI_KERNEL: libc::c_int = 0x80;
 
 const SIGNALS: [(libc::c_int, &str); 2] = [(libc::SIGSEGV, "SIGSEGV"), (libc::SIGBUS, "SIGBUS")];
 
@@ -43,6 +117,9 @@ static PREVIOUS: [OnceLock<libc::sigaction>; 2] = [const { OnceLock::new() }; 2]
 pub(crate) fn report_faults() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
+        if std::env::var("FUSEWIRE_REPORT_FAULTS").is_ok_and(|value| value == "0") {
+            return;
+        }
         for (&(signal, _), previous) in SIGNALS.iter().zip(&PREVIOUS) {
             let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
                 on_fault;
@@ -60,27 +137,38 @@ pub(crate) fn report_faults() {
             // SAFETY: the handler calls only functions that are safe in a signal handler.
             unsafe { libc::sigaction(signal, &raw const action, core::ptr::null_mut()) };
         }
+        IS_INSTALLED.store(true, Ordering::Relaxed);
     });
 }
 
 /// Writes a message if the thread runs a kernel, and restores the previous action. The faulting
 /// instruction then runs again, and the signal goes to that action.
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the location is that of this thread.
+    let errno = unsafe { *libc::__errno_location() };
     let at = SIGNALS.iter().position(|(of, _)| *of == signal);
     // SAFETY: the system passes a valid description.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr()) };
+    // Also a signal that another handler has sent again.
     let is_fault = code > 0;
-    if let Ok(Some(kernel)) = RUNNING.try_with(Cell::get)
+    if let Some(kernel) = running()
         && let Some(at) = at
-        && is_fault
     {
         let mut text = Text::default();
         let RunningKernel { name, rank } = kernel;
+        let _ = write!(
+            text,
+            "fusewire: rank {rank} in kernel {name}: {}",
+            SIGNALS[at].1
+        );
+        let _ = match code {
+            SI_KERNEL => write!(text, " at an address that no memory can have"),
+            code if code > 0 => write!(text, " at address {address:p}"),
+            _ => Ok(()),
+        };
         let _ = writeln!(
             text,
-            "fusewire: rank {rank} in kernel {name}: {} at address {address:p}; a null or wild \
-             pointer among its arguments, or an access beyond the memory of one",
-            SIGNALS[at].1
+            "; a null or wild pointer among its arguments, or an access beyond the memory of one"
         );
         // SAFETY: writes the bytes of a buffer, which is safe in a signal handler.
         unsafe { libc::write(libc::STDERR_FILENO, text.bytes.as_ptr().cast(), text.len) };
@@ -95,6 +183,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
         // SAFETY: the signal is delivered after this handler.
         unsafe { libc::raise(signal) };
     }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
 }
 
 /// A message without an allocation. Text that does not fit is cut off.

@@ -118,7 +118,7 @@ impl<M: Machine> Sorter<M> {
             // SAFETY: the caller's promise.
             unsafe { each_of_lane(block, part, |key| own += u32::from(key >= threshold)) };
         }
-        let (before, total) = block.prefix_sum(own);
+        let (before, total) = block.exclusive_sum(own);
         if total as usize <= BUFFER {
             if mine >= threshold {
                 let mut at = before as usize;

@@ -8,7 +8,7 @@ use fusewire_device::native::{MAX_WARP, MAX_WARPS};
 
 use crate::comm::MAX_SIZE;
 use crate::comm::on_gpu::BLOCKS;
-use crate::cpu::is_warp;
+use crate::cpu::{MAX_THREADS, is_warp};
 use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
@@ -63,6 +63,13 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
         return refuse(format!(
             "{} lanes; 1, 32, 64 or 128 are possible",
             options.lanes
+        ));
+    }
+    let threads = options.blocks * options.lanes;
+    if options.lanes > 1 && threads > MAX_THREADS {
+        return refuse(format!(
+            "{} blocks of {} lanes; each lane is a thread, and a launch has at most {MAX_THREADS}",
+            options.blocks, options.lanes
         ));
     }
     if options.warp != 0 && !is_warp(options.warp, options.lanes) {

@@ -4,7 +4,7 @@
 //! that runs it; a reader that finds an entry half written drops it, because its number is written
 //! last.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use core::time::Duration;
 
 use super::OpInfo;
@@ -172,6 +172,9 @@ impl Recorder {
     #[inline]
     fn write(&self, slot: &Slot, id: u64, op_info: &OpInfo, is_replay: bool, started: u64) {
         let now = clock::ticks();
+        slot[0].store(0, Ordering::Relaxed);
+        // A reader that sees one of the new words also sees that the entry is being written.
+        fence(Ordering::Release);
         let words = [
             0,
             op_info.call,
@@ -234,8 +237,9 @@ impl Recorder {
         for line in &self.lines {
             let slot = &line.0;
             let id = slot[0].load(Ordering::Acquire);
-            let words: [u64; 8] = core::array::from_fn(|at| slot[at].load(Ordering::Acquire));
+            let words: [u64; 8] = core::array::from_fn(|at| slot[at].load(Ordering::Relaxed));
             let [_, call, input_count, output_count, _, started, ended, flags] = words;
+            fence(Ordering::Acquire);
             let is_running = id > after && started != 0 && ended == 0;
             if !is_running || slot[0].load(Ordering::Relaxed) != id {
                 continue;
@@ -311,7 +315,8 @@ fn decode(slot: &Slot, dates: &TickConverter) -> Option<FlightRecord> {
     if id == 0 {
         return None;
     }
-    let words: [u64; 8] = core::array::from_fn(|at| slot[at].load(Ordering::Acquire));
+    let words: [u64; 8] = core::array::from_fn(|at| slot[at].load(Ordering::Relaxed));
+    fence(Ordering::Acquire);
     if slot[0].load(Ordering::Relaxed) != id {
         return None;
     }

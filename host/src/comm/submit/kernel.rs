@@ -240,7 +240,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
 
     /// Has invalid accesses of an unsafe kernel reported.
     fn expect_faults(&self) {
-        if !self.arguments.kernel().info().contract.safe {
+        if !self.arguments.kernel().info().contract.safe && self.comm.inner.on_gpu.is_none() {
             report_faults();
         }
     }

@@ -1,6 +1,9 @@
 //! A communicator as the owner of its launches: it admits each launch and handles its end.
 
-use fusewire_device::layout::FailureKind;
+use core::mem::offset_of;
+
+use fusewire_device::layout::{CommState, FailureKind};
+use fusewire_device::session::{Call, Operation};
 
 use crate::Result;
 use crate::comm::Inner;
@@ -40,6 +43,9 @@ impl LaunchOwner for Inner {
             // The other ranks wait for this one's part.
             self.abort_for(FailureKind::Stopped);
         }
+        if ran && Call(op_info[1]).operation() == Operation::User && self.has_arrivals() {
+            self.abort_for(FailureKind::LastBlock);
+        }
         let checked = self.check_launch();
         self.recorder.end(word & !REPLAYED, ran && checked.is_ok());
         if word & REPLAYED != 0
@@ -56,6 +62,18 @@ impl LaunchOwner for Inner {
                 .replay(&replay_arguments(replay, &op_info, ReplayEdge::End));
         }
         checked
+    }
+}
+
+impl Inner {
+    /// Returns true if the blocks of a launch on the CPU, which has ended, have made different
+    /// numbers of calls of `last_block`.
+    fn has_arrivals(&self) -> bool {
+        let first = offset_of!(CommState, arrived) as u64;
+        self.on_gpu.is_none()
+            && self.backend.is_none()
+            && self.abort_word() == 0
+            && (0..4).any(|word| self.workspace.load(first + 8 * word) != 0)
     }
 }
 
