@@ -79,9 +79,10 @@ impl Argument {
             Kind::Raw(_) | Kind::Before(..) => quote!(),
             Kind::Buffer(ty, _) => {
                 let len = format_ident!("{name}_len");
+                let made = quote!(<#ty>::new(&header_launch, &session, #index, #name, #len));
                 quote! {
                     // SAFETY: the host has checked the buffer and keeps it alive.
-                    let #name = unsafe { <#ty>::new(&header_launch, &session, #index, #name, #len) };
+                    let #name = unsafe { #made };
                 }
             }
             Kind::Window(ty, _) | Kind::Queue(ty, _) => quote! {

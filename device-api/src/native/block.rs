@@ -110,8 +110,8 @@ impl BlockShared {
     /// `shared` ([`arch::SHARED_BYTES`] bytes, 128-byte aligned, alive as long as this value).
     ///
     /// # Panics
-    /// If `warp` is not a power of two that divides `lanes`, or there are more than [`MAX_LANES`] lanes or
-    /// [`MAX_WARPS`] warps.
+    /// If `warp` is not a power of two that divides `lanes`, or there are more than [`MAX_LANES`]
+    /// lanes or [`MAX_WARPS`] warps.
     pub fn new(lanes: u32, warp: u32, shared: *mut u8) -> Self {
         assert!(
             lanes as usize <= MAX_LANES

@@ -27,9 +27,10 @@ impl<M: Machine> Session<M> {
     /// that are declared `#[kernel(grid)]`.
     ///
     /// # Errors
-    /// [`Aborted`] if a block, which the message names, does not enter within twice the timeout, so
-    /// that a block that waits for another rank fails first; after recording [`FailureKind::NotGrid`], if the kernel is not
-    /// declared so; or if a lane has recorded an error.
+    /// [`Aborted`] if a block, which the message names, does not enter within two to three times the
+    /// timeout, so that a block that waits for another rank fails first; after recording
+    /// [`FailureKind::NotGrid`], if the kernel is not declared so; or if a lane has recorded an
+    /// error.
     #[inline(always)]
     #[track_caller]
     pub fn grid_barrier(&mut self) -> Result<(), Aborted> {

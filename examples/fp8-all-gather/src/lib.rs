@@ -98,7 +98,7 @@ pub fn gather_rows(
     let own_part = rows.local(s)?;
     let (mut first, last) = block.slice(count, 1);
     while first < last {
-        // As many rows as there is room for scales.
+        // The scales of a batch fill at most the chunk.
         let batch = (last - first).min(chunk.len());
         for index in block.elements_of_warp(batch) {
             let values = x.slice((first + index) * width, width);

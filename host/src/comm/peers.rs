@@ -2,8 +2,8 @@
 //!
 //! It waits for the ends of other ranks' processes and marks them in the communicators that they
 //! belong to, so that whoever waits for them need not wait for the timeout. It also warns of
-//! kernels on the CPU that run for longer than three times the timeout. Such a kernel may poll memory
-//! without the waits of a session, and would otherwise hang without a message.
+//! kernels on the CPU that run for longer than three times the timeout. Such a kernel may poll
+//! memory without the waits of a session, and would otherwise hang without a message.
 //!
 //! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
 //! the awaited rank marked polls once more, and fails if what it waits for is still not there,

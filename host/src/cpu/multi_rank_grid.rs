@@ -35,7 +35,7 @@ pub unsafe fn run_multi_rank_grid(
             operation: "run_multi_rank_grid",
             detail: format!(
                 "{}: {ranks} ranks of {} blocks of {lanes} lanes; a grid has 1 to {MAX_THREADS} \
-                 threads, a block one warp of up to {MAX_WARP} lanes",
+                 threads, a block one warp of at most {MAX_WARP} lanes",
                 kernel.name, params.blocks_per_rank
             ),
         });

@@ -17,8 +17,8 @@ pub(crate) struct RunningKernel {
     pub(crate) rank: u32,
 }
 
-/// What a thread runs. A table, because a signal handler cannot use thread-local memory of a
-/// library that was loaded at run time.
+/// Entry of the table of running kernels. The table is not thread-local memory, because a signal
+/// handler cannot use that of a library that was loaded at run time.
 struct Slot {
     /// Thread, or 0 if the slot is free.
     thread: AtomicU32,
