@@ -27,8 +27,8 @@ impl<M: Machine> Session<M> {
     /// that are declared `#[kernel(grid)]`.
     ///
     /// # Errors
-    /// [`Aborted`] if a block, which the message names, does not enter within two to three times the
-    /// timeout, so that a block that waits for another rank fails first; after recording
+    /// [`Aborted`] if a block, which the message names, does not enter within two to three times
+    /// the timeout, so that a block that waits for another rank fails first; after recording
     /// [`FailureKind::NotGrid`], if the kernel is not declared so; or if a lane has recorded an
     /// error.
     #[inline(always)]
