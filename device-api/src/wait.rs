@@ -164,7 +164,15 @@ impl WaitContext {
             if stall.naps.is_multiple_of(64) {
                 late = awaited();
             }
-            if !self.stalled(&mut stall, wait, late, expected, observed) {
+            // The wait fails if this rank is dead. Only waits of windows are for several ranks, so
+            // that other kernels do not contain the search.
+            let needed = match wait {
+                WaitKind::Sum if COMPARE => {
+                    self.dead_contributor().unwrap_or_else(|| self.comm.rank())
+                }
+                _ => late,
+            };
+            if !self.stalled(&mut stall, wait, [late, needed], expected, observed) {
                 return None;
             }
         }
@@ -194,7 +202,7 @@ impl WaitContext {
         &self,
         stall: &mut Stall,
         wait: WaitKind,
-        awaited: u32,
+        [awaited, needed]: [u32; 2],
         expected: u64,
         observed: u64,
     ) -> bool {
@@ -215,10 +223,7 @@ impl WaitContext {
             return false;
         }
         // What the rank has published is looked at once more.
-        stall.dead = match wait {
-            WaitKind::Sum => self.dead_contributor(),
-            _ => self.is_dead(awaited).then_some(awaited),
-        };
+        stall.dead = self.is_dead(needed).then_some(needed);
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
             if let Some(rank) = self.mismatch() {
