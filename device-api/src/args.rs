@@ -297,7 +297,8 @@ impl<'a, T: Element> InOut<'a, T> {
 /// unspecified. Between the writes of a lane and the reads of another, the block needs a barrier.
 ///
 /// Accesses are checked as those of [`InOut`]. The arrays of a kernel have room for
-/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together; a kernel with more does not compile.
+/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together with the bytes of `shared = N`; a kernel with
+/// more does not compile.
 ///
 /// ```
 /// use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Shared, kernel};

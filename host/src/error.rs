@@ -154,8 +154,9 @@ pub enum Error {
     #[error("{}", .0)]
     Mismatch(Box<crate::comm::Failure>),
 
-    /// A kernel stopped for a reason other than a timeout or mismatch: overlapping launches, an
-    /// access outside a window, or an abort.
+    /// A kernel stopped for a reason other than a timeout or mismatch, such as an access outside
+    /// of its memory, the end of another rank's process, or an abort.
+    /// [`Failure::kind`](crate::Failure::kind) names the reason.
     #[error("{}", .0)]
     Failed(Box<crate::comm::Failure>),
 

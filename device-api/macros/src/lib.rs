@@ -68,7 +68,7 @@ use syn::{ItemFn, parse_macro_input};
 /// |---|---|
 /// | `block = N` | threads of a block on a GPU |
 /// | `blocks = N` | blocks of the launch |
-/// | `shared = N` | bytes of block-shared memory that the kernel uses |
+/// | `shared = N` | bytes of block-shared memory that the kernel uses by raw pointers; `Shared` arrays follow them |
 /// | `signals = N` | signals that every window argument must have |
 /// | `grid` | all blocks run at the same time, for `Session::grid_barrier` |
 ///

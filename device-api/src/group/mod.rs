@@ -6,9 +6,10 @@
 //! runs) or [`Lanes`] (up to 128 lanes, each a thread, what tests run). Kernels are generic over it
 //! and never name one.
 //!
-//! All lanes of a block make the same collective calls, from the same place of the source and with
-//! the same arguments. Emulated lanes compare both at every barrier, and fail the launch with a
-//! message that names the two places.
+//! All lanes of a block make the same collective calls of the block, from the same place of the
+//! source and with the same arguments; all lanes of a warp make the same calls of the warp.
+//! Emulated lanes compare the places at every barrier, and the arguments at barriers of the block.
+//! The message of a failed launch names the two places.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod cpu;

@@ -207,8 +207,9 @@ pub struct Failure {
     pub reporter: u32,
     /// The rank to blame: the one with the least progress.
     pub rank: u32,
-    /// The rank that the reporter waited for; for a failure that a kernel recorded, the number of
-    /// an argument or the author's code ([`FailureKind`]).
+    /// The rank that the reporter waited for: itself in a barrier of all blocks, where the upper
+    /// half of `expected` is the block. For a failure that a kernel recorded, the number of an
+    /// argument or the author's code ([`FailureKind`]).
     pub awaited: u32,
     /// The kind of the failure.
     pub kind: FailureKind,
@@ -625,8 +626,8 @@ impl fmt::Display for Failure {
             FailureKind::Abort => f.write_str("aborted by the program"),
             FailureKind::Stopped => write!(
                 f,
-                "the kernel did not run to its end on rank {rank}: it panicked, or could not be \
-                 launched; the error on that rank says why"
+                "the kernel did not run to its end on rank {rank}: it panicked, could not be \
+                 launched, or broke its shared memory; the error on that rank says why"
             ),
             FailureKind::LastBlock if self.expected == 0 => f.write_str(
                 "the blocks of the launch made different numbers of calls of last_block; all \

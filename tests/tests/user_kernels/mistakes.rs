@@ -577,7 +577,7 @@ fn a_write_beyond_shared_memory_is_found() {
         // A single lane is checked in debug builds only.
         if cfg!(debug_assertions) {
             let error = run(1, 1, offset).expect_err("beyond the end");
-            let text = "kernel overruns panicked: it wrote beyond the end of its shared memory";
+            let text = "kernel overruns wrote beyond the end of its shared memory";
             assert_contains(&error.to_string(), &[text]);
         }
     }
