@@ -198,7 +198,7 @@ impl Inner {
         }
         let size = self.workspaces.len() as u32;
         let mut failure = Failure::decode(&self.name, reporter, size, &record);
-        if failure.kind == FailureKind::Abort
+        if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped)
             && let Some(error) = self.grid_failure()
         {
             // No kernel has failed: a rank that did not come, or came with something else.

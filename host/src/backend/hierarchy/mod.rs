@@ -189,7 +189,9 @@ impl Hierarchy {
     fn here_failed(&self, operation: &'static str) -> impl Fn(Error) -> Error {
         move |error| {
             let why = match &error {
-                Error::Failed(failure) if failure.kind == FailureKind::Abort => {
+                Error::Failed(failure)
+                    if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped) =>
+                {
                     " (one of them has failed, perhaps in communication with other hosts; see its \
                      error)"
                 }
