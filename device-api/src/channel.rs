@@ -22,7 +22,7 @@ use crate::wait::WaitKind;
 
 #[inline(always)]
 fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
-    let index = u64::from(block) * u64::from(comm.size()) + u64::from(peer);
+    let index = u64::from(block) * u64::from(comm.members()) + u64::from(comm.member(peer));
     let offset = comm.workspace().channel_lines + (index * 3 + which) * LINE;
     comm.workspace_of(at).wrapping_add(offset as usize)
 }
@@ -30,7 +30,7 @@ fn line(comm: &Comm, at: u32, block: u32, peer: u32, which: u64) -> *mut u8 {
 #[inline(always)]
 fn slot(comm: &Comm, at: u32, block: u32, source: u32, fill: u64) -> *mut u8 {
     let workspace = comm.workspace();
-    let index = u64::from(block) * u64::from(comm.size()) + u64::from(source);
+    let index = u64::from(block) * u64::from(comm.members()) + u64::from(comm.member(source));
     let stride = workspace.channel_slot + LINE;
     let offset = workspace.channel_slots
         + (index * workspace.channel_depth + fill % workspace.channel_depth.max(1)) * stride;

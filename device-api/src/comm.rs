@@ -2,8 +2,8 @@
 
 use core::marker::PhantomData;
 
-use crate::layout::{CommConst, LINE, MAX_RANKS, MAX_WINDOWS, WindowConst, WorkspaceLayout};
-use crate::net::Requests;
+use crate::layout::{CommConst, LINE, MAX_WINDOWS, WindowConst, WorkspaceLayout};
+use crate::net::{self, Requests};
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
 /// it; addresses are local to a rank.
@@ -117,6 +117,10 @@ pub enum Team {
     World,
     /// The ranks whose windows this one reaches by load and store.
     Local,
+    /// The ranks at the same position in their local teams as this one: one of each local team. A
+    /// message from each rank of a local team to its rail crosses the network once for each pair of
+    /// teams.
+    Rail,
 }
 
 /// Iterator over the ranks of a team, from the one after this rank to this rank itself, so that not
@@ -124,6 +128,8 @@ pub enum Team {
 #[derive(Clone, Debug)]
 pub struct Peers {
     first: u32,
+    /// Distance between the numbers of two ranks of the team.
+    spacing: u32,
     size: u32,
     /// Position of this rank in the team.
     position: u32,
@@ -136,17 +142,24 @@ impl Peers {
     /// Returns every `stride`-th rank of a team, beginning with rank `start` after this one.
     #[inline(always)]
     pub(crate) fn new(comm: &Comm, team: Team, start: u32, stride: u32) -> Self {
-        let constants = comm.constants();
-        let (first, size) = match team {
-            Team::World => (0, constants.size),
-            // With a network, other ranks' workspaces may be mapped, but their windows are not.
-            Team::Local if Requests::of(comm).is_some() => (constants.rank, 1),
-            Team::Local => (constants.team_first, constants.team_size),
+        let (rank, size) = (comm.rank(), comm.size());
+        let (local_first, local_size) = comm.local();
+        let (first, spacing, size, position) = match team {
+            Team::World => (0, 1, size, rank),
+            Team::Local => (local_first, 1, local_size, rank - local_first),
+            // All local teams have as many ranks.
+            Team::Rail => (
+                rank - local_first,
+                local_size,
+                size / local_size.max(1),
+                local_first / local_size.max(1),
+            ),
         };
         Self {
             first,
+            spacing,
             size,
-            position: constants.rank - first,
+            position,
             step: start,
             stride,
         }
@@ -161,9 +174,9 @@ impl Iterator for Peers {
         if self.step > self.size {
             return None;
         }
-        let rank = self.first + ring(self.position, self.step, self.size);
+        let index = ring(self.position, self.step, self.size);
         self.step += self.stride;
-        Some(Rank(rank))
+        Some(Rank(self.first + index * self.spacing))
     }
 }
 
@@ -227,32 +240,65 @@ impl Comm {
         &self.constants().workspace
     }
 
-    /// Whether `rank` is reachable by load and store.
+    /// Returns true if `rank` is reachable by load and store.
     #[inline(always)]
     pub fn reaches(&self, rank: u32) -> bool {
         rank.wrapping_sub(self.constants().team_first) < self.constants().team_size
     }
 
+    /// Returns the number of ranks of the team.
     #[inline(always)]
-    pub(crate) fn window(&self, window: u32) -> *const WindowConst {
-        // The bound is the caller's: every path from a peer's data checks first.
-        (self.constants().windows as *const WindowConst).wrapping_add(window as usize)
+    pub(crate) fn members(&self) -> u32 {
+        self.constants().team_size
     }
 
-    /// Returns the address of byte 0 of `rank`'s workspace.
+    /// Returns the position of `rank` in the team. On devices without a network, all ranks are in
+    /// the team.
     #[inline(always)]
-    pub fn workspace_of(&self, rank: u32) -> *mut u8 {
-        // SAFETY: the constants are live, and the index is within their table.
-        unsafe {
-            (&raw const (*self.constants).workspaces[rank as usize % MAX_RANKS]).read() as *mut u8
+    pub(crate) fn member(&self, rank: u32) -> u32 {
+        match net::AVAILABLE {
+            true => rank.wrapping_sub(self.constants().team_first),
+            false => rank,
         }
     }
 
-    /// The table of all ranks' workspaces, as [`Comm::workspace_of`] reads it.
+    /// Returns the first of the ranks whose windows this one reaches by load and store, and their
+    /// number.
+    #[inline(always)]
+    fn local(&self) -> (u32, u32) {
+        let constants = self.constants();
+        match net::AVAILABLE {
+            // With a network, other ranks' workspaces may be mapped, but their windows are not.
+            true if Requests::of(self).is_some() => (constants.rank, 1),
+            true => (constants.team_first, constants.team_size),
+            false => (0, constants.size),
+        }
+    }
+
+    /// Returns the entry of a window, and the addresses of the parts of the team's ranks. The window
+    /// is below [`MAX_WINDOWS`].
+    #[inline(always)]
+    pub(crate) fn window(&self, window: u32) -> (*const WindowConst, *const u64) {
+        let constants = self.constants();
+        let at = u64::from(window) * constants.window_stride;
+        let entry = (constants.windows as *const u8).wrapping_add(at as usize);
+        let entry = entry.cast::<WindowConst>();
+        (entry, entry.wrapping_add(1).cast())
+    }
+
+    /// Returns the address of byte 0 of the workspace of `rank`, which is in the team.
+    #[inline(always)]
+    pub(crate) fn workspace_of(&self, rank: u32) -> *mut u8 {
+        let at = self.workspaces().wrapping_add(self.member(rank) as usize);
+        // SAFETY: the table is live, and has an entry for each rank of the team. (`reaches`, or the
+        // caller's loop over the ranks of a communicator that is one team.)
+        unsafe { at.read() as *mut u8 }
+    }
+
+    /// Returns the addresses of the workspaces of the team's ranks.
     #[inline(always)]
     pub(crate) fn workspaces(&self) -> *const u64 {
-        // SAFETY: the constants are live.
-        unsafe { (&raw const (*self.constants).workspaces).cast() }
+        self.constants().workspaces as *const u64
     }
 
     /// Returns the address of byte `offset` of this rank's own workspace.
@@ -290,13 +336,15 @@ impl Comm {
         if addr.window() as usize >= MAX_WINDOWS || rank >= self.size() {
             return None;
         }
-        let window = self.window(addr.window());
-        // SAFETY: the table has MAX_WINDOWS entries and each MAX_RANKS >= size peers.
-        let (size, base) = unsafe {
-            (
-                (&raw const (*window).bytes).read(),
-                (&raw const (*window).peers[rank as usize % MAX_RANKS]).read(),
-            )
+        let (window, parts) = self.window(addr.window());
+        // SAFETY: the table has MAX_WINDOWS entries.
+        let size = unsafe { (&raw const (*window).bytes).read() };
+        let member = self.member(rank);
+        let base = if !net::AVAILABLE || member < self.members() {
+            // SAFETY: each entry has an address for each rank of the team.
+            unsafe { parts.wrapping_add(member as usize).read() }
+        } else {
+            0
         };
         let fits = addr.offset() <= size && bytes <= size - addr.offset();
         fits.then_some(base)
@@ -317,5 +365,182 @@ impl Comm {
     pub fn inbox(&self, block: u32, from: u32) -> u64 {
         self.workspace().inbox
             + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::boxed::Box;
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    use bytemuck::Zeroable;
+
+    use super::*;
+    use crate::layout::{BLOCKS_AT, WorkspaceConfig};
+
+    /// Metadata of a rank, whose addresses name no memory.
+    struct Metadata {
+        constants: Box<CommConst>,
+        _windows: Vec<u64>,
+        _workspaces: Vec<u64>,
+        config: WorkspaceConfig,
+    }
+
+    /// Bytes of each rank's part of the only window but the workspace.
+    const BYTES: u64 = 1 << 20;
+
+    fn part(rank: u32) -> u64 {
+        1 << 40 | u64::from(rank) << 24
+    }
+
+    impl Metadata {
+        /// Of rank `rank` of `size`, in teams of `team`.
+        fn new(rank: u32, size: u32, team: u32) -> Self {
+            let config = WorkspaceConfig {
+                size,
+                team,
+                max_blocks: 16,
+                packet_slot: 2048,
+                channel_slot: 4096,
+                channel_depth: 4,
+                staging: 1 << 20,
+            };
+            let first = rank / team * team;
+            let stride = WindowConst::stride(team);
+            let mut windows = Vec::new();
+            for id in 0..2u64 {
+                windows.extend([BYTES, 0]);
+                windows.extend((first..first + team).map(|rank| part(rank) + id));
+            }
+            let workspaces: Vec<u64> = (first..first + team).map(part).collect();
+            let constants = Box::new(CommConst {
+                rank,
+                size,
+                team_first: first,
+                team_size: team,
+                windows: windows.as_ptr() as u64,
+                window_stride: stride,
+                workspaces: workspaces.as_ptr() as u64,
+                workspace: WorkspaceLayout::new(&config),
+                ..CommConst::zeroed()
+            });
+            Self {
+                constants,
+                _windows: windows,
+                _workspaces: workspaces,
+                config,
+            }
+        }
+
+        fn comm(&self) -> Comm {
+            // SAFETY: the constants and tables live as long as `self`; the functions that the tests
+            // call access nothing else.
+            unsafe { Comm::new(&raw const *self.constants) }
+        }
+    }
+
+    const SHAPES: [(u32, u32, u32); 6] = [
+        (255, 256, 256),
+        (100, 256, 8),
+        (255, 256, 1),
+        (2047, 4096, 8),
+        (0, 4096, 64),
+        (4031, 4032, 576),
+    ];
+
+    #[test]
+    fn tables_have_an_entry_for_each_rank_of_the_team() {
+        for (rank, size, team) in &SHAPES {
+            let metadata = Metadata::new(*rank, *size, *team);
+            let comm = metadata.comm();
+            let first = rank / team * team;
+            for peer in 0..*size {
+                let reached = (first..first + team).contains(&peer);
+                assert_eq!(comm.reaches(peer), reached);
+                let addr = WindowAddr::new(1, 16);
+                let expected = reached.then(|| (part(peer) + 1 + 16) as *mut u8);
+                assert_eq!(comm.resolve(addr, peer, BYTES - 16), expected);
+                assert_eq!(comm.resolve(addr, peer, BYTES - 15), None, "beyond the end");
+                if reached {
+                    assert_eq!(comm.workspace_of(peer) as u64, part(peer));
+                }
+            }
+            assert_eq!(comm.resolve(WindowAddr::new(1, 0), *size, 0), None);
+            assert_eq!(comm.resolve(WindowAddr::new(1, 0), u32::MAX, 0), None);
+        }
+    }
+
+    #[test]
+    fn arrays_of_a_workspace_do_not_overlap() {
+        for (rank, size, team) in SHAPES {
+            let metadata = Metadata::new(rank, size, team);
+            let (comm, config, layout) = (
+                metadata.comm(),
+                metadata.config,
+                metadata.constants.workspace,
+            );
+            let (blocks, members) = (u64::from(config.max_blocks), u64::from(team));
+            let slots = blocks * members;
+            let arrays = [
+                (layout.blocks, blocks * LINE),
+                (layout.progress, blocks * LINE),
+                (layout.dead, u64::from(size).div_ceil(64) * 8),
+                (layout.inbox, blocks * u64::from(size) * 2 * LINE),
+                (layout.packets, 2 * slots * config.packet_slot),
+                (layout.channel_lines, slots * 3 * LINE),
+                (
+                    layout.channel_slots,
+                    slots * config.channel_depth * (config.channel_slot + LINE),
+                ),
+                (layout.staging_in, config.staging),
+                (layout.staging_out, config.staging),
+            ];
+            let mut end = BLOCKS_AT;
+            for (at, bytes) in arrays {
+                assert!(
+                    at >= end && at.is_multiple_of(LINE),
+                    "{size} ranks, teams of {team}"
+                );
+                end = at + bytes;
+            }
+            assert!(layout.bytes >= end);
+            let lines: HashSet<u64> = (0..config.max_blocks)
+                .flat_map(|block| (0..size).map(move |from| (block, from)))
+                .map(|(block, from)| comm.inbox(block, from))
+                .collect();
+            assert_eq!(lines.len() as u64, blocks * u64::from(size));
+            let inbox = layout.inbox..layout.packets;
+            assert!(
+                lines
+                    .iter()
+                    .all(|line| inbox.contains(&(line + 2 * LINE - 1)))
+            );
+        }
+    }
+
+    #[test]
+    fn teams_have_the_ranks_that_they_say() {
+        for (rank, size, team) in &SHAPES {
+            let metadata = Metadata::new(*rank, *size, *team);
+            let ranks = |team| -> Vec<u32> {
+                let mut ranks: Vec<_> = Peers::new(&metadata.comm(), team, 1, 1)
+                    .map(Rank::index)
+                    .collect();
+                assert_eq!(ranks.last(), Some(rank), "this rank is the last");
+                ranks.sort_unstable();
+                ranks
+            };
+            let first = rank / team * team;
+            let local: Vec<_> = (first..first + team).collect();
+            let rail: Vec<_> = (0..*size)
+                .filter(|peer| peer % team == rank % team)
+                .collect();
+            assert_eq!(ranks(Team::World), (0..*size).collect::<Vec<_>>());
+            assert_eq!(ranks(Team::Local), local);
+            assert_eq!(ranks(Team::Rail), rail);
+        }
     }
 }

@@ -1,14 +1,19 @@
 //! The communicator's metadata: plain data in device memory, the same bytes on every machine.
 //!
 //! [`CommConst`] is written once by the host and may be read freely. The **workspace** of a rank is
-//! window 0: a region of the same layout on every rank, mapped by all of them. It starts with
-//! [`CommState`]; [`WorkspaceLayout`] says where the arrays behind it lie.
+//! window 0: a region of the same layout on every rank, mapped by the ranks of its **team**, which
+//! reach each other by load and store. It starts with [`CommState`]; [`WorkspaceLayout`] has the
+//! offsets of the arrays that follow.
 //!
 //! ```text
-//! workspace: CommState | CommConst | block state[block] | progress[block]
-//!            | inbox[block][rank] | packet slots
-//!      [block][parity][rank] | channels | staging in | staging out
+//! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks
+//!            | inbox[block][rank] | packet slots[block][parity][member] | channels[block][member]
+//!            | staging in | staging out
 //! ```
+//!
+//! A *member* is the position of a rank in its team. No table has a length that is fixed at compile
+//! time, except that the constants have room for the addresses of [`NEAR_RANKS`] workspaces. Those
+//! of a larger team are in memory of their own.
 //!
 //! The constants in the workspace are the ones that NVIDIA's kernels get, and lanes of the CPU:
 //! block states and the abort word are at fixed distances from them. AMD's kernels get theirs in
@@ -22,9 +27,10 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 6;
-/// Most ranks whose memory a kernel can reach by load and store.
-pub const MAX_RANKS: usize = 64;
+pub const LAYOUT_VERSION: u32 = 7;
+/// Workspaces whose addresses a block keeps in its shared memory: those of the whole team, if it has
+/// no more ranks.
+pub const NEAR_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
 /// the workspace.
 pub const MAX_WINDOWS: usize = 1024;
@@ -45,16 +51,19 @@ pub struct WorkspaceLayout {
     pub progress: u64,
     /// [`BlockState`] of each block: [`BLOCKS_AT`].
     pub blocks: u64,
+    /// Bitmap of the ranks whose processes have ended: rank r is bit r % 64 of word r / 64.
+    pub dead: u64,
     /// Signal lines: per block and source rank one ready line, then one done line.
     pub inbox: u64,
-    /// Packet slots: per block, parity and source rank [`WorkspaceLayout::packet_slot`] bytes.
+    /// Packet slots: per block, parity and member of the team [`WorkspaceLayout::packet_slot`]
+    /// bytes.
     pub packets: u64,
     /// Size of a packet slot.
     pub packet_slot: u64,
-    /// Channel lines: per block and rank a tail line (written by the peer as sender), a credit line
+    /// Channel lines: per block and member a tail line (written by the peer as sender), a credit line
     /// (written by the peer as receiver) and a line of local counters.
     pub channel_lines: u64,
-    /// Channel slots: per block and source rank [`WorkspaceLayout::channel_depth`] slots.
+    /// Channel slots: per block and member [`WorkspaceLayout::channel_depth`] slots.
     pub channel_slots: u64,
     /// Payload of a channel slot.
     pub channel_slot: u64,
@@ -72,11 +81,13 @@ pub struct WorkspaceLayout {
     pub bytes: u64,
 }
 
-/// Parameters of a workspace; equal on all ranks of a communicator.
+/// Parameters of a workspace; equal on all ranks of a team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceConfig {
     /// Ranks.
     pub size: u32,
+    /// Ranks of the team.
+    pub team: u32,
     /// Most blocks of a launch.
     pub max_blocks: u32,
     /// Bytes of a packet slot.
@@ -97,19 +108,20 @@ impl WorkspaceLayout {
             *at = (start + bytes).div_ceil(256) * 256;
             start
         }
-        let ranks = config.size as u64;
+        let (ranks, members) = (config.size as u64, config.team as u64);
         let blocks = config.max_blocks as u64;
         let mut at = BLOCKS_AT;
         let mut layout = Self {
             blocks: next(&mut at, blocks * LINE),
             progress: next(&mut at, blocks * LINE),
+            dead: next(&mut at, ranks.div_ceil(64) * 8),
             inbox: next(&mut at, blocks * ranks * 2 * LINE),
-            packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
+            packets: next(&mut at, blocks * 2 * members * config.packet_slot),
             packet_slot: config.packet_slot,
-            channel_lines: next(&mut at, blocks * ranks * 3 * LINE),
+            channel_lines: next(&mut at, blocks * members * 3 * LINE),
             channel_slots: next(
                 &mut at,
-                blocks * ranks * config.channel_depth * (config.channel_slot + LINE),
+                blocks * members * config.channel_depth * (config.channel_slot + LINE),
             ),
             channel_slot: config.channel_slot,
             channel_depth: config.channel_depth,
@@ -127,7 +139,8 @@ impl WorkspaceLayout {
     }
 }
 
-/// One window as a rank sees it: the addresses at which every rank's part is mapped.
+/// One window as a rank sees it. In the table of windows, it is followed by the address of the part
+/// of each rank of the team, or 0 if this rank does not reach the part by load and store.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct WindowConst {
@@ -136,8 +149,13 @@ pub struct WindowConst {
     /// Address of the multicast mapping of all ranks' parts, or 0; on all ranks or on none. A CPU
     /// needs none.
     pub multicast: u64,
-    /// Address of each rank's part, or 0 where the rank is not reachable by load and store.
-    pub peers: [u64; MAX_RANKS],
+}
+
+impl WindowConst {
+    /// Returns the bytes of an entry of the table of windows, for a team of `members` ranks.
+    pub const fn stride(members: u32) -> u64 {
+        size_of::<Self>() as u64 + 8 * members as u64
+    }
 }
 
 /// Constants of a communicator on one rank; written once by the host.
@@ -168,7 +186,8 @@ pub struct CommConst {
     pub generation: u64,
     /// Default timeout of a wait, nanoseconds.
     pub timeout_ns: u64,
-    /// Address of [`WindowConst`] for [`MAX_WINDOWS`] windows.
+    /// Address of the table of windows: for each of [`MAX_WINDOWS`] windows a [`WindowConst`] and
+    /// the addresses of the team's parts.
     pub windows: u64,
     /// Address of this rank's [`CommState`] (the start of its workspace).
     pub state: u64,
@@ -180,8 +199,13 @@ pub struct CommConst {
     /// the abort word for its host, which cannot look into device memory at each call; 0 where it
     /// can.
     pub host_word: u64,
-    /// Address of each rank's workspace, or 0: those of window 0.
-    pub workspaces: [u64; MAX_RANKS],
+    /// Bytes of an entry of the table of windows: [`WindowConst::stride`].
+    pub window_stride: u64,
+    /// Address of the addresses of the workspaces of the team's ranks. 0 means
+    /// [`CommConst::near`], in the copy of the constants that a block of several lanes makes.
+    pub workspaces: u64,
+    /// Addresses of the workspaces of the team's first ranks.
+    pub near: [u64; NEAR_RANKS],
 }
 
 /// Ring of requests to reach ranks that a kernel cannot reach by load and store. See
@@ -334,7 +358,8 @@ pub struct CommState {
     pub bytes: u32,
     /// Generation of the workspace.
     pub generation: u64,
-    /// Ranks whose process has ended, a bit each; written by this rank's host, read by its waits.
+    /// Number of ranks whose processes have ended; written by this rank's host after the bits at
+    /// [`WorkspaceLayout::dead`].
     pub dead: u64,
     /// Blocks that have arrived in each call of [`Session::last_block`](crate::Session::last_block)
     /// of a launch, 16 bits for a call; 0 between launches.
@@ -413,8 +438,8 @@ pub struct ChannelState {
 }
 
 const _: () = {
-    assert!(size_of::<WorkspaceLayout>() == 112);
-    assert!(size_of::<CommConst>() == 208 + 8 * MAX_RANKS);
+    assert!(size_of::<WorkspaceLayout>() == 120);
+    assert!(size_of::<CommConst>() == 232 + 8 * NEAR_RANKS);
     assert!(CONSTANTS_AT >= size_of::<CommState>() as u64);
     assert!(BLOCKS_AT >= CONSTANTS_AT + size_of::<CommConst>() as u64);
     assert!(core::mem::offset_of!(CommConst, rank) == 16);
@@ -422,9 +447,9 @@ const _: () = {
     assert!(core::mem::offset_of!(CommConst, windows) == 64);
     assert!(core::mem::offset_of!(CommConst, state) == 72);
     assert!(core::mem::offset_of!(CommConst, workspace) == 88);
-    assert!(core::mem::offset_of!(CommConst, host_word) == 200);
-    assert!(core::mem::offset_of!(CommConst, workspaces) == 208);
-    assert!(size_of::<WindowConst>() == 16 + 8 * MAX_RANKS);
+    assert!(core::mem::offset_of!(CommConst, host_word) == 208);
+    assert!(core::mem::offset_of!(CommConst, workspaces) == 224);
+    assert!(size_of::<WindowConst>() == 16);
     assert!(size_of::<FailureRecord>() == 128);
     assert!(size_of::<NetEntry>() == 64);
     assert!(size_of::<NetCounters>() == 128);

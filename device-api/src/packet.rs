@@ -55,7 +55,7 @@ pub struct Slots {
     flag: u64,
     /// This rank's slot of source 0.
     own: *mut u8,
-    /// Addresses of all ranks' workspaces.
+    /// Addresses of the workspaces of the team's ranks, which are all ranks.
     workspaces: *const u64,
     /// Offset in a workspace of the slot that this rank fills.
     mine: u64,
@@ -80,14 +80,14 @@ impl Slots {
         let epoch = session.next_packet_epoch();
         let comm = session.comm();
         let slot = comm.workspace().packet_slot;
-        let ranks = u64::from(comm.size());
+        let members = u64::from(comm.members());
         let set = u64::from(session.block().index()) * 2 + (epoch & 1);
         let flag = if M::LANES == 1 {
             epoch << 16 | session.fingerprint()
         } else {
             epoch & 0xffff_ffff
         };
-        let base = comm.workspace().packets + set * ranks * slot;
+        let base = comm.workspace().packets + set * members * slot;
         Ok(Self {
             epoch,
             flag,
@@ -109,7 +109,7 @@ impl Slots {
     /// Where this rank's stream goes at `rank`.
     #[inline(always)]
     fn departure(&self, rank: u32) -> *mut u8 {
-        // SAFETY: a table of more ranks than any communicator has.
+        // SAFETY: `rank` is in the team, for which the table has an entry each.
         let workspace = unsafe { self.workspaces.add(rank as usize).read() };
         (workspace as *mut u8).wrapping_add(self.mine as usize)
     }

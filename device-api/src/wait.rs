@@ -277,11 +277,10 @@ impl WaitContext {
     /// ranks do not make the same launches, nothing is known of what a dead rank had done, so that
     /// the others must all be dead.
     fn dead_contributor(&self) -> Option<u32> {
-        let dead = self.dead();
-        if dead == 0 {
+        if self.dead_ranks() == 0 {
             return None;
         }
-        let is_dead = |rank: u32| dead >> (rank & 63) & 1 == 1;
+        let is_dead = |rank| self.is_marked(rank);
         let mut others = (0..self.comm.size()).filter(|&rank| rank != self.comm.rank());
         if !self.call.is_collective() {
             return match others.clone().all(is_dead) {
@@ -307,14 +306,28 @@ impl WaitContext {
 
     /// Returns true if the host has found that the process of `rank` has ended.
     fn is_dead(&self, rank: u32) -> bool {
-        rank != self.comm.rank() && self.dead() >> (rank & 63) & 1 == 1
+        rank != self.comm.rank() && self.dead_ranks() != 0 && self.is_marked(rank)
     }
 
-    /// Returns the ranks whose processes have ended, a bit each.
-    fn dead(&self) -> u64 {
+    /// Returns the number of ranks whose processes have ended.
+    fn dead_ranks(&self) -> u64 {
         let state = self.comm.own(0).cast::<CommState>();
         // SAFETY: every workspace starts with a CommState; the word is only accessed atomically.
         unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) }
+    }
+
+    /// Returns the bit of `rank` among those of the ranks whose processes have ended.
+    fn is_marked(&self, rank: u32) -> bool {
+        if rank >= self.comm.size() {
+            return false;
+        }
+        let word = self.comm.workspace().dead + u64::from(rank / 64) * 8;
+        // SAFETY: the workspace has a bit for each rank; the words are only accessed atomically.
+        let word = unsafe {
+            let at = self.comm.own(word).cast::<u64>().cast_const();
+            mem::load_u64(at, Order::Acquire, Scope::System)
+        };
+        word >> (rank % 64) & 1 == 1
     }
 
     /// Returns true if any rank has failed this communicator.
@@ -343,7 +356,7 @@ impl WaitContext {
     }
 
     fn progress(&self, rank: u32) -> Progress {
-        if rank >= self.comm.size() {
+        if rank >= self.comm.size() || !self.comm.reaches(rank) {
             return bytemuck::Zeroable::zeroed();
         }
         let at = self

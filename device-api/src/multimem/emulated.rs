@@ -4,13 +4,13 @@ use super::Combine;
 use crate::bulk::{pack, unpack};
 use crate::comm::{Comm, WindowAddr};
 use crate::element::{Element, Number};
-use crate::layout::{MAX_RANKS, WindowConst};
 use crate::mem::{self, Policy};
 
 /// The same bytes of every rank's part of a window. See [`crate::multimem`].
 #[derive(Clone, Copy, Debug)]
 pub struct Multicast {
-    window: *const WindowConst,
+    /// Addresses of the parts of all ranks.
+    parts: *const u64,
     offset: usize,
     ranks: u32,
 }
@@ -26,7 +26,7 @@ impl Multicast {
             rank += 1;
         }
         Some(Self {
-            window: comm.window(addr.window()),
+            parts: comm.window(addr.window()).1,
             offset: addr.offset() as usize,
             ranks: comm.size(),
         })
@@ -34,8 +34,9 @@ impl Multicast {
 
     #[inline(always)]
     fn part(self, rank: u32, byte: usize) -> *mut u8 {
-        // SAFETY: `of` has found the window; its table has room for every rank.
-        let base = unsafe { (&raw const (*self.window).peers[rank as usize % MAX_RANKS]).read() };
+        // SAFETY: `of` has found the window, and the part of every rank by load and store, so that
+        // all ranks are in the team.
+        let base = unsafe { self.parts.wrapping_add(rank as usize).read() };
         (base as *mut u8).wrapping_add(self.offset + byte)
     }
 

@@ -16,6 +16,8 @@
 //!
 //! Lanes get epochs and constants through shared memory: after the block's barrier both are there.
 
+use core::mem::offset_of;
+
 use crate::comm::Comm;
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
@@ -139,7 +141,10 @@ impl Prologue {
             // SAFETY: as above; within the constants.
             unsafe {
                 let at = constants.cast::<u64>().add(word as usize);
-                let value = mem::load_u64(at, Order::Relaxed, Scope::Device);
+                let mut value = mem::load_u64(at, Order::Relaxed, Scope::Device);
+                if word as usize == offset_of!(CommConst, workspaces) / 8 && value == 0 {
+                    value = &raw const (*copy.cast::<CommConst>()).near as u64;
+                }
                 copy.add(word as usize).write(value);
             }
             word += block.size() - first;

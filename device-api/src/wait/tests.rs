@@ -11,8 +11,8 @@ use bytemuck::Zeroable;
 use super::{WaitContext, WaitKind};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, MAX_RANKS,
-    WorkspaceConfig, WorkspaceLayout,
+    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, WorkspaceConfig,
+    WorkspaceLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -28,6 +28,7 @@ fn call(operation: Operation, count: u64) -> Call {
 fn failure_of(own: Call, theirs: Call) -> FailureKind {
     let workspace = WorkspaceLayout::new(&WorkspaceConfig {
         size: 2,
+        team: 2,
         max_blocks: 2,
         packet_slot: 256,
         channel_slot: 64,
@@ -46,8 +47,6 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
     let bases = workspaces
         .each_mut()
         .map(|memory| memory.as_mut_ptr() as u64);
-    let mut addresses = [0; MAX_RANKS];
-    addresses[..2].copy_from_slice(&bases);
     let constants = Box::new(CommConst {
         magic: CONST_MAGIC,
         version: LAYOUT_VERSION,
@@ -58,7 +57,7 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         spins: 1,
         state: bases[0],
         workspace,
-        workspaces: addresses,
+        workspaces: bases.as_ptr() as u64,
         ..CommConst::zeroed()
     });
     let ctx = WaitContext {

@@ -6,7 +6,7 @@ use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
     NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormPacketParams, ReduceNormParams,
-    Route, SHARED_ROW, select_reduce_norm, select_reduce_norm_packet,
+    Route, select_reduce_norm, select_reduce_norm_packet, shared_row,
 };
 
 use super::norm::{CheckedNorm, Norm};
@@ -191,7 +191,7 @@ impl Communicator {
     /// Where rows that are too long for shared memory are kept, from where on staging for output is
     /// left.
     fn scratch(&self, hidden: usize) -> u64 {
-        if hidden > SHARED_ROW {
+        if hidden > shared_row(self.size()) {
             u64::from(self.options().blocks) * hidden as u64 * 4
         } else {
             0

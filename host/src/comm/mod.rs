@@ -83,7 +83,7 @@ use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
 
 /// Most ranks of a communicator: those that reach each other by load and store.
-pub const MAX_SIZE: u32 = fusewire_device::layout::MAX_RANKS as u32;
+pub const MAX_SIZE: u32 = fusewire_kernels::fused::MAX_RANKS;
 
 /// One rank's end of a communicator.
 ///
@@ -117,6 +117,8 @@ struct Inner {
     network: Option<TestNetwork>,
     workspace: Memory,
     workspaces: Vec<Memory>,
+    /// Their addresses, for kernels ([`CommConst::workspaces`]).
+    _addresses: Box<[u64]>,
     /// Id and start time of each rank's process; empty where a backend takes care of its own.
     processes: Vec<Option<(u32, u64)>>,
     /// Whether all ranks can be parts of one multicast object, so that windows try to have one.

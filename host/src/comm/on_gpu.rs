@@ -4,7 +4,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use fusewire_device::layout::CommConst;
 
@@ -31,6 +31,8 @@ pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
     /// Where the workspace, which holds a copy, is memory that is not cached.
     constants: Option<Scratch>,
+    /// Addresses of the workspaces of a team that is too large for the constants.
+    addresses: OnceLock<Scratch>,
     line: HostLine,
     threads: u32,
     grid: Option<Arc<MultiRankGrid>>,
@@ -61,11 +63,18 @@ impl OnGpu {
         let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
         Ok(Self {
             constants: constants.transpose()?,
+            addresses: OnceLock::new(),
             line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
             grid,
             gpu,
         })
+    }
+
+    /// Copies the addresses of the team's workspaces to device memory. Returns its address.
+    pub(super) fn hold(&self, addresses: &[u64]) -> Result<u64> {
+        let scratch = Scratch::holding(&self.gpu, bytemuck::cast_slice(addresses))?;
+        Ok(self.addresses.get_or_init(|| scratch).address())
     }
 
     /// Writes the constants to device memory of their own, where they have such.

@@ -249,15 +249,24 @@ impl Inner {
 
     /// The process of `rank` has ended.
     fn mark_dead(&self, rank: u32) {
-        let word = offset_of!(CommState, dead) as u64;
+        let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
+        let is_new = self.update(word, |seen| seen | 1 << (rank % 64));
+        // After the bit.
+        if is_new {
+            self.update(offset_of!(CommState, dead) as u64, |dead| dead + 1);
+        }
+    }
+
+    /// Changes a word of this rank's workspace. Returns false if it has the new value already.
+    fn update(&self, word: u64, change: impl Fn(u64) -> u64) -> bool {
         let mut seen = self.workspace.load(word);
-        loop {
-            let marked = seen | 1 << (rank & 63);
-            let before = self.workspace.compare_exchange(word, seen, marked);
+        while change(seen) != seen {
+            let before = self.workspace.compare_exchange(word, seen, change(seen));
             if before == seen {
-                return;
+                return true;
             }
             seen = before;
         }
+        false
     }
 }

@@ -20,7 +20,10 @@ pub(crate) type WindowPart = (Memory, u64);
 
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
-    table: Box<[UnsafeCell<WindowConst>]>,
+    /// Entries of [`WindowConst::stride`] bytes.
+    table: Box<[UnsafeCell<u64>]>,
+    /// Ranks of the team.
+    members: u32,
     /// The same in a GPU's memory.
     on_gpu: Option<Arc<gpu::Memory>>,
     /// This rank's parts of the windows that are alive: start, end, number.
@@ -54,18 +57,18 @@ impl fmt::Debug for Windows {
 }
 
 impl Windows {
-    /// A table without windows, for kernels of `gpu` (else of the CPU), which reach the parts of
-    /// other ranks by load and store if `is_mapped` says so.
-    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, is_mapped: bool) -> Result<Self> {
-        let bytes = (MAX_WINDOWS * size_of::<WindowConst>()) as u64;
+    /// A table without windows for a team of `members` ranks, for kernels of `gpu` (else of the
+    /// CPU), which reach the parts of other ranks by load and store if `is_mapped` says so.
+    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, members: u32, is_mapped: bool) -> Result<Self> {
+        let bytes = MAX_WINDOWS as u64 * WindowConst::stride(members);
         let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
-        let mut table = bytemuck::allocation::zeroed_slice_box::<WindowConst>(MAX_WINDOWS);
+        let mut table = bytemuck::allocation::zeroed_slice_box::<u64>(bytes as usize / 8);
         let (at, count) = (table.as_mut_ptr(), table.len());
         core::mem::forget(table);
-        let cells =
-            core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<WindowConst>>(), count);
+        let cells = core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<u64>>(), count);
         Ok(Self {
             on_gpu,
+            members,
             // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made
             // from zeroed memory of the system's, so that entries that are never used are never
             // touched.
@@ -87,6 +90,22 @@ impl Windows {
         self.on_gpu
             .as_ref()
             .map_or(self.table.as_ptr() as u64, |table| table.address())
+    }
+
+    /// Returns the bytes of an entry of the table.
+    pub(crate) fn stride(&self) -> u64 {
+        WindowConst::stride(self.members)
+    }
+
+    /// Returns the words of the entry of a window.
+    fn words(&self, id: usize) -> &[UnsafeCell<u64>] {
+        let words = self.stride() as usize / 8;
+        &self.table[id * words..][..words]
+    }
+
+    /// Returns the entry of a window.
+    fn entry(&self, id: usize) -> *mut WindowConst {
+        UnsafeCell::raw_get(self.words(id).as_ptr()).cast()
     }
 
     /// Number of windows so far; their numbers are never used twice.
@@ -120,13 +139,14 @@ impl Windows {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let id = self.used.load(Ordering::Acquire);
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
-        let entry = self.table[id].get();
-        for (peer, part) in parts.iter().enumerate() {
+        let entry = self.entry(id);
+        let header = size_of::<WindowConst>() / 8;
+        for (peer, (part, word)) in parts.iter().zip(&self.words(id)[header..]).enumerate() {
             let is_mapped = self.is_mapped || id == 0 || peer == rank as usize;
             let address = if is_mapped { address(part) } else { 0 };
-            // SAFETY: an entry of this table; kernels look at it only after its number was
+            // SAFETY: a word of this table; kernels look at it only after its number was
             // published.
-            unsafe { (&raw mut (*entry).peers[peer]).write(address) };
+            unsafe { word.get().write(address) };
         }
         // SAFETY: as above.
         unsafe { (&raw mut (*entry).multicast).write(multicast) };
@@ -157,10 +177,10 @@ impl Windows {
         let Some(table) = &self.on_gpu else {
             return Ok(());
         };
+        let words = self.words(id).iter();
         // SAFETY: entries are only written by the caller, which holds the lock.
-        let entry = unsafe { self.table[id].get().read() };
-        let at = id * size_of::<WindowConst>();
-        table.write(at as u64, bytemuck::bytes_of(&entry))
+        let words: Vec<u64> = words.map(|word| unsafe { word.get().read() }).collect();
+        table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words))
     }
 
     /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have
@@ -170,7 +190,7 @@ impl Windows {
         let Some(parts) = all.get_mut(id).and_then(Option::take) else {
             return;
         };
-        let entry = self.table[id].get();
+        let entry = self.entry(id);
         // SAFETY: as in `add_parts`: nobody reads the entry now.
         unsafe { (&raw mut (*entry).bytes).write(0) };
         // SAFETY: as above.
@@ -229,7 +249,7 @@ impl Windows {
         let id = addr.window() as usize;
         let (memory, start) = all.get(id)?.as_ref()?.get(rank as usize)?;
         // SAFETY: entries are only written under the lock.
-        let size = unsafe { (&raw const (*self.table[id].get()).bytes).read() };
+        let size = unsafe { (&raw const (*self.entry(id)).bytes).read() };
         let (offset, start) = (addr.offset(), *start + addr.offset());
         let fits = offset <= size && bytes <= size - offset;
         fits.then(|| memory.ptr().wrapping_add(start as usize))
@@ -279,7 +299,7 @@ mod tests {
 
     #[test]
     fn multicast_must_reach_every_window_but_the_workspace() {
-        let windows = Windows::new(None, true).expect("a table");
+        let windows = Windows::new(None, 1, true).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             windows

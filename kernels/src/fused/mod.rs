@@ -44,7 +44,7 @@ use self::row::{Arguments, Norm, Targets};
 use self::sum::{PacketRows, PulledRows, Sums};
 use crate::exchange::Memory;
 
-pub use self::row::SHARED_ROW;
+pub use self::row::{MAX_RANKS, shared_row};
 pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 /// Reduces, adds the residual and normalises `rows` rows of `hidden` elements, by the signal
@@ -61,7 +61,7 @@ pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 /// All buffers valid for their rows, `weight` and `bias` for
 /// one; `hidden` a multiple of 8; elsewhere than on a CPU all of them 16-byte aligned. Outputs
 /// overlap nothing but where it says so. `chunk` rows must fit staging: the ranks' input, and all
-/// outputs. Rows of more than [`SHARED_ROW`] elements are kept at byte `scratch` of staging for
+/// outputs. Rows of more than [`shared_row`] elements are kept at byte `scratch` of staging for
 /// output, 4 bytes an element and a row a block.
 #[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
@@ -100,7 +100,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         scales_at: WindowAddr(scales_at),
         stride: stride as usize,
         chunk: chunk as usize,
-        scratch: scratch_of(session, scratch, hidden),
+        values: row::row_memory(session, scratch, hidden),
         spec,
         epsilon,
     };
@@ -138,15 +138,6 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     // SAFETY: the caller's promise.
     let done = unsafe { memory.run(session, Policy::Cached, &body) };
     session.settle(done)
-}
-
-/// Where this block keeps a row that is too long for shared memory.
-#[inline(always)]
-fn scratch_of<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
-    let at = session.comm().workspace().staging_out
-        + scratch
-        + u64::from(session.block().index()) * hidden * 4;
-    session.comm().own(at).cast()
 }
 
 /// Does what [`reduce_norm`] does in [`Route::OneShot`], by packets ([`fusewire_device::packet`]):
@@ -191,7 +182,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
         scales_at: WindowAddr::NONE,
         stride: stride as usize,
         chunk: 0,
-        scratch: scratch_of(session, scratch, hidden),
+        values: row::row_memory(session, scratch, hidden),
         spec,
         epsilon,
     };
@@ -204,7 +195,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     let slots = Slots::open(session, bytes)?;
     // SAFETY: this block's part of the caller's rows.
     unsafe { slots.send_to_each(session, from, prefetch) };
-    let targets = Targets::new(block, 1);
+    let targets = Targets::new(block, session.ranks(), 1);
     if block.is_leader() {
         let strides = if spec.is_column_major() {
             (1, stride as u32)

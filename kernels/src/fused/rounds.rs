@@ -200,7 +200,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
             return false;
         }
         let count = if route == Route::TwoShot { ranks } else { 1 };
-        let targets = Targets::new(block, count);
+        let targets = Targets::new(block, ranks, count);
         let mut failed = false;
         for index in block.elements_of_block(count as usize) {
             let index = index as u32;

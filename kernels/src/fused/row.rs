@@ -5,9 +5,9 @@
 use core::marker::PhantomData;
 
 use fusewire_device::arch;
+use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::layout::MAX_RANKS;
-use fusewire_device::{Block, Element, Group, Machine};
+use fusewire_device::{Block, Element, Group, Machine, Session};
 
 use super::chunk;
 use super::spec::NormSpec;
@@ -17,17 +17,56 @@ use super::sum::Sums;
 pub(crate) const PARTIALS: usize = 128;
 /// Elements that a lane moves at once.
 pub(super) const CHUNK: usize = 8;
-/// Elements of a row that shared memory holds, in f32.
-pub const SHARED_ROW: usize = 8192;
+/// Most elements of a row that shared memory holds, in f32.
+const SHARED_ROW: usize = 8192;
+/// Words of an entry of [`Targets`].
+const TARGET_WORDS: usize = 4;
 
-/// Offsets in shared memory, behind the tables of sources.
-const TARGETS_AT: usize = 1536;
-const SUMS_AT: usize = TARGETS_AT + 4 * 8 * MAX_RANKS;
-const SQUARES_AT: usize = SUMS_AT + 4 * PARTIALS;
-const ARGUMENTS_AT: usize = SQUARES_AT + 4 * PARTIALS;
-const ROW_AT: usize = (ARGUMENTS_AT + size_of::<Arguments>()).next_multiple_of(128);
+// In shared memory: the tables of sources, the targets, the row; and at the end, at offsets that do
+// not depend on the number of ranks, these.
+const END: usize = arch::SHARED_BYTES - arch::RESERVED_BYTES;
+const ARGUMENTS_AT: usize = (END - size_of::<Arguments>()) / 128 * 128;
+const SQUARES_AT: usize = ARGUMENTS_AT - 4 * PARTIALS;
+const SUMS_AT: usize = SQUARES_AT - 4 * PARTIALS;
 
-const _: () = assert!(ROW_AT + 4 * SHARED_ROW + arch::RESERVED_BYTES <= arch::SHARED_BYTES);
+/// Returns the offset of the row in shared memory.
+const fn row_at(ranks: u32) -> usize {
+    (targets_at(ranks) + 8 * TARGET_WORDS * ranks as usize).next_multiple_of(128)
+}
+
+/// Returns the offset of the targets in shared memory.
+const fn targets_at(ranks: u32) -> usize {
+    Tables::bytes(ranks)
+}
+
+/// Returns the number of elements of a row that shared memory holds, in f32.
+pub const fn shared_row(ranks: u32) -> usize {
+    let room = SUMS_AT.saturating_sub(row_at(ranks)) / 4;
+    if room < SHARED_ROW { room } else { SHARED_ROW }
+}
+
+/// Returns the memory of this block for the values of a row of `hidden` elements: shared, or at byte
+/// `scratch` of staging for output.
+#[inline(always)]
+pub(super) fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
+    let (comm, block) = (session.comm(), session.block());
+    if hidden as usize <= shared_row(comm.size()) {
+        return block.shared().wrapping_add(row_at(comm.size())).cast();
+    }
+    let at = comm.workspace().staging_out + scratch + u64::from(block.index()) * hidden * 4;
+    comm.own(at).cast()
+}
+
+/// Most ranks whose tables fit shared memory.
+pub const MAX_RANKS: u32 = {
+    let mut ranks = 1;
+    while row_at(ranks + 1) <= SUMS_AT {
+        ranks += 1;
+    }
+    ranks
+};
+
+const _: () = assert!(shared_row(64) == SHARED_ROW && MAX_RANKS >= 576);
 
 /// Buffers of a norm. In shared memory: too much for the registers of hundreds of lanes, and rarely
 /// looked at.
@@ -52,8 +91,8 @@ pub(super) struct Arguments {
     pub(super) stride: usize,
     /// Rows that staging holds.
     pub(super) chunk: usize,
-    /// Memory of this block for a row that is too long for shared memory.
-    pub(super) scratch: *mut f32,
+    /// Memory of this block for the values of a row: shared, or staging if the row is too long.
+    pub(super) values: *mut f32,
     pub(super) spec: NormSpec,
     pub(super) epsilon: f32,
 }
@@ -81,25 +120,26 @@ pub(super) struct Norm<T> {
     pub(super) element: PhantomData<T>,
 }
 
-/// Targets of rows: tables in shared memory, one entry a target.
+/// Targets of rows: a table in shared memory, one entry a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Targets {
-    table: *mut u64,
+    table: *mut [u64; TARGET_WORDS],
     /// Entries in use.
     pub(super) count: u32,
 }
 
 impl Targets {
+    /// Returns the table, on `ranks` ranks. `count` is at most `ranks`.
     #[inline(always)]
-    pub(super) fn new<M: Machine>(block: Block<M>, count: u32) -> Self {
+    pub(super) fn new<M: Machine>(block: Block<M>, ranks: u32, count: u32) -> Self {
         Self {
-            table: block.shared().wrapping_add(TARGETS_AT).cast(),
+            table: block.shared().wrapping_add(targets_at(ranks)).cast(),
             count,
         }
     }
 
-    /// Sets target `index`; scales of row r and group g go to `scales[r * stride + g * step]`. One
-    /// lane an entry; the block must synchronise before use.
+    /// Sets target `index`, which is below the count; scales of row r and group g go to
+    /// `scales[r * stride + g * step]`. One lane an entry; the block must synchronise before use.
     #[inline(always)]
     pub(super) fn set(
         &self,
@@ -109,27 +149,28 @@ impl Targets {
         scales: *mut u8,
         strides: (u32, u32),
     ) {
-        let index = index as usize % MAX_RANKS;
         let words = [
             out as u64,
             kept as u64,
             scales as u64,
             u64::from(strides.0) | u64::from(strides.1) << 32,
         ];
-        for which in 0..4 {
-            let at = self.table.wrapping_add(which * MAX_RANKS + index);
-            // SAFETY: within the tables; one lane writes an entry.
-            unsafe { at.write(words[which]) };
+        for word in 0..TARGET_WORDS {
+            // SAFETY: within the table; one lane writes an entry.
+            unsafe { self.at(word, index).write(words[word]) };
         }
     }
 
     #[inline(always)]
-    fn word(&self, which: usize, index: u32) -> u64 {
-        let at = self
-            .table
-            .wrapping_add(which * MAX_RANKS + index as usize % MAX_RANKS);
-        // SAFETY: within the tables, which the block has filled.
-        unsafe { at.read() }
+    fn at(&self, word: usize, index: u32) -> *mut u64 {
+        let entry = self.table.wrapping_add(index as usize);
+        entry.cast::<u64>().wrapping_add(word)
+    }
+
+    #[inline(always)]
+    fn word(&self, word: usize, index: u32) -> u64 {
+        // SAFETY: within the table, which the block has filled.
+        unsafe { self.at(word, index).read() }
     }
 
     /// Normalised rows of target `index`.
@@ -201,15 +242,10 @@ impl<T: Element<Acc = f32>> Norm<T> {
         row: usize,
         residual: usize,
     ) -> Option<Row> {
-        let values = if self.hidden <= SHARED_ROW {
-            block.shared().wrapping_add(ROW_AT).cast()
-        } else {
-            self.arguments().scratch
-        };
         let io = RowContext {
             sums,
             targets,
-            values,
+            values: self.arguments().values,
             row,
             residual,
             machine: PhantomData::<M>,
@@ -224,7 +260,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         };
         let variance = squares / self.hidden as f32;
         Some(Row {
-            values,
+            values: io.values,
             mean,
             scale: 1.0 / arch::sqrt_f32(variance + self.arguments().epsilon),
         })

@@ -7,7 +7,7 @@ use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
     BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
-    LINE, MAX_WINDOWS, NetContext, NetCounters, NetEntry, WindowConst, WorkspaceConfig,
+    LINE, MAX_WINDOWS, NEAR_RANKS, NetContext, NetCounters, NetEntry, WindowConst, WorkspaceConfig,
     WorkspaceLayout,
 };
 use fusewire_device::mem::model::{Kind, Model};
@@ -153,6 +153,7 @@ impl MemoryImage {
     pub fn new(config: Config) -> Self {
         let layout = WorkspaceLayout::new(&WorkspaceConfig {
             size: config.ranks,
+            team: config.ranks,
             max_blocks: config.blocks,
             packet_slot: config.packet_slot,
             channel_slot: config.channel_slot,
@@ -171,26 +172,36 @@ impl MemoryImage {
                 network: pages(PRIVATE_BYTES),
             })
             .collect();
-        let mut windows = vec![WindowConst::zeroed(); MAX_WINDOWS];
-        windows[0].bytes = layout.bytes;
-        windows[1].bytes = 2 * config.user as u64;
-        windows[2].bytes = PAD_BYTES as u64;
-        for (index, rank) in ranks.iter().enumerate() {
-            windows[0].peers[index] = rank.workspace as u64;
-            windows[1].peers[index] = rank.window as u64;
-            windows[2].peers[index] = rank.pad as u64;
-        }
-        let workspaces = windows[0].peers;
+        let windows = [
+            (
+                layout.bytes,
+                ranks.iter().map(|rank| rank.workspace as u64).collect(),
+            ),
+            (
+                2 * config.user as u64,
+                ranks.iter().map(|rank| rank.window as u64).collect(),
+            ),
+            (
+                PAD_BYTES as u64,
+                ranks.iter().map(|rank| rank.pad as u64).collect(),
+            ),
+        ];
+        let windows: [(u64, Vec<u64>); 3] = windows;
+        let stride = WindowConst::stride(config.ranks);
         for (index, rank) in ranks.iter_mut().enumerate() {
-            let mut windows = windows.clone();
-            if config.parts.network {
-                for window in &mut windows[1..3] {
-                    let own = window.peers[index];
-                    window.peers.fill(0);
-                    window.peers[index] = own;
+            let mut table = vec![0u64; MAX_WINDOWS * stride as usize / 8];
+            let entries = table.chunks_mut(stride as usize / 8);
+            for (id, (entry, (bytes, parts))) in entries.zip(&windows).enumerate() {
+                let (header, to) = entry.split_at_mut(size_of::<WindowConst>() / 8);
+                header[0] = *bytes;
+                for (peer, (to, part)) in to.iter_mut().zip(parts).enumerate() {
+                    if id == 0 || peer == index || !config.parts.network {
+                        *to = *part;
+                    }
                 }
             }
-            let windows = windows.leak().as_ptr() as u64;
+            let workspaces: &[u64] = windows[0].1.clone().leak();
+            let table: &[u64] = table.leak();
             rank.constants = rank.workspace.wrapping_add(CONSTANTS_AT as usize).cast();
             rank.content = CommConst {
                 magic: CONST_MAGIC,
@@ -205,7 +216,7 @@ impl MemoryImage {
                 id: 1,
                 generation: 1,
                 timeout_ns: config.timeout_ns,
-                windows,
+                windows: table.as_ptr() as u64,
                 state: rank.workspace as u64,
                 contexts: if config.parts.network {
                     rank.network as u64
@@ -214,7 +225,9 @@ impl MemoryImage {
                 },
                 workspace: layout,
                 host_word: 0,
-                workspaces,
+                window_stride: stride,
+                workspaces: workspaces.as_ptr() as u64,
+                near: [0; NEAR_RANKS],
             };
         }
         let user = config.user as u64;

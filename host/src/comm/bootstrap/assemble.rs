@@ -6,7 +6,7 @@ use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire_device::layout::{
-    CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, MAX_RANKS, WorkspaceLayout,
+    CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, NEAR_RANKS, WorkspaceLayout,
 };
 
 use super::config::CommConfig;
@@ -90,18 +90,24 @@ impl Communicator {
         let network = options
             .test_network
             .map(|_| TestNetwork::new(options.blocks));
-        let windows = Windows::new(gpu.as_ref(), network.is_none())?;
+        let windows = Windows::new(gpu.as_ref(), team_size, network.is_none())?;
         windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
-        let mut addresses = [0; MAX_RANKS];
-        for (address, workspace) in addresses.iter_mut().zip(&workspaces) {
-            *address = workspace.ptr() as u64;
+        let addresses = workspaces.iter().map(|workspace| workspace.ptr() as u64);
+        let addresses: Box<[u64]> = addresses.collect();
+        let mut near = [0; NEAR_RANKS];
+        for (near, address) in near.iter_mut().zip(&addresses) {
+            *near = *address;
         }
-        let constants = Box::new(CommConst {
+        let far = match &on_gpu {
+            Some(on_gpu) if addresses.len() > NEAR_RANKS => on_gpu.hold(&addresses)?,
+            _ => addresses.as_ptr() as u64,
+        };
+        let mut constants = Box::new(CommConst {
             magic: CONST_MAGIC,
             version: LAYOUT_VERSION,
             bytes: size_of::<CommConst>() as u32,
@@ -125,13 +131,17 @@ impl Communicator {
             contexts: network.as_ref().map_or(0, TestNetwork::context),
             workspace: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
-            workspaces: addresses,
+            window_stride: windows.stride(),
+            workspaces: if addresses.len() > NEAR_RANKS { far } else { 0 },
+            near,
         });
         // SAFETY: the memory is reserved for them, and no kernel runs yet.
         unsafe { workspace.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
+        // Those of this process, and of blocks of one lane, are not copied.
+        constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {
             name,
@@ -141,6 +151,7 @@ impl Communicator {
             oversubscribed,
             isa: isa(),
             constants,
+            _addresses: addresses,
             windows,
             network,
             workspace,

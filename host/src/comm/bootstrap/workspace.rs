@@ -12,6 +12,7 @@ use crate::options::Options;
 pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
     WorkspaceLayout::new(&WorkspaceConfig {
         size,
+        team: size,
         max_blocks: options.blocks,
         packet_slot: options.packet_slot_bytes,
         channel_slot: options.channel_slot_bytes,
