@@ -2,7 +2,8 @@
 //! communicators.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
-use fusewire_tests::cases::{Case, MEMORIES, nvls};
+use fusewire_kernels::fused::shared_row;
+use fusewire_tests::cases::{Case, MEMORIES, list, nvls};
 use fusewire_tests::process::Host;
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -32,6 +33,43 @@ fn sizes_placement_and_registration() {
 fn every_number_of_ranks() {
     for ranks in [5, 6, 7, 8, 16] {
         run(&Threads, Setup::new(ranks), "core");
+    }
+}
+
+/// More ranks than a block keeps addresses for, and than a word has bits.
+#[test]
+fn many_ranks() {
+    let run_cases = |setup: Setup, cases: &[Case]| {
+        if let Err(wrong) = Threads.run_cases(&setup, cases) {
+            panic!("{wrong}");
+        }
+    };
+    let mut cases: Vec<Case> = list("core", 70).into_iter().step_by(4).collect();
+    // The tables of 70 ranks leave shared memory for rows that are a little shorter.
+    let longest = shared_row(70) / 8 * 8;
+    assert!(longest < shared_row(64));
+    for hidden in [longest, longest + 8] {
+        let norm = list("norms", 70)[0];
+        cases.push(Case {
+            count: 3,
+            hidden,
+            ..norm
+        });
+    }
+    let setup = Setup {
+        staging: 64 << 10,
+        ..Setup::new(70)
+    };
+    run_cases(setup, &cases);
+    // Blocks of several lanes copy the addresses of up to 64 workspaces.
+    for ranks in [63, 65] {
+        let mut cases = list("core", ranks);
+        cases.retain(|case| case.count == 1);
+        let setup = Setup {
+            lanes: 32,
+            ..Setup::new(ranks)
+        };
+        run_cases(setup, &cases[..2]);
     }
 }
 

@@ -2,17 +2,19 @@
 
 extern crate std;
 
+use core::mem::offset_of;
 use core::ptr::from_ref;
 use std::boxed::Box;
 use std::vec;
+use std::vec::Vec;
 
 use bytemuck::Zeroable;
 
 use super::{WaitContext, WaitKind};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, LAYOUT_VERSION, LINE, WorkspaceConfig,
-    WorkspaceLayout,
+    CONST_MAGIC, CommConst, CommState, FailureKind, FailureRecord, LAYOUT_VERSION, LINE,
+    WorkspaceConfig, WorkspaceLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -26,9 +28,20 @@ fn call(operation: Operation, count: u64) -> Call {
 /// A rank of two waits in an all_reduce of 16 elements, in block 1, for what never comes; `own` and
 /// `theirs` are what its block 0 and its peer's are in. The failure that it records.
 fn failure_of(own: Call, theirs: Call) -> FailureKind {
+    let record = record_of(&[own, theirs], None, WaitKind::Ready, 1);
+    [FailureKind::Timeout, FailureKind::Mismatch]
+        .into_iter()
+        .find(|kind| *kind as u64 == record.kind)
+        .expect("one of the two")
+}
+
+/// Rank 0 waits as in [`failure_of`] for rank `awaited`, while block 0 of each rank is in one of
+/// `calls`. The host has found that rank `dead` has ended. Returns the record.
+fn record_of(calls: &[Call], dead: Option<u32>, wait: WaitKind, awaited: u32) -> FailureRecord {
+    let size = calls.len() as u32;
     let workspace = WorkspaceLayout::new(&WorkspaceConfig {
-        size: 2,
-        team: 2,
+        size,
+        team: size,
         max_blocks: 2,
         packet_slot: 256,
         channel_slot: 64,
@@ -37,22 +50,25 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
     });
     const { assert!(size_of::<[u64; 8]>() as u64 == LINE) };
     let lines = (workspace.bytes / LINE) as usize;
-    let mut workspaces = [
-        vec![[0u64; 8]; lines].into_boxed_slice(),
-        vec![[0u64; 8]; lines].into_boxed_slice(),
-    ];
-    for (memory, call) in workspaces.iter_mut().zip([own, theirs]) {
+    let mut workspaces = vec![vec![[0u64; 8]; lines].into_boxed_slice(); calls.len()];
+    for (memory, call) in workspaces.iter_mut().zip(calls) {
         memory[(workspace.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
     }
-    let bases = workspaces
-        .each_mut()
-        .map(|memory| memory.as_mut_ptr() as u64);
+    if let Some(rank) = dead {
+        let words = workspaces[0].as_flattened_mut();
+        words[(workspace.dead / 8 + u64::from(rank / 64)) as usize] |= 1 << (rank % 64);
+        words[offset_of!(CommState, dead) / 8] = 1;
+    }
+    let bases: Vec<u64> = workspaces
+        .iter_mut()
+        .map(|memory| memory.as_mut_ptr() as u64)
+        .collect();
     let constants = Box::new(CommConst {
         magic: CONST_MAGIC,
         version: LAYOUT_VERSION,
         bytes: size_of::<CommConst>() as u32,
-        size: 2,
-        team_size: 2,
+        size,
+        team_size: size,
         max_blocks: 2,
         spins: 1,
         state: bases[0],
@@ -69,15 +85,30 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
         block: 1,
         timeout_ns: 2_000_000,
     };
-    let never: Option<()> = ctx.until(WaitKind::Ready, 1, 1, || Err(0));
+    let never: Option<()> = match wait {
+        WaitKind::Sum => ctx.until_signalled(wait, || awaited, 1, || Err(0)),
+        _ => ctx.until(wait, awaited, 1, || Err(0)),
+    };
     assert_eq!(never, None);
     // SAFETY: a workspace begins with its state, and nobody else looks at it.
     let record = unsafe { (*(bases[0] as *const CommState)).failure };
     assert_eq!(record.state, 2);
-    [FailureKind::Timeout, FailureKind::Mismatch]
-        .into_iter()
-        .find(|kind| *kind as u64 == record.kind)
-        .expect("one of the two")
+    record
+}
+
+#[test]
+fn a_dead_rank_is_found_among_many() {
+    let calls = vec![call(Operation::AllReduce, 16); 200];
+    for dead in [1, 63, 64, 130, 199] {
+        for wait in [WaitKind::Ready, WaitKind::Sum] {
+            let record = record_of(&calls, Some(dead), wait, dead);
+            assert_eq!(record.kind, FailureKind::Dead as u64, "{dead}");
+            assert_eq!(record.blamed, u64::from(dead));
+        }
+        // Another rank is awaited.
+        let record = record_of(&calls, Some(dead), WaitKind::Ready, 66);
+        assert_eq!(record.kind, FailureKind::Timeout as u64, "{dead}");
+    }
 }
 
 #[test]
