@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! cargo run --release --bin fusewire-benches -- versus mpi [--mpicc PATH --mpirun PATH]
+//! cargo run --release --bin fusewire-benches -- versus mpi --before PATH
 //! cargo run --release --bin fusewire-benches -- versus cuda [--out FILE --json FILE]
 //! cargo run --release --bin fusewire-benches -- baseline --out DIR
 //! cargo run --release --bin fusewire-benches -- sass --ours FILE

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{env, path};
 
 use crate::machine::{self, NEAR_NS, Rate};
-use crate::versus::{Arguments, Candidate, Sample};
+use crate::versus::{Arguments, BEFORE, Candidate, Sample};
 
 /// Machine, programs and options of a run.
 #[derive(Debug)]
@@ -52,8 +52,9 @@ impl Header {
                 machine::kernel()
             ),
             format!(
-                "{rounds} rounds, in each every peer once; float32 sum, out of place; barrier, \
-                 clock, call, clock; rank 0's median of a run, then the median of the runs"
+                "{rounds} rounds, in each every peer once, in alternating order; float32 sum, out \
+                 of place; barrier, clock, call, clock; rank 0's median of a run, then the median \
+                 of the runs"
             ),
             match arguments.unpinned {
                 false => "rank r pinned to core r mod cores".to_owned(),
@@ -68,6 +69,9 @@ impl Header {
         }
         if arguments.touch {
             lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
+        }
+        if arguments.before.is_some() {
+            lines.push("\"before\": another build of this program (--before)".to_owned());
         }
         for candidate in candidates {
             if let Candidate::Mpi(mpi) = candidate {
@@ -196,8 +200,17 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
     for candidate in candidates {
         let _ = write!(text, " {} |", candidate.name());
     }
-    text += " registered / best MPI | staged / Open MPI | registered / bare | missed |\n|---";
-    text += &"|---".repeat(candidates.len() + 4);
+    text += " registered / best MPI | staged / Open MPI | registered / bare |";
+    // The kinds that were also run with an earlier program.
+    let compared: Vec<_> = candidates
+        .iter()
+        .filter_map(|candidate| candidate.name().strip_suffix(BEFORE))
+        .collect();
+    for kind in &compared {
+        let _ = write!(text, " {kind} / before |");
+    }
+    text += " missed |\n|---";
+    text += &"|---".repeat(candidates.len() + compared.len() + 4);
     text += "|\n";
     let sizes = samples.iter().map(|sample| sample.figures.len()).max();
     for index in 0..sizes.unwrap_or(0) {
@@ -243,7 +256,10 @@ fn table(candidates: &[Candidate], samples: &[&Sample], pick: fn(&[u64]) -> u64)
         for median in &medians {
             let _ = write!(text, " {} |", microseconds(*median));
         }
-        for ratio in [registered, staged, bare] {
+        let to_before = compared
+            .iter()
+            .map(|kind| ratio(of(kind), of(&format!("{kind}{BEFORE}"))));
+        for ratio in [registered, staged, bare].into_iter().chain(to_before) {
             match ratio {
                 Some(ratio) => {
                     let _ = write!(text, " {ratio:.2} |");
@@ -329,4 +345,69 @@ pub(crate) fn document(old: &str, title: &str, header: &Header, tables: &str) ->
             "To be written: what differs from the prediction, and why."
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::children::Figure;
+
+    /// Returns the lines of the table of these candidates, each with the medians of its runs for a
+    /// size of 8 bytes.
+    fn table_of(runs: &[(&str, &[u64])]) -> Vec<String> {
+        let own = |name: &str| Candidate::Own {
+            name: name.to_owned(),
+            kind: "registered",
+            program: PathBuf::new(),
+        };
+        let candidates: Vec<_> = runs.iter().map(|(name, _)| own(name)).collect();
+        let sample = |who: usize, median_ns: u64| Sample {
+            ranks: 2,
+            who,
+            ping_pong: [None; 2],
+            figures: vec![Figure {
+                bytes: 8,
+                median_ns,
+                wrong: 0,
+            }],
+        };
+        let samples: Vec<_> = runs
+            .iter()
+            .enumerate()
+            .flat_map(|(who, (_, medians))| medians.iter().map(move |&ns| sample(who, ns)))
+            .collect();
+        let samples: Vec<_> = samples.iter().collect();
+        let text = table(&candidates, &samples, |all| all[all.len() / 2]);
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_table_has_the_ratios_to_an_earlier_program() {
+        let table = table_of(&[
+            ("registered", &[900, 3000, 1000]),
+            ("registered before", &[2000]),
+            ("staged", &[3000]),
+            ("staged before", &[]),
+            ("bare", &[1000]),
+        ]);
+        assert_eq!(
+            table,
+            [
+                "| bytes | registered | registered before | staged | staged before | bare \
+                 | registered / best MPI | staged / Open MPI | registered / bare \
+                 | registered / before | staged / before | missed |",
+                "|---|---|---|---|---|---|---|---|---|---|---|---|",
+                "| 8 B | 1.00 | 2.00 | 3.00 | - | 1.00 | - | - | 1.00 | 0.50 | - |  |",
+            ]
+        );
+    }
+
+    #[test]
+    fn without_an_earlier_program_the_table_has_no_ratios_to_it() {
+        let table = table_of(&[("registered", &[1000]), ("staged", &[3000])]);
+        assert!(!table[0].contains("before"), "{}", table[0]);
+        assert_eq!(table[1].matches("---").count(), 7);
+    }
 }

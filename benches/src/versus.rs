@@ -1,5 +1,6 @@
-//! Compares all_reduce with MPI. In each round, every library runs once. The machine's ping-pong
-//! latency is measured between the runs.
+//! Compares all_reduce with MPI and with an earlier build of Fusewire. In each round, every library
+//! runs once. Rounds alternate the order, so that no library always runs first. The machine's
+//! ping-pong latency is measured between the runs.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -57,6 +58,11 @@ pub(crate) struct Arguments {
     /// Fusewire's algorithm: auto, packet, signal, two_shot.
     #[arg(long, default_value = "auto")]
     algorithm: String,
+    /// This program as built from another commit. It runs in the same rounds, and its ranks get
+    /// the same options. They get --touch and --unpinned only if these are given, so an older
+    /// program need not have them.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) before: Option<PathBuf>,
     /// Time limit in seconds for one run. A library that exceeds it is not run again.
     #[arg(long, default_value_t = 120)]
     limit: u64,
@@ -84,16 +90,47 @@ pub(crate) fn size(text: &str) -> Result<usize> {
 #[derive(Clone, Debug)]
 pub(crate) enum Candidate {
     Mpi(Mpi),
-    /// This program. The name selects the library and memory on a rank's command line.
-    Own(&'static str),
+    /// This program, or the program of `--before`.
+    Own {
+        name: String,
+        /// Name of the library and memory on a rank's command line.
+        kind: &'static str,
+        program: PathBuf,
+    },
 }
+
+/// Ends the names of candidates that run the program of `--before`.
+pub(crate) const BEFORE: &str = " before";
 
 impl Candidate {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Mpi(mpi) => &mpi.name,
-            Self::Own(kind) => kind,
+            Self::Own { name, .. } => name,
         }
+    }
+
+    /// Returns the candidates of this program and of `before`. The two builds of a kind are
+    /// adjacent, so that they run under similar conditions.
+    fn own(before: Option<&Path>) -> Result<Vec<Self>> {
+        let program = env::current_exe().context("this program's own path")?;
+        let mut all = Vec::new();
+        for kind in ["registered", "staged", "bare"] {
+            all.push(Self::Own {
+                name: kind.to_owned(),
+                kind,
+                program: program.clone(),
+            });
+            // The bare program contains nothing of Fusewire.
+            if let (Some(before), "registered" | "staged") = (before, kind) {
+                all.push(Self::Own {
+                    name: format!("{kind}{BEFORE}"),
+                    kind,
+                    program: before.to_owned(),
+                });
+            }
+        }
+        Ok(all)
     }
 
     fn run(
@@ -110,10 +147,10 @@ impl Candidate {
                 let command = mpi.command(ranks, cores, !arguments.unpinned, schedule, touch);
                 children::run(vec![command], limit)
             }
-            Self::Own(kind) => {
+            Self::Own { kind, program, .. } => {
                 let memory = bare::memory(ranks, schedule.longest())?;
                 let ours = OwnProgram {
-                    program: &env::current_exe().context("this program's own path")?,
+                    program,
                     kind,
                     algorithm: &arguments.algorithm,
                     touch,
@@ -219,18 +256,31 @@ pub(crate) struct Sample {
     pub(crate) figures: Vec<Figure>,
 }
 
+/// Returns the absolute path of the program of `--before`. Fails if the file does not exist.
+fn program_before(path: &Path) -> Result<PathBuf> {
+    ensure!(
+        path.is_file(),
+        "--before {}: no such file; build fusewire-benches from the other commit, and pass the \
+         path of the program",
+        path.display()
+    );
+    std::path::absolute(path).with_context(|| format!("--before {}", path.display()))
+}
+
 pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     for &ranks in &arguments.ranks {
         let fits = (2..=reduce::MAX).contains(&ranks);
         ensure!(fits, "{ranks} ranks: 2 to {} can be compared", reduce::MAX);
     }
     ensure!(arguments.rounds > 0, "no rounds");
+    let earlier = arguments.before.as_deref();
+    let earlier = earlier.map(program_before).transpose()?;
     let folder = tempfile::tempdir()?;
     let mpis = mpi::find(&arguments.mpicc, &arguments.mpirun, folder.path())?;
     let cores = machine::cores()?;
     let schedule = Schedule::new(&arguments.sizes);
     let mut candidates: Vec<_> = mpis.into_iter().map(Candidate::Mpi).collect();
-    candidates.extend(["registered", "staged", "bare"].map(Candidate::Own));
+    candidates.extend(Candidate::own(earlier.as_deref())?);
 
     let header = Header::new(&candidates, arguments);
     print!("{header}");
@@ -242,7 +292,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     for round in 0..arguments.rounds {
         rates.push(machine::memory_rates(&cores));
         for &ranks in &arguments.ranks {
-            for who in 0..candidates.len() {
+            for index in 0..candidates.len() {
+                let who = match round % 2 {
+                    0 => index,
+                    _ => candidates.len() - 1 - index,
+                };
                 if left_out.contains(&(ranks, who)) {
                     continue;
                 }
@@ -298,4 +352,46 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     }
     ensure!(wrong == 0, "{wrong} wrong elements");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(before: Option<&Path>) -> Vec<(String, PathBuf)> {
+        let all = Candidate::own(before).expect("the path of this program");
+        let parts = all.into_iter().filter_map(|candidate| match candidate {
+            Candidate::Own { name, program, .. } => Some((name, program)),
+            Candidate::Mpi(_) => None,
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn the_program_before_runs_next_to_this_one() {
+        let here = env::current_exe().expect("the path of this program");
+        let before = Path::new("/other/program");
+        let parts = |name: &str, program: &Path| (name.to_owned(), program.to_owned());
+        assert_eq!(
+            own(Some(before)),
+            [
+                parts("registered", &here),
+                parts("registered before", before),
+                parts("staged", &here),
+                parts("staged before", before),
+                parts("bare", &here),
+            ]
+        );
+        assert_eq!(own(None).len(), 3);
+    }
+
+    #[test]
+    fn a_missing_program_is_an_error_that_names_it() {
+        let error = program_before(Path::new("no-such-program")).expect_err("no file");
+        assert!(error.to_string().starts_with("--before no-such-program: "));
+        // A folder is no program.
+        assert!(program_before(&env::temp_dir()).is_err());
+        let here = env::current_exe().expect("the path of this program");
+        assert_eq!(program_before(&here).expect("a file"), here);
+    }
 }
