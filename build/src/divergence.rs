@@ -379,6 +379,28 @@ mod tests {
     }
 
     #[test]
+    fn a_branch_on_a_vote_is_uniform_and_one_on_a_match_of_lanes_is_not() {
+        let voted = "define ptx_kernel void @k() {\n\
+             start:\n\
+             \x20 %t = tail call i32 @llvm.nvvm.read.ptx.sreg.tid.x()\n\
+             \x20 %b = icmp eq i32 %t, 0\n\
+             \x20 %v = tail call i32 @llvm.nvvm.vote.ballot.sync(i32 -1, i1 %b)\n\
+             \x20 %c = icmp eq i32 %v, 1\n\
+             \x20 br i1 %c, label %x, label %y\n\
+             x:\n\
+             \x20 br label %y\n\
+             y:\n\
+             \x20 ret void\n\
+             }\n";
+        assert!(regions(voted).is_empty());
+        let matched = voted.replace(
+            "vote.ballot.sync(i32 -1, i1 %b)",
+            "match.any.sync.i32(i32 -1, i32 %t)",
+        );
+        assert_eq!(regions(&matched).into_keys().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
     fn uniform_branches_loops_and_traps_do_not_diverge() {
         let inside = regions(
             "define ptx_kernel void @k(i32 %n, ptr %q) {\n\

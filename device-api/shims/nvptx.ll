@@ -1,6 +1,7 @@
 ; What Rust cannot say on nvptx64-nvidia-cuda: convergent operations, block-shared memory, and
 ; payload accesses in the global address space. Linked into every kernel image by fusewire-build;
-; every function is inlined. Signatures match `src/arch/gpu.rs` and `src/mem/gpu.rs`.
+; every function is inlined. Signatures match `src/arch/gpu.rs`, `src/arch/nvptx.rs` and
+; `src/mem/gpu.rs`.
 
 target triple = "nvptx64-nvidia-cuda"
 
@@ -52,6 +53,8 @@ declare void @llvm.nvvm.barrier.cta.sync.aligned.all(i32) #1
 declare i1 @llvm.nvvm.barrier.cta.red.or.aligned.all(i32, i1) #1
 declare void @llvm.nvvm.bar.warp.sync(i32) #1
 declare i32 @llvm.nvvm.vote.ballot.sync(i32, i1) #1
+declare i32 @llvm.nvvm.match.any.sync.i32(i32, i32) #1
+declare i32 @llvm.nvvm.match.any.sync.i64(i32, i64) #1
 declare i32 @llvm.nvvm.shfl.sync.idx.i32(i32, i32, i32, i32) #1
 declare i32 @llvm.nvvm.shfl.sync.bfly.i32(i32, i32, i32, i32) #1
 
@@ -76,6 +79,18 @@ define i64 @fusewire_ballot(i32 %value) #2 {
   %vote = icmp ne i32 %value, 0
   %votes = call i32 @llvm.nvvm.vote.ballot.sync(i32 -1, i1 %vote)
   %r = zext i32 %votes to i64
+  ret i64 %r
+}
+
+define i64 @fusewire_match_any_32(i32 %value) #2 {
+  %lanes = call i32 @llvm.nvvm.match.any.sync.i32(i32 -1, i32 %value)
+  %r = zext i32 %lanes to i64
+  ret i64 %r
+}
+
+define i64 @fusewire_match_any_64(i64 %value) #2 {
+  %lanes = call i32 @llvm.nvvm.match.any.sync.i64(i32 -1, i64 %value)
+  %r = zext i32 %lanes to i64
   ret i64 %r
 }
 

@@ -8,6 +8,8 @@
 pub use super::amdgcn::WARP;
 #[cfg(target_arch = "nvptx64")]
 pub use super::nvptx::WARP;
+#[cfg(target_arch = "nvptx64")]
+pub(crate) use super::nvptx::match_any;
 
 // Defined in the shim with these signatures. `safe`: they have no precondition but convergence,
 // which breaks progress, not memory.

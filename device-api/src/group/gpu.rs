@@ -47,6 +47,11 @@ impl Machine for Gpu {
     fn ballot(self, value: bool) -> u64 {
         crate::arch::ballot(value)
     }
+    #[cfg(target_arch = "nvptx64")]
+    #[inline(always)]
+    fn match_any(self, value: u64, bits: u32) -> u64 {
+        crate::arch::match_any(value, bits)
+    }
     #[inline(always)]
     fn shuffle(self, value: u32, from: u32) -> u32 {
         crate::arch::shuffle(value, from)
@@ -117,6 +122,10 @@ impl Machine for PartOfGrid {
     #[inline(always)]
     fn ballot(self, value: bool) -> u64 {
         Gpu.ballot(value)
+    }
+    #[inline(always)]
+    fn match_any(self, value: u64, bits: u32) -> u64 {
+        Gpu.match_any(value, bits)
     }
     #[inline(always)]
     fn shuffle(self, value: u32, from: u32) -> u32 {

@@ -73,6 +73,21 @@ pub trait Machine: Copy {
     /// The warp's votes, bit i for lane i.
     #[track_caller]
     fn ballot(self, value: bool) -> u64;
+    /// Returns the lanes of the warp whose lower `bits` bits of `value` equal this lane's, bit i
+    /// for lane i. `bits` is 32 or 64. This implementation takes a ballot for each bit.
+    #[inline(always)]
+    #[track_caller]
+    fn match_any(self, value: u64, bits: u32) -> u64 {
+        let mut equal = self.ballot(true);
+        let mut bit = 0;
+        while bit < bits {
+            let is_set = value >> bit & 1 != 0;
+            let votes = self.ballot(is_set);
+            equal &= if is_set { votes } else { !votes };
+            bit += 1;
+        }
+        equal
+    }
     /// `value` of lane `from` of the warp.
     #[track_caller]
     fn shuffle(self, value: u32, from: u32) -> u32;

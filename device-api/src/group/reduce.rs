@@ -133,21 +133,13 @@ impl<M: Machine> Warp<M> {
     }
 
     /// Returns the lanes of the warp that have the same value as this one, bit i for lane i. Floats
-    /// are compared by their bits. Takes a ballot for each bit of the type.
+    /// are compared by their bits. Takes one instruction on NVIDIA, and elsewhere a ballot for each
+    /// bit of the type.
     #[inline(always)]
     #[track_caller]
     pub fn match_any<T: LaneValue>(self, value: T) -> u64 {
-        let word = value.to_word();
-        let mut equal = self.ballot(true);
         let bits = if T::IS_WIDE { 64 } else { 32 };
-        let mut bit = 0;
-        while bit < bits {
-            let is_set = word >> bit & 1 != 0;
-            let votes = self.ballot(is_set);
-            equal &= if is_set { votes } else { !votes };
-            bit += 1;
-        }
-        equal
+        self.0.match_any(value.to_word(), bits)
     }
 
     /// Returns true in one of the lanes that pass true: the first. Returns false in all lanes if
