@@ -243,7 +243,8 @@ impl Comm {
     /// Returns true if `rank` is reachable by load and store.
     #[inline(always)]
     pub fn reaches(&self, rank: u32) -> bool {
-        rank.wrapping_sub(self.constants().team_first) < self.constants().team_size
+        let (first, size) = self.local();
+        rank.wrapping_sub(first) < size
     }
 
     /// Returns the number of ranks of the team.
@@ -262,21 +263,25 @@ impl Comm {
         }
     }
 
-    /// Returns the first of the ranks whose windows this one reaches by load and store, and their
-    /// number.
+    /// Returns the first rank of the team, and the number of its ranks. On devices without a
+    /// network, all ranks are in the team.
     #[inline(always)]
     fn local(&self) -> (u32, u32) {
         let constants = self.constants();
         match net::AVAILABLE {
-            // With a network, other ranks' workspaces may be mapped, but their windows are not.
-            true if Requests::of(self).is_some() => (constants.rank, 1),
             true => (constants.team_first, constants.team_size),
             false => (0, constants.size),
         }
     }
 
-    /// Returns the entry of a window, and the addresses of the parts of the team's ranks. The window
-    /// is below [`MAX_WINDOWS`].
+    /// Returns true if there are ranks that are not reachable by load and store.
+    #[inline(always)]
+    pub(crate) fn is_split(&self) -> bool {
+        self.local().1 < self.size()
+    }
+
+    /// Returns the entry of a window, and the addresses of the parts of the team's ranks. The
+    /// window is below [`MAX_WINDOWS`].
     #[inline(always)]
     pub(crate) fn window(&self, window: u32) -> (*const WindowConst, *const u64) {
         let constants = self.constants();
@@ -286,12 +291,13 @@ impl Comm {
         (entry, entry.wrapping_add(1).cast())
     }
 
-    /// Returns the address of byte 0 of the workspace of `rank`, which is in the team.
+    /// Returns the address of byte 0 of the workspace of `rank`, which is in the team: see
+    /// [`Comm::reaches`].
     #[inline(always)]
     pub(crate) fn workspace_of(&self, rank: u32) -> *mut u8 {
         let at = self.workspaces().wrapping_add(self.member(rank) as usize);
-        // SAFETY: the table is live, and has an entry for each rank of the team. (`reaches`, or the
-        // caller's loop over the ranks of a communicator that is one team.)
+        debug_assert!(self.reaches(rank));
+        // SAFETY: the table is live, and has an entry for each rank of the team.
         unsafe { at.read() as *mut u8 }
     }
 
@@ -339,12 +345,10 @@ impl Comm {
         let (window, parts) = self.window(addr.window());
         // SAFETY: the table has MAX_WINDOWS entries.
         let size = unsafe { (&raw const (*window).bytes).read() };
-        let member = self.member(rank);
-        let base = if !net::AVAILABLE || member < self.members() {
+        let base = match self.reaches(rank) {
             // SAFETY: each entry has an address for each rank of the team.
-            unsafe { parts.wrapping_add(member as usize).read() }
-        } else {
-            0
+            true => unsafe { parts.wrapping_add(self.member(rank) as usize).read() },
+            false => 0,
         };
         let fits = addr.offset() <= size && bytes <= size - addr.offset();
         fits.then_some(base)
@@ -485,11 +489,18 @@ mod tests {
             let (blocks, members) = (u64::from(config.max_blocks), u64::from(team));
             let slots = blocks * members;
             let arrays = [
-                (layout.blocks, blocks * LINE),
+                (BLOCKS_AT, blocks * LINE),
                 (layout.progress, blocks * LINE),
                 (layout.dead, u64::from(size).div_ceil(64) * 8),
+                (
+                    layout.mirrors,
+                    u64::from(size) * if team < size { 192 } else { 0 },
+                ),
                 (layout.inbox, blocks * u64::from(size) * 2 * LINE),
-                (layout.packets, 2 * slots * config.packet_slot),
+                (
+                    layout.packets,
+                    2 * blocks * u64::from(size) * config.packet_slot,
+                ),
                 (layout.channel_lines, slots * 3 * LINE),
                 (
                     layout.channel_slots,

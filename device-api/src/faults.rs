@@ -135,6 +135,7 @@ const fn decode(kind: u32) -> FailureKind {
         16 => FailureKind::Batch,
         17 => FailureKind::NotGrid,
         19 => FailureKind::LastBlock,
+        20 => FailureKind::Ticket,
         _ => FailureKind::User,
     }
 }
@@ -158,6 +159,7 @@ mod tests {
             FailureKind::Batch,
             FailureKind::NotGrid,
             FailureKind::LastBlock,
+            FailureKind::Ticket,
         ] {
             assert_eq!(decode(kind as u32), kind);
         }

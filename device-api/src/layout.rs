@@ -7,8 +7,8 @@
 //!
 //! ```text
 //! workspace: CommState | CommConst | block state[block] | progress[block] | dead ranks
-//!            | inbox[block][rank] | packet slots[block][parity][member] | channels[block][member]
-//!            | staging in | staging out
+//!            | mirrors[rank] | inbox[block][rank] | packet slots[block][parity][rank]
+//!            | channels[block][member] | staging in | staging out
 //! ```
 //!
 //! A *member* is the position of a rank in its team. No table has a length that is fixed at compile
@@ -28,15 +28,15 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
 pub const LAYOUT_VERSION: u32 = 7;
-/// Workspaces whose addresses a block keeps in its shared memory: those of the whole team, if it has
-/// no more ranks.
+/// Workspaces whose addresses a block keeps in its shared memory: those of the whole team, if it
+/// has no more ranks.
 pub const NEAR_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
 /// the workspace.
 pub const MAX_WINDOWS: usize = 1024;
 /// Offset of the [`CommConst`] in a workspace.
 pub const CONSTANTS_AT: u64 = 256;
-/// Offset of the [`BlockState`]s in a workspace: [`WorkspaceLayout::blocks`] of every layout.
+/// Offset of the [`BlockState`]s in a workspace.
 pub const BLOCKS_AT: u64 = 1024;
 /// Size of a line: what one signal with its words occupies.
 pub const LINE: u64 = 64;
@@ -49,19 +49,18 @@ pub const SIGNAL_WORDS: usize = 7;
 pub struct WorkspaceLayout {
     /// [`Progress`] of each block.
     pub progress: u64,
-    /// [`BlockState`] of each block: [`BLOCKS_AT`].
-    pub blocks: u64,
     /// Bitmap of the ranks whose processes have ended: rank r is bit r % 64 of word r / 64.
     pub dead: u64,
+    /// [`Mirror`] of each rank, if there are ranks outside of the team.
+    pub mirrors: u64,
     /// Signal lines: per block and source rank one ready line, then one done line.
     pub inbox: u64,
-    /// Packet slots: per block, parity and member of the team [`WorkspaceLayout::packet_slot`]
-    /// bytes.
+    /// Packet slots: per block, parity and source rank [`WorkspaceLayout::packet_slot`] bytes.
     pub packets: u64,
     /// Size of a packet slot.
     pub packet_slot: u64,
-    /// Channel lines: per block and member a tail line (written by the peer as sender), a credit line
-    /// (written by the peer as receiver) and a line of local counters.
+    /// Channel lines: per block and member a tail line (written by the peer as sender), a credit
+    /// line (written by the peer as receiver) and a line of local counters.
     pub channel_lines: u64,
     /// Channel slots: per block and member [`WorkspaceLayout::channel_depth`] slots.
     pub channel_slots: u64,
@@ -111,12 +110,14 @@ impl WorkspaceLayout {
         let (ranks, members) = (config.size as u64, config.team as u64);
         let blocks = config.max_blocks as u64;
         let mut at = BLOCKS_AT;
+        next(&mut at, blocks * LINE);
+        let mirrors = if members < ranks { ranks } else { 0 };
         let mut layout = Self {
-            blocks: next(&mut at, blocks * LINE),
             progress: next(&mut at, blocks * LINE),
             dead: next(&mut at, ranks.div_ceil(64) * 8),
+            mirrors: next(&mut at, mirrors * size_of::<Mirror>() as u64),
             inbox: next(&mut at, blocks * ranks * 2 * LINE),
-            packets: next(&mut at, blocks * 2 * members * config.packet_slot),
+            packets: next(&mut at, blocks * 2 * ranks * config.packet_slot),
             packet_slot: config.packet_slot,
             channel_lines: next(&mut at, blocks * members * 3 * LINE),
             channel_slots: next(
@@ -223,6 +224,11 @@ pub struct NetContext {
     pub staging: u64,
     /// Bytes of that memory for each block.
     pub staging_bytes: u64,
+    /// Address of a result of two words for each lane of each block: a tag and the value that a
+    /// request has fetched ([`crate::net`]).
+    pub results: u64,
+    /// Results of a block: at least the number of its lanes.
+    pub lanes: u64,
 }
 
 /// An entry of the ring of requests.
@@ -284,8 +290,8 @@ pub enum FailureKind {
     Index = 9,
     /// A kernel named a rank that does not exist: `observed` of `expected` ranks.
     Rank = 10,
-    /// A kernel named a signal, counter or barrier that a window does not have: the record has the
-    /// number of the argument (`awaited`), the number (`observed`) and how many there are
+    /// A kernel named a signal, counter, barrier or cell that a window does not have: the record
+    /// has the number of the argument (`awaited`), the number (`observed`) and how many there are
     /// (`expected`).
     Id = 11,
     /// The kernel's author recorded the failure: the record has its code (`awaited`) and two values
@@ -306,6 +312,9 @@ pub enum FailureKind {
     /// A kernel called [`Session::last_block`](crate::Session::last_block) more often than
     /// `expected` times; or its blocks called it different numbers of times, if `expected` is 0.
     LastBlock = 19,
+    /// A lane waited for the result of network request `expected` after it had issued another
+    /// update of a cell (`observed`): the record has the number of the argument (`awaited`).
+    Ticket = 20,
 }
 
 /// Report of a failing rank for its host: claimed by compare-exchange, filled, then made valid.
@@ -392,6 +401,17 @@ pub struct Progress {
     /// a later operation already.
     pub recent: [u64; 4],
     _line: u64,
+}
+
+/// What this rank knows of a rank outside of its team. The host of that rank keeps it up to date:
+/// it sends its progress before every signal, and its failure record before it stops this rank.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Mirror {
+    /// Progress of block 0.
+    pub progress: Progress,
+    /// The failure record, if the rank has one.
+    pub failure: FailureRecord,
 }
 
 /// State of a block between launches. Only that block of that rank accesses it, except that block 0

@@ -33,9 +33,9 @@
 //! - [`session`]: one launch on a communicator: epochs, busy word, progress; signals and barriers.
 //! - [`packet`]: data and flag in one atomic unit.
 //! - [`channel`]: a credited ring between two ranks.
-//! - [`net`]: put, get and signal to any rank.
-//! - [`window`]: a window with signals, counters and barriers of its own; [`Window`] as an argument
-//!   of a kernel; [`Queue`], batches of rows between blocks.
+//! - [`net`]: put, get, signal and updates of cells to any rank.
+//! - [`window`]: a window with signals, counters, barriers and cells of its own; [`Window`] as an
+//!   argument of a kernel; [`Queue`], batches of rows between blocks.
 //! - [`element`]: number formats and reductions.
 //! - [`math`]: exponential and logarithm with the same bits everywhere.
 //! - [`bulk`]: copies and reductions over ranges.

@@ -2,8 +2,8 @@
 //!
 //! A communicator with such ranks has a [`NetContext`]: a ring of requests in memory of the host's.
 //! Lanes append requests, and an agent of the host executes them: puts, gets, stores of a few
-//! bytes, and signals. [`crate::Window`] chooses between stores and requests; kernels do not see
-//! which.
+//! bytes, signals, and updates of cells. [`crate::Window`] chooses between stores and requests;
+//! kernels do not see which.
 //!
 //! The agent may execute the requests in any order, except that a signal follows
 //! - the requests that it covers: those of the same block to the same peer, from request
@@ -11,8 +11,7 @@
 //! - the earlier signals of the same block to the same peer, because a word that counts must not
 //!   go back.
 //!
-//! In a kernel with windows, the signals of the session's rounds and barriers are requests, too, so
-//! that they cover puts.
+//! The signals of the session's rounds and barriers to such ranks are requests, too.
 //!
 //! # The ring
 //! Requests have numbers, starting at 0. Request n is in entry n % depth.
@@ -23,6 +22,17 @@
 //!
 //! An entry is valid for the agent once its state is n + 1, which the lane stores last. The agent
 //! needs nothing else from the device.
+//!
+//! # Results
+//! An update of a cell fetches the value before it. Each lane has one result: a value, and a tag
+//! that says which request has fetched it.
+//!
+//! - **Who may overwrite what:** the agent overwrites the result of a lane, the tag last,
+//! - **after having acquired** the lane's request,
+//! - **released by** the lane, after it has read the last result and has marked the tag as pending.
+//!
+//! A lane whose tag is pending does not append another update. So a lane has at most one update on
+//! its way, and the tag of the last one is n + 1 for request n.
 
 use crate::comm::{Comm, WindowAddr};
 use crate::layout::{NetContext, NetCounters, NetEntry};
@@ -51,6 +61,12 @@ pub enum Action {
     Signal = 3,
     /// Copies from the peer's memory to this rank's.
     Get = 4,
+    /// Adds the first word of [`Request::value`] to a cell of the peer. The value before is the
+    /// result of the lane.
+    FetchAdd = 5,
+    /// Replaces the value of a cell of the peer by the second word of [`Request::value`] if it is
+    /// equal to the first. The value before is the result of the lane.
+    CompareSwap = 6,
 }
 
 impl Action {
@@ -61,6 +77,8 @@ impl Action {
             2 => Some(Self::Store),
             3 => Some(Self::Signal),
             4 => Some(Self::Get),
+            5 => Some(Self::FetchAdd),
+            6 => Some(Self::CompareSwap),
             _ => None,
         }
     }
@@ -68,6 +86,12 @@ impl Action {
 
 /// Number of a window in a [`Request::local`] that means the staging memory of the context.
 pub const STAGING: u32 = 0xffff;
+/// Number of a window in a [`Request::local`] that means the results of the context.
+pub const RESULTS: u32 = 0xfffe;
+/// Bytes of the result of a lane.
+pub const RESULT_BYTES: u64 = 16;
+/// Tag of a result while the lane's request is on its way. No request has this number.
+const PENDING: u64 = u64::MAX;
 
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,11 +104,12 @@ pub struct Request {
     pub peer: u32,
     /// The range of the peer's memory.
     pub remote: WindowAddr,
-    /// The range of this rank's memory, for puts and gets.
+    /// The range of this rank's memory, for puts and gets; the result of the lane, for updates of
+    /// cells.
     pub local: WindowAddr,
-    /// The value, for stores and signals.
+    /// The value, for stores and signals; the operands, for updates of cells.
     pub value: [u64; 2],
-    /// Bytes.
+    /// Bytes; 8 for updates of cells.
     pub bytes: u64,
     /// The first request that a signal covers.
     pub after: u64,
@@ -93,29 +118,31 @@ pub struct Request {
 impl Request {
     fn words(self) -> [u64; 6] {
         let head = u64::from(self.peer) << 32 | u64::from(self.block) << 8 | self.action as u64;
-        let value = match self.action {
-            Action::Put | Action::Get => [self.local.0, 0],
-            Action::Store | Action::Signal => self.value,
+        let (value, bytes) = match self.action {
+            Action::Put | Action::Get => ([self.local.0, 0], self.bytes),
+            Action::Store | Action::Signal => (self.value, self.bytes),
+            // A cell has 8 bytes, so the word can hold the result's address.
+            Action::FetchAdd | Action::CompareSwap => (self.value, self.local.0),
         };
         let [low, high] = value;
-        [head, self.remote.0, low, high, self.bytes, self.after]
+        [head, self.remote.0, low, high, bytes, self.after]
     }
 
     fn from_words(words: [u64; 6]) -> Option<Self> {
         let [head, remote, low, high, bytes, after] = words;
         let action = Action::from_code(head as u8)?;
-        let transfers = matches!(action, Action::Put | Action::Get);
+        let (local, value, bytes) = match action {
+            Action::Put | Action::Get => (WindowAddr(low), [0; 2], bytes),
+            Action::Store | Action::Signal => (WindowAddr::NONE, [low, high], bytes),
+            Action::FetchAdd | Action::CompareSwap => (WindowAddr(bytes), [low, high], 8),
+        };
         Some(Self {
             action,
             block: (head >> 8) as u32 & 0xff_ffff,
             peer: (head >> 32) as u32,
             remote: WindowAddr(remote),
-            local: if transfers {
-                WindowAddr(low)
-            } else {
-                WindowAddr::NONE
-            },
-            value: if transfers { [0; 2] } else { [low, high] },
+            local,
+            value,
             bytes,
             after,
         })
@@ -208,6 +235,82 @@ impl Requests {
         Some(number)
     }
 
+    /// Returns the result of a lane of a block.
+    #[inline(always)]
+    fn result(&self, block: u32, lane: u32) -> (*mut u64, WindowAddr) {
+        let index = u64::from(block) * self.context.lanes + u64::from(lane);
+        let offset = index * RESULT_BYTES;
+        let at = (self.context.results as *mut u8).wrapping_add(offset as usize);
+        (at.cast(), WindowAddr::new(RESULTS, offset))
+    }
+
+    /// Returns the tag and the value of the last result of a lane, or `None` while its request is
+    /// on its way. Only that lane may call this.
+    #[inline(always)]
+    pub(crate) fn last_result(&self, block: u32, lane: u32) -> Option<[u64; 2]> {
+        let (result, _) = self.result(block, lane);
+        // SAFETY: the context has a result of two words for each lane of each block; they are only
+        // accessed atomically.
+        unsafe {
+            let tag = mem::load_u64(result, Order::Acquire, Scope::System);
+            if tag == PENDING {
+                return None;
+            }
+            let value = mem::load_u64(result.add(1), Order::Relaxed, Scope::System);
+            Some([tag, value])
+        }
+    }
+
+    /// Waits until no update of this lane is on its way, and returns the tag and the value of its
+    /// last result. Only that lane may call this.
+    ///
+    /// `None` after a failure, which is then recorded.
+    #[inline(never)]
+    pub(crate) fn await_result(
+        &self,
+        ctx: &WaitContext,
+        block: u32,
+        lane: u32,
+    ) -> Option<[u64; 2]> {
+        ctx.until(WaitKind::Network, ctx.comm.rank(), 0, || {
+            self.last_result(block, lane).ok_or(PENDING)
+        })
+    }
+
+    /// Appends an update of a cell for lane `lane` of the request's block, after the lane's last
+    /// update has been executed. Returns its number. Only that lane may call this.
+    ///
+    /// `None` after a failure, which is then recorded.
+    #[inline(never)]
+    pub(crate) fn update(&self, ctx: &WaitContext, lane: u32, request: Request) -> Option<u64> {
+        self.await_result(ctx, request.block, lane)?;
+        let (result, local) = self.result(request.block, lane);
+        // SAFETY: as in `last_result`. The agent does not write the tag, because no update of this
+        // lane is on its way. It writes the next tag after it has acquired the request.
+        unsafe { mem::store_u64(result, PENDING, Order::Relaxed, Scope::System) };
+        self.append(ctx, Request { local, ..request })
+    }
+
+    /// Returns true if `tag` is that of the result of request `number`.
+    #[inline(always)]
+    pub(crate) const fn is_result_of(tag: u64, number: u64) -> bool {
+        tag == number + 1
+    }
+
+    /// Stores the result of update `number`: the value before. For the agent, before it counts the
+    /// request as executed.
+    ///
+    /// # Safety
+    /// `result` must be the address of the result that [`Request::local`] of the request names,
+    /// checked against the results of the context.
+    pub unsafe fn store_result(result: *mut u64, number: u64, value: u64) {
+        // SAFETY: the caller's promise; the words are only accessed atomically.
+        unsafe {
+            mem::store_u64(result.add(1), value, Order::Relaxed, Scope::System);
+            mem::store_u64(result, number + 1, Order::Release, Scope::System);
+        }
+    }
+
     /// Returns the number of requests that the device has reserved.
     #[inline(always)]
     pub(crate) fn reserved(&self) -> u64 {
@@ -296,10 +399,22 @@ mod tests {
             after: 1 << 50,
             ..put
         };
-        for request in [put, signal] {
+        let add = Request {
+            action: Action::FetchAdd,
+            local: WindowAddr::new(RESULTS, 127 * RESULT_BYTES),
+            value: [u64::MAX, 0],
+            bytes: 8,
+            ..put
+        };
+        let swap = Request {
+            action: Action::CompareSwap,
+            value: [u64::MAX, 1 << 63],
+            ..add
+        };
+        for request in [put, signal, add, swap] {
             assert_eq!(Request::from_words(request.words()), Some(request));
         }
         assert_eq!(Request::from_words([0; 6]), None);
-        assert_eq!(Request::from_words([5, 0, 0, 0, 0, 0]), None);
+        assert_eq!(Request::from_words([7, 0, 0, 0, 0, 0]), None);
     }
 }

@@ -12,6 +12,14 @@
 //! Every rank receives from every rank in every epoch of this family, and a rank with no elements
 //! still sends the first unit; so two sets suffice, and there is no exit barrier.
 //!
+//! # Ranks that are not reachable by load and store
+//! A network does not promise that data and flag of a unit arrive together. The sender writes the
+//! stream to the slot of its own that nobody else uses (this rank's, of itself), puts it from there
+//! to the peer's slot, and signals. In blocks of one lane, the signal is the flag of the stream.
+//! Otherwise it is a word of the done line with the number of the epoch, which the receiver awaits
+//! before it looks at units. The
+//! three lines above hold for the own slot, too: whoever has read a stream has received the put.
+//!
 //! # Units
 //! - Where a block has one lane (CPU) the unit is the whole stream: its data, then a flag of 8
 //!   bytes stored by release, 48 bits of epoch and 16 of fingerprint. Up to 56 bytes share the
@@ -22,11 +30,12 @@
 
 use crate::args::In;
 use crate::bulk;
-use crate::comm::ring;
+use crate::comm::{Comm, WindowAddr, ring};
 use crate::element::Element;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
+use crate::net::{Action, Request, Requests};
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
@@ -34,6 +43,9 @@ use crate::wait::WaitKind;
 pub const LINE_DATA: usize = 56;
 /// Data bytes of a two-packet unit.
 pub const PAIR_DATA: usize = 8;
+/// Offset from a ready line of the word that says that a stream has arrived by the network: the
+/// second one of the done line.
+const ARRIVED_AT: u64 = LINE + 8;
 /// Every how many epochs a part of a slot is scrubbed.
 const SCRUB_PERIOD: u64 = 4096;
 /// Two-packet units that one scrub clears in each slot.
@@ -51,11 +63,12 @@ pub const fn capacity(slot: u64) -> u64 {
 /// The packet slots of one epoch of one block.
 #[derive(Debug)]
 pub struct Slots {
+    block: u32,
     epoch: u64,
     flag: u64,
     /// This rank's slot of source 0.
     own: *mut u8,
-    /// Addresses of the workspaces of the team's ranks, which are all ranks.
+    /// Addresses of the workspaces of the team's ranks.
     workspaces: *const u64,
     /// Offset in a workspace of the slot that this rank fills.
     mine: u64,
@@ -80,15 +93,16 @@ impl Slots {
         let epoch = session.next_packet_epoch();
         let comm = session.comm();
         let slot = comm.workspace().packet_slot;
-        let members = u64::from(comm.members());
+        let ranks = u64::from(comm.size());
         let set = u64::from(session.block().index()) * 2 + (epoch & 1);
         let flag = if M::LANES == 1 {
             epoch << 16 | session.fingerprint()
         } else {
             epoch & 0xffff_ffff
         };
-        let base = comm.workspace().packets + set * members * slot;
+        let base = comm.workspace().packets + set * ranks * slot;
         Ok(Self {
+            block: session.block().index(),
             epoch,
             flag,
             own: comm.own(base),
@@ -106,12 +120,18 @@ impl Slots {
             .wrapping_add((u64::from(source) * self.slot) as usize)
     }
 
-    /// Where this rank's stream goes at `rank`.
+    /// Returns the address of the slot at `rank` for this rank's stream; this rank's own slot of
+    /// itself if `rank` is not reachable by load and store.
     #[inline(always)]
-    fn departure(&self, rank: u32) -> *mut u8 {
-        // SAFETY: `rank` is in the team, for which the table has an entry each.
-        let workspace = unsafe { self.workspaces.add(rank as usize).read() };
-        (workspace as *mut u8).wrapping_add(self.mine as usize)
+    fn departure(&self, comm: &Comm, rank: u32) -> *mut u8 {
+        let at = match comm.reaches(rank) {
+            true => rank,
+            false => comm.rank(),
+        };
+        let at = self.workspaces.wrapping_add(comm.member(at) as usize);
+        // SAFETY: the rank is in the team, for which the table has an entry each.
+        let workspace = unsafe { at.read() } as *mut u8;
+        workspace.wrapping_add(self.mine as usize)
     }
 
     /// Sends this rank's stream, `data`, to every other rank. All lanes together, once an epoch.
@@ -183,16 +203,26 @@ impl Slots {
         let bytes = self.bytes;
         session.advance();
         if M::LANES == 1 {
+            // The network reads the own slot, which must not be written again.
+            let mut is_staged = false;
             for step in 1..ranks {
                 let peer = ring(me, step, ranks);
-                let slot = self.departure(peer);
+                let slot = self.departure(session.comm(), peer);
+                let ring = session.network_to(peer);
                 // SAFETY: within the slot and the source by the caller's bound.
                 unsafe {
-                    if bytes <= LINE_DATA {
+                    if ring.is_some() && is_staged {
+                        // The stream is in the slot.
+                    } else if bytes <= LINE_DATA {
                         copy_short(slot, from, bytes);
                     } else {
                         let to = slot.add(LINE as usize);
                         bulk::copy(block, to, from, bytes, Policy::Cached);
+                    }
+                    if let Some(ring) = ring {
+                        is_staged = true;
+                        self.put(session, &ring, peer, [LINE_DATA as u64, self.flag]);
+                        continue;
                     }
                     let flag = slot.add(LINE_DATA).cast::<u64>();
                     mem::store_u64(flag, self.flag, Order::Release, Scope::System);
@@ -214,16 +244,82 @@ impl Slots {
             };
             for step in nearest..ranks {
                 let peer = ring(me, step, ranks);
+                let to = self.departure(session.comm(), peer);
                 // SAFETY: within the slot by the caller's bound.
                 unsafe {
-                    let to = self.departure(peer).add(unit * 16).cast::<u64>();
                     mem::store_packets(
-                        to,
+                        to.add(unit * 16).cast::<u64>(),
                         [self.pack(data as u32), self.pack((data >> 32) as u32)],
                     );
                 }
             }
         }
+        if session.comm().is_split() {
+            block.publish(Scope::System);
+            let mut peer = block.rank();
+            while peer < ranks {
+                if let Some(ring) = session.network_to(peer) {
+                    let signal = session.comm().inbox(block.index(), me) + ARRIVED_AT;
+                    self.put(
+                        session,
+                        &ring,
+                        peer,
+                        [signal.wrapping_sub(self.mine), self.epoch],
+                    );
+                }
+                peer += block.size();
+            }
+        }
+    }
+
+    /// Puts this rank's stream from its own slot to that at `peer`, and signals with `value`,
+    /// `signal` bytes from the slot. One lane, after the stream is in the own slot.
+    fn put<M: Machine>(
+        &self,
+        session: &Session<M>,
+        ring: &Requests,
+        peer: u32,
+        [signal, value]: [u64; 2],
+    ) {
+        let (first, bytes) = match M::LANES {
+            1 if self.bytes <= LINE_DATA => (0, self.bytes),
+            1 => (LINE, self.bytes),
+            _ => (0, 16 * (1 + self.bytes.div_ceil(PAIR_DATA))),
+        };
+        let at = |offset| WindowAddr::new(0, self.mine.wrapping_add(offset));
+        let request = Request {
+            action: Action::Put,
+            block: session.block().index(),
+            peer,
+            remote: at(first),
+            local: at(first),
+            value: [value, 0],
+            bytes: bytes as u64,
+            after: 0,
+        };
+        let after = session.request(ring, request);
+        let signal = Request {
+            action: Action::Signal,
+            remote: at(signal),
+            local: WindowAddr::NONE,
+            bytes: 8,
+            after,
+            ..request
+        };
+        session.request(ring, signal);
+    }
+
+    /// Returns true if `source` is reachable by load and store, or its stream has arrived.
+    #[inline(always)]
+    fn has_arrived(&self, comm: &Comm, source: u32) -> bool {
+        if comm.reaches(source) {
+            return true;
+        }
+        let word = comm.own(comm.inbox(self.block, source) + ARRIVED_AT);
+        // SAFETY: a word of this rank's own lines, which is only accessed atomically.
+        let seen = unsafe { mem::load_u64(word.cast(), Order::Acquire, Scope::System) };
+        // The source may be an epoch ahead.
+        seen >= self.epoch
     }
 
     #[inline(always)]
@@ -279,6 +375,9 @@ impl Slots {
         let arrived = session
             .ctx()
             .until(WaitKind::Packet, source, self.flag, || {
+                if !self.has_arrived(session.comm(), source) {
+                    return Err(0);
+                }
                 // SAFETY: a unit of this rank's own slots.
                 let [low, high] = unsafe { mem::load_packets(at) };
                 if low >> 32 == self.flag && high >> 32 == self.flag {
@@ -314,10 +413,15 @@ impl Slots {
     /// # Safety
     /// As [`Slots::receive_pair`], for all units.
     #[inline(always)]
-    pub unsafe fn peek_pairs<const N: usize>(&self, source: u32, unit: usize) -> ([u64; N], bool) {
+    pub unsafe fn peek_pairs<const N: usize>(
+        &self,
+        comm: &Comm,
+        source: u32,
+        unit: usize,
+    ) -> ([u64; N], bool) {
         let at = self.arrival(source).wrapping_add(unit * 16).cast::<u64>();
         let mut data = [0; N];
-        let mut there = true;
+        let mut there = self.has_arrived(comm, source);
         for i in 0..N {
             // SAFETY: units of this rank's own slots.
             let [low, high] = unsafe { mem::load_packets(at.wrapping_add(2 * i)) };
@@ -344,14 +448,15 @@ impl Slots {
             .until(WaitKind::Packet, source, self.flag, || {
                 // What the record shows is the epoch that was awaited, not which unit lacked.
                 // SAFETY: the precondition of this function.
-                match unsafe { self.peek_pairs::<N>(source, unit) } {
+                match unsafe { self.peek_pairs::<N>(session.comm(), source, unit) } {
                     (_, true) => Ok(()),
                     (_, false) => Err(0),
                 }
             });
         // They stay until this rank has sent the next epoch's.
         // SAFETY: the precondition of this function.
-        Unvoted::from_wait(arrived.map(|()| unsafe { self.peek_pairs::<N>(source, unit) }.0))
+        let read = || unsafe { self.peek_pairs::<N>(session.comm(), source, unit) };
+        Unvoted::from_wait(arrived.map(|()| read().0))
     }
 
     /// Awaits the first unit of `source`'s stream, which is there even if the stream is empty. A
@@ -409,6 +514,11 @@ impl Slots {
         }
         let block: Block<M> = session.block();
         block.sync();
+        if session.comm().is_split() {
+            // The network may still read this rank's slot of itself. A failure is recorded, and
+            // returned by the next vote.
+            let _ = session.flush();
+        }
         // At least the header's; said for the divisions' sake.
         let units = (self.slot / 16).max(1);
         let start = self.epoch / SCRUB_PERIOD * SCRUB_UNITS % units;

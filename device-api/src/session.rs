@@ -334,8 +334,7 @@ pub struct Session<M> {
     /// By how much the packet epoch has grown.
     packets: u64,
     steps: u32,
-    /// True if the kernel has windows. Known at compile time, so that other kernels have no code
-    /// for a network.
+    /// True if the kernel has windows. Known at compile time.
     has_windows: bool,
     /// True if all blocks of the launch run at the same time. Known at compile time.
     is_grid: bool,
@@ -397,8 +396,8 @@ impl<M: Machine> Session<M> {
         })
     }
 
-    /// Says that the kernel has windows, so that it may have written to peers by network requests,
-    /// which signals must cover. Called by `#[kernel]`.
+    /// Says that the kernel has windows, whose signals do not carry the call. Called by
+    /// `#[kernel]`.
     #[inline(always)]
     #[doc(hidden)]
     pub fn has_windows(&mut self) {
@@ -739,7 +738,7 @@ impl<M: Machine> Session<M> {
             Ok(()) if self.open => self.done(),
             other => other,
         };
-        if self.has_windows && closed.is_ok() && self.flush().is_failed() {
+        if net::AVAILABLE && closed.is_ok() && self.flush().is_failed() {
             closed = Err(Aborted(()));
         }
         // All lanes meet here, also those that return an error: a lane that the kernel's last
@@ -879,10 +878,10 @@ impl<M: Machine> Session<M> {
         net::AVAILABLE && self.has_windows && self.faults().is_pending()
     }
 
-    /// Returns the ring of requests if signals to `peer` have to cover requests.
+    /// Returns the ring of requests if `peer` is not reachable by load and store.
     #[inline(always)]
-    fn network_to(&self, peer: u32) -> Option<Requests> {
-        if !self.has_windows || peer == self.rank() {
+    pub(crate) fn network_to(&self, peer: u32) -> Option<Requests> {
+        if self.comm.reaches(peer) {
             return None;
         }
         Requests::of(&self.comm)

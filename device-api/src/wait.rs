@@ -3,7 +3,8 @@
 //! A wait polls; where polling does not help it gives the core away, looks at the abort word,
 //! compares progress with the peers after 50 microseconds (different operations are reported
 //! at once, not at the timeout) and fails at the timeout. The first failure on a rank
-//! claims that rank's [`FailureRecord`] and writes the abort word of every peer.
+//! claims that rank's [`FailureRecord`] and writes the abort word of every rank of the team. Hosts
+//! write the others, and keep a [`Mirror`] of the ranks outside of the team.
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +14,9 @@ use core::mem::offset_of;
 
 use crate::arch;
 use crate::comm::Comm;
-use crate::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, LINE, Progress};
+use crate::layout::{
+    ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, LINE, Mirror, Progress,
+};
 use crate::mem::{self, Order, Scope};
 use crate::session::Call;
 
@@ -288,14 +291,16 @@ impl WaitContext {
                 false => None,
             };
         }
-        others.find(|&rank| {
-            is_dead(rank) && self.comm.reaches(rank) && self.finished(rank) < self.sequence()
-        })
+        others.find(|&rank| is_dead(rank) && self.finished(rank) < self.sequence())
     }
 
-    /// Returns the number of collectives that the block of this index has finished on `rank`.
+    /// Returns the number of collectives that the block of this index has finished on `rank`. Of a
+    /// rank outside of the team, that which block 0 is in counts as finished.
     fn finished(&self, rank: u32) -> u64 {
-        let offset = self.comm.workspace().blocks + u64::from(self.block) * LINE;
+        if !self.comm.reaches(rank) {
+            return sequence_of(self.progress(rank).call, self.sequence());
+        }
+        let offset = BLOCKS_AT + u64::from(self.block) * LINE;
         let state = self.comm.workspace_of(rank).wrapping_add(offset as usize);
         // SAFETY: every workspace has a state for each block; the word is only accessed atomically.
         unsafe {
@@ -355,18 +360,29 @@ impl WaitContext {
         }
     }
 
+    /// Returns the address of the progress of block 0 of `rank`, or of its copy in the mirror of a
+    /// rank outside of the team.
+    fn progress_line(&self, rank: u32) -> *const u64 {
+        let workspace = self.comm.workspace();
+        let line = if self.comm.reaches(rank) {
+            let line = workspace.progress as usize;
+            self.comm.workspace_of(rank).wrapping_add(line)
+        } else {
+            let mirror = u64::from(rank) * size_of::<Mirror>() as u64;
+            self.comm.own(workspace.mirrors + mirror)
+        };
+        line.cast_const().cast()
+    }
+
     fn progress(&self, rank: u32) -> Progress {
-        if rank >= self.comm.size() || !self.comm.reaches(rank) {
+        if rank >= self.comm.size() {
             return bytemuck::Zeroable::zeroed();
         }
-        let at = self
-            .comm
-            .workspace_of(rank)
-            .wrapping_add(self.comm.workspace().progress as usize);
+        let at = self.progress_line(rank);
         let load = |word: usize| {
             // SAFETY: every workspace has a progress line for block 0; its words are accessed
             // atomically.
-            unsafe { mem::load_u64(at.cast::<u64>().add(word), Order::Relaxed, Scope::System) }
+            unsafe { mem::load_u64(at.add(word), Order::Relaxed, Scope::System) }
         };
         let mut progress: Progress = bytemuck::Zeroable::zeroed();
         (progress.call, progress.count, progress.step) = (load(0), load(1), load(2));
@@ -385,9 +401,6 @@ impl WaitContext {
             return None;
         }
         (0..self.comm.size()).find(|&rank| {
-            if !self.comm.reaches(rank) {
-                return false;
-            }
             let theirs = self.progress(rank).call;
             theirs >> 40 == mine >> 40
                 && theirs != mine
@@ -399,24 +412,22 @@ impl WaitContext {
     /// if both calls are of kernels with windows.
     fn recent_mismatch(&self) -> Option<(u32, u64)> {
         let call = |rank| {
-            let at = self.comm.workspace_of(rank);
+            let at = self.progress_line(rank).wrapping_add(self.recent());
             // SAFETY: every workspace has a progress line for block 0; its words are accessed
             // atomically.
-            unsafe { mem::load_u64(self.recent(at), Order::Relaxed, Scope::System) }
+            unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) }
         };
         let mine = call(self.comm.rank());
         let mut ranks = (0..self.comm.size())
-            .filter(|&rank| self.call.is_collective() && self.comm.reaches(rank))
+            .filter(|_| self.call.is_collective())
             .map(|rank| (rank, call(rank)));
         ranks.find(|&(_, theirs)| theirs >> 40 == mine >> 40 && theirs != mine)
     }
 
-    /// Returns the address of the word of this launch among [`Progress::recent`] in a workspace.
+    /// Returns the index in a progress line of the word of this launch among [`Progress::recent`].
     #[inline(always)]
-    fn recent(&self, workspace: *mut u8) -> *mut u64 {
-        let word = offset_of!(Progress, recent) / 8 + self.sequence() as usize % 4;
-        let line = self.comm.workspace().progress as usize;
-        workspace.wrapping_add(line + 8 * word).cast()
+    fn recent(&self) -> usize {
+        offset_of!(Progress, recent) / 8 + self.sequence() as usize % 4
     }
 
     /// Notes the call of a kernel with windows. By the leader of each block, before its signals.
@@ -426,15 +437,9 @@ impl WaitContext {
             return;
         }
         let word = self.sequence() << 40 | self.call.0 & 0xff_ffff_ffff;
+        let line = self.comm.own(self.comm.workspace().progress).cast::<u64>();
         // SAFETY: the line belongs to this block; peers read its words atomically.
-        unsafe {
-            mem::store_u64(
-                self.recent(self.comm.own(0)),
-                word,
-                Order::Relaxed,
-                Scope::System,
-            );
-        }
+        unsafe { mem::store_u64(line.add(self.recent()), word, Order::Relaxed, Scope::System) };
     }
 
     /// The rank that has come least far; `awaited` where several are equally late.
@@ -449,7 +454,7 @@ impl WaitContext {
         let mut least = awaited;
         let mut least_key = key(awaited);
         for rank in 0..self.comm.size() {
-            if self.call.is_collective() && self.comm.reaches(rank) && rank != self.comm.rank() {
+            if self.call.is_collective() && rank != self.comm.rank() {
                 let this = key(rank);
                 if this < least_key {
                     (least, least_key) = (rank, this);
@@ -588,8 +593,7 @@ impl WaitContext {
     /// This block's state.
     #[inline(always)]
     pub(crate) fn block_state(comm: &Comm, block: u32) -> *mut BlockState {
-        comm.own(comm.workspace().blocks + u64::from(block) * LINE)
-            .cast()
+        comm.own(BLOCKS_AT + u64::from(block) * LINE).cast()
     }
 }
 

@@ -309,14 +309,29 @@ pub struct Options {
     pub flight_recorder_entries: usize,
     /// Maximum size in bytes of an object in the object collectives. Default: 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Seed of a network for tests between the ranks ([`crate::testing`]).
-    pub(crate) test_network: Option<u64>,
+    /// Network for tests between teams of ranks ([`crate::testing`]).
+    pub(crate) test_network: Option<TestNetworkOptions>,
     /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known hints.
     /// An unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
 }
 
+/// Network for tests ([`crate::testing`]).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TestNetworkOptions {
+    /// Number of ranks that reach each other by load and store. Agreed.
+    pub(crate) team: u32,
+    /// Seed of the delays and the order of requests.
+    pub(crate) seed: u64,
+}
+
 impl Options {
+    /// Returns the number of ranks of a team that reach each other by load and store, of `size`
+    /// ranks.
+    pub(crate) fn team(&self, size: u32) -> u32 {
+        self.test_network.map_or(size, |network| network.team)
+    }
+
     /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
     /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
     /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads), and

@@ -130,6 +130,8 @@ pub(crate) const fn has_instance(dtype: DType, reduction: ReductionCode) -> bool
 pub(crate) struct Machine {
     /// True if there are more ranks than cores.
     pub(crate) oversubscribed: bool,
+    /// True if not all ranks reach each other by load and store.
+    pub(crate) split: bool,
     /// True if multicast reaches every window.
     pub(crate) multicast: bool,
     /// True if kernels run on GPUs.
@@ -140,6 +142,8 @@ impl Machine {
     /// Returns the maximum size in bytes of all_reduce by packets.
     const fn packet_bytes(self) -> u64 {
         match self {
+            // Of the flat algorithms, only packets work over a network.
+            Self { split: true, .. } => u64::MAX,
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
             Self {
                 oversubscribed: true,
@@ -338,6 +342,7 @@ mod tests {
             ..Options::default()
         };
         let machine = Machine {
+            split: false,
             oversubscribed: false,
             multicast,
             gpu: false,

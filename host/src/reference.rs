@@ -106,10 +106,10 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
                 ReduceOp::BitXor => fold(inputs.len(), lift, |a, b| a ^ b),
             };
             if op == ReduceOp::Average {
-                let ranks = inputs.len() as $t;
+                let ranks = inputs.len() as i128;
                 total
                     .iter_mut()
-                    .for_each(|value| *value = value.wrapping_div(ranks));
+                    .for_each(|value| *value = (*value as i128 / ranks) as $t);
             }
             bytes!(total)
         }};

@@ -138,7 +138,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
                 // SAFETY: a rank, and a unit of its stream.
-                let (data, there) = unsafe { slots.peek_pairs::<1>(rank, unit) };
+                let (data, there) = unsafe { slots.peek_pairs::<1>(session.comm(), rank, unit) };
                 (data[0], there)
             };
             let four = [peek(0), peek(1), peek(2), peek(3)];

@@ -7,6 +7,7 @@ use std::thread;
 
 use fusewire::bootstrap::RankSize;
 use fusewire::store::{MemoryStore, Store};
+use fusewire::testing::connect_teams_by_network;
 use fusewire::{
     Algorithm, Communicator, Determinism, Error, GridMode, Operation, Options, new_comm,
 };
@@ -39,6 +40,9 @@ pub struct Setup {
     pub staging: u64,
     /// Value of the first epoch.
     pub first_epoch: u64,
+    /// If not 0, the number of ranks of the teams that a network for tests connects. Only for ranks
+    /// that are threads.
+    pub team: u32,
 }
 
 impl Setup {
@@ -54,6 +58,7 @@ impl Setup {
             mode: CallMode::Blocking,
             staging: (u64::from(ranks) * 512).max(16 << 10),
             first_epoch: 0,
+            team: 0,
         }
     }
 
@@ -72,6 +77,9 @@ impl Setup {
         options.channel_depth = 3;
         options.first_epoch = self.first_epoch;
         options.abort_process_on_timeout_or_error = Some(false);
+        if self.team > 0 {
+            connect_teams_by_network(&mut options, self.team, u64::from(self.ranks));
+        }
         if !backends::is_bitwise(self.backend) || self.algorithm == Algorithm::Nvls {
             options.determinism = Determinism::Any;
         }
@@ -149,6 +157,7 @@ impl Setup {
                 [mode.parse::<usize>().ok()? % 3],
             staging: staging.parse().ok()?,
             first_epoch: first_epoch.parse().ok()?,
+            team: 0,
         })
     }
 }

@@ -61,6 +61,12 @@ fn many_ranks() {
         ..Setup::new(70)
     };
     run_cases(setup, &cases);
+    // More ranks than the smallest integers count.
+    let averages = [DType::I8, DType::U8, DType::F16].map(|dtype| Case {
+        count: 129,
+        ..Case::new(Operation::AllReduce, dtype, Some(ReduceOp::Average))
+    });
+    run_cases(Setup::new(130), &averages);
     // Blocks of several lanes copy the addresses of up to 64 workspaces.
     for ranks in [63, 65] {
         let mut cases = list("core", ranks);
@@ -70,6 +76,50 @@ fn many_ranks() {
             ..Setup::new(ranks)
         };
         run_cases(setup, &cases[..2]);
+    }
+}
+
+/// The collectives that work between ranks that only a network connects: reductions in packets.
+#[test]
+fn over_a_network() {
+    let capacity = fusewire_device::packet::capacity(Setup::new(2).options().packet_slot_bytes);
+    let shapes = [
+        (2, 1, 1, 1, CallMode::Blocking),
+        (3, 1, 1, 2, CallMode::Graph),
+        (4, 2, 1, 1, CallMode::Async),
+        (4, 2, 32, 1, CallMode::Blocking),
+        (2, 1, 64, 2, CallMode::Graph),
+    ];
+    for (ranks, team, lanes, blocks, mode) in shapes {
+        let setup = Setup {
+            team,
+            lanes,
+            blocks,
+            mode,
+            ..Setup::new(ranks)
+        };
+        let is_served = |case: &Case| {
+            let elements = match case.operation {
+                Operation::Barrier => return true,
+                Operation::AllReduce => case.count,
+                Operation::AllReduceNorm => case.count.div_ceil(blocks as usize) * case.hidden,
+                _ => return false,
+            };
+            let has_instance = matches!(case.dtype, DType::F32 | DType::F16 | DType::Bf16)
+                && case.reduction.is_none_or(|op| {
+                    matches!(op, ReduceOp::Sum | ReduceOp::Average | ReduceOp::Max)
+                });
+            has_instance && (elements * case.dtype.size()) as u64 <= capacity
+        };
+        let lists = ["core", "types", "norms", "sizes"];
+        let cases = lists.into_iter().flat_map(|name| list(name, ranks));
+        let cases: Vec<Case> = cases.filter(is_served).step_by(2).collect();
+        let norms = cases.iter().filter(|case| case.hidden > 0).count();
+        assert!(cases.len() > 30 && norms > 5, "{} cases", cases.len());
+        match Threads.run_cases(&setup, &cases) {
+            Ok(calls) => println!("network: {calls} calls a rank, {setup:?}"),
+            Err(wrong) => panic!("{wrong}"),
+        }
     }
 }
 

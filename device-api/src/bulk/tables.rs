@@ -2,8 +2,8 @@
 
 use crate::group::{Block, Machine};
 
-/// A table of pointers that a block keeps in shared memory for a reduction: for each rank, where its
-/// input lies and its scalar, and for each target, where the result goes.
+/// A table of pointers that a block keeps in shared memory for a reduction: for each rank, where
+/// its input lies and its scalar, and for each target, where the result goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
     /// Entries of three words: source, scalar, target.
@@ -20,8 +20,8 @@ impl Tables {
     ///
     /// # Safety
     /// While the tables are used, nothing else may use the first [`Tables::bytes`] of the shared
-    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must be
-    /// called with ranks and targets below the number of ranks.
+    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must
+    /// be called with ranks and targets below the number of ranks.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(block: Block<M>) -> Self {
         Self {

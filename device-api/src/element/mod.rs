@@ -254,9 +254,13 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                // At most MAX_RANKS: fits every type; a count of 0 does not occur and divides by 1.
-                let divisor = count as Self;
-                self.wrapping_div(if divisor == 0 { 1 } else { divisor })
+                // A count of 0 does not occur and divides by 1.
+                let count = if count == 0 { 1 } else { count };
+                if size_of::<Self>() < size_of::<u32>() {
+                    // The type may be too small for the count.
+                    return (self as i64 as i32 / count as i32) as Self;
+                }
+                self.wrapping_div(count as Self)
             }
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {
@@ -310,3 +314,32 @@ integer!(i32, I32);
 integer!(u32, U32);
 integer!(i64, I64);
 integer!(u64, U64);
+
+#[cfg(test)]
+mod tests {
+    use super::Number;
+
+    #[test]
+    fn averages_of_small_integers_divide_by_any_count() {
+        for count in [1, 2, 3, 127, 128, 129, 200, 255, 256, 257, 643] {
+            for value in i8::MIN..=i8::MAX {
+                let exact = i64::from(value) / i64::from(count);
+                assert_eq!(
+                    i64::from(value.div_count(count)),
+                    exact,
+                    "{value} by {count}"
+                );
+            }
+            for value in u8::MIN..=u8::MAX {
+                let exact = i64::from(value) / i64::from(count);
+                assert_eq!(
+                    i64::from(value.div_count(count)),
+                    exact,
+                    "{value} by {count}"
+                );
+            }
+        }
+        assert_eq!(i64::MIN.div_count(643), i64::MIN / 643);
+        assert_eq!(u64::MAX.div_count(643), u64::MAX / 643);
+    }
+}

@@ -50,7 +50,7 @@ impl Multicast {
         if addr.window() as usize >= MAX_WINDOWS {
             return None;
         }
-        let window = comm.window(addr.window());
+        let (window, _) = comm.window(addr.window());
         // SAFETY: the table has MAX_WINDOWS entries.
         let size = unsafe { (&raw const (*window).bytes).read() };
         // SAFETY: as above.

@@ -29,8 +29,9 @@
 //!
 //! # Memory
 //! A window is two windows of the communicator: the elements, and the words of the signals,
-//! counters and barriers, which [`DeviceWindow`] describes.
+//! counters, barriers and [cells](Fetch), which [`DeviceWindow`] describes.
 
+mod cells;
 mod queue;
 mod remote;
 mod words;
@@ -50,6 +51,7 @@ use crate::net::SignalOp;
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
+pub use self::cells::Fetch;
 pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Rows, queue_elements};
 pub use self::remote::{Get, Put, Remote};
 pub use self::words::signal_pad_bytes;
@@ -81,8 +83,8 @@ pub struct DeviceWindow {
     pub ring: u32,
     /// Elements of a row of a queue.
     pub width: u32,
-    /// Unused.
-    pub reserved: u32,
+    /// Cells.
+    pub cells: u32,
 }
 
 const _: () = assert!(size_of::<DeviceWindow>() == 56);
@@ -139,9 +141,9 @@ impl Compare {
 /// of a block call it together, with equal arguments.
 ///
 /// # Errors
-/// A range, signal, counter or barrier that does not exist is recorded as an error, with the name
-/// of the argument and the value, and nothing is accessed. The next function that votes returns
-/// the error on all lanes ([`crate::session`]).
+/// A range, signal, counter, barrier or cell that does not exist is recorded as an error, with the
+/// name of the argument and the value, and nothing is accessed. The next function that votes
+/// returns the error on all lanes ([`crate::session`]).
 #[derive(Debug)]
 pub struct Window<'a, T> {
     window: DeviceWindow,

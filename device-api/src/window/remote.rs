@@ -22,7 +22,7 @@ use crate::session::{Aborted, Session, Unvoted};
 /// one.
 #[derive(Debug)]
 pub struct Remote<'a, T> {
-    window: Window<'a, T>,
+    pub(super) window: Window<'a, T>,
     rank: Rank,
     first: usize,
     len: usize,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! slots[signal][sender][block] | sent[signal][peer][block] | taken[signal][sender][block]
-//!     | counters | barriers[barrier][sender and own count]
+//!     | counters | barriers[barrier][sender and own count] | cells
 //! ```
 //!
 //! `sent` has a copy of this rank's slot at each peer, and `taken` how often a block has waited;
@@ -18,18 +18,19 @@ use crate::net::{Action, Request, SignalOp};
 use crate::session::{Session, Unvoted};
 use crate::wait::WaitKind;
 
-/// Returns the bytes of the words of a window with that many signals, counters and barriers, on
-/// `size` ranks with up to `blocks` blocks.
+/// Returns the bytes of the words of a window with that many signals, counters, barriers and cells,
+/// on `size` ranks with up to `blocks` blocks.
 pub const fn signal_pad_bytes(
     size: u32,
     blocks: u32,
     signals: u32,
     counters: u32,
     barriers: u32,
+    cells: u32,
 ) -> u64 {
     let size = size as u64;
     let slots = signals as u64 * size * blocks as u64;
-    (3 * slots + counters as u64 + barriers as u64 * (size + 1)) * 8
+    (3 * slots + counters as u64 + barriers as u64 * (size + 1) + cells as u64) * 8
 }
 
 impl DeviceWindow {
@@ -71,6 +72,12 @@ impl DeviceWindow {
     pub const fn barrier_at(&self, id: u32, sender: u32) -> u64 {
         let row = id as u64 * (self.size as u64 + 1) + sender as u64;
         (self.slots() * 3 + self.counters as u64 + row) * 8
+    }
+
+    /// Returns the offset of cell `id`.
+    #[inline(always)]
+    pub const fn cell_at(&self, id: u32) -> u64 {
+        self.barrier_at(self.barriers, 0) + id as u64 * 8
     }
 
     /// Returns the address of `count` words of this rank.

@@ -259,6 +259,7 @@ impl Failure {
             FailureKind::NotGrid,
             FailureKind::Stopped,
             FailureKind::LastBlock,
+            FailureKind::Ticket,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == record.kind)
@@ -345,6 +346,7 @@ fn detail(kind: FailureKind, record: &FailureRecord) -> Option<String> {
         | FailureKind::Id
         | FailureKind::Aliasing
         | FailureKind::Batch
+        | FailureKind::Ticket
         | FailureKind::NoRoute => {
             let name = contract.arguments.get(code as usize)?.name;
             Some(format!("argument {name}"))
@@ -570,7 +572,7 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Id => write!(
                 f,
-                "{}: number {} of a signal, counter or barrier, of which the window has {}",
+                "{}: number {} of a signal, counter, barrier or cell, of which the window has {}",
                 self.detail(),
                 self.observed,
                 self.expected
@@ -637,6 +639,12 @@ impl fmt::Display for Failure {
                 f,
                 "more than {} calls of last_block in a launch",
                 self.expected
+            ),
+            FailureKind::Ticket => write!(
+                f,
+                "{}: a lane waited for a ticket after it had issued another fetch_add or \
+                 compare_swap; over a network, a lane waits for each ticket before its next one",
+                self.detail()
             ),
         }
     }

@@ -6,19 +6,22 @@
 //! its peer before it. A kernel that passes tests on this network relies on nothing that a real one
 //! does not give.
 //!
-//! Collectives reach the other ranks' workspaces by load and store all the same.
+//! The thread also keeps the [`Mirror`]s of this rank that ranks of other teams have: it sends its
+//! progress before the signals that it carries out, and its failure record before it stops them.
 
+use core::mem::offset_of;
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::layout::{NetContext, NetCounters, NetEntry};
-use fusewire_device::net::{Action, Request, Requests, STAGING};
+use fusewire_device::layout::{ABORT, FailureRecord, Mirror, NetContext, NetCounters, NetEntry};
+use fusewire_device::net::{Action, RESULT_BYTES, RESULTS, Request, Requests, STAGING};
 
 use super::Inner;
+use super::state::{ABORT_AT, BY_HOST, FAILURE_AT};
 use crate::{Error, Result};
 
 /// Entries of the ring. Few, so that tests fill it.
@@ -27,6 +30,10 @@ const DEPTH: usize = 16;
 const STAGING_BYTES: usize = 256;
 /// Greatest delay of a request, in turns of the thread.
 const DELAY: u64 = 8;
+/// Most turns of the thread between the load and the store of an update of a cell.
+const PAUSE: u64 = 4;
+/// Bytes at the start of a put that are copied one by one.
+const TORN: usize = 512;
 /// Time for which the thread sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_micros(20);
 
@@ -37,6 +44,9 @@ pub(super) struct TestNetwork {
     entries: *mut [NetEntry],
     counters: *mut NetCounters,
     staging: *mut [[u64; STAGING_BYTES / 8]],
+    results: *mut [[u64; RESULT_BYTES as usize / 8]],
+    /// True once the ranks of other teams know of a failure of this rank.
+    has_stopped_others: AtomicBool,
 }
 
 // SAFETY: kernels and the thread access the memory at these addresses by atomic operations, or in
@@ -46,28 +56,51 @@ unsafe impl Send for TestNetwork {}
 unsafe impl Sync for TestNetwork {}
 
 impl TestNetwork {
-    pub(super) fn new(blocks: u32) -> Self {
+    pub(super) fn new(blocks: u32, lanes: u32) -> Self {
         let entries = Box::into_raw(bytemuck::allocation::zeroed_slice_box(DEPTH));
         let counters = Box::into_raw(bytemuck::allocation::zeroed_box());
         let staging = Box::into_raw(bytemuck::allocation::zeroed_slice_box(blocks as usize));
+        let all_lanes = blocks as usize * lanes as usize;
+        let results = Box::into_raw(bytemuck::allocation::zeroed_slice_box(all_lanes));
         let context = NetContext {
             entries: entries.cast::<NetEntry>() as u64,
             depth: DEPTH as u64,
             counters: counters as u64,
             staging: staging.cast::<u8>() as u64,
             staging_bytes: STAGING_BYTES as u64,
+            results: results.cast::<u8>() as u64,
+            lanes: u64::from(lanes),
         };
         Self {
             context: Box::into_raw(Box::new(context)),
             entries,
             counters,
             staging,
+            results,
+            has_stopped_others: AtomicBool::new(false),
         }
     }
 
     /// Returns the address of the context for kernels.
     pub(super) fn context(&self) -> u64 {
         self.context as u64
+    }
+
+    /// Stops the ranks of other teams, if this rank has found a failure. Does so once.
+    pub(super) fn stop_others(&self, inner: &Inner) {
+        let word = inner.abort_word();
+        let is_own = word & BY_HOST == 0 && word == ABORT | u64::from(inner.rank);
+        if !is_own || self.has_stopped_others.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let record: [u64; size_of::<FailureRecord>() / 8] =
+            core::array::from_fn(|index| inner.workspace.load(FAILURE_AT + 8 * index as u64));
+        inner.mirror(offset_of!(Mirror, failure), &record);
+        for rank in inner.other_teams() {
+            if let Some(abort) = inner.word_of(rank, ABORT_AT) {
+                let _ = abort.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
     }
 
     fn requests(&self) -> Requests {
@@ -81,6 +114,16 @@ impl TestNetwork {
         let fits = offset <= all && bytes <= all - offset;
         fits.then(|| self.staging.cast::<u8>().wrapping_add(offset as usize))
     }
+
+    /// Returns the address of the result of a lane.
+    fn result(&self, addr: WindowAddr) -> Option<*mut u64> {
+        let (index, rest) = (addr.offset() / RESULT_BYTES, addr.offset() % RESULT_BYTES);
+        let exists = addr.window() == RESULTS && rest == 0 && index < self.results.len() as u64;
+        exists.then(|| {
+            let result = self.results.cast::<[u64; RESULT_BYTES as usize / 8]>();
+            result.wrapping_add(index as usize).cast()
+        })
+    }
 }
 
 impl Drop for TestNetwork {
@@ -92,6 +135,36 @@ impl Drop for TestNetwork {
             drop(Box::from_raw(self.entries));
             drop(Box::from_raw(self.counters));
             drop(Box::from_raw(self.staging));
+            drop(Box::from_raw(self.results));
+        }
+    }
+}
+
+impl Inner {
+    /// Returns the ranks that are not reachable by load and store.
+    fn other_teams(&self) -> impl Iterator<Item = u32> {
+        (0..self.constants.size).filter(|rank| !self.reaches(*rank))
+    }
+
+    /// Returns a word of `rank`'s workspace.
+    fn word_of(&self, rank: u32, offset: u64) -> Option<&AtomicU64> {
+        let at = self.windows.range(WindowAddr::new(0, offset), rank, 8)?;
+        // SAFETY: a word of a workspace, which is mapped as long as the communicator lives, and
+        // whose words hosts access atomically.
+        Some(unsafe { AtomicU64::from_ptr(at.cast()) })
+    }
+
+    /// Writes words of this rank's mirrors at the ranks of other teams.
+    fn mirror(&self, offset: usize, words: &[u64]) {
+        let mirror = self.constants.workspace.mirrors
+            + u64::from(self.rank) * size_of::<Mirror>() as u64
+            + offset as u64;
+        for rank in self.other_teams() {
+            for (word, at) in words.iter().zip((mirror..).step_by(8)) {
+                if let Some(to) = self.word_of(rank, at) {
+                    to.store(*word, Ordering::Release);
+                }
+            }
         }
     }
 }
@@ -107,6 +180,7 @@ pub(super) fn start(inner: &Arc<Inner>, seed: u64) -> Result<()> {
         turn: 0,
         taken: 0,
         pending: Vec::new(),
+        progress: [0; 8],
     };
     thread::Builder::new()
         .name("fusewire-network".to_owned())
@@ -135,6 +209,8 @@ struct Agent {
     /// Number of the next request to take.
     taken: u64,
     pending: Vec<Pending>,
+    /// Progress that the other teams have.
+    progress: [u64; 8],
 }
 
 impl Agent {
@@ -147,6 +223,7 @@ impl Agent {
         if inner.abort_word() != 0 {
             // Nothing lands after a failure.
             self.pending.clear();
+            network.stop_others(&inner);
             return Some(false);
         }
         self.turn += 1;
@@ -165,6 +242,8 @@ impl Agent {
                 Err(words) => tracing::error!(?words, "no request"),
             }
         }
+        // After the requests: a signal must not overtake the progress of the kernel that sent it.
+        self.send_progress(&inner);
         let is_busy = !self.pending.is_empty();
         // A signal that is due takes what it waits for with it, at once.
         let due: Vec<usize> = (0..self.pending.len())
@@ -180,14 +259,34 @@ impl Agent {
             }
         }
         while let Some(index) = self.choose() {
-            let Pending { request, .. } = self.pending.remove(index);
-            if carry_out(&inner, network, &request).is_none() {
+            let Pending {
+                number, request, ..
+            } = self.pending.remove(index);
+            let done = match request.action {
+                Action::FetchAdd | Action::CompareSwap => {
+                    let pause = self.below(PAUSE);
+                    update(&inner, network, &request, number, pause)
+                }
+                _ => carry_out(&inner, network, &request),
+            };
+            if done.is_none() {
                 tracing::error!(?request, "a request for memory that does not exist");
             }
         }
         let first = self.pending.iter().map(|pending| pending.number).min();
         requests.complete(first.unwrap_or(self.taken));
         Some(is_busy)
+    }
+
+    /// Sends the progress of this rank to the ranks of other teams, if it has changed.
+    fn send_progress(&mut self, inner: &Inner) {
+        let at = inner.constants.workspace.progress;
+        let progress: [u64; 8] =
+            core::array::from_fn(|word| inner.workspace.load(at + 8 * word as u64));
+        if progress != self.progress {
+            self.progress = progress;
+            inner.mirror(offset_of!(Mirror, progress), &progress);
+        }
     }
 
     /// Chooses one of the requests that are due and need not wait for another one, at random.
@@ -220,7 +319,70 @@ impl Agent {
     }
 }
 
-/// Carries out a request. `None` if a range does not exist.
+/// Locks of the proxies that update the cells of the ranks of this process. Ranks may share a lock.
+static PROXIES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+
+/// Updates a cell as the owner's proxy, and stores the result of request `number`. `None` if the
+/// cell or the result does not exist.
+///
+/// The update is a load and a store, with `pause` turns of the thread between them: another update
+/// that does not take the proxy's lock, such as a native one, would be lost. Ranks in different
+/// processes have no common lock, so this network keeps cells only for ranks of one process.
+fn update(
+    inner: &Inner,
+    network: &TestNetwork,
+    request: &Request,
+    number: u64,
+    pause: u64,
+) -> Option<()> {
+    let word = inner.windows.range(request.remote, request.peer, 8)?;
+    let result = network.result(request.local)?;
+    let word = word.cast::<u64>();
+    if !word.is_aligned() {
+        return None;
+    }
+    // SAFETY: the word is aligned, and lies in memory that is mapped as long as its window lives,
+    // which is longer than this request. Cells are only accessed atomically.
+    let cell = unsafe { AtomicU64::from_ptr(word) };
+    let owner = inner.constants.id ^ u64::from(request.peer);
+    let proxy = &PROXIES[owner as usize % PROXIES.len()];
+    let guard = proxy.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = cell.load(Ordering::Acquire);
+    for _ in 0..pause {
+        thread::yield_now();
+    }
+    let [first, second] = request.value;
+    match request.action {
+        Action::CompareSwap if before == first => cell.store(second, Ordering::Release),
+        Action::CompareSwap => {}
+        _ => cell.store(before.wrapping_add(first), Ordering::Release),
+    }
+    drop(guard);
+    // SAFETY: `TestNetwork::result` has checked the address that the request names.
+    unsafe { Requests::store_result(result, number, before) };
+    Some(())
+}
+
+/// Copies `bytes` bytes, the last ones first: a receiver that looks at the target before the signal
+/// finds flags without their data.
+///
+/// # Safety
+/// As [`ptr::copy`].
+unsafe fn put(to: *mut u8, from: *const u8, bytes: usize) {
+    let torn = bytes.min(TORN);
+    // SAFETY: the caller's promise; the bytes are within the ranges.
+    unsafe {
+        ptr::copy(from.add(torn), to.add(torn), bytes - torn);
+        for index in (0..torn).rev() {
+            to.add(index).write_volatile(from.add(index).read());
+            if index == torn / 2 {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Carries out a request that does not update a cell. `None` if a range does not exist.
 fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<()> {
     let bytes = request.bytes;
     let window = |addr: WindowAddr, rank| inner.windows.range(addr, rank, bytes);
@@ -233,7 +395,7 @@ fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<
     // than this request. The kernels' protocols order these accesses with others.
     unsafe {
         match request.action {
-            Action::Put => ptr::copy(local()?, remote, bytes as usize),
+            Action::Put => put(remote, local()?, bytes as usize),
             Action::Get => ptr::copy(remote, local()?, bytes as usize),
             Action::Store => {
                 let value: [u8; 16] = bytemuck::cast(request.value);
@@ -250,6 +412,7 @@ fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<
                 }
                 AtomicU64::from_ptr(word).store(request.value[0], Ordering::Release);
             }
+            Action::FetchAdd | Action::CompareSwap => return None,
         }
     }
     Some(())

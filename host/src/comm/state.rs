@@ -7,19 +7,24 @@ use std::sync::Arc;
 use std::thread;
 
 use fusewire_device::comm::{Comm, WindowAddr};
-use fusewire_device::layout::{ABORT, BlockState, CommState, FailureKind, FailureRecord, Progress};
+use fusewire_device::layout::{
+    ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, Mirror, Progress,
+};
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::session::Call;
+use fusewire_device::packet;
+use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
 use super::failure::{Activity, Failure};
 use super::observe::OpInfo;
 use super::{Communicator, Inner};
+use crate::memory::Memory;
+use crate::options::Algorithm;
 use crate::{Error, Result};
 
 /// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and
 /// keeps the reason itself.
-const BY_HOST: u64 = 1 << 62;
+pub(super) const BY_HOST: u64 = 1 << 62;
 
 /// How often a watchdog looks.
 const WATCHDOG: Duration = Duration::from_millis(100);
@@ -78,8 +83,8 @@ impl Communicator {
 }
 
 /// Where the abort word, the failure record and its first word lie in a workspace.
-const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
-const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
+pub(super) const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
+pub(super) const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
 impl Inner {
     /// Returns the abort word; on a GPU, the copy that its kernels have written for the host.
@@ -126,12 +131,70 @@ impl Inner {
     pub(super) fn check_call(&self, op_info: &OpInfo) -> Result<()> {
         let abort = self.abort_word();
         if abort == 0 {
-            return Ok(());
+            return match self.is_split() {
+                true => self.check_network(op_info.call()),
+                false => Ok(()),
+            };
         }
         if self.failure.get().is_none() && !self.finalized.load(Ordering::Acquire) {
             self.recorder.issue(op_info, false);
         }
         Err(self.fail(abort))
+    }
+
+    /// Refuses an operation whose kernel reads other ranks' memory, because not all ranks are
+    /// reachable by load and store. All ranks find the same.
+    #[cold]
+    fn check_network(&self, call: Call) -> Result<()> {
+        let operation = call.operation();
+        let is_served = call.algorithm() == Algorithm::Packet as u8
+            || matches!(
+                operation,
+                Operation::Barrier
+                    | Operation::User
+                    | Operation::Put
+                    | Operation::Get
+                    | Operation::Signal
+                    | Operation::WaitSignal
+            );
+        if is_served {
+            return Ok(());
+        }
+        let (first, members) = (self.constants.team_first, self.constants.team_size);
+        Err(Error::InvalidArgument {
+            operation: operation.name(),
+            detail: format!(
+                "rank {} reaches ranks {first} to {} by load and store, the others by the network, \
+                 and this operation reads their memory: use windows, queues, or a reduction that \
+                 fits a packet slot ({} bytes)",
+                self.rank,
+                first + members - 1,
+                packet::capacity(self.options.packet_slot_bytes),
+            ),
+        })
+    }
+
+    /// Returns true if this rank reaches `rank` by load and store.
+    pub(super) fn reaches(&self, rank: u32) -> bool {
+        rank.wrapping_sub(self.constants.team_first) < self.constants.team_size
+    }
+
+    /// Returns true if not all ranks reach each other by load and store.
+    #[inline]
+    pub(super) fn is_split(&self) -> bool {
+        self.constants.team_size < self.constants.size
+    }
+
+    /// Returns the memory in which this rank sees `rank`'s progress and failure record: the rank's
+    /// workspace, or a mirror in its own. With the offsets of both.
+    fn view(&self, rank: u32) -> (&Memory, u64, u64) {
+        let layout = &self.constants.workspace;
+        if self.reaches(rank) {
+            return (&self.workspaces[rank as usize], layout.progress, FAILURE_AT);
+        }
+        let mirror = layout.mirrors + u64::from(rank) * size_of::<Mirror>() as u64;
+        let failure = mirror + offset_of!(Mirror, failure) as u64;
+        (&self.workspace, mirror, failure)
     }
 
     /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to
@@ -188,11 +251,10 @@ impl Inner {
         let reporter = reporter.min(self.workspaces.len() as u32 - 1);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         // The record is complete once its state is 2, and the abort word was written after that.
-        let _ = self.workspaces[reporter as usize].load(FAILURE_AT);
-        // SAFETY: every workspace starts with a CommState; nobody writes a complete record.
-        let read = unsafe {
-            self.workspaces[reporter as usize].read(FAILURE_AT, bytemuck::bytes_of_mut(&mut record))
-        };
+        let (memory, _, at) = self.view(reporter);
+        let _ = memory.load(at);
+        // SAFETY: the record is in this memory; nobody writes a complete record.
+        let read = unsafe { memory.read(at, bytemuck::bytes_of_mut(&mut record)) };
         if let Err(error) = read {
             return error;
         }
@@ -211,13 +273,12 @@ impl Inner {
     /// What every rank is doing, by its progress words.
     pub(super) fn progress(&self) -> Vec<Activity> {
         // Every workspace has a progress line for block 0, whose words are accessed atomically.
-        let at = self.constants.workspace.progress;
-        self.workspaces
-            .iter()
-            .map(|workspace| {
-                let call = workspace.load(at + offset_of!(Progress, call) as u64);
-                let count = workspace.load(at + offset_of!(Progress, count) as u64);
-                let size = self.workspaces.len() as u32;
+        let size = self.workspaces.len() as u32;
+        (0..size)
+            .map(|rank| {
+                let (memory, at, _) = self.view(rank);
+                let call = memory.load(at + offset_of!(Progress, call) as u64);
+                let count = memory.load(at + offset_of!(Progress, count) as u64);
                 Activity::from_progress(call, call >> 40, count & 0xffff_ffff_ffff, size)
             })
             .collect()
@@ -258,7 +319,7 @@ impl Inner {
         ];
         let finished = self
             .workspace
-            .load(self.constants.workspace.blocks + offset_of!(BlockState, sequence) as u64);
+            .load(BLOCKS_AT + offset_of!(BlockState, sequence) as u64);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         record.state = 2;
         record.kind = kind as u64;
@@ -369,9 +430,9 @@ impl Inner {
     /// Returns the window address of memory for collectives, which use windows only if all ranks
     /// reach them by load and store.
     pub(super) fn addr_of(&self, at: *const u8, bytes: usize) -> u64 {
-        match self.network {
-            Some(_) => WindowAddr::NONE.0,
-            None => self.windows.addr_of(at, bytes).0,
+        match self.is_split() {
+            true => WindowAddr::NONE.0,
+            false => self.windows.addr_of(at, bytes).0,
         }
     }
 }
@@ -385,6 +446,9 @@ impl Drop for Inner {
                 self.name,
                 self.rank
             );
+        }
+        if let Some(network) = &self.network {
+            network.stop_others(self);
         }
         if let Some(backend) = &self.backend
             && !self.finalized.load(Ordering::Acquire)

@@ -3,6 +3,7 @@
 
 use core::cell::UnsafeCell;
 use core::fmt;
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +24,7 @@ pub(crate) struct Windows {
     /// Entries of [`WindowConst::stride`] bytes.
     table: Box<[UnsafeCell<u64>]>,
     /// Ranks of the team.
-    members: u32,
+    team: Range<u32>,
     /// The same in a GPU's memory.
     on_gpu: Option<Arc<gpu::Memory>>,
     /// This rank's parts of the windows that are alive: start, end, number.
@@ -36,8 +37,6 @@ pub(crate) struct Windows {
     /// reach.
     windows: AtomicUsize,
     unicast: AtomicUsize,
-    /// False if kernels do not reach the parts of other ranks, the workspaces apart.
-    is_mapped: bool,
     /// Multicast objects, by the window's number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
     /// Every rank's part, mapped as long as the window lives.
@@ -57,10 +56,10 @@ impl fmt::Debug for Windows {
 }
 
 impl Windows {
-    /// A table without windows for a team of `members` ranks, for kernels of `gpu` (else of the
-    /// CPU), which reach the parts of other ranks by load and store if `is_mapped` says so.
-    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, members: u32, is_mapped: bool) -> Result<Self> {
-        let bytes = MAX_WINDOWS as u64 * WindowConst::stride(members);
+    /// A table without windows, for kernels of `gpu` (else of the CPU), which reach the parts of
+    /// the ranks of `team` by load and store.
+    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, team: Range<u32>) -> Result<Self> {
+        let bytes = MAX_WINDOWS as u64 * WindowConst::stride(team.len() as u32);
         let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
         let mut table = bytemuck::allocation::zeroed_slice_box::<u64>(bytes as usize / 8);
         let (at, count) = (table.as_mut_ptr(), table.len());
@@ -68,7 +67,7 @@ impl Windows {
         let cells = core::ptr::slice_from_raw_parts_mut(at.cast::<UnsafeCell<u64>>(), count);
         Ok(Self {
             on_gpu,
-            members,
+            team,
             // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made
             // from zeroed memory of the system's, so that entries that are never used are never
             // touched.
@@ -79,7 +78,6 @@ impl Windows {
             used: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
-            is_mapped,
             multicasts: Mutex::default(),
             parts: Mutex::default(),
         })
@@ -94,7 +92,7 @@ impl Windows {
 
     /// Returns the bytes of an entry of the table.
     pub(crate) fn stride(&self) -> u64 {
-        WindowConst::stride(self.members)
+        WindowConst::stride(self.team.len() as u32)
     }
 
     /// Returns the words of the entry of a window.
@@ -141,12 +139,11 @@ impl Windows {
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.entry(id);
         let header = size_of::<WindowConst>() / 8;
-        for (peer, (part, word)) in parts.iter().zip(&self.words(id)[header..]).enumerate() {
-            let is_mapped = self.is_mapped || id == 0 || peer == rank as usize;
-            let address = if is_mapped { address(part) } else { 0 };
+        let team = &parts[self.team.start as usize..self.team.end as usize];
+        for (part, word) in team.iter().zip(&self.words(id)[header..]) {
             // SAFETY: a word of this table; kernels look at it only after its number was
             // published.
-            unsafe { word.get().write(address) };
+            unsafe { word.get().write(address(part)) };
         }
         // SAFETY: as above.
         unsafe { (&raw mut (*entry).multicast).write(multicast) };
@@ -299,7 +296,7 @@ mod tests {
 
     #[test]
     fn multicast_must_reach_every_window_but_the_workspace() {
-        let windows = Windows::new(None, 1, true).expect("a table");
+        let windows = Windows::new(None, 0..1).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             windows

@@ -5,11 +5,34 @@ use std::ffi::CString;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::context::Cuda;
 use super::domain;
 use super::error::INVALID_VALUE;
 use super::library::Library;
 use crate::Result;
 use crate::gpu::driver::Properties;
+
+impl Cuda {
+    /// See [`Driver::native_atomics`](crate::gpu::driver::Driver::native_atomics).
+    pub(super) fn native_atomics(&self, peer: &[u8; 16]) -> Result<Option<bool>> {
+        let library = self.library;
+        for ordinal in 0..count(library)? {
+            let other = device(library, ordinal)?;
+            if uuid(library, other)? != *peer {
+                continue;
+            }
+            let mut value: c_int = 0;
+            let attribute =
+                sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+            // SAFETY: `value` is writable.
+            library.check("cuDeviceGetP2PAttribute", unsafe {
+                (library.cuDeviceGetP2PAttribute)(&raw mut value, attribute, self.device, other)
+            })?;
+            return Ok(Some(value != 0));
+        }
+        Ok(None)
+    }
+}
 
 /// Returns the number of devices that the process sees.
 pub(super) fn count(library: &Library) -> Result<u32> {

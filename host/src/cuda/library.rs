@@ -113,6 +113,12 @@ symbols! {
         cuDeviceGetPCIBusId(*mut c_char, c_int, sys::CUdevice);
         cuDeviceTotalMem_v2(*mut usize, sys::CUdevice);
         cuDeviceGetAttribute(*mut c_int, sys::CUdevice_attribute, sys::CUdevice);
+        cuDeviceGetP2PAttribute(
+            *mut c_int,
+            sys::CUdevice_P2PAttribute,
+            sys::CUdevice,
+            sys::CUdevice,
+        );
 
         cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
         cuCtxGetCurrent(*mut sys::CUcontext);

@@ -17,7 +17,7 @@
 //! | subject | symbols |
 //! |---|---|
 //! | start | `cuInit` `cuDriverGetVersion` `cuGetErrorName` `cuGetErrorString` |
-//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceGetPCIBusId` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` |
+//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceGetPCIBusId` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` `cuDeviceGetP2PAttribute` |
 //! | contexts | `cuDevicePrimaryCtxRetain` `cuCtxGetCurrent` `cuCtxSetCurrent` `cuThreadExchangeStreamCaptureMode` |
 //! | virtual memory | `cuMemGetAllocationGranularity` `cuMemCreate` `cuMemRelease` `cuMemAddressReserve` `cuMemAddressFree` `cuMemMap` `cuMemUnmap` `cuMemSetAccess` `cuMemExportToShareableHandle` `cuMemImportFromShareableHandle` `cuMemRetainAllocationHandle` `cuMemGetAllocationPropertiesFromHandle` |
 //! | memory | `cuMemAlloc_v2` `cuMemFree_v2` `cuMemGetInfo_v2` `cuMemGetAddressRange_v2` `cuIpcGetMemHandle` `cuIpcOpenMemHandle_v2` `cuIpcCloseMemHandle` `cuMemHostAlloc` `cuMemFreeHost` `cuMemHostGetDevicePointer_v2` |

@@ -136,6 +136,7 @@ constants! {
     ATTRIBUTE_SHARED_BYTES: c_uint = 74,
         hipDeviceAttribute_t_hipDeviceAttributeMaxSharedMemoryPerBlock;
     ATTRIBUTE_WARP: c_uint = 87, hipDeviceAttribute_t_hipDeviceAttributeWarpSize;
+    P2P_NATIVE_ATOMICS: c_uint = 2, hipDeviceP2PAttr_hipDevP2PAttrNativeAtomicSupported;
     FUNCTION_MAX_THREADS: c_uint = 0,
         hipFunction_attribute_HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
     FUNCTION_SHARED_BYTES: c_uint = 1, hipFunction_attribute_HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;

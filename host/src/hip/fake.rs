@@ -35,6 +35,8 @@ pub(super) struct State {
     /// If true, cooperative launches run immediately even on a capturing stream, as in old
     /// runtimes.
     pub(super) old: Cell<bool>,
+    /// Set if there is a device 1: true if device 0 has native atomics for its memory.
+    pub(super) peer: Cell<Option<bool>>,
     /// Latest launch.
     pub(super) launched: Cell<Option<LaunchRecord>>,
     /// Flags of the latest allocation of shared memory, the latest allocation of host memory, and
@@ -166,13 +168,16 @@ macro_rules! fake {
     };
 }
 
+/// Identifier of device 1.
+pub(super) const PEER_UUID: [u8; 16] = *b"fedcba9876543210";
+
 const STREAM: usize = 0x51;
 const GRAPH: usize = 0x61;
 
 fake! {
     hipInit(_flags: c_uint) -> hipError_t { done("hipInit", 0) }
     hipGetDeviceCount(count: *mut c_int) -> hipError_t {
-        put(count, 1);
+        put(count, with(|state| state.peer.get()).map_or(1, |_| 2));
         done("hipGetDeviceCount", 0)
     }
     hipRuntimeGetVersion(version: *mut c_int) -> hipError_t {
@@ -195,13 +200,24 @@ fake! {
         });
         done("hipDeviceGetAttribute", 0)
     }
+    hipDeviceGetP2PAttribute(
+        value: *mut c_int, attribute: c_uint, device: c_int, peer: c_int
+    ) -> hipError_t {
+        let atomics = with(|state| state.peer.get());
+        match (atomics, attribute, device, peer) {
+            (Some(atomics), hip::P2P_NATIVE_ATOMICS, 0, 1) => put(value, c_int::from(atomics)),
+            _ => return done("hipDeviceGetP2PAttribute", 1),
+        }
+        done("hipDeviceGetP2PAttribute", 0)
+    }
     hipDeviceGetName(name: *mut c_char, _len: c_int, _device: c_int) -> hipError_t {
         // SAFETY: the driver's buffer has 256 bytes.
         unsafe { name.copy_from(c"AMD Instinct MI300X".as_ptr(), 20) };
         done("hipDeviceGetName", 0)
     }
-    hipDeviceGetUuid(uuid: *mut hipUUID, _device: c_int) -> hipError_t {
-        put(uuid, hipUUID { bytes: (*b"0123456789abcdef").map(u8::cast_signed) });
+    hipDeviceGetUuid(uuid: *mut hipUUID, device: c_int) -> hipError_t {
+        let bytes = if device == 1 { PEER_UUID } else { *b"0123456789abcdef" };
+        put(uuid, hipUUID { bytes: bytes.map(u8::cast_signed) });
         done("hipDeviceGetUuid", 0)
     }
     hipDeviceTotalMem(bytes: *mut usize, _device: c_int) -> hipError_t {

@@ -54,6 +54,7 @@ functions! {
     hipRuntimeGetVersion(*mut c_int) -> hipError_t;
     hipSetDevice(c_int) -> hipError_t;
     hipDeviceGetAttribute(*mut c_int, c_uint, c_int) -> hipError_t;
+    hipDeviceGetP2PAttribute(*mut c_int, c_uint, c_int, c_int) -> hipError_t;
     hipDeviceGetName(*mut c_char, c_int, c_int) -> hipError_t;
     hipDeviceGetUuid(*mut hipUUID, c_int) -> hipError_t;
     hipDeviceTotalMem(*mut usize, c_int) -> hipError_t;

@@ -5,24 +5,41 @@ use core::ffi::{c_char, c_uint};
 use super::bindings::{
     self as hip, Int, PROP_ARCHITECTURE, PROP_ARCHITECTURE_BYTES, PROP_BYTES, Prop, hipUUID,
 };
+use super::device::{self, Hip};
 use super::error::driver_error;
 use super::library::Functions;
 use crate::Result;
 use crate::gpu::driver::Properties;
 
+impl Hip {
+    /// See [`Driver::native_atomics`](crate::gpu::driver::Driver::native_atomics).
+    pub(super) fn native_atomics(&self, peer: &[u8; 16]) -> Result<Option<bool>> {
+        let functions = self.functions;
+        for ordinal in 0..device::count(functions)?.cast_signed() {
+            if identifier(functions, ordinal)? != *peer {
+                continue;
+            }
+            let mut value: Int = 0;
+            let (attribute, own) = (hip::P2P_NATIVE_ATOMICS, self.ordinal);
+            // SAFETY: `value` is writable.
+            let status = unsafe {
+                (functions.hipDeviceGetP2PAttribute)(&mut value, attribute, own, ordinal)
+            };
+            functions.check("hipDeviceGetP2PAttribute", status)?;
+            return Ok(Some(value != 0));
+        }
+        Ok(None)
+    }
+}
+
 /// Queries the properties of device `ordinal`. The device must exist.
 pub(super) fn of(functions: &Functions, ordinal: Int) -> Result<Properties> {
     let attribute = |number| attribute(functions, number, ordinal);
-    let pci = [
-        attribute(hip::ATTRIBUTE_PCI_DOMAIN)?,
-        attribute(hip::ATTRIBUTE_PCI_BUS)?,
-        attribute(hip::ATTRIBUTE_PCI_DEVICE)?,
-    ];
     Ok(Properties {
         ordinal: ordinal.cast_unsigned(),
         name: name(functions, ordinal)?,
         architecture: architecture(functions, ordinal)?,
-        uuid: identity(uuid(functions, ordinal)?, pci),
+        uuid: identifier(functions, ordinal)?,
         memory: memory(functions, ordinal)?,
         multiprocessors: attribute(hip::ATTRIBUTE_MULTIPROCESSORS)?,
         warp: attribute(hip::ATTRIBUTE_WARP)?,
@@ -35,6 +52,17 @@ pub(super) fn of(functions: &Functions, ordinal: Int) -> Result<Properties> {
         multicast: false,
         cooperative: attribute(hip::ATTRIBUTE_COOPERATIVE)? != 0,
     })
+}
+
+/// Returns the identifier of device `ordinal`.
+fn identifier(functions: &Functions, ordinal: Int) -> Result<[u8; 16]> {
+    let attribute = |number| attribute(functions, number, ordinal);
+    let pci = [
+        attribute(hip::ATTRIBUTE_PCI_DOMAIN)?,
+        attribute(hip::ATTRIBUTE_PCI_BUS)?,
+        attribute(hip::ATTRIBUTE_PCI_DEVICE)?,
+    ];
+    Ok(identity(uuid(functions, ordinal)?, pci))
 }
 
 fn attribute(functions: &Functions, number: c_uint, ordinal: Int) -> Result<u32> {

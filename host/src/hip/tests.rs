@@ -67,6 +67,21 @@ fn properties_are_asked_for() {
 }
 
 #[test]
+fn native_atomics_are_asked_for() {
+    let driver = driver();
+    let atomics = || driver.native_atomics(&fake::PEER_UUID).unwrap();
+    assert_eq!(atomics(), None, "there is no other GPU");
+    for has in [true, false] {
+        fake::with(|state| state.peer.set(Some(has)));
+        assert_eq!(atomics(), Some(has));
+    }
+    fail("hipDeviceGetP2PAttribute", hip::ERROR_INVALID_DEVICE);
+    let error = driver.native_atomics(&fake::PEER_UUID).unwrap_err();
+    assert!(error.to_string().contains("hipDeviceGetP2PAttribute"));
+    check_thread();
+}
+
+#[test]
 fn absent_gpus_are_said_so() {
     let error = Hip::open(&fake::FUNCTIONS, 1).unwrap_err().to_string();
     assert!(

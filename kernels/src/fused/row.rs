@@ -45,8 +45,8 @@ pub const fn shared_row(ranks: u32) -> usize {
     if room < SHARED_ROW { room } else { SHARED_ROW }
 }
 
-/// Returns the memory of this block for the values of a row of `hidden` elements: shared, or at byte
-/// `scratch` of staging for output.
+/// Returns the memory of this block for the values of a row of `hidden` elements: shared, or at
+/// byte `scratch` of staging for output.
 #[inline(always)]
 pub(super) fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
     let (comm, block) = (session.comm(), session.block());

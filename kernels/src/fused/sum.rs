@@ -104,7 +104,7 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
                 // SAFETY: a rank, and units of its stream.
-                unsafe { self.slots.peek_pairs::<U>(rank, unit) }
+                unsafe { self.slots.peek_pairs::<U>(self.session.comm(), rank, unit) }
             };
             // As many units under way as registers can hold.
             let (there, taken) = if U == 2 {

@@ -22,6 +22,7 @@
 //! | `FUSEWIRE_CUDA_FAKE_NVML=STATE:STATUS:CLUSTER:CLIQUE` | fabric info of NVML (not supported) |
 //! | `FUSEWIRE_CUDA_FAKE_HOST` | number of the host (0), which is part of the devices' UUIDs |
 //! | `FUSEWIRE_CUDA_FAKE_MULTICAST=1` | the devices support multicast objects |
+//! | `FUSEWIRE_CUDA_FAKE_ATOMICS=0` | the devices have no native atomics for each other's memory |
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |

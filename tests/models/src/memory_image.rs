@@ -6,12 +6,12 @@ use bytemuck::Zeroable;
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{
-    BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord, LAYOUT_VERSION,
-    LINE, MAX_WINDOWS, NEAR_RANKS, NetContext, NetCounters, NetEntry, WindowConst, WorkspaceConfig,
-    WorkspaceLayout,
+    BLOCKS_AT, BlockState, CONST_MAGIC, CONSTANTS_AT, CommConst, CommState, FailureRecord,
+    LAYOUT_VERSION, LINE, MAX_WINDOWS, NEAR_RANKS, NetContext, NetCounters, NetEntry, WindowConst,
+    WorkspaceConfig, WorkspaceLayout,
 };
 use fusewire_device::mem::model::{Kind, Model};
-use fusewire_device::net::Requests;
+use fusewire_device::net::{RESULT_BYTES, Requests};
 use fusewire_device::window::{DeviceWindow, QUEUE_SIGNALS};
 
 /// Sizes and settings of a model. Models choose sizes as small as the protocol allows.
@@ -35,6 +35,8 @@ pub struct Config {
     pub user: usize,
     /// Rows of the rings of a queue, which has rows of one word; 0 for a window without rings.
     pub ring: u32,
+    /// Cells of the window.
+    pub cells: u32,
     /// First epoch of packets and rounds.
     pub first_epoch: u64,
     /// Timeout of waits in nanoseconds of the model's clock.
@@ -60,7 +62,7 @@ pub struct Parts {
     pub failure: bool,
     /// Ready flags and arrival counters.
     pub words: bool,
-    /// Signals and barriers of a window.
+    /// Signals, barriers and cells of a window.
     pub signals: bool,
     /// Requests to a network, which connects the ranks' windows.
     pub network: bool,
@@ -81,6 +83,7 @@ impl Config {
             staging: 256,
             user: 64,
             ring: 0,
+            cells: 0,
             first_epoch: 0,
             timeout_ns: u64::MAX,
             parts,
@@ -143,6 +146,7 @@ const COUNTERS_AT: usize = 256;
 const ENTRIES_AT: usize = 512;
 const STAGING_AT: usize = 2048;
 const STAGING_BYTES: usize = 16;
+const RESULTS_AT: usize = 3072;
 /// Offsets in private memory: `WORDS_AT` for the ready flags or arrival counters, `ARRIVALS_AT` for
 /// the numbers of arrived bytes.
 const WORDS_AT: usize = 3072;
@@ -151,9 +155,15 @@ const ARRIVALS_AT: usize = 3584;
 impl MemoryImage {
     /// Allocates the memory for `config`.
     pub fn new(config: Config) -> Self {
+        // Ranks that a network connects reach nothing of each other by load and store.
+        let team = if config.parts.network {
+            1
+        } else {
+            config.ranks
+        };
         let layout = WorkspaceLayout::new(&WorkspaceConfig {
             size: config.ranks,
-            team: config.ranks,
+            team,
             max_blocks: config.blocks,
             packet_slot: config.packet_slot,
             channel_slot: config.channel_slot,
@@ -187,20 +197,18 @@ impl MemoryImage {
             ),
         ];
         let windows: [(u64, Vec<u64>); 3] = windows;
-        let stride = WindowConst::stride(config.ranks);
+        let stride = WindowConst::stride(team);
         for (index, rank) in ranks.iter_mut().enumerate() {
+            let first = index / team as usize * team as usize;
+            let members = first..first + team as usize;
             let mut table = vec![0u64; MAX_WINDOWS * stride as usize / 8];
             let entries = table.chunks_mut(stride as usize / 8);
-            for (id, (entry, (bytes, parts))) in entries.zip(&windows).enumerate() {
+            for (entry, (bytes, parts)) in entries.zip(&windows) {
                 let (header, to) = entry.split_at_mut(size_of::<WindowConst>() / 8);
                 header[0] = *bytes;
-                for (peer, (to, part)) in to.iter_mut().zip(parts).enumerate() {
-                    if id == 0 || peer == index || !config.parts.network {
-                        *to = *part;
-                    }
-                }
+                to.copy_from_slice(&parts[members.clone()]);
             }
-            let workspaces: &[u64] = windows[0].1.clone().leak();
+            let workspaces: &[u64] = windows[0].1[members].to_vec().leak();
             let table: &[u64] = table.leak();
             rank.constants = rank.workspace.wrapping_add(CONSTANTS_AT as usize).cast();
             rank.content = CommConst {
@@ -209,8 +217,8 @@ impl MemoryImage {
                 bytes: size_of::<CommConst>() as u32,
                 rank: index as u32,
                 size: config.ranks,
-                team_first: 0,
-                team_size: config.ranks,
+                team_first: first as u32,
+                team_size: team,
                 max_blocks: config.blocks,
                 spins: 1,
                 id: 1,
@@ -243,7 +251,7 @@ impl MemoryImage {
             blocks: config.blocks,
             ring: config.ring,
             width: 1,
-            reserved: 0,
+            cells: config.cells,
         });
         Self {
             config,
@@ -276,6 +284,8 @@ impl MemoryImage {
             counters: at.wrapping_add(COUNTERS_AT) as u64,
             staging: self.staging(rank) as u64,
             staging_bytes: STAGING_BYTES as u64,
+            results: at.wrapping_add(RESULTS_AT) as u64,
+            lanes: u64::from(self.config.lanes),
         }
     }
 
@@ -288,6 +298,17 @@ impl MemoryImage {
     /// Returns the staging memory of `rank`.
     pub fn staging(&self, rank: u32) -> *mut u8 {
         self.ranks[rank as usize].network.wrapping_add(STAGING_AT)
+    }
+
+    /// Returns the result that a request of `rank` names.
+    pub fn result(&self, rank: u32, addr: WindowAddr) -> *mut u64 {
+        let results = self.ranks[rank as usize].network.wrapping_add(RESULTS_AT);
+        results.wrapping_add(addr.offset() as usize).cast()
+    }
+
+    /// Returns cell `id` of `rank`.
+    pub fn cell(&self, rank: u32, id: u32) -> *mut u64 {
+        self.pad(rank, self.window.cell_at(id))
     }
 
     /// Returns the address of a part of a window of `rank`.
@@ -372,7 +393,7 @@ impl MemoryImage {
 
     /// Returns the state of `rank`'s first block.
     pub fn block_state(&self, rank: u32) -> *mut BlockState {
-        self.workspace(rank, self.layout.blocks).cast()
+        self.workspace(rank, BLOCKS_AT).cast()
     }
 
     /// Returns the packet slot in `rank`'s workspace that `source` writes in even epochs (`parity`
@@ -438,7 +459,8 @@ impl MemoryImage {
                     }
                     let ready = self.layout.inbox + u64::from(source) * 2 * LINE;
                     model.register(self.workspace(rank, ready), LINE as usize, Kind::Peer);
-                    model.register(self.workspace(rank, ready + LINE), 8, Kind::Peer);
+                    // The signal of the round, and that of packets from a network.
+                    model.register(self.workspace(rank, ready + LINE), 16, Kind::Peer);
                 }
             }
             if parts.channels {
@@ -517,6 +539,9 @@ impl MemoryImage {
                 model.register(word.cast(), 8, Kind::Peer);
             }
         }
+        for id in 0..window.cells {
+            model.register(self.cell(rank, id).cast(), 8, Kind::Peer);
+        }
     }
 
     /// Registers the ring of requests.
@@ -531,6 +556,11 @@ impl MemoryImage {
         }
         let bytes = DEPTH * size_of::<NetEntry>();
         model.register(at.wrapping_add(ENTRIES_AT), bytes, Kind::Peer);
+        if self.config.cells > 0 {
+            let lanes = (self.config.blocks * self.config.lanes) as usize;
+            let bytes = RESULT_BYTES as usize * lanes;
+            model.register(at.wrapping_add(RESULTS_AT), bytes, Kind::Peer);
+        }
         self.payload(model, self.staging(rank), STAGING_BYTES as u64);
     }
 

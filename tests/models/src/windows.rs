@@ -3,9 +3,12 @@
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::net::{Action, Request, STAGING, SignalOp};
+use fusewire_device::net::{Action, Request, Requests, STAGING, SignalOp};
+use fusewire_device::packet::Slots;
 use fusewire_device::window::Compare;
-use fusewire_device::{Aborted, Block, In, Machine, Queue, Session, Team, Window, kernel};
+use fusewire_device::{
+    Aborted, Block, In, Machine, Queue, Rank, Session, Team, Unvoted, Window, kernel,
+};
 
 use crate::memory_image::MemoryImage;
 use crate::step::number;
@@ -24,6 +27,8 @@ pub enum Kernel {
     NoBarrier,
     /// Rank 0 writes its row to rank 1, which waits for it. Rank 1 writes nothing. One launch.
     OneWay,
+    /// Rank 0 sends its row to rank 1 in packets. Rank 1 sends nothing. One launch.
+    OneWayPackets,
     /// Rank 0 sends batches through a queue to rank 1, as many as the count. One launch.
     Stream,
     /// Both ranks send a batch to each other through a queue. Its number of rows changes from
@@ -34,6 +39,16 @@ pub enum Kernel {
     Grid,
     /// Every block writes words of this rank, and the last one to arrive reads those of all, twice.
     Last,
+    /// Both ranks add to a cell of rank 0. The second one reads what the first one wrote before.
+    /// One launch.
+    FetchAdd,
+    /// Both ranks claim a cell of rank 0. The second one reads what the first one wrote before. One
+    /// launch.
+    CompareSwap,
+    /// Rank 1 adds to a cell of rank 0, which reads the cell. One launch.
+    ReadCell,
+    /// Rank 0 updates a cell of rank 1 by requests to a network. Rank 1 does nothing. One launch.
+    CellByNetwork,
 }
 
 /// Values of [`Kernel::AddBesideSet`].
@@ -95,6 +110,14 @@ impl Kernel {
                         input_len: count,
                     },
                 ),
+                Self::OneWayPackets => one_way_packets__run(
+                    block,
+                    &OneWayPacketsParams {
+                        header,
+                        input: source.cast_mut(),
+                        input_len: count,
+                    },
+                ),
                 Self::Stream => stream__run(
                     block,
                     &StreamParams {
@@ -105,6 +128,18 @@ impl Kernel {
                 ),
                 Self::Grid => grid__run(block, &GridParams { header, window }),
                 Self::Last => last__run(block, &LastParams { header, window }),
+                Self::FetchAdd | Self::CompareSwap => cells__run(
+                    block,
+                    &CellsParams {
+                        header,
+                        window,
+                        swap: u32::from(self == Self::CompareSwap),
+                    },
+                ),
+                Self::ReadCell => read_cell__run(block, &ReadCellParams { header, window }),
+                Self::CellByNetwork => {
+                    cell_by_network__run(block, &CellByNetworkParams { header, window });
+                }
                 Self::Exchange => exchange__run(
                     block,
                     &ExchangeParams {
@@ -129,7 +164,16 @@ impl Kernel {
     pub fn gathers(self) -> bool {
         !matches!(
             self,
-            Self::OneWay | Self::Stream | Self::Exchange | Self::Grid | Self::Last
+            Self::OneWay
+                | Self::OneWayPackets
+                | Self::Stream
+                | Self::Exchange
+                | Self::Grid
+                | Self::Last
+                | Self::FetchAdd
+                | Self::CompareSwap
+                | Self::ReadCell
+                | Self::CellByNetwork
         )
     }
 
@@ -246,6 +290,22 @@ fn one_way(
     Ok(())
 }
 
+#[kernel]
+fn one_way_packets(s: &mut Session<impl Machine>, input: In<u64>) -> Result<(), Aborted> {
+    let slots = Slots::open(s, 8 * input.len())?;
+    if s.rank() == 0 {
+        return slots.send_elements(s, input);
+    }
+    let mut received = Unvoted::new(());
+    for index in s.block().elements_of_block(input.len()) {
+        let word = slots.receive_word(s, 0, index).map(|word| {
+            assert_eq!(word, number(0, 0, index), "element {index}");
+        });
+        received = received.and(word);
+    }
+    s.vote(received)
+}
+
 /// Returns the number of rows of a batch: with two rows at most, the fifth batch does not fit
 /// before the end of its ring.
 fn row_count(batch: u64, most: usize) -> usize {
@@ -346,6 +406,67 @@ fn last(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborte
     Ok(())
 }
 
+/// Checks the word that `rank` has written before it updated a cell.
+fn check_word(s: &Session<impl Machine>, window: Window<u64>, rank: Rank) -> Result<(), Aborted> {
+    let word = window.at(rank).direct(s)?.get(0);
+    assert_eq!(word, number(rank.index(), 0, 0), "the word of {rank:?}");
+    Ok(())
+}
+
+#[kernel]
+fn cells(s: &mut Session<impl Machine>, window: Window<u64>, swap: u32) -> Result<(), Aborted> {
+    let (Some(owner), Some(other)) = (s.peer(0), s.peer(1 - s.rank())) else {
+        return Ok(());
+    };
+    let own = window.local(s)?.elements();
+    own.set(0, number(s.rank(), 0, 0));
+    let ticket = match swap {
+        0 => window.at(owner).fetch_add(s, 0, 1),
+        _ => window.at(owner).compare_swap(s, 0, 0, 1),
+    };
+    let before = s.vote(ticket.wait(s))?;
+    if before == 1 {
+        check_word(s, window, other)?;
+    }
+    own.set(1, before);
+    window.barrier(s, 0)?;
+    let theirs = window.at(other).direct(s)?.get(1);
+    assert_eq!(before + theirs, 1, "the values before are 0 and 1");
+    if s.rank() == 0 {
+        let value = s.vote(window.cell(s, 0))?;
+        assert_eq!(value, if swap == 0 { 2 } else { 1 }, "the value after");
+    }
+    Ok(())
+}
+
+#[kernel]
+fn read_cell(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborted> {
+    let (Some(owner), Some(writer)) = (s.peer(0), s.peer(1)) else {
+        return Ok(());
+    };
+    if s.rank() == 1 {
+        let own = window.local(s)?.elements();
+        own.set(0, number(1, 0, 0));
+        s.vote(window.at(owner).fetch_add(s, 0, 1).wait(s))?;
+    } else if s.vote(window.cell(s, 0))? == 1 {
+        check_word(s, window, writer)?;
+    }
+    Ok(())
+}
+
+#[kernel]
+fn cell_by_network(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborted> {
+    if let (0, Some(owner)) = (s.rank(), s.peer(1)) {
+        let cell = window.at(owner);
+        for before in 0..2 {
+            assert_eq!(s.vote(cell.fetch_add(s, 0, 1).wait(s))?, before);
+        }
+        assert_eq!(s.vote(cell.compare_swap(s, 0, 2, 7).wait(s))?, 2);
+        assert_eq!(s.vote(cell.compare_swap(s, 0, 2, 8).wait(s))?, 7);
+    }
+    Ok(())
+}
+
 /// Carries out request `number` of `rank`, if it has been appended.
 ///
 /// # Panics
@@ -381,6 +502,17 @@ pub fn carry_out(image: &MemoryImage, rank: u32, number: u64) -> bool {
             }
             Action::Signal => mem::store_u64(to, value[0], Order::Release, Scope::System),
             Action::Store if bytes == 8 => mem::write(to, value[0]),
+            Action::FetchAdd | Action::CompareSwap => {
+                let before = mem::load_u64(to, Order::Acquire, Scope::System);
+                let [first, second] = value;
+                if action == Action::FetchAdd {
+                    let sum = before.wrapping_add(first);
+                    mem::store_u64(to, sum, Order::Release, Scope::System);
+                } else if before == first {
+                    mem::store_u64(to, second, Order::Release, Scope::System);
+                }
+                Requests::store_result(image.result(rank, local), number, before);
+            }
             other => panic!("no kernel asks for {other:?}"),
         }
     }

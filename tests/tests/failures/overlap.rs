@@ -200,12 +200,12 @@ fn eager_calls_on_several_streams_keep_their_order() {
 
 /// Returns the number of operations that block 0 of this rank has finished.
 fn finished(comm: &Communicator) -> u64 {
-    use fusewire_device::layout::BlockState;
+    use fusewire_device::layout::{BLOCKS_AT, BlockState};
     use fusewire_device::mem::{Order, Scope, load_u64};
     // SAFETY: the constants are valid as long as the communicator, and `comm` keeps the
     // communicator alive.
     let constants = unsafe { &*comm.constants() };
-    let state = (constants.state + constants.workspace.blocks) as *const BlockState;
+    let state = (constants.state + BLOCKS_AT) as *const BlockState;
     // SAFETY: the state of block 0 is at this address of the workspace, and all accesses to it are
     // atomic.
     unsafe { load_u64(&raw const (*state).sequence, Order::Acquire, Scope::System) }

@@ -56,6 +56,12 @@ fn works() -> bool {
         sum(&comm, &comm.tensor(DType::F32, count).expect("memory")).expect("a staged sum");
         sum(&comm, &comm.alloc(DType::F32, count).expect("a window")).expect("a sum");
     }
+    // The process of a rank does not see the GPUs of the others, so it cannot ask the driver.
+    let mut cells = WindowOptions::default();
+    cells.cells = 1;
+    let refused = comm.alloc_window(DType::I32, 8, cells);
+    let refused = refused.expect_err("unknown atomics").to_string();
+    assert!(refused.contains("does not see the GPU"), "{refused}");
     let ring = WindowOptions::default();
     let window = comm.alloc_window(DType::I32, 8, ring).expect("a window");
     let source = comm.tensor(DType::I32, 8).expect("memory");

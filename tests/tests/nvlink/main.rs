@@ -1,6 +1,7 @@
 //! Tests NVLink switches on a machine without a GPU: multicast objects, and domains with ranks of
 //! several hosts. The executing fake of the driver supports switches and domains.
 
+mod cells;
 mod domains;
 mod emulated;
 mod multicast;

@@ -55,7 +55,10 @@ fn settles(fake: &Fake, wanted: &[u64]) {
 }
 
 /// Runs ranks as threads with a separate device per rank.
-fn run_each<R: Send>(size: u32, body: impl Fn(Communicator) -> Result<R> + Sync) -> Vec<R> {
+pub(super) fn run_each<R: Send>(
+    size: u32,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<R> {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let run = |rank: u32| {
         let (device, store) = (device_of(rank), Arc::clone(&store));

@@ -291,31 +291,36 @@ fn ranks_that_register_different_sizes_are_reported() {
     }
 }
 
-/// The arguments of `alloc_window`: type, elements, and numbers of signals, counters and barriers.
-type WindowArguments = (DType, usize, [u32; 3]);
+/// The arguments of `alloc_window`: type, elements, and numbers of signals, counters, barriers and
+/// cells.
+type WindowArguments = (DType, usize, [u32; 4]);
 
-fn words((dtype, count, [signals, counters, barriers]): WindowArguments) -> String {
+fn words((dtype, count, [signals, counters, barriers, cells]): WindowArguments) -> String {
     let dtype = dtype.name();
-    format!("{count} {dtype} with {signals} signals, {counters} counters and {barriers} barriers")
+    format!(
+        "{count} {dtype} with {signals} signals, {counters} counters, {barriers} barriers and \
+         {cells} cells"
+    )
 }
 
 #[test]
 fn ranks_that_make_different_windows_are_reported_on_all_ranks() {
-    let usual = (DType::F32, 8, [2, 3, 1]);
+    let usual = (DType::F32, 8, [2, 3, 1, 0]);
     for other in [
-        (DType::I32, 8, [2, 3, 1]),
-        (DType::F32, 9, [2, 3, 1]),
-        (DType::F32, 8, [4, 3, 1]),
-        (DType::F32, 8, [2, 2, 1]),
-        (DType::F32, 8, [2, 3, 2]),
+        (DType::I32, 8, [2, 3, 1, 0]),
+        (DType::F32, 9, [2, 3, 1, 0]),
+        (DType::F32, 8, [4, 3, 1, 0]),
+        (DType::F32, 8, [2, 2, 1, 0]),
+        (DType::F32, 8, [2, 3, 2, 0]),
+        (DType::F32, 8, [2, 3, 1, 5]),
     ] {
         all(3, &options(), |comm| {
             let of = |rank: u32| if rank == 1 { other } else { usual };
             let make = |(dtype, count, numbers): WindowArguments| {
                 let mut options = WindowOptions::default();
-                let [signals, counters, barriers] = numbers;
+                let [signals, counters, barriers, cells] = numbers;
                 (options.signals, options.counters) = (Some(signals), Some(counters));
-                options.barriers = barriers;
+                (options.barriers, options.cells) = (barriers, cells);
                 comm.alloc_window(dtype, count, options)
             };
             let own = comm.rank();

@@ -4,6 +4,7 @@
 //! per block.
 
 mod arguments;
+mod cells;
 mod contract;
 mod grid;
 mod groups;
@@ -17,16 +18,18 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
 
+use fusewire::testing::connect_teams_by_network;
 use fusewire::{Communicator, DType, Element, Options, Result, Tensor, run_threads};
 use fusewire_device::comm::Rank;
 use fusewire_device::native::SafeKernel;
 use fusewire_device::{Aborted, Machine, Session, kernel};
 
 /// Numbers of ranks, blocks and lanes.
-const SHAPES: [(u32, u32, u32); 6] = [
+const SHAPES: [(u32, u32, u32); 7] = [
     (1, 1, 1),
     (2, 1, 1),
     (3, 2, 1),
+    (4, 2, 1),
     (2, 1, 32),
     (2, 3, 32),
     (2, 2, 64),
@@ -65,11 +68,13 @@ fn on_both(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + 
     on_networks(shape, test);
 }
 
+/// Runs `test` on ranks that a network connects, and on teams of two ranks that it connects.
 fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()> + Sync) {
     let (ranks, blocks, lanes) = shape;
-    for seed in 1..3 {
+    let teams = ranks > 2 && ranks.is_multiple_of(2);
+    for (seed, team) in [(1, 1), (2, if teams { 2 } else { 1 })] {
         let mut options = options(blocks, lanes);
-        fusewire::testing::connect_by_network(&mut options, seed);
+        connect_teams_by_network(&mut options, team, seed);
         for result in run_threads(ranks, &options, |comm| test(&comm)) {
             result.unwrap_or_else(|error| panic!("network {seed}, {shape:?}: {error}"));
         }
@@ -96,12 +101,20 @@ fn failing_on(
         .collect()
 }
 
-/// Runs a kernel with a mistake on two ranks, with one and with many lanes, and checks the message
-/// of every rank.
+/// Runs a kernel with a mistake on two ranks, with one and with many lanes and on a network, and
+/// checks the message of every rank.
 fn fails(text: &str, test: impl Fn(&Communicator) -> Result<()> + Sync) {
     for lanes in LANES {
         fails_with(&options(1, lanes), text, &test);
     }
+    fails_with(&by_network(1), text, &test);
+}
+
+/// Returns options for ranks that a network connects.
+fn by_network(lanes: u32) -> Options {
+    let mut options = options(1, lanes);
+    connect_teams_by_network(&mut options, 1, 3);
+    options
 }
 
 fn fails_with(options: &Options, text: &str, test: &(impl Fn(&Communicator) -> Result<()> + Sync)) {

@@ -13,8 +13,8 @@ use fusewire_device::{
 };
 
 use super::{
-    LANES, SHORT, THIRD, assert_contains, await_failure, failing, fails, fails_with, keep_rank,
-    options, tensor, zeros,
+    LANES, SHORT, THIRD, assert_contains, await_failure, by_network, failing, fails, fails_with,
+    keep_rank, options, tensor, zeros,
 };
 
 /// Reads element `index` on the last lane of rank 0, votes, and enters a barrier.
@@ -201,7 +201,7 @@ fn a_rank_range_or_number_that_does_not_exist_is_named() {
         (4, "argument window: number 9 of a signal"),
         (
             5,
-            "number 4 of a signal, counter or barrier, of which the window has 2",
+            "number 4 of a signal, counter, barrier or cell, of which the window has 2",
         ),
         (
             6,
@@ -210,7 +210,7 @@ fn a_rank_range_or_number_that_does_not_exist_is_named() {
         (7, "argument window: element 10 of 10"),
         (
             8,
-            "number 6 of a signal, counter or barrier, of which the window has 6",
+            "number 6 of a signal, counter, barrier or cell, of which the window has 6",
         ),
         (9, "argument window: element 10 of 10"),
         (
@@ -219,7 +219,7 @@ fn a_rank_range_or_number_that_does_not_exist_is_named() {
         ),
         (
             11,
-            "number 3 of a signal, counter or barrier, of which the window has 2",
+            "number 3 of a signal, counter, barrier or cell, of which the window has 2",
         ),
         (12, "argument window: rank 2 cannot be reached"),
         (13, "argument window: rank 2 cannot be reached"),
@@ -384,8 +384,9 @@ fn a_launch_that_a_rank_skips_is_named_with_its_last_call() {
         "waiting for rank 1, its entry",
         "rank 1 never entered kernel other_barrier #2 (its last was barrier #1",
     ];
-    for lanes in LANES {
-        for message in failing(&options(1, lanes), |comm| {
+    let all = LANES.map(|lanes| options(1, lanes));
+    for options in all.into_iter().chain([by_network(1)]) {
+        for message in failing(&options, |comm| {
             comm.barrier()?;
             if comm.rank() == 1 {
                 return await_failure(comm);

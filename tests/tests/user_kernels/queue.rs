@@ -519,7 +519,7 @@ fn mistakes_with_queues_are_named() {
         (AFTER_A_FAULT, "value 3"),
         (
             RAISE,
-            "argument queue: number 0 of a signal, counter or barrier, of which the window has 0",
+            "argument queue: number 0 of a signal, counter, barrier or cell, of which the ",
         ),
         (FAULT_BEFORE_A_WAIT, "value 4"),
         (OTHER_RANK, "argument queue: rank 2 of 2 ranks"),

@@ -89,15 +89,18 @@ impl Communicator {
         }
         let network = options
             .test_network
-            .map(|_| TestNetwork::new(options.blocks));
-        let windows = Windows::new(gpu.as_ref(), team_size, network.is_none())?;
+            .map(|_| TestNetwork::new(options.blocks, options.lanes));
+        let members = options.team(team_size);
+        let team_first = team_rank / members * members;
+        let windows = Windows::new(gpu.as_ref(), team_first..team_first + members)?;
         windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
             .transpose()?;
         let mut hasher = DefaultHasher::new();
         prefix.hash(&mut hasher);
-        let addresses = workspaces.iter().map(|workspace| workspace.ptr() as u64);
+        let team = &workspaces[team_first as usize..][..members as usize];
+        let addresses = team.iter().map(|workspace| workspace.ptr() as u64);
         let addresses: Box<[u64]> = addresses.collect();
         let mut near = [0; NEAR_RANKS];
         for (near, address) in near.iter_mut().zip(&addresses) {
@@ -113,8 +116,8 @@ impl Communicator {
             bytes: size_of::<CommConst>() as u32,
             rank: team_rank,
             size: team_size,
-            team_first: 0,
-            team_size,
+            team_first,
+            team_size: members,
             max_blocks: options.blocks,
             spins: options.spins.unwrap_or(if on_gpu.is_some() {
                 GPU_SPINS
@@ -179,8 +182,8 @@ impl Communicator {
         });
         Inner::watch(&inner);
         peers::watch(&inner);
-        if let Some(seed) = inner.options.test_network {
-            network::start(&inner, seed)?;
+        if let Some(network) = inner.options.test_network {
+            network::start(&inner, network.seed)?;
         }
         Ok(Self {
             algorithm: inner.options.algorithm,

@@ -13,6 +13,9 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::{Error, Result};
 
+/// Most bytes of the packet slots of a workspace.
+const MAX_PACKETS: u64 = 256 << 20;
+
 /// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64
 /// bits.
 const MAX_OPTION: u64 = 1 << 30;
@@ -26,15 +29,21 @@ impl Options {
     /// # Errors
     /// [`Error::Communicator`] for a size or options that no communicator can have.
     pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
-        let options = self.clone().resolved(device);
+        let options = self.clone().resolved(device, size);
         validate("workspace", 0, size, &options)?;
         Ok(super::workspace::layout(size, &options).bytes)
     }
 
-    /// With the device's defaults in place of zeros.
-    pub(super) fn resolved(mut self, device: Device) -> Self {
+    /// With the device's defaults in place of zeros, and with smaller packet slots if those of
+    /// `size` ranks would need too much memory.
+    pub(super) fn resolved(mut self, device: Device, size: u32) -> Self {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
+        }
+        let slots = 2 * u64::from(self.blocks) * u64::from(size.max(1));
+        let room = (MAX_PACKETS / slots / 64 * 64).max(128);
+        if self.packet_slot_bytes > room && self.packet_slot_bytes <= MAX_OPTION {
+            self.packet_slot_bytes = room;
         }
         self
     }
@@ -52,6 +61,10 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     }
     if rank >= size {
         return refuse(format!("rank {rank} of {size}"));
+    }
+    let team = options.team(size);
+    if team == 0 || !size.is_multiple_of(team) {
+        return refuse(format!("{size} ranks in teams of {team}"));
     }
     if options.blocks == 0 || options.blocks > 64 {
         return refuse(format!("{} blocks; 1 to 64 are possible", options.blocks));
@@ -124,7 +137,7 @@ pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
     options.grid_mode.hash(&mut hasher);
     options.max_object_bytes.hash(&mut hasher);
     (options.blocks, options.threads).hash(&mut hasher);
-    (options.lanes, options.warp).hash(&mut hasher);
+    (options.lanes, options.warp, options.team(size)).hash(&mut hasher);
     options.first_epoch.hash(&mut hasher);
     (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
     (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);

@@ -1,7 +1,7 @@
 //! The workspace: its layout, and what stands in it before anybody else sees it.
 
 use fusewire_device::layout::{
-    BlockState, CommState, LAYOUT_VERSION, LINE, Progress, STATE_MAGIC, WorkspaceConfig,
+    BLOCKS_AT, BlockState, CommState, LAYOUT_VERSION, LINE, Progress, STATE_MAGIC, WorkspaceConfig,
     WorkspaceLayout,
 };
 
@@ -12,7 +12,7 @@ use crate::options::Options;
 pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
     WorkspaceLayout::new(&WorkspaceConfig {
         size,
-        team: size,
+        team: options.team(size),
         max_blocks: options.blocks,
         packet_slot: options.packet_slot_bytes,
         channel_slot: options.channel_slot_bytes,
@@ -51,10 +51,7 @@ pub(super) fn write_state(
     for block in 0..u64::from(options.blocks) {
         // SAFETY: as above.
         unsafe {
-            workspace.write(
-                layout.blocks + block * LINE,
-                bytemuck::bytes_of(&block_state),
-            )?;
+            workspace.write(BLOCKS_AT + block * LINE, bytemuck::bytes_of(&block_state))?;
             workspace.write(
                 layout.progress + block * LINE,
                 bytemuck::bytes_of(&progress),

@@ -313,6 +313,7 @@ impl Communicator {
     pub(super) fn machine(&self) -> Machine {
         Machine {
             oversubscribed: self.inner.oversubscribed,
+            split: self.inner.is_split(),
             multicast: self.inner.windows.have_multicast(),
             gpu: self.inner.device.is_gpu(),
         }

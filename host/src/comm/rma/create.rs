@@ -23,6 +23,9 @@ pub struct WindowOptions {
     pub counters: Option<u32>,
     /// Barriers; 1.
     pub barriers: u32,
+    /// Cells: words that kernels of all ranks update atomically
+    /// ([`fusewire_device::window::Fetch`]); 0.
+    pub cells: u32,
 }
 
 impl Default for WindowOptions {
@@ -31,6 +34,7 @@ impl Default for WindowOptions {
             signals: None,
             counters: None,
             barriers: 1,
+            cells: 0,
         }
     }
 }
@@ -54,7 +58,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) when ranks differ;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows, and
+    /// for a window with cells if the GPU of a rank has no atomics for the memory of another one.
     pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
         self.make_window(tensor, options, Rings::default())
     }
@@ -76,10 +81,10 @@ impl Communicator {
         let size = self.size();
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
-        let barriers = options.barriers;
-        let (id, parts) = self.register_parts(tensor, [signals, counters, barriers])?;
+        let (barriers, cells) = (options.barriers, options.cells);
+        let (id, parts) = self.register_parts(tensor, [signals, counters, barriers, cells])?;
         let blocks = self.inner.constants.max_blocks;
-        let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers).max(8);
+        let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
         let signal_pad = self.alloc(DType::U8, bytes as usize)?;
         let signal_pad_id = self.inner.windows.addr_of(signal_pad.as_ptr(), 1).window();
         let signal_pads = (0..size)
@@ -97,7 +102,7 @@ impl Communicator {
             blocks,
             ring: rings.rows,
             width: rings.width,
-            reserved: 0,
+            cells,
         });
         let on_gpu = self.inner.on_gpu.as_ref();
         let on_gpu = on_gpu

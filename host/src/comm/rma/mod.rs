@@ -1,5 +1,6 @@
-//! One-sided communication: windows with put, get, signals, counters and barriers.
+//! One-sided communication: windows with put, get, signals, counters, barriers and cells.
 
+mod cells;
 mod create;
 mod queue;
 mod register;
@@ -126,9 +127,9 @@ impl Window {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range.
     pub fn attributes(&self, peer: u32) -> Result<WindowAccess> {
         self.peer("attributes", peer)?;
-        Ok(match &self.comm.inner.network {
-            Some(_) if peer != self.comm.rank() => WindowAccess::Separate,
-            _ => WindowAccess::Unified,
+        Ok(match self.comm.inner.reaches(peer) {
+            true => WindowAccess::Unified,
+            false => WindowAccess::Separate,
         })
     }
 
@@ -136,10 +137,16 @@ impl Window {
     /// with the peer's, by signals or barriers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range, or a
-    /// window that was freed.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range or one
+    /// that is not reachable by load and store, or a window that was freed.
     pub fn map_remote(&self, peer: u32) -> Result<Tensor> {
         self.peer("map_remote", peer)?;
+        if !self.comm.inner.reaches(peer) {
+            return Err(invalid(
+                "map_remote",
+                format!("rank {peer} is only reachable by the network; use get or put"),
+            ));
+        }
         let id = self.shared.device.window as usize;
         let Some((memory, offset)) = self.comm.inner.windows.part(id, peer) else {
             return Err(invalid("map_remote", "the window was freed".to_owned()));

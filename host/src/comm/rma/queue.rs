@@ -75,7 +75,7 @@ impl Communicator {
             return refuse(format!("backend {} has no windows", self.backend()));
         }
         let mine = [dtype as u64, width as u64, batch as u64];
-        self.agree("alloc_queue", 0, &mine, |words| {
+        self.agree("alloc_queue", [], &mine, |words| {
             let dtype = dtype_name(words[0]);
             format!("batches of {} rows of {} {dtype}", words[2], words[1])
         })?;
@@ -103,6 +103,7 @@ impl Communicator {
             signals: Some(QUEUE_SIGNALS),
             counters: Some(0),
             barriers: 0,
+            cells: 0,
         };
         let window = self.make_window(&self.tensor(dtype, elements)?, options, rings)?;
         Ok(Queue { window, rings })

@@ -34,7 +34,7 @@ impl Communicator {
                 _tensor: tensor.clone(),
             });
         }
-        let (id, _) = self.register_parts(tensor, [0; 3])?;
+        let (id, _) = self.register_parts(tensor, [0; 4])?;
         Ok(Registration {
             window: Some(id),
             handle: 0,
@@ -55,22 +55,24 @@ impl Communicator {
         }
     }
 
-    /// Returns a word `local` of each rank, after a comparison of other words, which must be equal
-    /// on all ranks. `describe` makes the words of a rank part of a message. All ranks together.
-    pub(super) fn agree(
+    /// Returns the words `local` of each rank, after a comparison of other words, which must be
+    /// equal on all ranks. `describe` makes the words of a rank part of a message. All ranks
+    /// together.
+    pub(super) fn agree<const N: usize>(
         &self,
         operation: &str,
-        local: u64,
+        local: [u64; N],
         mine: &[u64],
         describe: impl Fn(&[u64]) -> String,
-    ) -> Result<Vec<u64>> {
-        let sent = [mine, &[local]].concat();
-        let mut all = vec![0u64; sent.len() * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), sent.as_slice())?;
+    ) -> Result<Vec<[u64; N]>> {
+        let sent = [mine, &local].concat();
+        let all = self.gather_words(operation, &sent)?;
         let mut locals = Vec::new();
         for (rank, words) in all.chunks(sent.len()).enumerate() {
             let (theirs, local) = words.split_at(mine.len());
-            locals.extend(local);
+            let mut words = [0; N];
+            words.copy_from_slice(local);
+            locals.push(words);
             if theirs != mine {
                 return Err(Error::Communicator {
                     name: self.inner.name.clone(),
@@ -86,29 +88,49 @@ impl Communicator {
         Ok(locals)
     }
 
-    /// Shares the memory behind `tensor` with all ranks as a new window, which has the given
-    /// numbers of signals, counters and barriers.
+    /// Returns `words` of all ranks. All ranks together.
+    fn gather_words(&self, what: &str, words: &[u64]) -> Result<Vec<u64>> {
+        if self.inner.is_split() {
+            let all = self.exchange(what, bytemuck::cast_slice(words))?;
+            return Ok(all
+                .iter()
+                .flat_map(|one| bytemuck::pod_collect_to_vec(one))
+                .collect());
+        }
+        let mut all = vec![0u64; words.len() * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), words)?;
+        Ok(all)
+    }
+
+    /// Shares the memory of `tensor` with all ranks as a new window, which has the given numbers of
+    /// signals, counters, barriers and cells.
     pub(super) fn register_parts(
         &self,
         tensor: &Tensor,
-        [signals, counters, barriers]: [u32; 3],
+        [signals, counters, barriers, cells]: [u32; 4],
     ) -> Result<(usize, Vec<WindowPart>)> {
         let (memory, offset) = tensor.memory();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
         let (dtype, len) = (tensor.dtype() as u64, tensor.len() as u64);
-        let mine = [dtype, len, signals.into(), counters.into(), barriers.into()];
+        let numbers = [signals, counters, barriers, cells].map(u64::from);
+        let mine = [[dtype, len].as_slice(), numbers.as_slice()].concat();
         // Where each rank's part begins is a local fact.
-        let offsets = self.agree("a window", offset, &mine, |words| {
+        let offsets = self.agree("a window", [offset], &mine, |words| {
             format!(
-                "{} {} with {} signals, {} counters and {} barriers",
+                "{} {} with {} signals, {} counters, {} barriers and {} cells",
                 words[1],
                 dtype_name(words[0]),
                 words[2],
                 words[3],
-                words[4]
+                words[4],
+                words[5]
             )
         })?;
+        if cells > 0 {
+            self.check_atomics()?;
+        }
         let pieces = self.share_memory("register", memory)?;
+        let offsets = offsets.into_iter().map(|[offset]| offset);
         let parts: Vec<WindowPart> = pieces.into_iter().zip(offsets).collect();
         for (rank, (memory, offset)) in parts.iter().enumerate() {
             if offset

@@ -26,6 +26,7 @@ macro_rules! driver_by_methods {
                 }
 
                 driver_by_methods! { @forward
+                    fn native_atomics(peer: &[u8; 16]) -> Result<Option<bool>>;
                     fn allocate(bytes: u64, kind: MemoryKind) -> Result<RawMemory>;
                     unsafe fn release(memory: RawMemory) -> Result<()>;
                     fn export(memory: &RawMemory) -> Result<Export>;

@@ -55,6 +55,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// Returns the properties of the device.
     fn properties(&self) -> &Properties;
 
+    /// Returns true if kernels of this device can execute atomics natively in the memory of the GPU
+    /// with the identifier `peer`, another one; `None` if the process does not see that GPU. The
+    /// default implementation sees no other GPU.
+    ///
+    /// # Errors
+    /// `Error::Driver`.
+    fn native_atomics(&self, peer: &[u8; 16]) -> Result<Option<bool>> {
+        let _ = peer;
+        Ok(None)
+    }
+
     /// Allocates at least `bytes` bytes, zeroed. May wait for the device.
     ///
     /// # Errors

@@ -167,6 +167,27 @@ export! {
         put(value, attribute(number, device)?)
     }
 
+    fn cuDeviceGetP2PAttribute(
+        value: *mut c_int,
+        number: c_uint,
+        device: c_int,
+        peer: c_int,
+    ) {
+        if context::device(device)? == context::device(peer)? {
+            return Err(Status::InvalidDevice);
+        }
+        let attribute = match number {
+            // Performance rank.
+            1 => 0,
+            // Access, and access to arrays.
+            2 | 4 => 1,
+            // Native atomics.
+            3 => c_int::from(settings().atomics),
+            _ => return Err(Status::InvalidValue),
+        };
+        put(value, attribute)
+    }
+
     fn cuDeviceGetPCIBusId(text: *mut c_char, bytes: c_int, device: c_int) {
         let device = context::device(device)?;
         if text.is_null() || bytes <= 0 {

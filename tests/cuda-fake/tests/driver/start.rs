@@ -49,6 +49,14 @@ driver_test! {
         let mut can = 0;
         ok!(cuDeviceCanAccessPeer(&raw mut can, 0, 1));
         assert_eq!(can, 1);
+        let atomics = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        let mut has = 0;
+        ok!(cuDeviceGetP2PAttribute(&raw mut has, atomics, 1, 0));
+        assert_eq!(has, 1);
+        fails!(
+            CUDA_ERROR_INVALID_DEVICE,
+            cuDeviceGetP2PAttribute(&raw mut has, atomics, 1, 1)
+        );
         let attribute = |attribute| {
             let mut value = -1;
             ok!(cuDeviceGetAttribute(&raw mut value, attribute, 1));

@@ -8,8 +8,8 @@ use fusewire_models::step::{Op, Step};
 use fusewire_models::windows;
 
 use crate::models::{
-    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, grid, lanes_config, queue, scenario,
-    single, two,
+    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, cells, grid, lanes_config,
+    packets_by_network, queue, scenario, single, two,
 };
 
 const BOUND: Bound = Bound::Preemptions(3);
@@ -35,6 +35,12 @@ fn orders() -> Vec<Entry> {
     let stream = vec![Step::new(Op::Window(windows::Kernel::Stream), 6)];
     let queue = || single(queue(4, two(SIGNALS)), stream.clone());
     let network = || single(two(NETWORK), vec![rows(windows::Kernel::OneWay)]);
+    let added = || cells(SIGNALS, windows::Kernel::FetchAdd);
+    let swaps = || cells(SIGNALS, windows::Kernel::CompareSwap);
+    let read = || cells(SIGNALS, windows::Kernel::ReadCell);
+    let far = || cells(NETWORK, windows::Kernel::CellByNetwork);
+    let by_network = vec![rows(windows::Kernel::OneWayPackets)];
+    let by_network = || single(packets_by_network(), by_network.clone());
     [
         ("relaxed stores", Fault::RelaxedStores, "packets", packets()),
         ("relaxed stores", Fault::RelaxedStores, "signal", signals()),
@@ -58,6 +64,24 @@ fn orders() -> Vec<Entry> {
         ("relaxed stores", Fault::RelaxedStores, "network", network()),
         ("no acquire", Fault::NoAcquire, "network", network()),
         ("device scope", Fault::NarrowScope, "network", network()),
+        ("relaxed updates", Fault::RelaxedUpdates, "cells", added()),
+        ("relaxed updates", Fault::RelaxedUpdates, "swaps", swaps()),
+        ("device scope", Fault::NarrowScope, "cells", added()),
+        ("no acquire", Fault::NoAcquire, "a read cell", read()),
+        ("no acquire", Fault::NoAcquire, "far cells", far()),
+        ("relaxed stores", Fault::RelaxedStores, "far cells", far()),
+        (
+            "relaxed stores",
+            Fault::RelaxedStores,
+            "network, packets",
+            by_network(),
+        ),
+        (
+            "no acquire",
+            Fault::NoAcquire,
+            "network, packets",
+            by_network(),
+        ),
     ]
     .into_iter()
     .map(|(what, fault, name, scenario)| {

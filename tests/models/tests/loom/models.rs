@@ -48,6 +48,19 @@ pub(crate) const CHANNELS: Parts = Parts {
     ..NONE
 };
 
+/// Returns the configuration of packets to a rank that only a network reaches.
+pub(crate) fn packets_by_network() -> Config {
+    let parts = Parts {
+        network: true,
+        rounds: true,
+        ..PACKETS
+    };
+    Config {
+        packet_slot: 128,
+        ..two(parts)
+    }
+}
+
 pub(crate) fn two(parts: Parts) -> Config {
     Config::new(2, parts)
 }
@@ -290,11 +303,57 @@ fn windows() -> Vec<Entry> {
             of(NETWORK, 1, vec![step(Kernel::OneWay, 5)]),
         ),
         Entry::model(
+            "packets: a stream by requests to a network",
+            Bound::Preemptions(3),
+            single(packets_by_network(), vec![step(Kernel::OneWayPackets, 5)]),
+        ),
+        Entry::model(
+            "packets: a stream by requests to a network, 2 lanes",
+            Bound::Preemptions(2),
+            scenario(
+                Config {
+                    lanes: 2,
+                    ..packets_by_network()
+                },
+                Blocks::Lanes,
+                vec![step(Kernel::OneWayPackets, 3)],
+            ),
+        ),
+        Entry::model(
+            "cells: both ranks add, and the second reads what the first wrote",
+            Bound::Preemptions(3),
+            cells(SIGNALS, Kernel::FetchAdd),
+        ),
+        Entry::model(
+            "cells: both ranks claim, and the second reads what the first wrote",
+            Bound::Preemptions(3),
+            cells(SIGNALS, Kernel::CompareSwap),
+        ),
+        Entry::model(
+            "cells: one rank adds, and the owner reads",
+            Bound::Exhaustive,
+            cells(SIGNALS, Kernel::ReadCell),
+        ),
+        Entry::model(
+            "cells: updates by requests to a network, more than the ring holds",
+            Bound::Preemptions(3),
+            cells(NETWORK, Kernel::CellByNetwork),
+        ),
+        Entry::model(
             "window: rows by requests of two blocks",
             Bound::Preemptions(2),
             of(NETWORK, 2, vec![step(Kernel::OneWay, 4)]),
         ),
     ]
+}
+
+/// Returns a launch of a kernel on two ranks whose window has a cell.
+pub(crate) fn cells(parts: Parts, kernel: Kernel) -> Scenario {
+    let config = Config {
+        cells: 1,
+        ..two(parts)
+    };
+    single(config, vec![Step::new(Op::Window(kernel), 1)])
 }
 
 /// Returns `config` with a queue.
