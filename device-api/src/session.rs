@@ -37,7 +37,8 @@ mod grid;
 mod last_block;
 mod prologue;
 
-use crate::comm::{Comm, Peers, Rank, Team, WindowAddr};
+use crate::bulk;
+use crate::comm::{Comm, Peers, Rank, Route, Team, WindowAddr};
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
@@ -479,6 +480,77 @@ impl<M: Machine> Session<M> {
                 0
             }
         }
+    }
+
+    /// Returns the address of `bytes` bytes that `rank` named as `addr`, or records the failure. If
+    /// the rank is not reachable by load and store, gets them to byte `staging` of this rank's
+    /// workspace: they are there once [`Session::fetched`] has returned true. One lane.
+    #[inline(always)]
+    pub fn fetch(
+        &self,
+        addr: WindowAddr,
+        rank: u32,
+        bytes: u64,
+        staging: u64,
+    ) -> Option<*const u8> {
+        let Some(ring) = self.network_to(rank) else {
+            return bulk::resolve(&self.comm, &self.ctx, addr, rank, bytes)
+                .map(<*mut u8>::cast_const);
+        };
+        let local = WindowAddr::new(0, staging);
+        let here = bulk::resolve(&self.comm, &self.ctx, local, self.rank(), bytes)?;
+        if let Route::None = self.comm.route(addr, rank, bytes) {
+            self.ctx.fail(
+                FailureKind::Bounds,
+                WaitKind::Ready,
+                rank,
+                rank,
+                bytes,
+                addr.0,
+                0,
+            );
+            return None;
+        }
+        let request = Request {
+            action: Action::Get,
+            block: self.block.index(),
+            peer: rank,
+            remote: addr,
+            local,
+            value: [0; 2],
+            bytes,
+            after: 0,
+        };
+        self.request(&ring, request);
+        Some(here.cast_const())
+    }
+
+    /// Does what [`Session::fetch`] does, and waits for the bytes. The next call with the same
+    /// `staging` may overwrite them. All lanes together.
+    #[inline(always)]
+    #[track_caller]
+    pub fn pull(&self, addr: WindowAddr, rank: u32, bytes: u64, staging: u64) -> Option<*const u8> {
+        if self.comm.reaches(rank) {
+            return self.fetch(addr, rank, bytes, staging);
+        }
+        // Other lanes may still read what the call before has brought.
+        self.block.sync();
+        let mut failed = false;
+        if self.block.is_leader() {
+            failed = self.fetch(addr, rank, bytes, staging).is_none();
+        }
+        if self.block.any(failed) || !self.fetched() {
+            return None;
+        }
+        Some(self.comm.own(staging).cast_const())
+    }
+
+    /// Waits until all that lanes of the block have fetched by the network is there. Returns false
+    /// on all lanes after a failure. All lanes together.
+    #[inline(always)]
+    #[track_caller]
+    pub fn fetched(&self) -> bool {
+        !self.comm.is_split() || self.vote(self.flush()).is_ok()
     }
 
     /// Waits until the network requests of all lanes of the block have been executed, so that the

@@ -142,7 +142,7 @@ impl Machine {
     /// Returns the maximum size in bytes of all_reduce by packets.
     const fn packet_bytes(self) -> u64 {
         match self {
-            // Of the flat algorithms, only packets work over a network.
+            // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
             Self {
@@ -179,6 +179,12 @@ pub(crate) fn plan(
     reduction: Option<(DType, ReductionCode)>,
 ) -> Plan {
     let alignment = fusewire_kernels::ALIGNMENT as u64;
+    // Each rank copies the parts of all ranks that only a network reaches.
+    let rows = if machine.split {
+        rows.max(u64::from(ranks))
+    } else {
+        rows
+    };
     let capacity = options
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * alignment));
@@ -226,7 +232,7 @@ fn by_multicast(
         Operation::AllGather => true,
         _ => false,
     };
-    if !possible || options.determinism != Determinism::Any {
+    if !possible || options.determinism != Determinism::Any || machine.split {
         return false;
     }
     if wanted != Algorithm::Auto {
@@ -276,6 +282,7 @@ fn algorithm(
 ) -> Algorithm {
     match operation {
         Operation::AllReduce => {}
+        Operation::Reduce if machine.split => return Algorithm::Signal,
         Operation::Reduce => return Algorithm::TwoShot,
         Operation::ReduceScatter
         | Operation::AllReduceNorm
@@ -291,8 +298,10 @@ fn algorithm(
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
-        Algorithm::TwoShot => Algorithm::TwoShot,
+        Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
         _ if packets && count * size <= machine.packet_bytes() => Algorithm::Packet,
+        // Two-shot writes to other ranks' outputs.
+        _ if machine.split => Algorithm::Signal,
         _ if count * size <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }

@@ -186,7 +186,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     !block.any(failed)
 }
 
-/// Every rank reads every rank's input.
+/// Every rank, or the root, reads every rank's input.
 struct OneShot<R> {
     reducer: R,
     policy: Policy,
@@ -196,6 +196,10 @@ impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
     #[inline(always)]
     unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
         let block = session.block();
+        let root = session.call().root();
+        if root != ALL && root != session.rank() {
+            return true;
+        }
         // SAFETY: the kernels of this module leave these bytes to the tables.
         let tables = unsafe { Tables::new(block) };
         let (first, last) = memory.part(block, round, 0);

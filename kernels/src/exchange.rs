@@ -73,6 +73,15 @@ pub(crate) struct Memory {
     pub(crate) scalar: u64,
 }
 
+/// Where a part of a rank's input is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// In this rank's memory.
+    Own(*const u8),
+    /// At a peer, and the offset in this rank's workspace of memory for a copy.
+    Peer(WindowAddr, u64),
+}
+
 /// One round: elements `[start, end)` of every row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
@@ -329,7 +338,28 @@ impl Memory {
         block.sync();
     }
 
-    /// Address of elements `[first, first + length)` of the round in row `row` of `rank`'s input.
+    /// Returns the address of elements `[first, first + length)` of the round in row `row` of
+    /// `rank`'s input: see [`Session::pull`]. All lanes together.
+    #[inline(always)]
+    pub(crate) fn pulled<M: Machine>(
+        &self,
+        session: &Session<M>,
+        round: Round,
+        rank: u32,
+        row: usize,
+        first: usize,
+        length: usize,
+    ) -> Option<*const u8> {
+        match self.place_of(session, round, rank, row, first, length) {
+            Place::Own(at) => Some(at),
+            Place::Peer(addr, staging) => {
+                session.pull(addr, rank, (length * self.size) as u64, staging)
+            }
+        }
+    }
+
+    /// Returns the address of elements `[first, first + length)` of the round in row `row` of
+    /// `rank`'s input: see [`Session::fetch`]. One lane.
     #[inline(always)]
     pub(crate) fn source_of<M: Machine>(
         &self,
@@ -340,12 +370,30 @@ impl Memory {
         first: usize,
         length: usize,
     ) -> Option<*const u8> {
+        match self.place_of(session, round, rank, row, first, length) {
+            Place::Own(at) => Some(at),
+            Place::Peer(addr, staging) => {
+                session.fetch(addr, rank, (length * self.size) as u64, staging)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn place_of<M: Machine>(
+        &self,
+        session: &Session<M>,
+        round: Round,
+        rank: u32,
+        row: usize,
+        first: usize,
+        length: usize,
+    ) -> Place {
         if length == 0 {
-            return Some(self.source);
+            return Place::Own(self.source);
         }
         if rank == session.comm().rank() {
             let index = row * self.count + round.start + first;
-            return Some(self.source.wrapping_add(index * self.size));
+            return Place::Own(self.source.wrapping_add(index * self.size));
         }
         let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
         let index = if staged {
@@ -353,9 +401,11 @@ impl Memory {
         } else {
             row * self.count + round.start + first
         };
+        // On a network, each rank has a row of staging for output, which is free.
+        let part = (rank as usize * round.stride() + first) * self.size;
+        let staging = session.comm().workspace().staging_out + part as u64;
         let addr = WindowAddr(session.word(rank, word::SOURCE));
-        self.named(session, addr, rank, index, length)
-            .map(<*mut u8>::cast_const)
+        Place::Peer(self.inside(addr, index), staging)
     }
 
     /// Address of elements `[first, first + length)` of the round in `rank`'s output.
@@ -390,10 +440,16 @@ impl Memory {
         index: usize,
         length: usize,
     ) -> Option<*mut u8> {
-        let offset = addr.offset().wrapping_add((index * self.size) as u64);
-        let inside = WindowAddr::new(addr.window(), offset);
+        let inside = self.inside(addr, index);
         let bytes = (length * self.size) as u64;
         bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
+    }
+
+    /// Returns the address of element `index` after `addr`.
+    #[inline(always)]
+    fn inside(&self, addr: WindowAddr, index: usize) -> WindowAddr {
+        let offset = addr.offset().wrapping_add((index * self.size) as u64);
+        WindowAddr::new(addr.window(), offset)
     }
 
     /// Fills the source table with every rank's part of row `row`. False after a failure;
@@ -417,6 +473,6 @@ impl Memory {
                 None => failed = true,
             }
         }
-        !block.any(failed)
+        !block.any(failed) && session.fetched()
     }
 }

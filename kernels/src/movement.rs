@@ -40,7 +40,7 @@ impl<M: Machine> Body<M> for PullPlan {
         let mut step = 0;
         while step < self.ranks {
             let rank = ring(self.first, step, size);
-            let Some(from) = memory.source_of(session, round, rank, self.row, first, length) else {
+            let Some(from) = memory.pulled(session, round, rank, self.row, first, length) else {
                 return false;
             };
             let row = if self.by_rank { rank as usize } else { 0 };

@@ -238,8 +238,8 @@ impl Vector {
                     let addr = WindowAddr(session.word(rank, word::SOURCE));
                     let offset = addr.offset().wrapping_add((index * self.size) as u64);
                     let inside = WindowAddr::new(addr.window(), offset);
-                    bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes as u64)
-                        .map(<*mut u8>::cast_const)
+                    let staging = workspace.staging_out + (first * self.size) as u64;
+                    session.pull(inside, rank, bytes as u64, staging)
                 };
                 let Some(from) = from else {
                     block.sync();

@@ -254,13 +254,18 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                // A count of 0 does not occur and divides by 1.
-                let count = if count == 0 { 1 } else { count };
-                if size_of::<Self>() < size_of::<u32>() {
-                    // The type may be too small for the count.
-                    return (self as i64 as i32 / count as i32) as Self;
+                if size_of::<Self>() < 4 && u64::from(count) > Self::MAX as u64 {
+                    // Only the least value of a signed type can be as far from 0 as the count.
+                    let is_one = self as i64 == -i64::from(count);
+                    return if is_one {
+                        Self::ZERO.wrapping_sub(1)
+                    } else {
+                        0
+                    };
                 }
-                self.wrapping_div(count as Self)
+                // A count of 0 does not occur and divides by 1.
+                let divisor = count as Self;
+                self.wrapping_div(if divisor == 0 { 1 } else { divisor })
             }
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {

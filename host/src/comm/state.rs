@@ -142,7 +142,7 @@ impl Inner {
         Err(self.fail(abort))
     }
 
-    /// Refuses an operation whose kernel reads other ranks' memory, because not all ranks are
+    /// Refuses an operation whose kernel writes to other ranks' memory, because not all ranks are
     /// reachable by load and store. All ranks find the same.
     #[cold]
     fn check_network(&self, call: Call) -> Result<()> {
@@ -151,6 +151,16 @@ impl Inner {
             || matches!(
                 operation,
                 Operation::Barrier
+                    | Operation::AllReduce
+                    | Operation::Reduce
+                    | Operation::ReduceScatter
+                    | Operation::AllGather
+                    | Operation::AllGatherV
+                    | Operation::Broadcast
+                    | Operation::Scatter
+                    | Operation::Gather
+                    | Operation::AllToAll
+                    | Operation::AllToAllV
                     | Operation::User
                     | Operation::Put
                     | Operation::Get
@@ -165,8 +175,8 @@ impl Inner {
             operation: operation.name(),
             detail: format!(
                 "rank {} reaches ranks {first} to {} by load and store, the others by the network, \
-                 and this operation reads their memory: use windows, queues, or a reduction that \
-                 fits a packet slot ({} bytes)",
+                 and this operation writes to their memory: use windows or queues, or for a norm rows \
+                 that fit a packet slot ({} bytes)",
                 self.rank,
                 first + members - 1,
                 packet::capacity(self.options.packet_slot_bytes),

@@ -1,8 +1,10 @@
 //! The remote face of windows, on ranks that reach each other by load and store and on a network
 //! that delays and reorders: the same kernels must give the same results.
 
+use fusewire::testing::connect_teams_by_network;
 use fusewire::{
-    Communicator, Compare as HostCompare, DType, Result, SignalUpdate, WindowAccess, WindowOptions,
+    Communicator, Compare as HostCompare, DType, Options, Result, SignalUpdate, WindowAccess,
+    WindowOptions,
 };
 use fusewire_device::net::SignalOp;
 use fusewire_device::window::Compare;
@@ -10,7 +12,10 @@ use fusewire_device::{
     Aborted, Group, In, Machine, Out, Session, Team, Thread, Unvoted, Window, kernel,
 };
 
-use super::{SHAPES, all, assert_contains, failing, on_both, on_networks, tensor, zeros};
+use super::{
+    SHAPES, SHORT, all, assert_contains, await_failure, by_network, failing, failing_on, on_both,
+    on_networks, options, tensor, zeros,
+};
 
 /// Ways to send a row.
 const WAYS: u32 = 8;
@@ -541,4 +546,81 @@ fn windows_of_the_host_on_a_network() {
         assert_eq!(x.to_vec::<f32>()?, [3.0; 1000]);
         window.free()
     });
+}
+
+#[test]
+fn operations_that_write_to_other_ranks_are_refused_on_a_network() {
+    for message in failing(&by_network(1), |comm| {
+        let input = tensor(&[1f32; 4])?;
+        comm.send(&input, 1 - comm.rank())
+    }) {
+        let texts = ["send", "by load and store", "the others by the network"];
+        assert_contains(&message, &texts);
+    }
+}
+
+/// Fails on rank 0, while the others wait for it.
+#[kernel]
+fn fails_on_rank_0(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    s.ensure(s.rank() != 0, 3, 40, 50)?;
+    s.barrier()
+}
+
+#[test]
+fn a_failure_reaches_the_ranks_of_all_teams() {
+    for team in [1, 2, 4] {
+        let mut options = options(1, 1);
+        connect_teams_by_network(&mut options, team, 5);
+        for message in failing_on(4, &options, |comm| {
+            comm.barrier()?;
+            comm.kernel(FailsOnRank0 {}).launch()
+        }) {
+            let text =
+                "rank 0 in kernel fails_on_rank_0 #2: the kernel recorded failure 3 (40, 50)";
+            assert_contains(&message, &[text]);
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_of_another_team_is_named_with_its_last_call() {
+    for message in failing_on(4, &teams_of_two(), |comm| {
+        comm.barrier()?;
+        if comm.rank() == 3 {
+            return await_failure(comm);
+        }
+        let launch = comm.kernel(Enters {});
+        match comm.rank() {
+            0 => launch.timeout(SHORT).launch(),
+            _ => launch.launch(),
+        }
+    }) {
+        let text = "rank 3 never entered kernel enters #2 (its last was barrier #1";
+        assert_contains(&message, &[text]);
+    }
+}
+
+/// Enters a barrier.
+#[kernel]
+fn enters(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
+    s.barrier()
+}
+
+/// Returns options for teams of two ranks that a network connects.
+fn teams_of_two() -> Options {
+    let mut options = options(1, 1);
+    connect_teams_by_network(&mut options, 2, 5);
+    options
+}
+
+#[test]
+fn different_calls_of_teams_are_a_mismatch() {
+    for message in failing_on(4, &teams_of_two(), |comm| {
+        if comm.rank() < 2 {
+            return comm.barrier();
+        }
+        comm.kernel(Enters {}).launch()
+    }) {
+        assert_contains(&message, &["barrier #1", "kernel enters"]);
+    }
 }

@@ -151,16 +151,20 @@ impl Communicator {
                 },
             ));
         }
+        let one_shot = plan.algorithm == Algorithm::Signal;
         let arguments = Arguments {
             call,
             plan,
-            staged: false,
+            staged: one_shot && core::ptr::eq(input.ptr, output.ptr),
             output,
             input,
             op,
             count: input.count,
         };
-        Ok(self.reduction(arguments, instances::reduce_shards))
+        Ok(match one_shot {
+            true => self.reduction(arguments, instances::all_reduce_signal),
+            false => self.reduction(arguments, instances::reduce_shards),
+        })
     }
 
     pub(in crate::comm) fn prepare_reduce_scatter<'a>(

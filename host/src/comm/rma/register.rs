@@ -66,7 +66,8 @@ impl Communicator {
         describe: impl Fn(&[u64]) -> String,
     ) -> Result<Vec<[u64; N]>> {
         let sent = [mine, &local].concat();
-        let all = self.gather_words(operation, &sent)?;
+        let mut all = vec![0u64; sent.len() * self.size() as usize];
+        self.all_gather_single(all.as_mut_slice(), sent.as_slice())?;
         let mut locals = Vec::new();
         for (rank, words) in all.chunks(sent.len()).enumerate() {
             let (theirs, local) = words.split_at(mine.len());
@@ -86,20 +87,6 @@ impl Communicator {
             }
         }
         Ok(locals)
-    }
-
-    /// Returns `words` of all ranks. All ranks together.
-    fn gather_words(&self, what: &str, words: &[u64]) -> Result<Vec<u64>> {
-        if self.inner.is_split() {
-            let all = self.exchange(what, bytemuck::cast_slice(words))?;
-            return Ok(all
-                .iter()
-                .flat_map(|one| bytemuck::pod_collect_to_vec(one))
-                .collect());
-        }
-        let mut all = vec![0u64; words.len() * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), words)?;
-        Ok(all)
     }
 
     /// Shares the memory of `tensor` with all ranks as a new window, which has the given numbers of
