@@ -81,7 +81,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     let size = size_of::<T>();
     if M::LANES == 1 {
         // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block) };
+        let tables = unsafe { Tables::new(block, session.ranks()) };
         let mut rank = 0;
         while rank < ranks {
             if rank == me {
@@ -201,7 +201,7 @@ impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
             return true;
         }
         // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block) };
+        let tables = unsafe { Tables::new(block, session.ranks()) };
         let (first, last) = memory.part(block, round, 0);
         if !memory.fill_sources(session, tables, round, 0, first, last - first) {
             return false;
@@ -285,7 +285,7 @@ impl<R: Reducer> TwoShot<R> {
         let ranks = session.comm().size();
         let block = session.block();
         // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block) };
+        let tables = unsafe { Tables::new(block, session.ranks()) };
         if !memory.fill_sources(session, tables, round, 0, first, length) {
             return false;
         }

@@ -45,7 +45,7 @@ impl<R: Reducer> OwnRow<R> {
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let block = session.block();
         // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block) };
+        let tables = unsafe { Tables::new(block, session.ranks()) };
         if !memory.fill_sources(session, tables, round, me as usize, first, length) {
             return false;
         }

@@ -2,38 +2,35 @@
 
 use crate::group::{Block, Machine};
 
-/// A table of pointers that a block keeps in shared memory for a reduction: for each rank, where
-/// its input lies and its scalar, and for each target, where the result goes.
+/// Tables of pointers that a block keeps in shared memory for a reduction: where each rank's input
+/// lies, that rank's scalar, and where the result goes.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
-    /// Entries of three words: source, scalar, target.
-    entries: *mut [u64; 3],
+    sources: *mut u64,
+    scalars: *mut u64,
+    targets: *mut u64,
 }
 
 impl Tables {
     /// Returns the bytes of the tables for `ranks` ranks.
     pub const fn bytes(ranks: u32) -> usize {
-        size_of::<[u64; 3]>() * ranks as usize
+        3 * size_of::<u64>() * ranks as usize
     }
 
-    /// Returns the tables at the start of `block`'s shared memory.
+    /// Returns the tables for `ranks` ranks at the start of `block`'s shared memory.
     ///
     /// # Safety
     /// While the tables are used, nothing else may use the first [`Tables::bytes`] of the shared
-    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must
-    /// be called with ranks and targets below the number of ranks.
+    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must be
+    /// called with ranks and targets below `ranks`.
     #[inline(always)]
-    pub unsafe fn new<M: Machine>(block: Block<M>) -> Self {
+    pub unsafe fn new<M: Machine>(block: Block<M>, ranks: u32) -> Self {
+        let sources = block.shared().cast::<u64>();
         Self {
-            entries: block.shared().cast(),
+            sources,
+            scalars: sources.wrapping_add(ranks as usize),
+            targets: sources.wrapping_add(2 * ranks as usize),
         }
-    }
-
-    /// Returns the address of word `word` of an entry.
-    #[inline(always)]
-    fn word(&self, index: u32, word: usize) -> *mut u64 {
-        let entry = self.entries.wrapping_add(index as usize);
-        entry.cast::<u64>().wrapping_add(word)
     }
 
     /// Sets the input of rank `rank`. One lane a rank; the block must synchronise before use.
@@ -41,8 +38,8 @@ impl Tables {
     pub fn set_source(&self, rank: u32, at: *const u8, scalar: u64) {
         // SAFETY: within the table; one lane writes an entry.
         unsafe {
-            self.word(rank, 0).write(at as u64);
-            self.word(rank, 1).write(scalar);
+            self.sources.add(rank as usize).write(at as u64);
+            self.scalars.add(rank as usize).write(scalar);
         }
     }
 
@@ -50,27 +47,27 @@ impl Tables {
     #[inline(always)]
     pub fn set_target(&self, index: u32, at: *mut u8) {
         // SAFETY: within the table; one lane writes an entry.
-        unsafe { self.word(index, 2).write(at as u64) };
+        unsafe { self.targets.add(index as usize).write(at as u64) };
     }
 
     /// Returns the input of rank `rank`.
     #[inline(always)]
     pub fn source(&self, rank: u32) -> *const u8 {
         // SAFETY: within the table, which the block has filled.
-        unsafe { self.word(rank, 0).read() as *const u8 }
+        unsafe { self.sources.add(rank as usize).read() as *const u8 }
     }
 
     /// Returns the scalar of rank `rank`.
     #[inline(always)]
     pub fn scalar(&self, rank: u32) -> u64 {
         // SAFETY: within the table, which the block has filled.
-        unsafe { self.word(rank, 1).read() }
+        unsafe { self.scalars.add(rank as usize).read() }
     }
 
     /// Returns target `index`.
     #[inline(always)]
     pub fn target(&self, index: u32) -> *mut u8 {
         // SAFETY: within the table, which the block has filled.
-        unsafe { self.word(index, 2).read() as *mut u8 }
+        unsafe { self.targets.add(index as usize).read() as *mut u8 }
     }
 }

@@ -254,18 +254,19 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                if size_of::<Self>() < 4 && u64::from(count) > Self::MAX as u64 {
-                    // Only the least value of a signed type can be as far from 0 as the count.
-                    let is_one = self as i64 == -i64::from(count);
-                    return if is_one {
-                        Self::ZERO.wrapping_sub(1)
-                    } else {
-                        0
-                    };
-                }
                 // A count of 0 does not occur and divides by 1.
                 let divisor = count as Self;
-                self.wrapping_div(if divisor == 0 { 1 } else { divisor })
+                let quotient = self.wrapping_div(if divisor == 0 { 1 } else { divisor });
+                let limit = Self::MAX as u64;
+                if size_of::<Self>() >= 4 || u64::from(count) <= limit {
+                    return quotient;
+                }
+                // Only the least value of a signed type can be as far from 0 as the count.
+                let is_signed = Self::MIN != 0;
+                match is_signed && u64::from(count) == limit + 1 && self == Self::MIN {
+                    true => Self::ZERO.wrapping_sub(1),
+                    false => 0,
+                }
             }
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {

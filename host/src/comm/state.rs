@@ -175,8 +175,8 @@ impl Inner {
             operation: operation.name(),
             detail: format!(
                 "rank {} reaches ranks {first} to {} by load and store, the others by the network, \
-                 and this operation writes to their memory: use windows or queues, or for a norm rows \
-                 that fit a packet slot ({} bytes)",
+                 and this operation writes to their memory: use windows or queues, or for a norm \
+                 rows that fit a packet slot ({} bytes)",
                 self.rank,
                 first + members - 1,
                 packet::capacity(self.options.packet_slot_bytes),

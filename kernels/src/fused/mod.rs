@@ -280,7 +280,7 @@ unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
     last: usize,
 ) -> bool {
     // SAFETY: the kernels of this module leave these bytes to the tables.
-    let tables = unsafe { Tables::new(session.block()) };
+    let tables = unsafe { Tables::new(session.block(), session.ranks()) };
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let mut rank = 0;
     while rank < ranks {

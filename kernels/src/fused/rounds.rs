@@ -189,7 +189,7 @@ impl<T: Element<Acc = f32>> Rounds<T> {
     ) -> bool {
         let block = session.block();
         // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block) };
+        let tables = unsafe { Tables::new(block, session.ranks()) };
         let (me, ranks) = (session.comm().rank(), session.comm().size());
         let route = self.norm.spec().route();
         let shard = if route == Route::TwoShot { me } else { 0 };
