@@ -254,18 +254,13 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                // A count of 0 does not occur and divides by 1.
-                let divisor = count as Self;
-                let quotient = self.wrapping_div(if divisor == 0 { 1 } else { divisor });
-                let limit = Self::MAX as u64;
-                if size_of::<Self>() >= 4 || u64::from(count) <= limit {
-                    return quotient;
-                }
-                // Only the least value of a signed type can be as far from 0 as the count.
-                let is_signed = Self::MIN != 0;
-                match is_signed && u64::from(count) == limit + 1 && self == Self::MIN {
-                    true => Self::ZERO.wrapping_sub(1),
-                    false => 0,
+                // From 1 to 2^31 - 1, which lets the compiler leave the checks of a division out. Small
+                // integers divide as i32: a count can exceed what they hold.
+                let divisor = Ord::max(count & i32::MAX as u32, 1);
+                if size_of::<Self>() < 4 {
+                    (self as i32 / divisor as i32) as Self
+                } else {
+                    self / divisor as Self
                 }
             }
             #[inline(always)]
