@@ -60,7 +60,7 @@ impl Sender {
     /// Opens the end as the last send left it.
     ///
     /// # Safety
-    /// `peer` must be a rank of the communicator.
+    /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
     #[inline(always)]
     pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
@@ -152,7 +152,7 @@ impl Receiver {
     /// Opens the end as the last receive left it.
     ///
     /// # Safety
-    /// `peer` must be a rank of the communicator.
+    /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
     #[inline(always)]
     pub unsafe fn new<M: Machine>(session: &Session<M>, peer: u32) -> Self {
         let comm = session.comm();
@@ -255,11 +255,26 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
     line(comm, comm.rank(), block, peer, 2).cast()
 }
 
+/// Returns true if `peer` is reachable by load and store, as channels need; records the failure
+/// otherwise. All lanes together.
+#[inline(always)]
+fn has_channel<M: Machine>(session: &Session<M>, wait: WaitKind, peer: u32) -> bool {
+    if session.comm().reaches(peer) {
+        return true;
+    }
+    if session.block().is_leader() {
+        let kind = FailureKind::NoRoute;
+        session.ctx().fail(kind, wait, peer, peer, 0, 0, 0);
+    }
+    session.block().sync();
+    false
+}
+
 /// Sends `bytes` bytes at `from` to `peer`, slot by slot; at least one slot, so that an empty
 /// message arrives too. False after a failure. All lanes together.
 ///
 /// # Safety
-/// `from` must be readable for `bytes` bytes.
+/// `from` must be readable for `bytes` bytes; `peer` must be a rank of the communicator.
 #[inline(always)]
 pub unsafe fn send<M: Machine>(
     session: &mut Session<M>,
@@ -273,7 +288,10 @@ pub unsafe fn send<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    // SAFETY: the caller's promise.
+    if !has_channel(session, WaitKind::Credit, peer) {
+        return false;
+    }
+    // SAFETY: the peer is reachable.
     let mut end = unsafe { Sender::new(session, peer) };
     let mut sent = 0;
     loop {
@@ -301,7 +319,7 @@ pub unsafe fn send<M: Machine>(
 /// mismatch. False after a failure. All lanes together.
 ///
 /// # Safety
-/// `to` must be writable for `bytes` bytes.
+/// `to` must be writable for `bytes` bytes; `peer` must be a rank of the communicator.
 #[inline(always)]
 pub unsafe fn receive<M: Machine>(
     session: &mut Session<M>,
@@ -315,7 +333,10 @@ pub unsafe fn receive<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    // SAFETY: the caller's promise.
+    if !has_channel(session, WaitKind::Slot, peer) {
+        return false;
+    }
+    // SAFETY: the peer is reachable.
     let mut end = unsafe { Receiver::new(session, peer) };
     let mut received = 0;
     loop {

@@ -117,9 +117,9 @@ pub enum Team {
     World,
     /// The ranks whose windows this one reaches by load and store.
     Local,
-    /// The ranks at the same position in their local teams as this one: one of each local team. A
-    /// message from each rank of a local team to its rail crosses the network once for each pair of
-    /// teams.
+    /// The ranks at the same position in their local teams as this one: one of each local team.
+    /// If every rank sends to its rail alone, each pair of local teams exchanges one message a
+    /// rank and direction.
     Rail,
 }
 
@@ -240,9 +240,12 @@ impl Comm {
         &self.constants().workspace
     }
 
-    /// Returns true if `rank` is reachable by load and store.
+    /// Returns true if `rank`, a rank of the communicator, is reachable by load and store.
     #[inline(always)]
     pub fn reaches(&self, rank: u32) -> bool {
+        if !net::AVAILABLE {
+            return true;
+        }
         let (first, size) = self.local();
         rank.wrapping_sub(first) < size
     }

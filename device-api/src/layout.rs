@@ -15,10 +15,10 @@
 //! time, except that the constants have room for the addresses of [`NEAR_RANKS`] workspaces. Those
 //! of a larger team are in memory of their own.
 //!
-//! The constants in the workspace are the ones that NVIDIA's kernels get, and lanes of the CPU:
-//! block states and the abort word are at fixed distances from them. AMD's kernels get theirs in
-//! memory of the device's own, a CPU's in that of the process; there the copy in the workspace is
-//! not used.
+//! Each launch gets the address of the constants. On NVIDIA GPUs and for blocks of several lanes on
+//! the CPU, they lie in the workspace: block states and the abort word are at fixed distances from
+//! them. On AMD GPUs they are in other device memory, and for blocks of one lane in memory of the
+//! process. Blocks of several lanes copy them to shared memory, and then use only the copy.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -80,7 +80,7 @@ pub struct WorkspaceLayout {
     pub bytes: u64,
 }
 
-/// Parameters of a workspace; equal on all ranks of a team.
+/// Parameters of a workspace; equal on all ranks of the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceConfig {
     /// Ranks.
@@ -405,6 +405,7 @@ pub struct Progress {
 
 /// What this rank knows of a rank outside of its team. The host of that rank keeps it up to date:
 /// it sends its progress before every signal, and its failure record before it stops this rank.
+/// Once a rank has failed, its progress is no longer sent.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Mirror {

@@ -17,8 +17,8 @@
 //! stream to the slot of its own that nobody else uses (this rank's, of itself), puts it from there
 //! to the peer's slot, and signals. In blocks of one lane, the signal is the flag of the stream.
 //! Otherwise it is a word of the done line with the number of the epoch, which the receiver awaits
-//! before it looks at units. The
-//! three lines above hold for the own slot, too: whoever has read a stream has received the put.
+//! before it looks at units. The three lines hold for the sender's own slot, too: it is written
+//! again in epoch e + 2, and a peer that has sent its stream of epoch e + 1 has received the put.
 //!
 //! # Units
 //! - Where a block has one lane (CPU) the unit is the whole stream: its data, then a flag of 8
@@ -515,9 +515,12 @@ impl Slots {
         let block: Block<M> = session.block();
         block.sync();
         if session.comm().is_split() {
-            // The network may still read this rank's slot of itself. A failure is recorded, and
-            // returned by the next vote.
-            let _ = session.flush();
+            // The network may still read this rank's slot of itself, until all lanes' puts are
+            // complete. A failure has been recorded; all waits that follow fail, too.
+            let flushed = session.flush();
+            if session.vote(flushed).is_err() {
+                return;
+            }
         }
         // At least the header's; said for the divisions' sake.
         let units = (self.slot / 16).max(1);

@@ -449,7 +449,10 @@ impl WaitContext {
         let key = |rank: u32| {
             let progress = self.progress(rank);
             let distance = sequence_of(progress.call, base).wrapping_sub(base) as i64;
-            (distance, progress.step & 0xff_ffff_ffff)
+            // The words may be those of two operations.
+            let is_of_call = progress.step >> 40 == progress.call >> 40;
+            let steps = if is_of_call { progress.step } else { 0 };
+            (distance, steps & 0xff_ffff_ffff)
         };
         let mut least = awaited;
         let mut least_key = key(awaited);

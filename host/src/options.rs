@@ -262,7 +262,8 @@ pub struct Options {
     /// Size in bytes of the staging area for input. The area for output has the same size. A round
     /// moves at most this many bytes. Agreed.
     pub staging_bytes: u64,
-    /// Size of a packet slot in bytes. Agreed.
+    /// Size of a packet slot in bytes, if all of a rank's packet slots then fit 256 MiB: two for
+    /// each block and rank. Otherwise slots are smaller. Agreed.
     pub packet_slot_bytes: u64,
     /// Size of a channel slot in bytes. A channel connects two ranks. Agreed.
     pub channel_slot_bytes: u64,

@@ -294,7 +294,7 @@ fn algorithm(
         _ => return Algorithm::Pull,
     }
     let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))
-        && count * size <= packet::capacity(options.packet_slot_bytes);
+        && count * size <= packet::capacity(options.packet_slot(ranks));
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
@@ -319,7 +319,7 @@ pub(crate) fn norm(
     row: u64,
 ) -> Algorithm {
     let block = rows.div_ceil(u64::from(options.blocks.max(1)));
-    let packets = block * row <= packet::capacity(options.packet_slot_bytes);
+    let packets = block * row <= packet::capacity(options.packet_slot(ranks));
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,

@@ -104,12 +104,12 @@ pub unsafe fn batch(
                     if done(at) != FINISHED && (after >= count || done(after) == FINISHED) {
                         let movable = match op.kind {
                             kind::SEND => {
-                                // SAFETY: the host has checked that the peer is a rank.
+                                // SAFETY: the host has checked that the peer is reachable.
                                 let end = unsafe { Sender::new(session, op.peer) };
                                 end.acquire(&comm, index)
                             }
                             kind::RECV => {
-                                // SAFETY: the host has checked that the peer is a rank.
+                                // SAFETY: the host has checked that the peer is reachable.
                                 let end = unsafe { Receiver::new(session, op.peer) };
                                 end.arrived(&comm, index)
                             }

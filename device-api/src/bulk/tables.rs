@@ -21,8 +21,8 @@ impl Tables {
     ///
     /// # Safety
     /// While the tables are used, nothing else may use the first [`Tables::bytes`] of the shared
-    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must be
-    /// called with ranks and targets below `ranks`.
+    /// memory: the kernel has no [`Shared`](crate::Shared) arrays there. The other functions must
+    /// be called with ranks and targets below `ranks`.
     #[inline(always)]
     pub unsafe fn new<M: Machine>(block: Block<M>, ranks: u32) -> Self {
         let sources = block.shared().cast::<u64>();

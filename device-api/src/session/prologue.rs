@@ -35,17 +35,34 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// Of a block that may not enter.
-    const NONE: Self = Self {
-        sequence: 0,
-        rounds: 0,
-        packet_epoch: 0,
-    };
-
     /// The busy word of a block that nothing runs on.
     #[inline(always)]
     pub(super) const fn idle(self) -> u64 {
         BlockState::idle(self.sequence, self.rounds, self.packet_epoch)
+    }
+}
+
+/// Reason why a launch may not enter; 0 says in shared memory that it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+enum Refusal {
+    /// Another launch of the block is in flight.
+    Busy = 1,
+    /// The communicator has failed.
+    Aborted = 2,
+}
+
+impl Refusal {
+    /// Records an overlap with a launch in flight. A failed communicator has its record.
+    #[inline(always)]
+    fn report(self, ctx: &mut WaitContext, sequence: u64) {
+        if self == Self::Aborted {
+            return;
+        }
+        ctx.set_sequence(sequence);
+        let rank = ctx.comm.rank();
+        let (kind, busy) = (FailureKind::Overlap, self as u64);
+        ctx.fail(kind, WaitKind::Launch, rank, rank, 0, busy, 0);
     }
 }
 
@@ -120,7 +137,13 @@ impl Prologue {
         collective: u64,
     ) -> Option<(Comm, Epochs)> {
         if M::LANES == 1 {
-            let mut epochs = self.take(ctx, collective)?;
+            let mut epochs = match self.take(ctx) {
+                Ok(epochs) => epochs,
+                Err(refusal) => {
+                    refusal.report(ctx, self.epochs().sequence + collective);
+                    return None;
+                }
+            };
             epochs.sequence += collective;
             ctx.set_sequence(epochs.sequence);
             return Some((ctx.comm, epochs));
@@ -151,11 +174,13 @@ impl Prologue {
         }
         if block.is_leader() {
             Faults::new(block).clear();
-            let found = self.take(ctx, collective);
-            let epochs = found.unwrap_or(Epochs::NONE);
+            let (refusal, epochs) = match self.take(ctx) {
+                Ok(epochs) => (0, epochs),
+                Err(refusal) => (refusal as u64, self.epochs()),
+            };
             // SAFETY: as above.
             unsafe {
-                (&raw mut (*cache).refused).write(u64::from(found.is_none()));
+                (&raw mut (*cache).refused).write(refusal);
                 (&raw mut (*cache).sequence).write(epochs.sequence + collective);
                 (&raw mut (*cache).rounds).write(epochs.rounds);
                 (&raw mut (*cache).packet_epoch).write(epochs.packet_epoch);
@@ -175,17 +200,23 @@ impl Prologue {
             )
         };
         if refused != 0 {
+            if block.is_leader() && refused == Refusal::Busy as u64 {
+                // Peers are reached through the copied constants only.
+                ctx.comm = comm;
+                Refusal::Busy.report(ctx, epochs.sequence);
+            }
+            block.sync();
             return None;
         }
         ctx.set_sequence(epochs.sequence);
         Some((comm, epochs))
     }
 
-    /// One lane takes the busy word; `None` where the launch is refused, which is then recorded.
+    /// One lane takes the busy word.
     #[inline(always)]
-    fn take(self, ctx: &mut WaitContext, collective: u64) -> Option<Epochs> {
+    fn take(self, ctx: &WaitContext) -> Result<Epochs, Refusal> {
         if !BOUNDED {
-            return Some(self.epochs());
+            return Ok(self.epochs());
         }
         // All under way at once: nothing of this launch came before that they could order. SAFETY:
         // every workspace starts with a CommState; the abort word is only accessed atomically.
@@ -224,29 +255,9 @@ impl Prologue {
                     );
                 }
             }
-            return None;
+            return Err(Refusal::Aborted);
         }
-        if !idle {
-            ctx.set_sequence(epochs.sequence + collective);
-            #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
-            // SAFETY: by the leader, before the barrier.
-            unsafe {
-                let cache = shared_cache::at(crate::arch::shared());
-                (&raw mut (*cache).sequence).write(epochs.sequence + collective);
-            }
-            let rank = ctx.comm.rank();
-            ctx.fail(
-                FailureKind::Overlap,
-                WaitKind::Launch,
-                rank,
-                rank,
-                0,
-                busy,
-                0,
-            );
-            return None;
-        }
-        Some(epochs)
+        if idle { Ok(epochs) } else { Err(Refusal::Busy) }
     }
 
     #[inline(always)]

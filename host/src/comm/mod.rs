@@ -82,7 +82,8 @@ use crate::stream::{Event, Stream};
 use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
 
-/// Most ranks of a communicator: those that reach each other by load and store.
+/// Most ranks of a communicator. The tables of a fused norm for this number of ranks still fit a
+/// block's shared memory.
 pub const MAX_SIZE: u32 = fusewire_kernels::fused::MAX_RANKS;
 
 /// One rank's end of a communicator.

@@ -28,9 +28,9 @@ use crate::{Error, Result};
 const DEPTH: usize = 16;
 /// Staging memory of a block. Little, so that tests use it several times in a launch.
 const STAGING_BYTES: usize = 256;
-/// Greatest delay of a request, in turns of the thread.
+/// The delay of a request is less than this number of turns of the thread.
 const DELAY: u64 = 8;
-/// Most turns of the thread between the load and the store of an update of a cell.
+/// The thread yields fewer times than this between the load and the store of an update of a cell.
 const PAUSE: u64 = 4;
 /// Bytes at the start of a put that are copied one by one.
 const TORN: usize = 512;
@@ -154,14 +154,15 @@ impl Inner {
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Writes words of this rank's mirrors at the ranks of other teams.
+    /// Writes words of this rank's mirrors at the ranks of other teams, the last one first: a
+    /// kernel writes its progress in this order, too, so that whoever sees the call sees its count.
     fn mirror(&self, offset: usize, words: &[u64]) {
         let mirror = self.constants.workspace.mirrors
             + u64::from(self.rank) * size_of::<Mirror>() as u64
             + offset as u64;
         for rank in self.other_teams() {
-            for (word, at) in words.iter().zip((mirror..).step_by(8)) {
-                if let Some(to) = self.word_of(rank, at) {
+            for (index, word) in words.iter().enumerate().rev() {
+                if let Some(to) = self.word_of(rank, mirror + 8 * index as u64) {
                     to.store(*word, Ordering::Release);
                 }
             }

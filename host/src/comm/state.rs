@@ -174,12 +174,12 @@ impl Inner {
         Err(Error::InvalidArgument {
             operation: operation.name(),
             detail: format!(
-                "rank {} reaches ranks {first} to {} by load and store, the others by the network, \
-                 and this operation writes to their memory: use windows or queues, or for a norm \
-                 rows that fit a packet slot ({} bytes)",
+                "needs all ranks to reach each other by load and store; rank {} reaches only ranks \
+                 {first} to {}, and the others by a network. Use put of a window instead of send, \
+                 or for a fused norm fewer rows, which fit a packet slot ({} bytes a block)",
                 self.rank,
                 first + members - 1,
-                packet::capacity(self.options.packet_slot_bytes),
+                packet::capacity(self.constants.workspace.packet_slot),
             ),
         })
     }

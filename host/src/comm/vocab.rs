@@ -416,17 +416,17 @@ impl Communicator {
     /// Rows of a block's round: what a packet slot holds, and a block's part of staging.
     fn vocab_round(&self, spec: VocabSpec) -> Result<u64> {
         let options = self.options();
-        let slot = packet::capacity(options.packet_slot_bytes);
+        let slot_bytes = self.inner.constants.workspace.packet_slot;
+        let slot = packet::capacity(slot_bytes);
         let staged = options.staging_bytes / u64::from(options.blocks.max(1));
         let row = spec.row_bytes() as u64;
         match slot.min(staged) / row {
             0 => Err(invalid(
                 NAME,
                 format!(
-                    "a rank sends {row} bytes of a row; a packet slot of {} bytes holds {slot}, a \
-                     block's part of staging {staged}; raise Options::packet_slot_bytes or \
-                     Options::staging_bytes, or use fewer blocks",
-                    options.packet_slot_bytes
+                    "a rank sends {row} bytes of a row; a packet slot of {slot_bytes} bytes \
+                     holds {slot}, a block's part of staging {staged}; raise \
+                     Options::packet_slot_bytes or Options::staging_bytes, or use fewer blocks"
                 ),
             )),
             round => Ok(round),

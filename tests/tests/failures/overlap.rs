@@ -109,34 +109,38 @@ fn graphs_of_one_communicator_on_two_streams_never_give_wrong_data() {
 
 #[test]
 fn an_overlap_is_reported_by_name() {
-    // One replay waits for the other rank while a second replay is launched concurrently.
-    let barrier = Barrier::new(2);
-    let results = run_threads(2, &options(), |comm| {
-        let streams = [stream(), stream()];
-        let (first, ..) = graph(&comm, &streams[0], 100)?;
-        let (second, ..) = graph(&comm, &streams[1], 200)?;
-        barrier.wait();
-        if comm.rank() == 1 {
-            while comm.failure().is_none() {
-                std::thread::sleep(Duration::from_millis(2));
+    for lanes in [1, 32] {
+        // One replay waits for the other rank while a second replay is launched concurrently.
+        let barrier = Barrier::new(2);
+        let mut options = options();
+        options.lanes = lanes;
+        let results = run_threads(2, &options, |comm| {
+            let streams = [stream(), stream()];
+            let (first, ..) = graph(&comm, &streams[0], 100)?;
+            let (second, ..) = graph(&comm, &streams[1], 200)?;
+            barrier.wait();
+            if comm.rank() == 1 {
+                while comm.failure().is_none() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                return Ok(comm.failure());
             }
-            return Ok(comm.failure());
+            let waiting = first.launch(&streams[0])?;
+            std::thread::sleep(Duration::from_millis(100));
+            let error = second.run(&streams[1]).unwrap_err();
+            let same = streams[0].wait(waiting, None).unwrap_err();
+            assert_eq!(error.to_string(), same.to_string());
+            Ok(Some(error))
+        });
+        for error in results {
+            let error = error.expect("joined").expect("a failure on both ranks");
+            let Error::Failed(failure) = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(failure.kind, FailureKind::Overlap);
+            assert_eq!(failure.reporter, 0);
+            assert!(error.to_string().contains("dup()"), "{error}");
         }
-        let waiting = first.launch(&streams[0])?;
-        std::thread::sleep(Duration::from_millis(100));
-        let error = second.run(&streams[1]).unwrap_err();
-        let same = streams[0].wait(waiting, None).unwrap_err();
-        assert_eq!(error.to_string(), same.to_string());
-        Ok(Some(error))
-    });
-    for error in results {
-        let error = error.expect("joined").expect("a failure on both ranks");
-        let Error::Failed(failure) = &error else {
-            panic!("{error}");
-        };
-        assert_eq!(failure.kind, FailureKind::Overlap);
-        assert_eq!(failure.reporter, 0);
-        assert!(error.to_string().contains("dup()"), "{error}");
     }
 }
 

@@ -143,7 +143,8 @@ impl Communicator {
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
-        // Those of this process, and of blocks of one lane, are not copied.
+        // The constants in the workspace have been written: blocks that copy them take `near`, if
+        // `workspaces` is 0. Blocks of one lane make no copy, and use these.
         constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {

@@ -29,23 +29,26 @@ impl Options {
     /// # Errors
     /// [`Error::Communicator`] for a size or options that no communicator can have.
     pub fn workspace_bytes(&self, device: Device, size: u32) -> Result<u64> {
-        let options = self.clone().resolved(device, size);
+        let options = self.clone().resolved(device);
         validate("workspace", 0, size, &options)?;
         Ok(super::workspace::layout(size, &options).bytes)
     }
 
-    /// With the device's defaults in place of zeros, and with smaller packet slots if those of
-    /// `size` ranks would need too much memory.
-    pub(super) fn resolved(mut self, device: Device, size: u32) -> Self {
+    /// With the device's defaults in place of zeros.
+    pub(super) fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }
-        let slots = 2 * u64::from(self.blocks) * u64::from(size.max(1));
-        let room = (MAX_PACKETS / slots / 64 * 64).max(128);
-        if self.packet_slot_bytes > room && self.packet_slot_bytes <= MAX_OPTION {
-            self.packet_slot_bytes = room;
-        }
         self
+    }
+
+    /// Returns the bytes of a packet slot in a communicator of `size` ranks: fewer than
+    /// [`Options::packet_slot_bytes`] if a rank's slots would need more than [`MAX_PACKETS`]. The
+    /// option keeps its value, so that a smaller communicator made from this one gets larger slots.
+    pub(crate) fn packet_slot(&self, size: u32) -> u64 {
+        let slots = 2 * u64::from(self.blocks.max(1)) * u64::from(size.max(1));
+        let room = (MAX_PACKETS / slots / 64 * 64).max(128);
+        self.packet_slot_bytes.min(room)
     }
 }
 

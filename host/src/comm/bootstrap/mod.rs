@@ -65,7 +65,7 @@ impl Communicator {
         name: &str,
         options: Options,
     ) -> Result<Self> {
-        let options = options.resolved(device, size);
+        let options = options.resolved(device);
         validate(name, rank, size, &options)?;
         let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
         Self::form(CommConfig {
@@ -85,7 +85,7 @@ impl Communicator {
 
     /// As [`Communicator::form`], once rank, size and options are known to be possible.
     pub(super) fn form_checked(mut config: CommConfig) -> Result<Self> {
-        config.options = config.options.resolved(config.device, config.size);
+        config.options = config.options.resolved(config.device);
         validate(&config.name, config.rank, config.size, &config.options)?;
         Self::form(config)
     }
@@ -158,7 +158,7 @@ impl Communicator {
     /// A communicator whose operations `backend` carries out: its workspace is this rank's own
     /// affair.
     pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
-        config.options = config.options.resolved(config.device, 1);
+        config.options = config.options.resolved(config.device);
         config.check_multi_rank_grid(Some(backend.name()))?;
         let layout = layout(1, &config.options);
         let workspace = Memory::create(Device::Cpu, layout.bytes, "fusewire-workspace")?;

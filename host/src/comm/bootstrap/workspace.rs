@@ -14,7 +14,7 @@ pub(super) fn layout(size: u32, options: &Options) -> WorkspaceLayout {
         size,
         team: options.team(size),
         max_blocks: options.blocks,
-        packet_slot: options.packet_slot_bytes,
+        packet_slot: options.packet_slot(size),
         channel_slot: options.channel_slot_bytes,
         channel_depth: options.channel_depth,
         staging: options.staging_bytes,
