@@ -444,7 +444,11 @@ impl MemoryImage {
             }
             if parts.packets {
                 let bytes = self.config.packet_slot as usize;
-                for source in self.peers(rank) {
+                for source in 0..self.config.ranks {
+                    // Only a network reads the slot of a rank at itself.
+                    if source == rank && !parts.network {
+                        continue;
+                    }
                     for parity in 0..2 {
                         let slot = self.packet_slot(rank, source, parity);
                         model.register(slot, bytes, Kind::Peer);
@@ -575,7 +579,10 @@ impl MemoryImage {
     /// Makes odd epochs use the packet slots of even epochs, as a negative control.
     pub fn lose_second_slots(&self, model: &Model) {
         for rank in 0..self.config.ranks {
-            for source in self.peers(rank) {
+            for source in 0..self.config.ranks {
+                if source == rank && !self.config.parts.network {
+                    continue;
+                }
                 let [even, odd] = [0, 1].map(|parity| self.packet_slot(rank, source, parity));
                 model.alias(odd, self.config.packet_slot as usize, even);
             }

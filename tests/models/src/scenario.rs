@@ -13,7 +13,7 @@ use fusewire_device::native::{BlockShared, LaneContext};
 
 use crate::machine::{Barrier, SingleLaneGpu, WeakLane};
 use crate::memory_image::MemoryImage;
-use crate::step::Step;
+use crate::step::{Op, Step};
 use crate::tool;
 use crate::windows;
 
@@ -55,6 +55,8 @@ pub enum InjectedFault {
     KeptWords,
     /// The producer marks tiles as done before it has written them.
     EarlyTiles,
+    /// The network carries out every signal before the put that it covers.
+    EarlySignals,
 }
 
 /// Sequence of launches that every rank of a memory image runs.
@@ -155,8 +157,9 @@ impl Scenario {
                     ended.fetch_add(1, Ordering::Release);
                 }));
             }
-            // In the models of a network, only rank 0 makes requests.
-            if config.parts.network && rank == 0 {
+            // In the models of a network, only rank 0 makes requests, unless all ranks send packets.
+            let sends = rank == 0 || self.steps.iter().any(|step| step.op == Op::Packet);
+            if config.parts.network && sends {
                 let (this, ended) = (self.clone(), Arc::clone(&ended));
                 threads.push(tool::spawn(move || this.agent(rank, &ended)));
             }
@@ -177,19 +180,31 @@ impl Scenario {
         match self.injected {
             Some(InjectedFault::OneSlotSet) => self.image.lose_second_slots(model),
             Some(InjectedFault::FreeCredits) => self.image.forge_credits(model),
-            Some(InjectedFault::Absent | InjectedFault::KeptWords | InjectedFault::EarlyTiles)
+            Some(
+                InjectedFault::Absent
+                | InjectedFault::KeptWords
+                | InjectedFault::EarlyTiles
+                | InjectedFault::EarlySignals,
+            )
             | None => {}
         }
     }
 
-    /// Carries out the requests of `rank` until all lanes of all ranks have ended.
+    /// Carries out the requests of `rank` until all lanes of all ranks have ended, or all streams
+    /// of packets have been put: two agents that only wait would keep lanes from running in loom.
     fn agent(&self, rank: u32, ended: &AtomicU64) {
         let config = self.image.config();
         let lanes = u64::from(config.ranks * config.blocks * config.lanes);
         let mut number = 0;
-        loop {
+        let packets = self.steps.iter().all(|step| step.op == Op::Packet);
+        let all = 2 * u64::from(config.ranks - 1) * self.steps.len() as u64;
+        while !packets || number < all {
             let last = ended.load(Ordering::Acquire) == lanes;
-            if windows::carry_out(&self.image, rank, number) {
+            let early = self.injected == Some(InjectedFault::EarlySignals);
+            if early && windows::carry_out(&self.image, rank, number + 1) {
+                windows::carry_out(&self.image, rank, number);
+                number += 2;
+            } else if !early && windows::carry_out(&self.image, rank, number) {
                 number += 1;
             } else if last {
                 return;

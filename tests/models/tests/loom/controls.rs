@@ -140,7 +140,19 @@ fn slots() -> Vec<Entry> {
     let channel = single(two(CHANNELS), vec![Step::new(Op::Transfer(0, 1), 40)]);
     let stream = Step::new(Op::Window(windows::Kernel::Stream), 6);
     let queue = single(queue(4, two(SIGNALS)), vec![stream]);
+    let one_way = Step::new(Op::Window(windows::Kernel::OneWayPackets), 5);
+    let by_network = |step, times| single(packets_by_network(), vec![step; times]);
     [
+        (
+            "no second slot set, packets by a network",
+            by_network(Step::new(Op::Packet, 2), 4),
+            InjectedFault::OneSlotSet,
+        ),
+        (
+            "a signal before its put, packets by a network",
+            by_network(one_way, 1),
+            InjectedFault::EarlySignals,
+        ),
         (
             "no second slot set, one line",
             packets(Blocks::Single),

@@ -308,6 +308,20 @@ fn windows() -> Vec<Entry> {
             single(packets_by_network(), vec![step(Kernel::OneWayPackets, 5)]),
         ),
         Entry::model(
+            "packets: all_reduce by requests to a network, 2 ranks x 3 epochs",
+            Bound::Preemptions(2),
+            single(packets_by_network(), vec![Step::new(Op::Packet, 2); 3]),
+        ),
+        Entry::model(
+            "packets: units by requests to a network, 2 ranks x 3 epochs",
+            Bound::Preemptions(2),
+            scenario(
+                packets_by_network(),
+                Blocks::SingleLaneGpu,
+                vec![Step::new(Op::Packet, 2); 3],
+            ),
+        ),
+        Entry::model(
             "packets: a stream by requests to a network, 2 lanes",
             Bound::Preemptions(2),
             scenario(
