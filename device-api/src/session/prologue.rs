@@ -137,14 +137,12 @@ impl Prologue {
         collective: u64,
     ) -> Option<(Comm, Epochs)> {
         if M::LANES == 1 {
-            let mut epochs = match self.take(ctx) {
-                Ok(epochs) => epochs,
-                Err(refusal) => {
-                    refusal.report(ctx, self.epochs().sequence + collective);
-                    return None;
-                }
-            };
+            let (mut epochs, refusal) = self.take(ctx);
             epochs.sequence += collective;
+            if let Some(refusal) = refusal {
+                refusal.report(ctx, epochs.sequence);
+                return None;
+            }
             ctx.set_sequence(epochs.sequence);
             return Some((ctx.comm, epochs));
         }
@@ -174,10 +172,8 @@ impl Prologue {
         }
         if block.is_leader() {
             Faults::new(block).clear();
-            let (refusal, epochs) = match self.take(ctx) {
-                Ok(epochs) => (0, epochs),
-                Err(refusal) => (refusal as u64, self.epochs()),
-            };
+            let (epochs, refusal) = self.take(ctx);
+            let refusal = refusal.map_or(0, |refusal| refusal as u64);
             // SAFETY: as above.
             unsafe {
                 (&raw mut (*cache).refused).write(refusal);
@@ -212,11 +208,11 @@ impl Prologue {
         Some((comm, epochs))
     }
 
-    /// One lane takes the busy word.
+    /// One lane takes the busy word. Returns the epochs before the launch.
     #[inline(always)]
-    fn take(self, ctx: &WaitContext) -> Result<Epochs, Refusal> {
+    fn take(self, ctx: &WaitContext) -> (Epochs, Option<Refusal>) {
         if !BOUNDED {
-            return Ok(self.epochs());
+            return (self.epochs(), None);
         }
         // All under way at once: nothing of this launch came before that they could order. SAFETY:
         // every workspace starts with a CommState; the abort word is only accessed atomically.
@@ -255,9 +251,9 @@ impl Prologue {
                     );
                 }
             }
-            return Err(Refusal::Aborted);
+            return (epochs, Some(Refusal::Aborted));
         }
-        if idle { Ok(epochs) } else { Err(Refusal::Busy) }
+        (epochs, (!idle).then_some(Refusal::Busy))
     }
 
     #[inline(always)]

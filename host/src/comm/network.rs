@@ -364,7 +364,7 @@ fn update(
     Some(())
 }
 
-/// Copies `bytes` bytes, the last ones first: a receiver that looks at the target before the signal
+/// Copies `bytes` bytes in an order in which a receiver that looks at the target before the signal
 /// finds flags without their data.
 ///
 /// # Safety
@@ -374,11 +374,12 @@ unsafe fn put(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's promise; the bytes are within the ranges.
     unsafe {
         ptr::copy(from.add(torn), to.add(torn), bytes - torn);
-        for index in (0..torn).rev() {
-            to.add(index).write_volatile(from.add(index).read());
-            if index == torn / 2 {
-                thread::yield_now();
+        // The second half of each word first, among them the flags of packets.
+        for half in [4, 0] {
+            for index in (0..torn).rev().filter(|index| index & 4 == half) {
+                to.add(index).write_volatile(from.add(index).read());
             }
+            thread::yield_now();
         }
     }
 }
