@@ -157,7 +157,7 @@ impl Scenario {
                     ended.fetch_add(1, Ordering::Release);
                 }));
             }
-            // In the models of a network, only rank 0 makes requests, unless all ranks send packets.
+            // On a network, only rank 0 makes requests, unless all ranks send packets.
             let sends = rank == 0 || self.steps.iter().any(|step| step.op == Op::Packet);
             if config.parts.network && sends {
                 let (this, ended) = (self.clone(), Arc::clone(&ended));
