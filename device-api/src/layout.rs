@@ -202,11 +202,19 @@ pub struct CommConst {
     pub host_word: u64,
     /// Bytes of an entry of the table of windows: [`WindowConst::stride`].
     pub window_stride: u64,
-    /// Address of the addresses of the workspaces of the team's ranks. 0 means
-    /// [`CommConst::near`], in the copy of the constants that a block of several lanes makes.
+    /// Address of the addresses of the workspaces of the team's ranks: [`CommConst::near_of`]
+    /// these constants, if the team has no more than [`NEAR_RANKS`].
     pub workspaces: u64,
     /// Addresses of the workspaces of the team's first ranks.
     pub near: [u64; NEAR_RANKS],
+}
+
+impl CommConst {
+    /// Returns the address of [`CommConst::near`] of constants at the address `constants`.
+    #[inline(always)]
+    pub const fn near_of(constants: u64) -> u64 {
+        constants + core::mem::offset_of!(Self, near) as u64
+    }
 }
 
 /// Ring of requests to reach ranks that a kernel cannot reach by load and store. See

@@ -163,8 +163,10 @@ impl Prologue {
             unsafe {
                 let at = constants.cast::<u64>().add(word as usize);
                 let mut value = mem::load_u64(at, Order::Relaxed, Scope::Device);
-                if word as usize == offset_of!(CommConst, workspaces) / 8 && value == 0 {
-                    value = &raw const (*copy.cast::<CommConst>()).near as u64;
+                // Addresses that are copied, too, are read from the copy.
+                let is_near = value == CommConst::near_of(constants as u64);
+                if word as usize == offset_of!(CommConst, workspaces) / 8 && is_near {
+                    value = CommConst::near_of(copy as u64);
                 }
                 copy.add(word as usize).write(value);
             }

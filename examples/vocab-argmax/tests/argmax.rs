@@ -1,5 +1,6 @@
 //! Compares the kernel with a sequential argmax, with one lane and with many lanes.
 
+use fusewire::testing::connect_teams_by_network;
 use fusewire::{DType, Options, Tensor, run_threads};
 use vocab_argmax::VocabArgmax;
 
@@ -18,11 +19,18 @@ fn logit(seed: u64, row: usize, column: usize) -> f32 {
 
 #[test]
 fn equals_a_sequential_argmax() {
-    for (ranks, lanes) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)] {
+    let shared = [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)];
+    // A network for tests connects the ranks, or teams of two ranks.
+    let by_network = [(3, 1, 1), (2, 32, 1), (4, 1, 2), (4, 16, 2)];
+    let shared = shared.map(|(ranks, lanes)| (ranks, lanes, ranks));
+    for (ranks, lanes, team) in shared.into_iter().chain(by_network) {
         let mut options = Options::default();
         options.lanes = lanes;
         // Blocks of 64 lanes have four warps.
         options.warp = lanes.min(16);
+        if team < ranks {
+            connect_teams_by_network(&mut options, team, u64::from(ranks * lanes));
+        }
         for result in run_threads(ranks, &options, |comm| {
             let rank = comm.rank() as usize;
             for (step, (rows, columns)) in [(1, 1), (7, 100), (0, 5), (64, 33), (100, 3), (3, 2000)]

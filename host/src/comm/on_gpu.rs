@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use fusewire_device::layout::CommConst;
+use fusewire_device::layout::{CommConst, NEAR_RANKS};
 
 use super::bootstrap::CommConfig;
 use super::rendezvous::{PeerInfo, Rendezvous};
@@ -82,7 +82,11 @@ impl OnGpu {
         let Some(scratch) = &self.constants else {
             return Ok(());
         };
-        let bytes = bytemuck::bytes_of(constants);
+        let mut constants = *constants;
+        if constants.team_size as usize <= NEAR_RANKS {
+            constants.workspaces = CommConst::near_of(scratch.address());
+        }
+        let bytes = bytemuck::bytes_of(&constants);
         // SAFETY: the scratch is large enough, and no kernel runs yet.
         unsafe { self.gpu.driver().write(scratch.address(), bytes) }
     }

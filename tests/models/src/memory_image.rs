@@ -208,7 +208,8 @@ impl MemoryImage {
                 header[0] = *bytes;
                 to.copy_from_slice(&parts[members.clone()]);
             }
-            let workspaces: &[u64] = windows[0].1[members].to_vec().leak();
+            let mut near = [0; NEAR_RANKS];
+            near[..team as usize].copy_from_slice(&windows[0].1[members]);
             let table: &[u64] = table.leak();
             rank.constants = rank.workspace.wrapping_add(CONSTANTS_AT as usize).cast();
             rank.content = CommConst {
@@ -234,8 +235,8 @@ impl MemoryImage {
                 workspace: layout,
                 host_word: 0,
                 window_stride: stride,
-                workspaces: workspaces.as_ptr() as u64,
-                near: [0; NEAR_RANKS],
+                workspaces: CommConst::near_of(rank.constants as u64),
+                near,
             };
         }
         let user = config.user as u64;

@@ -484,7 +484,9 @@ impl Step {
         let reduction = ReductionCode::Sum as u8;
         let byte = DType::U8 as u8;
         let (operation, dtype, reduction, root) = match self.op {
-            Op::Packet | Op::SignalF32 => (Operation::AllReduce, DType::F32 as u8, reduction, 0),
+            Op::Packet | Op::SignalF32 => {
+                (Operation::AllReduce, DType::F32 as u8, reduction, 0xffff)
+            }
             Op::Signal | Op::TwoShot => (Operation::AllReduce, byte, reduction, 0xffff),
             Op::Broken(_) => (Operation::User, byte, reduction, 0),
             Op::Reduce(root) => (Operation::Reduce, byte, reduction, root as u16),

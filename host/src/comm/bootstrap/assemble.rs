@@ -106,9 +106,11 @@ impl Communicator {
         for (near, address) in near.iter_mut().zip(&addresses) {
             *near = *address;
         }
-        let far = match &on_gpu {
-            Some(on_gpu) if addresses.len() > NEAR_RANKS => on_gpu.hold(&addresses)?,
-            _ => addresses.as_ptr() as u64,
+        let is_near = addresses.len() <= NEAR_RANKS;
+        let table = match &on_gpu {
+            _ if is_near => CommConst::near_of(workspace.ptr() as u64 + CONSTANTS_AT),
+            Some(on_gpu) => on_gpu.hold(&addresses)?,
+            None => addresses.as_ptr() as u64,
         };
         let mut constants = Box::new(CommConst {
             magic: CONST_MAGIC,
@@ -135,7 +137,7 @@ impl Communicator {
             workspace: layout,
             host_word: on_gpu.as_ref().map_or(0, OnGpu::host_word),
             window_stride: windows.stride(),
-            workspaces: if addresses.len() > NEAR_RANKS { far } else { 0 },
+            workspaces: table,
             near,
         });
         // SAFETY: the memory is reserved for them, and no kernel runs yet.
@@ -143,8 +145,7 @@ impl Communicator {
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
-        // The constants in the workspace have been written: blocks that copy them take `near`, if
-        // `workspaces` is 0. Blocks of one lane make no copy, and use these.
+        // Of these constants, which are for blocks of one lane. Those in the workspace are written.
         constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {
