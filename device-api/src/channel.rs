@@ -258,15 +258,13 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
 /// Returns true if `peer` is reachable by load and store, as channels need; records the failure
 /// otherwise. All lanes together.
 #[inline(always)]
-fn has_channel<M: Machine>(session: &Session<M>, wait: WaitKind, peer: u32) -> bool {
+#[track_caller]
+fn has_channel<M: Machine>(session: &Session<M>, peer: u32) -> bool {
     if session.comm().reaches(peer) {
         return true;
     }
-    if session.block().is_leader() {
-        let kind = FailureKind::NoRoute;
-        session.ctx().fail(kind, wait, peer, peer, 0, 0, 0);
-    }
-    session.block().sync();
+    let ranks = u64::from(session.comm().size());
+    let _ = session.refuse(FailureKind::NoRoute, u32::MAX, u64::from(peer), ranks);
     false
 }
 
@@ -276,6 +274,7 @@ fn has_channel<M: Machine>(session: &Session<M>, wait: WaitKind, peer: u32) -> b
 /// # Safety
 /// `from` must be readable for `bytes` bytes; `peer` must be a rank of the communicator.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn send<M: Machine>(
     session: &mut Session<M>,
     peer: u32,
@@ -288,7 +287,7 @@ pub unsafe fn send<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    if !has_channel(session, WaitKind::Credit, peer) {
+    if !has_channel(session, peer) {
         return false;
     }
     // SAFETY: the peer is reachable.
@@ -321,6 +320,7 @@ pub unsafe fn send<M: Machine>(
 /// # Safety
 /// `to` must be writable for `bytes` bytes; `peer` must be a rank of the communicator.
 #[inline(always)]
+#[track_caller]
 pub unsafe fn receive<M: Machine>(
     session: &mut Session<M>,
     peer: u32,
@@ -333,7 +333,7 @@ pub unsafe fn receive<M: Machine>(
         fingerprint: session.fingerprint(),
         bytes,
     };
-    if !has_channel(session, WaitKind::Slot, peer) {
+    if !has_channel(session, peer) {
         return false;
     }
     // SAFETY: the peer is reachable.

@@ -118,8 +118,8 @@ pub enum Team {
     /// The ranks whose windows this one reaches by load and store.
     Local,
     /// The ranks at the same position in their local teams as this one: one of each local team.
-    /// If every rank sends to its rail alone, each pair of local teams exchanges one message a
-    /// rank and direction.
+    /// If every rank sends only to its rail, each pair of local teams exchanges one message per
+    /// rank in each direction.
     Rail,
 }
 

@@ -202,8 +202,9 @@ pub struct CommConst {
     pub host_word: u64,
     /// Bytes of an entry of the table of windows: [`WindowConst::stride`].
     pub window_stride: u64,
-    /// Address of the addresses of the workspaces of the team's ranks: [`CommConst::near_of`]
-    /// these constants, if the team has no more than [`NEAR_RANKS`].
+    /// Address of the addresses of the workspaces of the team's ranks. In device memory and in
+    /// workspaces it is [`CommConst::near_of`] these constants, if the team has no more than
+    /// [`NEAR_RANKS`] ranks.
     pub workspaces: u64,
     /// Addresses of the workspaces of the team's first ranks.
     pub near: [u64; NEAR_RANKS],

@@ -516,7 +516,7 @@ impl Slots {
         block.sync();
         if session.comm().is_split() {
             // The network may still read this rank's slot of itself, until all lanes' puts are
-            // complete. A failure has been recorded; all waits that follow fail, too.
+            // complete. After an error the launch fails, and stale flags are never read.
             let flushed = session.flush();
             if session.vote(flushed).is_err() {
                 return;

@@ -29,7 +29,7 @@ pub(crate) struct Fault {
 pub(crate) struct SharedCache {
     /// The first error of a lane.
     pub(crate) fault: Fault,
-    /// 1 where the launch is refused.
+    /// 0 where the launch is admitted, otherwise the prologue's `Refusal`.
     pub(crate) refused: u64,
     /// Sequence number of the launch.
     pub(crate) sequence: u64,

@@ -386,6 +386,14 @@ impl WaitContext {
         };
         let mut progress: Progress = bytemuck::Zeroable::zeroed();
         (progress.call, progress.count, progress.step) = (load(0), load(1), load(2));
+        // Words of another operation say nothing of this one.
+        let sequence = progress.call >> 40;
+        if progress.count >> 48 != sequence & 0xffff {
+            progress.count = 0;
+        }
+        if progress.step >> 40 != sequence {
+            progress.step = 0;
+        }
         progress
     }
 
@@ -449,10 +457,7 @@ impl WaitContext {
         let key = |rank: u32| {
             let progress = self.progress(rank);
             let distance = sequence_of(progress.call, base).wrapping_sub(base) as i64;
-            // The words may be those of two operations.
-            let is_of_call = progress.step >> 40 == progress.call >> 40;
-            let steps = if is_of_call { progress.step } else { 0 };
-            (distance, steps & 0xff_ffff_ffff)
+            (distance, progress.step & 0xff_ffff_ffff)
         };
         let mut least = awaited;
         let mut least_key = key(awaited);

@@ -254,7 +254,7 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                // From 1 to 2^31 - 1, so that the compiler leaves out the checks of a division.
+                // Masked to 1 to 2^31 - 1, so that the compiler omits the checks of a division.
                 // Small integers divide as i32: a count can exceed what they hold.
                 let divisor = Ord::max(count & i32::MAX as u32, 1);
                 if size_of::<Self>() < 4 {

@@ -42,7 +42,7 @@ impl Epochs {
     }
 }
 
-/// Reason why a launch may not enter; 0 says in shared memory that it may.
+/// Reason why a launch is not admitted. Stored in shared memory, where 0 means admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Refusal {
@@ -199,7 +199,7 @@ impl Prologue {
         };
         if refused != 0 {
             if block.is_leader() && refused == Refusal::Busy as u64 {
-                // Peers are reached through the copied constants only.
+                // Like all that follows, by the copied constants.
                 ctx.comm = comm;
                 Refusal::Busy.report(ctx, epochs.sequence);
             }

@@ -38,6 +38,17 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
 /// Rank 0 waits as in [`failure_of`] for rank `awaited`, while block 0 of each rank is in one of
 /// `calls`. The host has found that rank `dead` has ended. Returns the record.
 fn record_of(calls: &[Call], dead: Option<u32>, wait: WaitKind, awaited: u32) -> FailureRecord {
+    record_after(calls, &[], dead, wait, awaited)
+}
+
+/// Does what [`record_of`] does. `steps` are the words with the steps of the first ranks.
+fn record_after(
+    calls: &[Call],
+    steps: &[u64],
+    dead: Option<u32>,
+    wait: WaitKind,
+    awaited: u32,
+) -> FailureRecord {
     let size = calls.len() as u32;
     let workspace = WorkspaceLayout::new(&WorkspaceConfig {
         size,
@@ -53,6 +64,9 @@ fn record_of(calls: &[Call], dead: Option<u32>, wait: WaitKind, awaited: u32) ->
     let mut workspaces = vec![vec![[0u64; 8]; lines].into_boxed_slice(); calls.len()];
     for (memory, call) in workspaces.iter_mut().zip(calls) {
         memory[(workspace.progress / LINE) as usize][0] = SEQUENCE << 40 | call.0 & 0xff_ffff_ffff;
+    }
+    for (memory, step) in workspaces.iter_mut().zip(steps) {
+        memory[(workspace.progress / LINE) as usize][2] = *step;
     }
     if let Some(rank) = dead {
         let words = workspaces[0].as_flattened_mut();
@@ -109,6 +123,18 @@ fn a_dead_rank_is_found_among_many() {
         let record = record_of(&calls, Some(dead), WaitKind::Ready, 66);
         assert_eq!(record.kind, FailureKind::Timeout as u64, "{dead}");
     }
+}
+
+#[test]
+fn steps_of_another_operation_do_not_count() {
+    let calls = [call(Operation::AllReduce, 16); 4];
+    let of = |sequence: u64, steps: u64| sequence << 40 | steps;
+    let steps = [3, 2, 9, 3].map(|steps| of(SEQUENCE, steps));
+    let blamed = |steps: &[u64]| record_after(&calls, steps, None, WaitKind::Ready, 3).blamed;
+    assert_eq!(blamed(&steps), 1);
+    // Rank 2 has just entered; its word of steps is still the last operation's.
+    let stale = [steps[0], steps[1], of(SEQUENCE - 1, 9), steps[3]];
+    assert_eq!(blamed(&stale), 2);
 }
 
 #[test]

@@ -547,6 +547,14 @@ impl fmt::Display for Failure {
                         write!(f, "{argument}: ")?;
                         self.observed
                     }
+                    None if self.awaited == u32::MAX => {
+                        return write!(
+                            f,
+                            "rank {} cannot be reached by load and store, which a channel needs: \
+                             put to a window instead",
+                            self.observed
+                        );
+                    }
                     None => u64::from(self.awaited),
                 };
                 write!(
@@ -581,7 +589,7 @@ impl fmt::Display for Failure {
             FailureKind::Capacity => write!(
                 f,
                 "packets of {} bytes for each block and rank; a slot has room for {}: raise \
-                 Options::packet_slot_bytes on all ranks",
+                 Options::packet_slot_bytes on all ranks, or use fewer blocks",
                 self.observed, self.expected
             ),
             FailureKind::NotGrid => f.write_str(

@@ -154,8 +154,8 @@ impl Inner {
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Writes words of this rank's mirrors at the ranks of other teams, the last one first: a
-    /// kernel writes its progress in this order, too, so that whoever sees the call sees its count.
+    /// Writes words of this rank's mirrors at the ranks of other teams, the last one first, as a
+    /// kernel writes its progress: the first word says that the others are there.
     fn mirror(&self, offset: usize, words: &[u64]) {
         let mirror = self.constants.workspace.mirrors
             + u64::from(self.rank) * size_of::<Mirror>() as u64

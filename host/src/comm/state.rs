@@ -11,7 +11,6 @@ use fusewire_device::layout::{
     ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, Mirror, Progress,
 };
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::packet;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
@@ -171,15 +170,18 @@ impl Inner {
             return Ok(());
         }
         let (first, members) = (self.constants.team_first, self.constants.team_size);
+        let advice = match operation {
+            Operation::AllReduceNorm => "; use packets, and rows that fit a packet slot",
+            Operation::Send | Operation::Recv | Operation::Batch => "; use put of a window",
+            _ => "",
+        };
         Err(Error::InvalidArgument {
             operation: operation.name(),
             detail: format!(
                 "needs all ranks to reach each other by load and store; rank {} reaches only ranks \
-                 {first} to {}, and the others by a network. Use put of a window instead of send, \
-                 or for a fused norm fewer rows, which fit a packet slot ({} bytes a block)",
+                 {first} to {}, and the others by a network{advice}",
                 self.rank,
                 first + members - 1,
-                packet::capacity(self.constants.workspace.packet_slot),
             ),
         })
     }

@@ -201,11 +201,14 @@ impl Scenario {
         while !packets || number < all {
             let last = ended.load(Ordering::Acquire) == lanes;
             let early = self.injected == Some(InjectedFault::EarlySignals);
+            let requests = self.image.requests(rank);
             if early && windows::carry_out(&self.image, rank, number + 1) {
                 windows::carry_out(&self.image, rank, number);
                 number += 2;
+                requests.complete(number);
             } else if !early && windows::carry_out(&self.image, rank, number) {
                 number += 1;
+                requests.complete(number);
             } else if last {
                 return;
             } else {

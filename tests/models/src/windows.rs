@@ -467,7 +467,7 @@ fn cell_by_network(s: &mut Session<impl Machine>, window: Window<u64>) -> Result
     Ok(())
 }
 
-/// Carries out request `number` of `rank`, if it has been appended.
+/// Carries out request `number` of `rank`, if it has been appended. Does not complete it.
 ///
 /// # Panics
 /// Panics if the request is not one that the kernels of this module make.
@@ -516,6 +516,5 @@ pub fn carry_out(image: &MemoryImage, rank: u32, number: u64) -> bool {
             other => panic!("no kernel asks for {other:?}"),
         }
     }
-    requests.complete(number + 1);
     true
 }

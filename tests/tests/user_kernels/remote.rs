@@ -6,6 +6,7 @@ use fusewire::{
     Communicator, Compare as HostCompare, DType, Options, Result, SignalUpdate, WindowAccess,
     WindowOptions,
 };
+use fusewire_device::channel;
 use fusewire_device::net::SignalOp;
 use fusewire_device::window::Compare;
 use fusewire_device::{
@@ -554,8 +555,34 @@ fn operations_that_write_to_other_ranks_are_refused_on_a_network() {
         let input = tensor(&[1f32; 4])?;
         comm.send(&input, 1 - comm.rank())
     }) {
-        let texts = ["send", "by load and store", "the others by the network"];
+        let texts = ["send", "by load and store", "use put of a window"];
         assert_contains(&message, &texts);
+    }
+}
+
+/// Sends a word to rank 1 by a channel.
+#[kernel]
+fn by_channel(s: &mut Session<impl Machine>, word: In<u64>) -> Result<(), Aborted> {
+    let from = word.as_ptr().cast();
+    // SAFETY: the word can be read; there is a rank 1.
+    let sent = s.rank() != 0 || unsafe { channel::send(s, 1, from, 8) };
+    s.settle(sent)?;
+    s.barrier()
+}
+
+#[test]
+fn a_channel_to_a_rank_of_another_team_is_refused() {
+    for lanes in [1, 32] {
+        for message in failing(&by_network(lanes), |comm| {
+            let word = tensor(&[7u64])?;
+            comm.kernel(ByChannel {
+                word: (&word).into(),
+            })
+            .launch()
+        }) {
+            let text = "rank 1 cannot be reached by load and store, which a channel needs";
+            assert_contains(&message, &["by_channel", text]);
+        }
     }
 }
 

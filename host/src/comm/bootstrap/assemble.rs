@@ -145,7 +145,8 @@ impl Communicator {
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
-        // Of these constants, which are for blocks of one lane. Those in the workspace are written.
+        // The constants in the workspace are complete. These are for blocks of one lane, which
+        // use memory of the process.
         constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {

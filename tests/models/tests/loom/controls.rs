@@ -145,7 +145,7 @@ fn slots() -> Vec<Entry> {
     [
         (
             "no second slot set, packets by a network",
-            by_network(Step::new(Op::Packet, 2), 4),
+            by_network(Step::new(Op::Packet, 2), 3),
             InjectedFault::OneSlotSet,
         ),
         (
