@@ -386,14 +386,6 @@ impl WaitContext {
         };
         let mut progress: Progress = bytemuck::Zeroable::zeroed();
         (progress.call, progress.count, progress.step) = (load(0), load(1), load(2));
-        // Words of another operation say nothing of this one.
-        let sequence = progress.call >> 40;
-        if progress.count >> 48 != sequence & 0xffff {
-            progress.count = 0;
-        }
-        if progress.step >> 40 != sequence {
-            progress.step = 0;
-        }
         progress
     }
 
@@ -457,7 +449,10 @@ impl WaitContext {
         let key = |rank: u32| {
             let progress = self.progress(rank);
             let distance = sequence_of(progress.call, base).wrapping_sub(base) as i64;
-            (distance, progress.step & 0xff_ffff_ffff)
+            // The words may be those of two operations.
+            let is_of_call = progress.step >> 40 == progress.call >> 40;
+            let steps = if is_of_call { progress.step } else { 0 };
+            (distance, steps & 0xff_ffff_ffff)
         };
         let mut least = awaited;
         let mut least_key = key(awaited);
@@ -487,7 +482,11 @@ impl WaitContext {
         elapsed_ns: u64,
     ) {
         let (ranks, values) = ([awaited, blamed], [expected, observed]);
-        let progress = self.progress(blamed);
+        let mut progress = self.progress(blamed);
+        // The words may be those of two operations.
+        if progress.count >> 48 != progress.call >> 40 & 0xffff {
+            progress.count = 0;
+        }
         self.record(kind, wait, ranks, values, elapsed_ns, &progress);
     }
 
