@@ -21,7 +21,7 @@ fn logit(seed: u64, row: usize, column: usize) -> f32 {
 fn equals_a_sequential_argmax() {
     let shared = [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)];
     // A network for tests connects the ranks, or teams of two ranks.
-    let by_network = [(3, 1, 1), (2, 32, 1), (4, 1, 2), (4, 16, 2)];
+    let by_network = [(3, 1, 1), (2, 32, 1), (4, 1, 2), (4, 32, 2)];
     let shared = shared.map(|(ranks, lanes)| (ranks, lanes, ranks));
     for (ranks, lanes, team) in shared.into_iter().chain(by_network) {
         let mut options = Options::default();
