@@ -10,7 +10,7 @@
 //! the compiler may repeat or combine them: a loop that waits for another lane's or rank's value
 //! needs the waits of the session.
 //!
-//! For whole ranges, take [`Out::copy_from`], or the functions of [`crate::bulk`].
+//! For whole ranges, use [`Out::copy_from`], or the functions of [`crate::bulk`].
 
 use core::marker::PhantomData;
 
@@ -23,7 +23,7 @@ use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::session::Session;
 
-/// The time of a launch, which no argument of it outlives. Made by `#[kernel]`.
+/// The lifetime of a launch, which none of its arguments outlives. Made by `#[kernel]`.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct LaunchScope(());
@@ -34,6 +34,24 @@ impl LaunchScope {
     pub const fn begin() -> Self {
         Self(())
     }
+}
+
+/// The address and the number of elements of a buffer, as the parameters of a kernel hold them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RawBuffer {
+    /// Address of the first element.
+    pub at: *mut u8,
+    /// Number of elements.
+    pub len: u64,
+}
+
+impl RawBuffer {
+    /// No buffer: null, and no elements.
+    pub const EMPTY: Self = Self {
+        at: core::ptr::null_mut(),
+        len: 0,
+    };
 }
 
 /// A range of elements.
@@ -71,6 +89,16 @@ impl<T: Element> Elements<T> {
         let (index, len) = (index as u64, self.len as u64);
         self.faults
             .record(FailureKind::Index, self.argument, index, len);
+    }
+
+    #[inline(always)]
+    fn bytes(self) -> Elements<u8> {
+        Elements {
+            at: self.at.cast(),
+            len: self.len * size_of::<T>(),
+            argument: self.argument,
+            faults: self.faults,
+        }
     }
 
     #[inline(always)]
@@ -163,6 +191,13 @@ macro_rules! argument {
             #[inline(always)]
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
+            }
+
+            /// Returns the same memory as bytes.
+            #[inline(always)]
+            #[must_use]
+            pub fn bytes(self) -> $name<'a, u8> {
+                $name::wrap(self.elements.bytes())
             }
 
             /// Returns elements `first .. first + len`. A range that is not within the argument is
@@ -296,9 +331,9 @@ impl<'a, T: Element> InOut<'a, T> {
 /// that its host does not pass: each block has its own. The values at the start of a launch are
 /// unspecified. Between the writes of a lane and the reads of another, the block needs a barrier.
 ///
-/// Accesses are checked as those of [`InOut`]. The arrays of a kernel have room for
-/// [`SHARED_BYTES`] minus [`RESERVED_BYTES`] together with the bytes of `shared = N`; a kernel with
-/// more does not compile.
+/// Accesses are checked as those of [`InOut`]. The arrays of a kernel and the bytes of `shared = N`
+/// must together fit [`SHARED_BYTES`] minus [`RESERVED_BYTES`]; otherwise the kernel does not
+/// compile.
 ///
 /// ```
 /// use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Shared, kernel};
@@ -401,7 +436,7 @@ impl<'a, T: Element, const N: usize> Shared<'a, T, N> {
     }
 }
 
-/// Alignment of the arrays in shared memory, which that of the shared memory is a multiple of.
+/// Alignment of the arrays in shared memory; divides the alignment of the shared memory itself.
 const SHARED_ALIGNMENT: usize = 16;
 
 /// Returns the bytes of shared memory of a kernel that uses `first` bytes and arrays of these sizes

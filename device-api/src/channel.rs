@@ -1,4 +1,4 @@
-//! A credited ring between two ranks: what send and receive are made of.
+//! A ring with credits between two ranks, on which send and receive are built.
 //!
 //! # The channel protocol
 //! The receiver's workspace holds a ring of slots per sender. The sender fills them in turn: fill k
@@ -13,11 +13,12 @@
 //! polled: the tail in the receiver's workspace, the credit in the sender's. A block has channels
 //! of its own.
 
-use crate::comm::Comm;
+use crate::args::{In, Out};
+use crate::comm::{Comm, Rank};
 use crate::group::{Group, Machine};
 use crate::layout::{ChannelState, FailureKind, LINE};
 use crate::mem::{self, Order, Policy, Scope};
-use crate::session::Session;
+use crate::session::{Aborted, Session};
 use crate::wait::WaitKind;
 
 #[inline(always)]
@@ -57,7 +58,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Opens the end as the last send left it.
+    /// Opens the end in the state that the last send left.
     ///
     /// # Safety
     /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
@@ -77,8 +78,8 @@ impl Sender {
         (self.fill + 1).saturating_sub(comm.workspace().channel_depth)
     }
 
-    /// Acquires the next slot: the peer has read its last fill. Returns `Err(credit)` while it has
-    /// not. For one lane.
+    /// Acquires the next slot if the peer has read its last fill; otherwise returns `Err(credit)`.
+    /// For one lane.
     #[inline(always)]
     pub fn acquire(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let needed = self.needed(comm);
@@ -91,8 +92,9 @@ impl Sender {
         if seen >= needed { Ok(()) } else { Err(seen) }
     }
 
-    /// Writes and publishes the next slot: bytes from `sent` on of `message`, as many as a slot
-    /// holds. Returns their number. One lane has acquired the slot. All lanes together.
+    /// Writes the bytes of `message` from `sent` on to the next slot, as many as it holds, and
+    /// publishes the slot. Returns their number. One lane must have acquired the slot. All lanes
+    /// together.
     ///
     /// # Safety
     /// `from` must be readable for the message.
@@ -109,7 +111,7 @@ impl Sender {
         block.acquired(Scope::System);
         let part = (message.bytes - sent).min(comm.workspace().channel_slot);
         let to = slot(&comm, self.peer, block.index(), comm.rank(), self.fill);
-        // SAFETY: the slot is free (credit); the source is the caller's.
+        // SAFETY: the credit says that the slot is free; `from` is readable by the precondition.
         unsafe {
             if block.is_leader() {
                 mem::write(
@@ -149,7 +151,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// Opens the end as the last receive left it.
+    /// Opens the end in the state that the last receive left.
     ///
     /// # Safety
     /// `peer` must be a rank that is reachable by load and store: see [`Comm::reaches`].
@@ -174,7 +176,7 @@ impl Receiver {
         self.fill + 1
     }
 
-    /// Acquires the next slot; returns `Err(tail)` while it has not arrived. For one lane.
+    /// Acquires the next slot if it has arrived; otherwise returns `Err(tail)`. For one lane.
     #[inline(always)]
     pub fn arrived(&self, comm: &Comm, block: u32) -> Result<(), u64> {
         let tail = line(comm, comm.rank(), block, self.peer, 0).cast::<u64>();
@@ -206,8 +208,9 @@ impl Receiver {
         false
     }
 
-    /// Reads the next slot to `received` bytes into `to` and returns its credit to the sender.
-    /// Returns the number of bytes. One lane has acquired and checked it. All lanes together.
+    /// Copies the next slot to `to`, from byte `received` on, and returns its credit to the sender.
+    /// Returns the number of bytes. One lane must have acquired and checked the slot. All lanes
+    /// together.
     ///
     /// # Safety
     /// `to` must be writable for the message.
@@ -224,7 +227,7 @@ impl Receiver {
         block.acquired(Scope::System);
         let part = (message.bytes - received).min(comm.workspace().channel_slot);
         let from = slot(&comm, comm.rank(), block.index(), self.peer, self.fill);
-        // SAFETY: the slot has been acquired; the target is the caller's.
+        // SAFETY: the slot has been acquired; `to` is writable by the precondition.
         unsafe {
             let source = from.add(LINE as usize);
             let target = to.add(received as usize);
@@ -255,41 +258,39 @@ fn counters(comm: &Comm, block: u32, peer: u32) -> *mut ChannelState {
     line(comm, comm.rank(), block, peer, 2).cast()
 }
 
-/// Returns true if `peer` is reachable by load and store, as channels need; records the failure
-/// otherwise. All lanes together.
+/// Fails the launch unless `peer` is reachable by load and store, as channels need. All lanes
+/// together.
 #[inline(always)]
 #[track_caller]
-fn has_channel<M: Machine>(session: &Session<M>, peer: u32) -> bool {
+fn has_channel<M: Machine>(session: &Session<M>, peer: u32) -> Result<(), Aborted> {
     if session.comm().reaches(peer) {
-        return true;
+        return Ok(());
     }
     let ranks = u64::from(session.comm().size());
-    let _ = session.refuse(FailureKind::NoRoute, u32::MAX, u64::from(peer), ranks);
-    false
+    Err(session.refuse(FailureKind::NoRoute, u32::MAX, u64::from(peer), ranks))
 }
 
-/// Sends `bytes` bytes at `from` to `peer`, slot by slot; at least one slot, so that an empty
-/// message arrives too. False after a failure. All lanes together.
+/// Sends `from` to `peer`, slot by slot. An empty message takes a slot, too. All lanes together.
+///
+/// # Errors
+/// [`Aborted`] if the peer is not reachable by load and store, or a rank has failed.
 ///
 /// # Safety
-/// `from` must be readable for `bytes` bytes; `peer` must be a rank of the communicator.
+/// Nothing else may write `from` until the function returns.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn send<M: Machine>(
     session: &mut Session<M>,
-    peer: u32,
-    from: *const u8,
-    bytes: u64,
-) -> bool {
-    let comm = *session.comm();
+    peer: Rank,
+    from: In<u8>,
+) -> Result<(), Aborted> {
+    let (comm, peer) = (*session.comm(), peer.index());
     let block = session.block();
     let message = Message {
         fingerprint: session.fingerprint(),
-        bytes,
+        bytes: from.len() as u64,
     };
-    if !has_channel(session, peer) {
-        return false;
-    }
+    has_channel(session, peer)?;
     // SAFETY: the peer is reachable.
     let mut end = unsafe { Sender::new(session, peer) };
     let mut sent = 0;
@@ -303,39 +304,38 @@ pub unsafe fn send<M: Machine>(
                 })
                 .is_none();
         }
-        if block.any(failed) {
-            return false;
-        }
-        // SAFETY: the caller's promise; the leader has acquired the slot.
-        sent += unsafe { end.push(session, message, from, sent) };
-        if sent >= bytes {
-            return true;
+        session.settle(!block.any(failed))?;
+        // SAFETY: the message is as long as `from`; the leader has acquired the slot.
+        sent += unsafe { end.push(session, message, from.as_ptr(), sent) };
+        if sent >= message.bytes {
+            return Ok(());
         }
     }
 }
 
-/// Receives a message of exactly `bytes` bytes from `peer` to `to`; another size or type is a
-/// mismatch. False after a failure. All lanes together.
+/// Receives a message from `peer` that fills `to`; another size or type is a mismatch. All lanes
+/// together.
+///
+/// # Errors
+/// [`Aborted`] if the peer is not reachable by load and store, its message does not match, or a
+/// rank has failed.
 ///
 /// # Safety
-/// `to` must be writable for `bytes` bytes; `peer` must be a rank of the communicator.
+/// Nothing else may access `to` until the function returns.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn receive<M: Machine>(
     session: &mut Session<M>,
-    peer: u32,
-    to: *mut u8,
-    bytes: u64,
-) -> bool {
-    let comm = *session.comm();
+    peer: Rank,
+    to: Out<u8>,
+) -> Result<(), Aborted> {
+    let (comm, peer) = (*session.comm(), peer.index());
     let block = session.block();
     let message = Message {
         fingerprint: session.fingerprint(),
-        bytes,
+        bytes: to.len() as u64,
     };
-    if !has_channel(session, peer) {
-        return false;
-    }
+    has_channel(session, peer)?;
     // SAFETY: the peer is reachable.
     let mut end = unsafe { Receiver::new(session, peer) };
     let mut received = 0;
@@ -350,13 +350,11 @@ pub unsafe fn receive<M: Machine>(
                 .is_none()
                 || !end.check(session, message);
         }
-        if block.any(failed) {
-            return false;
-        }
-        // SAFETY: the caller's promise; the leader has acquired the slot.
-        received += unsafe { end.pull(session, message, to, received) };
-        if received >= bytes {
-            return true;
+        session.settle(!block.any(failed))?;
+        // SAFETY: the message is as long as `to`; the leader has acquired the slot.
+        received += unsafe { end.pull(session, message, to.as_ptr(), received) };
+        if received >= message.bytes {
+            return Ok(());
         }
     }
 }

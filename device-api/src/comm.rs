@@ -2,12 +2,14 @@
 
 use core::marker::PhantomData;
 
+use bytemuck::{Pod, Zeroable};
+
 use crate::layout::{CommConst, LINE, MAX_WINDOWS, WindowConst, WorkspaceLayout};
 use crate::net::{self, Requests};
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
 /// it; addresses are local to a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct WindowAddr(pub u64);
 
@@ -45,7 +47,7 @@ impl WindowAddr {
 pub struct PeerPtr<T> {
     /// The window.
     pub window: u32,
-    /// The rank whose part is meant.
+    /// The rank that owns the part.
     pub rank: u32,
     /// Byte offset in the part.
     pub offset: u64,
@@ -84,16 +86,16 @@ impl<T> PeerPtr<T> {
 }
 
 /// Returns the rank `step` positions after `from` in the ring of `size` ranks; `from` is below the
-/// size, `step` at most the size. Without a division, which on a GPU costs dozens of instructions
-/// and a path to a panic.
+/// size, `step` at most the size. Uses no division, which on a GPU costs dozens of instructions and
+/// a path to a panic.
 #[inline(always)]
 pub fn ring(from: u32, step: u32, size: u32) -> u32 {
     let sum = from + step;
     if sum >= size { sum - size } else { sum }
 }
 
-/// A rank of the session's communicator. Made by [`crate::Session::peers`],
-/// [`crate::Session::peer`] and [`crate::Session::me`], so that it exists.
+/// A rank of the session's communicator. Only [`crate::Session::peers`], [`crate::Session::peer`]
+/// and [`crate::Session::me`] create one, so the rank exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(u32);
 
@@ -139,7 +141,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Returns every `stride`-th rank of a team, beginning with rank `start` after this one.
+    /// Returns every `stride`-th rank of a team, from the one `start` positions after this one on.
     #[inline(always)]
     pub(crate) fn new(comm: &Comm, team: Team, start: u32, stride: u32) -> Self {
         let (rank, size) = (comm.rank(), comm.size());
@@ -147,7 +149,7 @@ impl Peers {
         let (first, spacing, size, position) = match team {
             Team::World => (0, 1, size, rank),
             Team::Local => (local_first, 1, local_size, rank - local_first),
-            // All local teams have as many ranks.
+            // All local teams have the same number of ranks.
             Team::Rail => (
                 rank - local_first,
                 local_size,
@@ -185,9 +187,9 @@ impl Iterator for Peers {
 pub(crate) enum Route {
     /// By load and store, at this address.
     Direct(*mut u8),
-    /// By requests.
+    /// By network requests.
     Network(Requests),
-    /// Not at all, or the range does not exist.
+    /// The rank is not reachable, or the range does not exist.
     None,
 }
 
@@ -211,7 +213,7 @@ impl Comm {
     /// Returns the constants.
     #[inline(always)]
     pub fn constants(&self) -> &CommConst {
-        // SAFETY: promised to `new`; nobody writes them while kernels run.
+        // SAFETY: valid by the precondition of `new`; nothing writes them while kernels run.
         unsafe { &*self.constants }
     }
 
@@ -316,9 +318,9 @@ impl Comm {
         (self.constants().state as *mut u8).wrapping_add(offset as usize)
     }
 
-    /// Returns the address of `bytes` bytes of memory that `rank` named as `addr`, or `None` where
-    /// the window does not exist, the range leaves it, or the rank is not reachable. A peer's word
-    /// is never trusted.
+    /// Returns the address of `bytes` bytes of memory that `rank` named as `addr`, or `None` if the
+    /// window does not exist, the range leaves it, or the rank is not reachable. The check is
+    /// needed because a peer's word is not trusted.
     #[inline(always)]
     pub fn resolve(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
         match self.base(addr, rank, bytes) {
@@ -327,7 +329,7 @@ impl Comm {
         }
     }
 
-    /// Returns how `bytes` bytes of memory that `rank` named as `addr` are reached, checked as by
+    /// Returns the route to `bytes` bytes of memory that `rank` named as `addr`, checked as by
     /// [`Comm::resolve`].
     #[inline(always)]
     pub(crate) fn route(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Route {
@@ -366,8 +368,8 @@ impl Comm {
         self.resolve(addr, at.rank, bytes).map(<*mut u8>::cast)
     }
 
-    /// Returns the offset of the signal line that `from` writes for `block`: the ready line; the
-    /// done line is the next one.
+    /// Returns the offset of the ready line that `from` writes for `block`. The done line follows
+    /// it.
     #[inline(always)]
     pub fn inbox(&self, block: u32, from: u32) -> u64 {
         self.workspace().inbox
@@ -396,7 +398,7 @@ mod tests {
         config: WorkspaceConfig,
     }
 
-    /// Bytes of each rank's part of the only window but the workspace.
+    /// Bytes of each rank's part of the one window besides the workspace.
     const BYTES: u64 = 1 << 20;
 
     fn part(rank: u32) -> u64 {
@@ -404,7 +406,7 @@ mod tests {
     }
 
     impl Metadata {
-        /// Of rank `rank` of `size`, in teams of `team`.
+        /// Creates the metadata of rank `rank` of `size`, in teams of `team` ranks.
         fn new(rank: u32, size: u32, team: u32) -> Self {
             let config = WorkspaceConfig {
                 size,

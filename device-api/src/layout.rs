@@ -28,8 +28,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
 pub const LAYOUT_VERSION: u32 = 7;
-/// Workspaces whose addresses a block keeps in its shared memory: those of the whole team, if it
-/// has no more ranks.
+/// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is
 /// the workspace.
@@ -38,7 +37,7 @@ pub const MAX_WINDOWS: usize = 1024;
 pub const CONSTANTS_AT: u64 = 256;
 /// Offset of the [`BlockState`]s in a workspace.
 pub const BLOCKS_AT: u64 = 1024;
-/// Size of a line: what one signal with its words occupies.
+/// Size of a line: one signal and its words.
 pub const LINE: u64 = 64;
 /// Words that travel with a ready signal.
 pub const SIGNAL_WORDS: usize = 7;
@@ -196,8 +195,8 @@ pub struct CommConst {
     pub contexts: u64,
     /// Layout of every rank's workspace.
     pub workspace: WorkspaceLayout,
-    /// Address, for the device, of a word in host memory where a kernel that finds a failure writes
-    /// the abort word for its host, which cannot look into device memory at each call; 0 where it
+    /// Address, for the device, of a word in host memory to which a kernel that finds a failure
+    /// also writes the abort word, because the host cannot read device memory at each call; 0 if it
     /// can.
     pub host_word: u64,
     /// Bytes of an entry of the table of windows: [`WindowConst::stride`].
@@ -288,7 +287,7 @@ pub enum FailureKind {
     Bounds = 4,
     /// The host asked to stop.
     Abort = 5,
-    /// A rank can't be reached by load and store, and there is no network.
+    /// A rank cannot be reached by load and store, and there is no network.
     NoRoute = 6,
     /// Counts in device memory add up to more than a buffer holds.
     Counts = 7,
@@ -340,7 +339,7 @@ pub struct FailureRecord {
     pub call: u64,
     /// Its element count.
     pub count: u64,
-    /// The block that noticed.
+    /// The block that detected the failure.
     pub block: u64,
     /// A [`crate::wait::WaitKind`].
     pub wait_kind: u64,
@@ -352,11 +351,12 @@ pub struct FailureRecord {
     pub blamed_sequence: u64,
     /// Progress of the blamed rank: its call.
     pub blamed_call: u64,
-    /// Progress of the blamed rank: its element count.
+    /// Progress of the blamed rank: its [`Progress::count`], perhaps of another operation than
+    /// [`FailureRecord::blamed_sequence`].
     pub blamed_count: u64,
-    /// Value that the wait was for.
+    /// Awaited value.
     pub expected: u64,
-    /// Value that it saw last.
+    /// Value that the wait read last.
     pub observed: u64,
     /// Duration of the wait, nanoseconds.
     pub elapsed_ns: u64,
@@ -435,7 +435,7 @@ pub struct BlockState {
     pub packet_epoch: u64,
     /// Signal rounds that this block has finished.
     pub rounds: u64,
-    /// 1 while a launch of this block is in flight, [`BlockState::idle`] else.
+    /// 1 while a launch of this block is in flight, otherwise [`BlockState::idle`].
     pub busy: u64,
     /// Number of barriers of all blocks that the block has entered.
     pub entered: u64,

@@ -23,7 +23,7 @@
 //! ```
 //!
 //! # Modules
-//! - [`group`]: who runs: [`Block`], [`Warp`], [`Thread`], and what a group can do together.
+//! - [`group`]: [`Block`], [`Warp`], [`Thread`], and the functions that their lanes call together.
 //! - [`args`]: memory of this rank as arguments of a kernel, with checked accesses.
 //! - [`mem`]: the only place that touches memory which another rank can write.
 //! - [`layout`]: the communicator's metadata, as plain data in device memory.
@@ -32,7 +32,7 @@
 //! - [`wait`]: bounded, abortable waits and the failure record.
 //! - [`session`]: one launch on a communicator: epochs, busy word, progress; signals and barriers.
 //! - [`packet`]: data and flag in one atomic unit.
-//! - [`channel`]: a credited ring between two ranks.
+//! - [`channel`]: a ring with credits between two ranks.
 //! - [`net`]: put, get, signal and updates of cells to any rank.
 //! - [`window`]: a window with signals, counters, barriers and cells of its own; [`Window`] as an
 //!   argument of a kernel; [`Queue`], batches of rows between blocks.
@@ -86,7 +86,7 @@ pub use self::comm::{Comm, PeerPtr, Rank, Team};
 pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
 pub use self::group::{Block, Group, Machine, Thread, Warp};
 pub use self::session::{Aborted, Session, Unvoted};
-pub use self::window::{Local, Queue, Received, Remote, Window};
+pub use self::window::{Local, Queue, Received, Remote, Scratch, Window};
 pub use fusewire_device_macros::kernel;
 
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]

@@ -18,7 +18,7 @@
 const ROUNDER: f32 = 12_582_912.0;
 /// The upper part of ln 2, of 9 bits: its products with exponents are exact.
 const LN2_HIGH: f32 = 355.0 / 512.0;
-/// What [`LN2_HIGH`] has too much.
+/// [`LN2_HIGH`] - ln 2.
 const LN2_LOW: f32 = 2.121_944_4e-4;
 
 /// 2^n for -126 <= n <= 127.
@@ -36,7 +36,7 @@ pub fn exp(x: f32) -> f32 {
     let shifted = inside * core::f32::consts::LOG2_E + ROUNDER;
     let n = shifted.to_bits().wrapping_sub(ROUNDER.to_bits()) as i32;
     let whole = shifted - ROUNDER;
-    // |r| <= ln 2 / 2, with a little more.
+    // |r| <= ln 2 / 2, up to rounding.
     let r = (inside - whole * LN2_HIGH) + whole * LN2_LOW;
     let mut p = 1.987_569_1e-4;
     p = p * r + 1.398_199_9e-3;

@@ -14,9 +14,9 @@
 //! | `parameters` | 0 | `*const NameParams` | table in device memory: a parameter struct per rank |
 //! | `blocks_per_rank` | 8 | `u32` | blocks of each rank; 0 counts as 1 |
 //!
-//! It is launched on `ranks * blocks_per_rank` blocks. Block `b` runs the kernel's body as block `b
-//! % blocks_per_rank` of `blocks_per_rank`, with the parameters of rank `b / blocks_per_rank`. The
-//! body is that of the ordinary entry, with another [`Machine`](crate::Machine).
+//! It is launched on `ranks * blocks_per_rank` blocks. Block `b` runs the kernel's body as block
+//! `b % blocks_per_rank` of `blocks_per_rank`, with the parameters of rank `b / blocks_per_rank`.
+//! The body is that of the ordinary entry, with another [`Machine`](crate::Machine).
 //!
 //! The host writes the table before the launch, and nothing writes it while the grid runs, so
 //! blocks read it with plain loads.
@@ -71,7 +71,7 @@ unsafe impl Sync for GridParams {}
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 impl GridParams {
-    /// WindowAddr of the arguments, for the check against a GPU image.
+    /// Names, offsets and sizes of the arguments, for the check against a GPU image.
     pub const FIELDS: &'static [ParamField] = &[
         ParamField {
             name: "parameters",
@@ -104,7 +104,7 @@ pub unsafe fn run_lane(kernel: &KernelInfo, isa: Isa, params: &GridParams, conte
     };
     // SAFETY: the table has this rank's struct.
     let params = unsafe { params.parameters.add(rank as usize * kernel.param_bytes()) };
-    // SAFETY: the context describes a lane of a block that shares what the caller's does; the
+    // SAFETY: `own` describes a lane of a block with the shared state of the caller's context; the
     // parameters are the kernel's.
     unsafe { kernel.native.entry(isa, context.lanes)(&raw const own, params) }
 }
@@ -124,7 +124,7 @@ pub unsafe fn enter<P>(
     let index = crate::arch::block();
     let rank = index / blocks;
     let block = crate::Block::new(crate::group::PartOfGrid::new(index - rank * blocks, blocks));
-    // SAFETY: the caller's table.
+    // SAFETY: `parameters` has a struct for every rank, by the precondition.
     (block, unsafe { parameters.add(rank as usize) })
 }
 
@@ -134,8 +134,9 @@ unsafe extern "unadjusted" {
     fn fusewire_read_pointer(at: *const u8) -> *mut u8;
 }
 
-/// Reads a pointer argument of a grid form as a pointer into global memory. The arguments of an
-/// ordinary entry are such by themselves; read so, both forms compile to the same instructions.
+/// Reads a pointer argument of a grid form as a pointer into global memory. The compiler already
+/// knows this of an ordinary entry's arguments; with it, both forms compile to the same
+/// instructions.
 ///
 /// # Safety
 /// `at` must be valid for a read and in global memory; what it holds is null or points into global
@@ -143,7 +144,7 @@ unsafe extern "unadjusted" {
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 pub unsafe fn pointer<T>(at: *const *const T) -> *const T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { fusewire_read_pointer(at.cast()) }
         .cast_const()
         .cast()
@@ -152,11 +153,11 @@ pub unsafe fn pointer<T>(at: *const *const T) -> *const T {
 /// Does what [`pointer`] does, for a mutable pointer.
 ///
 /// # Safety
-/// As there.
+/// As for [`pointer`].
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 pub unsafe fn pointer_mut<T>(at: *const *mut T) -> *mut T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { fusewire_read_pointer(at.cast()) }.cast()
 }
 
@@ -173,7 +174,7 @@ macro_rules! gpu_entries {
     ({ $($ordinary:tt)* } { $($grid:tt)* }) => { $($ordinary)* };
 }
 
-/// As above.
+/// Picks a kernel's grid form, because the image is built for it.
 #[cfg(all(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
     fusewire_multi_rank_grid

@@ -65,7 +65,7 @@ pub struct ParamField {
 #[linkme::distributed_slice]
 pub static KERNELS: [KernelInfo];
 
-/// For the macro [`crate::register_kernel`].
+/// Re-exported for the macro [`crate::register_kernel`].
 #[cfg(feature = "kernel-list")]
 #[doc(hidden)]
 pub use linkme;
@@ -101,8 +101,8 @@ macro_rules! register_kernel {
     ($kernel:expr) => {};
 }
 
-/// Returns true if `fields` have these names and sizes, in this order. `#[kernel]` demands it where
-/// kernels share a parameter struct.
+/// Returns true if `fields` have these names and sizes, in this order. `#[kernel]` requires it of
+/// kernels that share a parameter struct.
 pub const fn has_fields(fields: &[ParamField], expected: &[(&str, usize)]) -> bool {
     const fn equal(a: &[u8], b: &[u8]) -> bool {
         let mut index = 0;

@@ -1,6 +1,6 @@
 //! Requests to the network: how a kernel reaches ranks whose memory it cannot load and store.
 //!
-//! A communicator with such ranks has a [`NetContext`]: a ring of requests in memory of the host's.
+//! A communicator with such ranks has a [`NetContext`]: a ring of requests in host memory.
 //! Lanes append requests, and an agent of the host executes them: puts, gets, stores of a few
 //! bytes, signals, and updates of cells. [`crate::Window`] chooses between stores and requests;
 //! kernels do not see which.
@@ -8,8 +8,7 @@
 //! The agent may execute the requests in any order, except that a signal follows
 //! - the requests that it covers: those of the same block to the same peer, from request
 //!   [`Request::after`] on,
-//! - the earlier signals of the same block to the same peer, because a word that counts must not
-//!   go back.
+//! - the earlier signals of the same block to the same peer, because a counter must not decrease.
 //!
 //! The signals of the session's rounds and barriers to such ranks are requests, too.
 //!
@@ -98,7 +97,7 @@ const PENDING: u64 = u64::MAX;
 pub struct Request {
     /// The action.
     pub action: Action,
-    /// The block that asks.
+    /// The block that issues the request.
     pub block: u32,
     /// The peer.
     pub peer: u32,
@@ -304,7 +303,7 @@ impl Requests {
     /// `result` must be the address of the result that [`Request::local`] of the request names,
     /// checked against the results of the context.
     pub unsafe fn store_result(result: *mut u64, number: u64, value: u64) {
-        // SAFETY: the caller's promise; the words are only accessed atomically.
+        // SAFETY: `result` is valid by the precondition; the words are only accessed atomically.
         unsafe {
             mem::store_u64(result.add(1), value, Order::Relaxed, Scope::System);
             mem::store_u64(result, number + 1, Order::Release, Scope::System);
@@ -364,7 +363,7 @@ impl Requests {
         Some(Request::from_words(words).ok_or(words))
     }
 
-    /// Says that all requests below `count` have been executed. For the agent.
+    /// Publishes that all requests below `count` have been executed. For the agent.
     pub fn complete(&self, count: u64) {
         let counters = self.counters();
         // SAFETY: the counters are live and only accessed atomically; the agent is the only writer.

@@ -1,8 +1,9 @@
 //! Packets: data and flag in one atomic unit, so that data needs no signal of its own.
 //!
 //! # The packet protocol
-//! A block has two sets of slots (even and odd epochs), each with a slot a source rank. In epoch e
-//! every rank writes a stream of units into its slot at every rank, and reads every rank's stream.
+//! A block has two sets of slots (even and odd epochs), each with one slot per source rank. In
+//! epoch e every rank writes a stream of units into its slot at every rank, and reads every rank's
+//! stream.
 //!
 //! - **Who may overwrite what:** a rank overwrites its slot of epoch e at a peer in epoch e + 2;
 //! - **after having acquired** the peer's stream of epoch e + 1 (it reads all of it before it
@@ -14,10 +15,10 @@
 //!
 //! # Ranks that are not reachable by load and store
 //! A network does not promise that data and flag of a unit arrive together. The sender writes the
-//! stream to the slot of its own that nobody else uses (this rank's, of itself), puts it from there
+//! stream to the slot for itself in its own workspace, which nothing else uses, puts it from there
 //! to the peer's slot, and signals. In blocks of one lane, the signal is the flag of the stream.
 //! Otherwise it is a word of the done line with the number of the epoch, which the receiver awaits
-//! before it looks at units. The three lines hold for the sender's own slot, too: it is written
+//! before it looks at units. The protocol above also covers the sender's own slot: it is written
 //! again in epoch e + 2, and a peer that has sent its stream of epoch e + 1 has received the put.
 //!
 //! # Units
@@ -26,7 +27,7 @@
 //!   flag's line; more follow it, so that they move by whole vectors.
 //! - Elsewhere: 16 bytes, two packets of 4 bytes of data and a flag of 4, the epoch's low half. The
 //!   first unit of a stream is the header `{fingerprint, flag, count, flag}`. Slots are scrubbed
-//!   within 2^31 epochs, so that a flag never comes round to stale data.
+//!   within 2^31 epochs, so that a flag that has wrapped around never matches stale data.
 
 use crate::args::In;
 use crate::bulk;
@@ -46,7 +47,7 @@ pub const PAIR_DATA: usize = 8;
 /// Offset from a ready line of the word that says that a stream has arrived by the network: the
 /// second one of the done line.
 const ARRIVED_AT: u64 = LINE + 8;
-/// Every how many epochs a part of a slot is scrubbed.
+/// Epochs from one scrub of a part of the slots to the next.
 const SCRUB_PERIOD: u64 = 4096;
 /// Two-packet units that one scrub clears in each slot.
 const SCRUB_UNITS: u64 = 64;
@@ -113,15 +114,15 @@ impl Slots {
         })
     }
 
-    /// Where `source`'s stream arrives.
+    /// Returns the address at which `source`'s stream arrives.
     #[inline(always)]
     fn arrival(&self, source: u32) -> *mut u8 {
         self.own
             .wrapping_add((u64::from(source) * self.slot) as usize)
     }
 
-    /// Returns the address of the slot at `rank` for this rank's stream; this rank's own slot of
-    /// itself if `rank` is not reachable by load and store.
+    /// Returns the address of the slot at `rank` for this rank's stream. If `rank` is not reachable
+    /// by load and store, this is the slot for this rank in its own workspace.
     #[inline(always)]
     fn departure(&self, comm: &Comm, rank: u32) -> *mut u8 {
         let at = match comm.reaches(rank) {
@@ -129,7 +130,7 @@ impl Slots {
             false => comm.rank(),
         };
         let at = self.workspaces.wrapping_add(comm.member(at) as usize);
-        // SAFETY: the rank is in the team, for which the table has an entry each.
+        // SAFETY: the rank is in the team, and the table has an entry for each rank of the team.
         let workspace = unsafe { at.read() } as *mut u8;
         workspace.wrapping_add(self.mine as usize)
     }
@@ -166,7 +167,7 @@ impl Slots {
     /// `from` must be readable for the stream's bytes.
     #[inline(always)]
     pub unsafe fn send_to_all<M: Machine>(&self, session: &mut Session<M>, from: *const u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` is readable for the stream by the precondition.
         unsafe {
             let prefetch = Prefetch::read(session.block(), from, self.bytes);
             self.send(session, from, prefetch, 1);
@@ -177,7 +178,7 @@ impl Slots {
     /// send to this rank, too, so that it can receive its own stream as any other.
     ///
     /// # Safety
-    /// As there; `prefetch` must be that of the same stream.
+    /// As for [`Slots::send_to_all`]; `prefetch` must be that of the same stream.
     #[inline(always)]
     pub unsafe fn send_to_each<M: Machine>(
         &self,
@@ -185,11 +186,11 @@ impl Slots {
         from: *const u8,
         prefetch: Prefetch,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { self.send(session, from, prefetch, 0) };
     }
 
-    /// Sends to all ranks from the one `nearest` positions after this one.
+    /// Sends to the ranks from the one `nearest` positions after this one on.
     #[inline(always)]
     unsafe fn send<M: Machine>(
         &self,
@@ -203,13 +204,14 @@ impl Slots {
         let bytes = self.bytes;
         session.advance();
         if M::LANES == 1 {
-            // The network reads the own slot, which must not be written again.
+            // The network reads this rank's own slot, so the stream is written there only once.
             let mut is_staged = false;
             for step in 1..ranks {
                 let peer = ring(me, step, ranks);
                 let slot = self.departure(session.comm(), peer);
                 let ring = session.network_to(peer);
-                // SAFETY: within the slot and the source by the caller's bound.
+                // SAFETY: `open` has checked `bytes` against the slot; the caller, against the
+                // source.
                 unsafe {
                     if ring.is_some() && is_staged {
                         // The stream is in the slot.
@@ -239,13 +241,14 @@ impl Slots {
             } else if unit == block.rank() as usize {
                 prefetch.0
             } else {
-                // SAFETY: the unit is within the source.
+                // SAFETY: the unit is within the stream, which is readable at `from`.
                 unsafe { read_pair(from, bytes, unit - 1) }
             };
             for step in nearest..ranks {
                 let peer = ring(me, step, ranks);
                 let to = self.departure(session.comm(), peer);
-                // SAFETY: within the slot by the caller's bound.
+                // SAFETY: the unit is within the stream, and `open` has checked that the stream
+                // fits the slot.
                 unsafe {
                     mem::store_packets(
                         to.add(unit * 16).cast::<u64>(),
@@ -359,8 +362,8 @@ impl Slots {
         Unvoted::from_wait(arrived)
     }
 
-    /// Awaits the two-packet unit `unit` of `source`'s stream (0 is the header, of which the call
-    /// is compared): its 8 bytes. By any lane.
+    /// Awaits two-packet unit `unit` of `source`'s stream, and returns its 8 bytes. Unit 0 is the
+    /// header, whose call is compared. By any lane.
     ///
     /// # Safety
     /// `source` must be a rank of the communicator and `unit` within the slot.
@@ -431,8 +434,8 @@ impl Slots {
         (data, there)
     }
 
-    /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream: their bytes. For units
-    /// that carry data; the header is [`Slots::receive_header`]'s. By any lane.
+    /// Awaits the two-packet units `unit .. unit + N` of `source`'s stream, and returns their
+    /// bytes. For units that carry data: see [`Slots::receive_header`] for the header. By any lane.
     ///
     /// # Safety
     /// As [`Slots::receive_pair`], for all units.
@@ -446,14 +449,14 @@ impl Slots {
         let arrived = session
             .ctx()
             .until(WaitKind::Packet, source, self.flag, || {
-                // What the record shows is the epoch that was awaited, not which unit lacked.
+                // A failure record has the awaited epoch, not the number of the missing unit.
                 // SAFETY: the precondition of this function.
                 match unsafe { self.peek_pairs::<N>(session.comm(), source, unit) } {
                     (_, true) => Ok(()),
                     (_, false) => Err(0),
                 }
             });
-        // They stay until this rank has sent the next epoch's.
+        // The units stay until this rank has sent its stream of the next epoch.
         // SAFETY: the precondition of this function.
         let read = || unsafe { self.peek_pairs::<N>(session.comm(), source, unit) };
         Unvoted::from_wait(arrived.map(|()| read().0))
@@ -522,7 +525,8 @@ impl Slots {
                 return;
             }
         }
-        // At least the header's; said for the divisions' sake.
+        // A slot has at least a header. The lower bound tells the compiler not to check the
+        // divisor.
         let units = (self.slot / 16).max(1);
         let start = self.epoch / SCRUB_PERIOD * SCRUB_UNITS % units;
         let mut i = u64::from(block.rank());
@@ -530,7 +534,7 @@ impl Slots {
             let source = (i / SCRUB_UNITS) as u32;
             let unit = (start + i % SCRUB_UNITS) % units;
             let at = self.arrival(source).wrapping_add(unit as usize * 16);
-            // SAFETY: within this rank's own slots, which nobody writes now.
+            // SAFETY: within this rank's own slots, which nothing else writes now.
             unsafe { mem::store_packets(at.cast(), [0, 0]) };
             i += u64::from(block.size());
         }
@@ -561,12 +565,12 @@ impl Prefetch {
     /// `from` must be readable for `bytes` bytes.
     #[inline(always)]
     pub unsafe fn read<M: Machine>(block: Block<M>, from: *const u8, bytes: usize) -> Self {
-        // Unit 0 is the header. Blocks of one lane copy.
+        // Unit 0 is the header. Blocks of one lane copy whole streams.
         let unit = block.rank() as usize;
         if M::LANES == 1 || unit == 0 || (unit - 1) * PAIR_DATA >= bytes {
             return Self(0);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function; the pair begins below `bytes`.
         Self(unsafe { read_pair(from, bytes, unit - 1) })
     }
 }
@@ -605,7 +609,7 @@ pub unsafe fn read_pair(from: *const u8, bytes: usize, pair: usize) -> u64 {
 #[inline(always)]
 unsafe fn copy_short(to: *mut u8, from: *const u8, bytes: usize) {
     let mut i = 0;
-    // SAFETY: the caller's ranges; every access stays below `bytes`.
+    // SAFETY: both ranges have `bytes` bytes; every access stays below `bytes`.
     unsafe {
         while i + 8 <= bytes {
             mem::write(

@@ -288,7 +288,7 @@ impl<T> Unvoted<T> {
         Self(Some(value))
     }
 
-    /// Wraps what a wait of this lane gave.
+    /// Wraps the result of a wait of this lane.
     #[inline(always)]
     pub(crate) fn from_wait(value: Option<T>) -> Self {
         Self(value)
@@ -325,14 +325,15 @@ pub struct Session<M> {
     block: Block<M>,
     comm: Comm,
     ctx: WaitContext,
-    /// Blocks of one lane: rounds and packet epoch at the begin. Others find them in shared memory.
+    /// Rounds and packet epoch when the session began, for blocks of one lane. Other blocks have
+    /// them in shared memory.
     begun: (u64, u64),
     /// Rounds of this launch. Not of the width of `steps`, so that the compiler does not pair them
     /// in a vector register.
     rounds: u64,
     /// True between `ready` and `done`.
     open: bool,
-    /// By how much the packet epoch has grown.
+    /// Increase of the packet epoch during this launch.
     packets: u64,
     steps: u32,
     /// True if the kernel has windows. Known at compile time.
@@ -349,8 +350,8 @@ impl<M: Machine> Session<M> {
     ///
     /// # Safety
     /// `constants` must describe a live communicator of which this launch is the next operation,
-    /// and be what its host says (`Communicator::constants`), not a copy. A block has one session
-    /// at a time.
+    /// and be the address that its host returns (`Communicator::constants`), not that of a copy. A
+    /// block has one session at a time.
     #[inline(always)]
     pub unsafe fn begin(
         block: Block<M>,
@@ -359,11 +360,11 @@ impl<M: Machine> Session<M> {
         count: u64,
         timeout_ns: u64,
     ) -> Option<Self> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         let comm = unsafe { Comm::new(constants) };
         let call = Call(call);
         let collective = u64::from(call.is_collective());
-        let mut ctx = WaitContext {
+        let ctx = WaitContext {
             comm,
             call,
             count,
@@ -372,10 +373,9 @@ impl<M: Machine> Session<M> {
             timeout_ns,
         };
         let prologue = Prologue::new::<M>(constants, &comm, block.index());
-        // SAFETY: the caller's promise.
-        let entered = unsafe { prologue.pass(block, constants, &mut ctx, collective) };
-        let (comm, epochs) = entered?;
-        ctx.comm = comm;
+        // SAFETY: the precondition of this function; `comm` and `prologue` are of `constants`.
+        let (ctx, epochs) = unsafe { prologue.pass(block, constants, ctx, collective) }?;
+        let comm = ctx.comm;
         if M::LANES == 1 {
             Faults::new(block).clear();
         }
@@ -397,21 +397,21 @@ impl<M: Machine> Session<M> {
         })
     }
 
-    /// Says that the kernel has windows, whose signals do not carry the call. Called by
+    /// Declares that the kernel has windows, whose signals do not carry the call. Called by
     /// `#[kernel]`.
     #[inline(always)]
     #[doc(hidden)]
-    pub fn has_windows(&mut self) {
+    pub fn declare_windows(&mut self) {
         self.has_windows = true;
         if self.block.is_leader() {
             self.ctx.note_call();
         }
     }
 
-    /// Says that all blocks of the launch run at the same time. Called by `#[kernel]`.
+    /// Declares that all blocks of the launch run at the same time. Called by `#[kernel]`.
     #[inline(always)]
     #[doc(hidden)]
-    pub fn is_grid(&mut self) {
+    pub fn declare_grid(&mut self) {
         self.is_grid = true;
     }
 
@@ -464,7 +464,7 @@ impl<M: Machine> Session<M> {
         Peers::new(&self.comm, team, 1 + lane, lanes)
     }
 
-    /// Returns every `stride`-th rank, beginning with rank `start` after this one.
+    /// Returns every `stride`-th rank, from the one `start` positions after this one on.
     #[inline(always)]
     pub(crate) fn peers_of(&self, start: u32, stride: u32) -> Peers {
         Peers::new(&self.comm, Team::World, start, stride)
@@ -483,8 +483,8 @@ impl<M: Machine> Session<M> {
     }
 
     /// Returns the address of `bytes` bytes that `rank` named as `addr`, or records the failure. If
-    /// the rank is not reachable by load and store, gets them to byte `staging` of this rank's
-    /// workspace: they are there once [`Session::fetched`] has returned true. One lane.
+    /// the rank is not reachable by load and store, requests a copy to byte `staging` of this
+    /// rank's workspace, which has arrived once [`Session::fetched`] has returned true. One lane.
     #[inline(always)]
     pub fn fetch(
         &self,
@@ -533,7 +533,7 @@ impl<M: Machine> Session<M> {
         if self.comm.reaches(rank) {
             return self.fetch(addr, rank, bytes, staging);
         }
-        // Other lanes may still read what the call before has brought.
+        // Other lanes may still read the bytes of the previous call.
         self.block.sync();
         let mut failed = false;
         if self.block.is_leader() {
@@ -545,8 +545,8 @@ impl<M: Machine> Session<M> {
         Some(self.comm.own(staging).cast_const())
     }
 
-    /// Waits until all that lanes of the block have fetched by the network is there. Returns false
-    /// on all lanes after a failure. All lanes together.
+    /// Waits until all bytes that lanes of the block have requested by [`Session::fetch`] have
+    /// arrived. Returns false on all lanes after a failure. All lanes together.
     #[inline(always)]
     #[track_caller]
     pub fn fetched(&self) -> bool {
@@ -671,7 +671,7 @@ impl<M: Machine> Session<M> {
         Aborted(())
     }
 
-    /// The errors that lanes of this block find.
+    /// Returns the errors that lanes of this block record.
     #[inline(always)]
     pub(crate) fn faults(&self) -> Faults {
         Faults::new(self.block)
@@ -760,7 +760,20 @@ impl<M: Machine> Session<M> {
             self.post(peer, 8 * SIGNAL_WORDS as u64, value);
             peer += self.block.size();
         }
-        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
+        let ready = self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS);
+        if ready.is_err() {
+            self.abandon();
+        }
+        ready
+    }
+
+    /// Marks the round as closed after a failure. Kernels whose own code fails in a round call
+    /// this. The compiler then sees that no round is open at their end, and leaves out the code
+    /// that would close it.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn abandon(&mut self) {
+        self.open = false;
     }
 
     /// Returns word `index` of what `peer` sent with its ready signal of this round; 0 for a rank
@@ -801,11 +814,28 @@ impl<M: Machine> Session<M> {
         self.await_all(WaitKind::Done, value, LINE as usize)
     }
 
-    /// Ends the launch as the kernel's result says. All lanes together. Called by `#[kernel]`.
+    /// Ends the launch with the kernel's result. All lanes together. Called by `#[kernel]`.
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
     #[inline(always)]
     #[track_caller]
     #[doc(hidden)]
+    pub fn finish(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
+        self.close(outcome)
+    }
+
+    /// Ends the launch with the kernel's result. All lanes together. Called by `#[kernel]`. By
+    /// value: otherwise the compiler does not see that a kernel has closed its last round, and adds
+    /// another copy of [`Session::done`].
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    #[inline(always)]
+    #[doc(hidden)]
     pub fn finish(mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
+        self.close(outcome)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn close(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
         let mut closed = match outcome {
             Ok(()) if self.open => self.done(),
             other => other,
@@ -813,8 +843,8 @@ impl<M: Machine> Session<M> {
         if net::AVAILABLE && closed.is_ok() && self.flush().is_failed() {
             closed = Err(Aborted(()));
         }
-        // All lanes meet here, also those that return an error: a lane that the kernel's last
-        // branch has split from its warp would otherwise enter the barrier by itself. After the
+        // All lanes converge here, including those that return an error: otherwise a lane that the
+        // kernel's last branch has split from its warp would enter the barrier alone. After the
         // barrier the epochs may advance.
         if self.any_failed(closed.is_err()) {
             self.report();
@@ -841,17 +871,17 @@ impl<M: Machine> Session<M> {
         self.ctx.fail(kind, wait, code, rank, expected, observed, 0);
     }
 
-    /// Leaves the communicator: the block's epochs advance. The last act of a kernel that has not
+    /// Leaves the communicator: the block's epochs advance. The last call of a kernel that has not
     /// failed and that has begun its session itself.
     #[inline(always)]
-    pub fn end(self) {
+    pub fn end(&self) {
         self.block.sync();
         self.leave();
     }
 
     /// Advances the block's epochs. After a barrier of the block.
     #[inline(always)]
-    fn leave(self) {
+    fn leave(&self) {
         if self.block.is_leader() {
             let state = Prologue::state(self.block, &self.comm);
             let epochs = Epochs {
@@ -859,7 +889,8 @@ impl<M: Machine> Session<M> {
                 rounds: self.round(),
                 packet_epoch: self.current_packet_epoch(),
             };
-            // SAFETY: the state belongs to this block, whose only launch this is (busy word).
+            // SAFETY: the state belongs to this block, and by the busy word this is its only
+            // launch.
             unsafe {
                 let store = |at, value| mem::store_u64(at, value, Order::Relaxed, Scope::Device);
                 if self.ctx.call.is_collective() {
@@ -875,7 +906,7 @@ impl<M: Machine> Session<M> {
         }
     }
 
-    /// Starts a launch that uses packet slots: its epoch. See [`crate::packet`].
+    /// Begins the next packet epoch and returns it. See [`crate::packet`].
     #[inline(always)]
     pub(crate) fn next_packet_epoch(&mut self) -> u64 {
         let before = self.current_packet_epoch();
@@ -894,7 +925,7 @@ impl<M: Machine> Session<M> {
         Prologue::begun(self.block, self.begun).1 + self.packets
     }
 
-    /// The block's signal rounds, this launch's included.
+    /// Returns the number of the block's signal rounds, including those of this launch.
     #[inline(always)]
     fn round(&self) -> u64 {
         Prologue::begun(self.block, self.begun).0 + self.rounds
@@ -918,7 +949,7 @@ impl<M: Machine> Session<M> {
         self.advance();
     }
 
-    /// The line that `from` writes at `at`.
+    /// Returns the address of byte `which` of the line that `from` writes in the workspace of `at`.
     #[inline(always)]
     fn line(&self, at: u32, from: u32, which: u64) -> *mut u8 {
         let offset = self.comm.inbox(self.block.index(), from) + which;

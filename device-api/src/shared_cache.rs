@@ -4,7 +4,7 @@
 //! communicator, and read them after the barrier that ends the prologue. The epochs and constants
 //! do not change during the session. A block of one lane uses only the [`Fault`].
 
-use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
+use crate::arch::{MAX_WARPS, RESERVED_BYTES, SHARED_BYTES};
 use crate::layout::CommConst;
 
 /// The first error that a lane of the block found by itself, such as an index out of range. The
@@ -43,24 +43,21 @@ pub(crate) struct SharedCache {
     pub(crate) constants: CommConst,
 }
 
-/// Most warps of a block.
-pub(crate) const WARPS: usize = 32;
-
 const CACHE_AT: usize = SHARED_BYTES - RESERVED_BYTES;
 /// The memory of [`crate::Block::broadcast`].
 pub(crate) const BROADCAST_AT: usize = SHARED_BYTES - 16;
-const PARTIALS_AT: usize = BROADCAST_AT - 8 * WARPS;
+const PARTIALS_AT: usize = BROADCAST_AT - 8 * MAX_WARPS;
 
 const _: () = assert!(CACHE_AT.is_multiple_of(64));
 const _: () = assert!(CACHE_AT + size_of::<SharedCache>() <= PARTIALS_AT);
 
-/// Returns its address in a block's shared memory.
+/// Returns the address of the [`SharedCache`] in a block's shared memory.
 #[inline(always)]
 pub(crate) fn at(shared: *mut u8) -> *mut SharedCache {
     shared.wrapping_add(CACHE_AT).cast()
 }
 
-/// Returns the address of [`WARPS`] words, one for each warp of the block, for its reductions
+/// Returns the address of [`MAX_WARPS`] words, one for each warp of the block, for its reductions
 /// and scans.
 #[inline(always)]
 pub(crate) fn partials(shared: *mut u8) -> *mut u64 {

@@ -1,10 +1,10 @@
 //! Bounded, abortable waits and the failure record.
 //!
-//! A wait polls; where polling does not help it gives the core away, looks at the abort word,
-//! compares progress with the peers after 50 microseconds (different operations are reported
-//! at once, not at the timeout) and fails at the timeout. The first failure on a rank
-//! claims that rank's [`FailureRecord`] and writes the abort word of every rank of the team. Hosts
-//! write the others, and keep a [`Mirror`] of the ranks outside of the team.
+//! A wait polls. If it does not end soon, it yields the core, checks the abort word, compares
+//! progress with the peers after 50 microseconds (so that different operations are reported at
+//! once, not at the timeout), and fails at the timeout. The first failure on a rank claims that
+//! rank's [`FailureRecord`] and writes the abort word of every rank of the team. Hosts write the
+//! abort words of other teams, and keep a [`Mirror`] of each rank outside of the team.
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,7 @@ use crate::layout::{
 use crate::mem::{self, Order, Scope};
 use crate::session::Call;
 
-/// Event that a wait waits for.
+/// Event that a wait awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum WaitKind {
@@ -39,7 +39,7 @@ pub enum WaitKind {
     /// The launch itself, before any wait.
     Launch = 7,
     /// The arrival counter of a tile, which a producer of this rank raises. The expected value is
-    /// the tile, shifted by 32 bits, and the count that is wanted.
+    /// the tile in the upper 32 bits, and the awaited count in the lower ones.
     Tile = 8,
     /// Room in the ring of network requests, or their completion, by this rank's host.
     Network = 9,
@@ -47,20 +47,20 @@ pub enum WaitKind {
     Room = 10,
     /// A batch of a queue from a peer.
     Rows = 11,
-    /// Another block of the launch, in a barrier of all blocks. The expected value is the block,
-    /// shifted by 32 bits, and its barriers.
+    /// Another block of the launch, in a barrier of all blocks. The expected value is the index of
+    /// the block in the upper 32 bits, and its number of barriers in the lower ones.
     Grid = 12,
     /// User signals of several ranks, which add up to a value. The awaited rank is the one that has
     /// contributed least.
     Sum = 13,
 }
 
-/// False only where kernels are compiled with `--cfg fusewire_unbounded`, to measure what it costs
-/// that waits end: then nothing is recorded, compared or refused, and a rank whose peer is gone
-/// waits for ever.
+/// False only if kernels are compiled with `--cfg fusewire_unbounded`, to measure the cost of
+/// bounded waits. Then nothing is recorded, compared or refused, and a rank whose peer is gone
+/// waits forever.
 pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 
-/// After how long a stalled wait compares progress with its peers.
+/// Time after which a stalled wait compares its progress with that of its peers.
 const COMPARE_NS: u64 = 50_000;
 
 /// Bounds of one launch's waits.
@@ -71,7 +71,7 @@ pub struct WaitContext {
     pub(crate) count: u64,
     pub(crate) sequence: u64,
     pub(crate) block: u32,
-    /// 0: the communicator's.
+    /// 0 selects the communicator's timeout.
     pub(crate) timeout_ns: u64,
 }
 
@@ -81,32 +81,48 @@ struct Stall {
     started: u64,
     compared: u64,
     naps: u32,
-    /// A rank that was found dead before the last poll, by which time it had done whatever it ever
-    /// will, and without which the wait cannot end.
+    /// A rank without which the wait cannot end, found dead before the last poll. That poll has
+    /// seen all that the rank ever did.
     dead: Option<u32>,
 }
 
 impl WaitContext {
-    /// Sequence number of the launch.
+    /// Returns the sequence number of the launch.
     #[inline(always)]
     pub(crate) fn sequence(&self) -> u64 {
-        // Where registers are short it stays where the block keeps it.
+        // Read from shared memory, to save registers.
         #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
-        // SAFETY: written when the launch entered.
+        // SAFETY: written before the barrier that ends the prologue.
         return unsafe { (&raw const (*crate::shared_cache::at(arch::shared())).sequence).read() };
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         self.sequence
     }
 
-    /// Says the sequence number. A GPU's lanes find it where the block keeps it.
+    /// Sets the sequence number. Lanes of a GPU read it from shared memory instead.
     #[inline(always)]
     pub(crate) fn set_sequence(&mut self, sequence: u64) {
         self.sequence = sequence;
     }
 
-    /// Polls until `poll` gives a value. `None` after a failure, which is then recorded.
+    /// Returns the context for a call of a function that is not inlined. On a CPU this is a copy:
+    /// the address of the session's own context would keep the whole session out of registers. On a
+    /// GPU it would be memory in either case.
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    #[inline(always)]
+    fn outlined(&self) -> Self {
+        *self
+    }
+
+    /// Returns the context for a call of a function that is not inlined.
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    #[inline(always)]
+    fn outlined(&self) -> &Self {
+        self
+    }
+
+    /// Polls until `poll` returns a value. Returns `None` after a failure, which is then recorded.
     ///
-    /// `poll` gives `Err(observed)` while the awaited thing is not there.
+    /// `poll` returns `Err(observed)` until the event has happened.
     #[inline(always)]
     pub fn until<T>(
         &self,
@@ -152,7 +168,7 @@ impl WaitContext {
             let observed = match poll() {
                 Ok(value) => {
                     let stalled = COMPARE && BOUNDED && polls >= spins;
-                    if stalled && !self.agrees(wait, awaited(), expected) {
+                    if stalled && !self.outlined().agrees(wait, awaited(), expected) {
                         return None;
                     }
                     return Some(value);
@@ -167,15 +183,17 @@ impl WaitContext {
             if stall.naps.is_multiple_of(64) {
                 late = awaited();
             }
-            // The wait fails if this rank is dead. Only waits of windows are for several ranks, so
-            // that other kernels do not contain the search.
+            // The wait fails if rank `needed` is dead. Only waits of windows can be for several
+            // ranks, so other kernels do not contain the search.
             let needed = match wait {
-                WaitKind::Sum if COMPARE => {
-                    self.dead_contributor().unwrap_or_else(|| self.comm.rank())
-                }
+                WaitKind::Sum if COMPARE => self
+                    .outlined()
+                    .dead_contributor()
+                    .unwrap_or_else(|| self.comm.rank()),
                 _ => late,
             };
-            if !self.stalled(&mut stall, wait, [late, needed], expected, observed) {
+            let ctx = self.outlined();
+            if !ctx.stalled(&mut stall, wait, [late, needed], expected, observed) {
                 return None;
             }
         }
@@ -225,7 +243,7 @@ impl WaitContext {
             self.fail(kind, wait, dead, dead, expected, observed, elapsed);
             return false;
         }
-        // What the rank has published is looked at once more.
+        // Polls once more before it fails, because the rank may have published before it ended.
         stall.dead = self.is_dead(needed).then_some(needed);
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
@@ -258,7 +276,7 @@ impl WaitContext {
         };
         if elapsed > limit {
             let blamed = match wait {
-                // What nobody but this rank could have done.
+                // Only this rank could have done what is awaited.
                 WaitKind::Tile | WaitKind::Network | WaitKind::Grid => awaited,
                 _ => self.least_progress(awaited),
             };
@@ -276,9 +294,9 @@ impl WaitContext {
         true
     }
 
-    /// Returns a dead rank that has not finished this launch, for a wait for several ranks. Where
-    /// ranks do not make the same launches, nothing is known of what a dead rank had done, so that
-    /// the others must all be dead.
+    /// Returns a dead rank that has not finished this launch, for a wait for several ranks. If the
+    /// launch is not collective, the progress of a dead rank is not known, so that all others must
+    /// be dead.
     fn dead_contributor(&self) -> Option<u32> {
         if self.dead_ranks() == 0 {
             return None;
@@ -294,8 +312,8 @@ impl WaitContext {
         others.find(|&rank| is_dead(rank) && self.finished(rank) < self.sequence())
     }
 
-    /// Returns the number of collectives that the block of this index has finished on `rank`. Of a
-    /// rank outside of the team, that which block 0 is in counts as finished.
+    /// Returns the number of collectives that the block of this index has finished on `rank`. For a
+    /// rank outside of the team, the collective that its block 0 is in counts as finished.
     fn finished(&self, rank: u32) -> u64 {
         if !self.comm.reaches(rank) {
             return sequence_of(self.progress(rank).call, self.sequence());
@@ -321,7 +339,7 @@ impl WaitContext {
         unsafe { mem::load_u64(&raw const (*state).dead, Order::Acquire, Scope::System) }
     }
 
-    /// Returns the bit of `rank` among those of the ranks whose processes have ended.
+    /// Returns true if `rank` is marked as one whose process has ended.
     fn is_marked(&self, rank: u32) -> bool {
         if rank >= self.comm.size() {
             return false;
@@ -349,13 +367,14 @@ impl WaitContext {
         word != 0
     }
 
-    /// Leaves the abort word where the host looks. Several lanes may do so; the host keeps the
+    /// Stores the abort word where the host reads it. Several lanes may do so; the host keeps the
     /// first that it sees.
     #[cold]
     fn report_to_host(&self, word: u64) {
         let at = self.comm.constants().host_word as *mut u64;
         if !at.is_null() {
-            // SAFETY: a word that the host gave for this, which is only accessed atomically.
+            // SAFETY: the host's constants have the address of a live word, only accessed
+            // atomically.
             unsafe { mem::store_u64(at, word, Order::Release, Scope::System) };
         }
     }
@@ -389,15 +408,15 @@ impl WaitContext {
         progress
     }
 
-    /// A peer that is in a collective of the same sequence number, but in another one.
+    /// Returns a peer that is in another collective with the same sequence number.
     fn mismatch(&self) -> Option<u32> {
         if !self.call.is_collective() {
             return None;
         }
         let mine = self.progress(self.comm.rank()).call;
         if !Call::from_progress(mine).is_collective() {
-            // Block 0, which writes it, is still in the launch before: a transfer, which counts no
-            // sequence.
+            // Block 0, which writes the progress, is still in the previous launch: a transfer,
+            // which does not advance the sequence number.
             return None;
         }
         (0..self.comm.size()).find(|&rank| {
@@ -430,7 +449,7 @@ impl WaitContext {
         offset_of!(Progress, recent) / 8 + self.sequence() as usize % 4
     }
 
-    /// Notes the call of a kernel with windows. By the leader of each block, before its signals.
+    /// Stores the call of a kernel with windows. By the leader of each block, before its signals.
     #[inline(always)]
     pub(crate) fn note_call(&self) {
         if self.block != 0 || !BOUNDED || !self.call.is_collective() {
@@ -442,7 +461,7 @@ impl WaitContext {
         unsafe { mem::store_u64(line.add(self.recent()), word, Order::Relaxed, Scope::System) };
     }
 
-    /// The rank that has come least far; `awaited` where several are equally late.
+    /// Returns the rank with the least progress; `awaited` if it is among several.
     fn least_progress(&self, awaited: u32) -> u32 {
         let base = self.sequence();
         // Sequence numbers are compared by their distance from this rank's own, 24 bits signed.
@@ -468,8 +487,7 @@ impl WaitContext {
     }
 
     /// Records a failure, if it is this rank's first, and stops every peer.
-    #[cold]
-    #[inline(never)]
+    #[inline(always)]
     #[allow(clippy::too_many_arguments)] // the fields of a record
     pub fn fail(
         &self,
@@ -481,12 +499,26 @@ impl WaitContext {
         observed: u64,
         elapsed_ns: u64,
     ) {
+        let ctx = self.outlined();
+        ctx.record_failure(kind, wait, awaited, blamed, expected, observed, elapsed_ns);
+    }
+
+    /// Does what [`WaitContext::fail`] does.
+    #[cold]
+    #[inline(never)]
+    #[allow(clippy::too_many_arguments)] // the fields of a record
+    fn record_failure(
+        &self,
+        kind: FailureKind,
+        wait: WaitKind,
+        awaited: u32,
+        blamed: u32,
+        expected: u64,
+        observed: u64,
+        elapsed_ns: u64,
+    ) {
         let (ranks, values) = ([awaited, blamed], [expected, observed]);
-        let mut progress = self.progress(blamed);
-        // The words may be those of two operations.
-        if progress.count >> 48 != progress.call >> 40 & 0xffff {
-            progress.count = 0;
-        }
+        let progress = self.progress(blamed);
         self.record(kind, wait, ranks, values, elapsed_ns, &progress);
     }
 
@@ -526,7 +558,7 @@ impl WaitContext {
                     u64::from(blamed),
                     sequence_of(progress.call, self.sequence()),
                     Call::from_progress(progress.call).0,
-                    progress.count & 0xffff_ffff_ffff,
+                    progress.count,
                     expected,
                     observed,
                     elapsed_ns,
@@ -576,7 +608,7 @@ impl WaitContext {
         }
     }
 
-    /// Writes how many steps of the operation are behind.
+    /// Stores the number of steps of the operation that are complete.
     #[inline(always)]
     pub(crate) fn step(&self, steps: u64) {
         if self.block != 0 || !BOUNDED {
@@ -597,7 +629,7 @@ impl WaitContext {
         }
     }
 
-    /// This block's state.
+    /// Returns the address of a block's state.
     #[inline(always)]
     pub(crate) fn block_state(comm: &Comm, block: u32) -> *mut BlockState {
         comm.own(BLOCKS_AT + u64::from(block) * LINE).cast()
@@ -625,7 +657,7 @@ pub fn abort(comm: &Comm, kind: FailureKind) {
         block: 0,
         timeout_ns: 0,
     };
-    // What this rank is in, or was in last.
+    // The operation that this rank is in, or was in last.
     let progress = ctx.progress(comm.rank());
     ctx.sequence = sequence_of(progress.call, finished);
     ctx.call = Call::from_progress(progress.call);

@@ -5,6 +5,7 @@ use core::fmt;
 use core::ptr::NonNull;
 use std::sync::Arc;
 
+use fusewire_device::args::RawBuffer;
 use fusewire_device::{DType, Element};
 
 use crate::cpu::Segment;
@@ -366,6 +367,22 @@ impl Input<'_> {
             dtype,
             tensor: None,
             is_slice: false,
+        }
+    }
+
+    /// Returns the elements as parameters of a kernel.
+    pub(crate) fn raw(&self) -> RawBuffer {
+        RawBuffer {
+            at: self.ptr.cast_mut(),
+            len: self.count as u64,
+        }
+    }
+
+    /// Returns the bytes as parameters of a kernel.
+    pub(crate) fn raw_bytes(&self) -> RawBuffer {
+        RawBuffer {
+            at: self.ptr.cast_mut(),
+            len: (self.count * self.dtype.size()) as u64,
         }
     }
 }

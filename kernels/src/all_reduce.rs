@@ -13,33 +13,32 @@ use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, kernel};
 
-use crate::exchange::{Body, Memory, Round};
-use crate::reducer::{Reducer, reduction_kernel};
+use crate::reducer::reduction_kernel;
 
-/// Runs a one-shot all_reduce by packets: `count` elements at `source` to `target`, which may be
-/// the same.
+/// Runs a one-shot all_reduce by packets. The output may be the input.
 ///
 /// # Safety
-/// `constants` as for [`Session::begin`]; the buffers valid for `count` elements; `count` elements
-/// of each block's part must fit [`fusewire_device::packet::capacity`].
+/// During the launch, nothing else may write the input or access the output.
 #[kernel(
     each(T: f32 = f32, f16 = F16, bf16 = Bf16),
     each(O: sum = Sum, average = Average, max = Max)
 )]
 pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     session: &mut Session<impl Machine>,
-    source: *const u8,
-    target: *mut u8,
-    // SAFETY: this block's part of the source, which the caller guarantees to be readable.
-    #[before(unsafe { prefetch_part::<_, T>(block, header_count, source) })] prefetch: Prefetch,
+    source: In<T>,
+    target: Out<T>,
+    // SAFETY: the entry's parameters describe the input, which the host keeps alive.
+    #[before(unsafe { prefetch_part::<_, T>(block, source, source_len) })] prefetch: Prefetch,
 ) -> Result<(), Aborted> {
-    let (first, bytes) = part::<_, T>(session.block(), session.count());
-    let from = source.wrapping_add(first);
-    let to = target.wrapping_add(first);
+    // A short output records an error, and is empty.
+    let target = target.slice(0, source.len());
+    let (first, bytes) = part::<_, T>(session.block(), target.len() as u64);
+    let from = source.as_ptr().cast::<u8>().wrapping_add(first);
+    let to = target.as_ptr().cast::<u8>().wrapping_add(first);
     let slots = Slots::open(session, bytes)?;
-    // SAFETY: this block's part of the caller's buffers.
+    // SAFETY: this block's part of the input and of the output, which is as long.
     let received = unsafe {
         slots.send_to_each(session, from, prefetch);
         reduce_streams::<_, T, O>(session, &slots, from, to, bytes)
@@ -56,18 +55,21 @@ fn part<M: Machine, T>(block: Block<M>, count: u64) -> (usize, usize) {
     (first * size_of::<T>(), (last - first) * size_of::<T>())
 }
 
-/// Reads ahead in this block's part of the source.
+/// Reads ahead in this block's part of the input.
 ///
 /// # Safety
 /// `source` must be readable for `count` elements.
 #[inline(always)]
-unsafe fn prefetch_part<M: Machine, T>(block: Block<M>, count: u64, source: *const u8) -> Prefetch {
+unsafe fn prefetch_part<M: Machine, T>(block: Block<M>, source: *mut u8, count: u64) -> Prefetch {
     let (first, bytes) = part::<_, T>(block, count);
     // SAFETY: the part is within the source.
     unsafe { Prefetch::read(block, source.wrapping_add(first), bytes) }
 }
 
-/// Reduces this rank's input with every peer's stream. False after a failure.
+/// Reduces this rank's input with every peer's stream. Returns false after a failure.
+///
+/// # Safety
+/// `from` and `to` must be this block's part of the input and of the output: `bytes` bytes.
 #[inline(always)]
 unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     session: &Session<M>,
@@ -186,189 +188,24 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     !block.any(failed)
 }
 
-/// Every rank, or the root, reads every rank's input.
-struct OneShot<R> {
-    reducer: R,
-    policy: Policy,
-}
-
-impl<M: Machine, R: Reducer> Body<M> for OneShot<R> {
-    #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let block = session.block();
-        let root = session.call().root();
-        if root != ALL && root != session.rank() {
-            return true;
-        }
-        // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block, session.ranks()) };
-        let (first, last) = memory.part(block, round, 0);
-        if !memory.fill_sources(session, tables, round, 0, first, last - first) {
-            return false;
-        }
-        if block.is_leader() {
-            let at = (round.start + first) * memory.size;
-            tables.set_target(0, memory.target.wrapping_add(at));
-        }
-        block.sync();
-        let ranks = session.comm().size();
-        let range = Range {
-            ranks,
-            targets: 1,
-            count: last - first,
-            policy: self.policy,
-        };
-        // SAFETY: the sources were checked against their windows; the rest is the caller's promise.
-        unsafe { self.reducer.reduce(block, tables, range) };
-        true
-    }
-}
-
-/// One-shot all_reduce over rounds. False after a failure.
-///
-/// # Safety
-/// As the kernels below promise.
-#[inline(always)]
-unsafe fn one_shot<M: Machine, R: Reducer>(
-    session: &mut Session<M>,
-    reducer: R,
-    memory: Memory,
-    policy: Policy,
-) -> bool {
-    let memory = Memory {
-        source_rows: 1,
-        shards: 1,
-        target_shared: false,
-        ..memory
-    };
-    // SAFETY: the caller's promise.
-    unsafe { memory.run(session, policy, &OneShot { reducer, policy }) }
-}
-
 /// Parameters of every kernel that reduces over rounds.
 pub type ReductionParams = AllReduceSignalParams;
 
-/// The root that means every rank.
-pub(crate) const ALL: u32 = 0xffff;
-
-/// This rank reduces its shard and writes it to all outputs, or to the root's.
-pub(crate) struct TwoShot<R> {
-    pub(crate) reducer: R,
-    pub(crate) policy: Policy,
-    pub(crate) root: u32,
-}
-
-impl<M: Machine, R: Reducer> Body<M> for TwoShot<R> {
-    #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let (first, last) = memory.part(session.block(), round, session.comm().rank());
-        // SAFETY: the caller's promise.
-        unsafe { self.range(session, memory, round, first, last - first) }
-    }
-}
-
-impl<R: Reducer> TwoShot<R> {
-    /// Reduces elements `[first, first + length)` of the round. False after a failure. All lanes
-    /// together; the block must synchronise before the next range.
-    ///
-    /// # Safety
-    /// As [`Body::round`]; the elements are this rank's to reduce.
-    #[inline(always)]
-    pub(crate) unsafe fn range<M: Machine>(
-        &self,
-        session: &Session<M>,
-        memory: &Memory,
-        round: Round,
-        first: usize,
-        length: usize,
-    ) -> bool {
-        let ranks = session.comm().size();
-        let block = session.block();
-        // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block, session.ranks()) };
-        if !memory.fill_sources(session, tables, round, 0, first, length) {
-            return false;
-        }
-        let (from, targets) = if self.root == ALL {
-            (0, ranks)
-        } else {
-            (self.root, 1)
-        };
-        let mut failed = false;
-        for index in block.elements_of_block(targets as usize) {
-            let index = index as u32;
-            match memory.target_of(session, round, from + index, first, length) {
-                Some(at) => tables.set_target(index, at),
-                None => failed = true,
-            }
-        }
-        if block.any(failed) {
-            return false;
-        }
-        block.sync();
-        let range = Range {
-            ranks,
-            targets,
-            count: length,
-            policy: self.policy,
-        };
-        // SAFETY: sources and targets were checked against their windows; the rest is the caller's
-        // promise.
-        unsafe { self.reducer.reduce(block, tables, range) };
-        true
-    }
-}
-
-/// Two-shot all_reduce, or reduce to `root`, over rounds. False after a failure.
-///
-/// # Safety
-/// As the kernels below promise.
-#[inline(always)]
-unsafe fn two_shot<M: Machine, R: Reducer>(
-    session: &mut Session<M>,
-    reducer: R,
-    memory: Memory,
-    policy: Policy,
-    root: u32,
-) -> bool {
-    let (me, ranks) = (session.comm().rank(), session.comm().size());
-    let target_shared = root == ALL || root == me;
-    let memory = Memory {
-        source_rows: 1,
-        shards: ranks,
-        target_shared,
-        ..memory
-    };
-    // SAFETY: the caller's promise.
-    unsafe {
-        memory.run(
-            session,
-            policy,
-            &TwoShot {
-                reducer,
-                policy,
-                root,
-            },
-        )
-    }
-}
-
 reduction_kernel!(
-    /// Runs a one-shot all_reduce by signal: every rank reads every rank's input.
+    /// Runs a one-shot all_reduce (root 0xffff), or reduce to the call's root, by signal: a rank
+    /// with a result reads every rank's input.
     all_reduce_signal,
     all_reduce_signal_any,
     any_params = AllReduceSignalParams,
-    |session, reducer, memory, policy| one_shot(session, reducer, memory, policy)
+    one_shot
 );
 
 reduction_kernel!(
-    /// Two-shot all_reduce (root 0xffff), or reduce to the call's root: rank r reduces shard r.
+    /// Runs a two-shot all_reduce (root 0xffff), or reduce to the call's root: rank r reduces shard
+    /// r.
     reduce_shards,
     reduce_shards_any,
     params = AllReduceSignalParams,
     any_params = AllReduceSignalParams,
-    |session, reducer, memory, policy| {
-        let root = session.call().root();
-        two_shot(session, reducer, memory, policy, root)
-    }
+    shards
 );

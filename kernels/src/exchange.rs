@@ -6,31 +6,81 @@
 //! - **after having acquired** every peer's done signal of that round;
 //! - **released by** each peer after its last read of the input and its last write of the output.
 //!
-//! Peers touch a rank's memory only after they acquired its ready signal of the round, which it
+//! Peers access a rank's memory only after they acquired its ready signal of the round, which it
 //! released after its last write of input or staging.
 //!
-//! Whether a rank's memory lies in a window is its own affair: it publishes a window address with
-//! each round, its user memory or its staging, and a flag. Once a rank is staged all walk the range
-//! in the same chunks (every rank has seen every flag in the first round); if none is, there is a
-//! single round.
+//! Only the rank itself knows whether its memory is in a window. With each ready signal, it sends
+//! the window addresses of its user memory or of its staging, and flags. If a rank is staged, all
+//! ranks divide the range into the same chunks (each rank has seen all flags in the first round).
+//! If no rank is, there is a single round.
 //!
-//! Signals are those of one block, and blocks may be rounds apart. So each block has an area of its
-//! own in staging: parts and rows lie where they lay in the round before, also in the last, shorter
-//! round.
+//! Signals are those of one block, and blocks may be rounds apart. Therefore each block has its own
+//! area of staging: parts and rows have the same offsets in every round, also in the last, shorter
+//! one.
 
+use bytemuck::{Pod, Zeroable};
+use fusewire_device::args::{In, Out};
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::group::{Block, Group, Machine, slice};
 use fusewire_device::mem::Policy;
-use fusewire_device::session::Session;
+use fusewire_device::session::{Aborted, Session};
 
-/// Index of the words that travel with a ready signal.
+/// Arguments of the kernels of the signal family, in addition to their buffers.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Exchange {
+    /// Window address of the input.
+    pub source_at: WindowAddr,
+    /// Window address of the output.
+    pub target_at: WindowAddr,
+    /// This rank's scalar.
+    pub scalar: u64,
+    /// Elements of a row that are staged at once: a multiple of [`crate::ALIGNMENT`].
+    pub chunk: u64,
+    /// Bytes of an element. Reductions take it from the type instead.
+    pub size: u32,
+    /// Cache policy of the output: 0 for cached, 1 for streaming.
+    pub policy: u32,
+}
+
+impl Exchange {
+    /// Returns the cache policy of the output.
+    #[inline(always)]
+    pub(crate) fn policy(&self) -> Policy {
+        match self.policy {
+            1 => Policy::Streaming,
+            _ => Policy::Cached,
+        }
+    }
+
+    /// Returns the layout of an operation over rows of `count` elements of `size` bytes: one row of
+    /// input and of output, which peers do not write.
+    #[inline(always)]
+    pub(crate) fn layout(&self, count: u64, size: usize) -> MemoryLayout {
+        MemoryLayout {
+            size,
+            count: count as usize,
+            chunk: self.chunk as usize,
+            source_rows: 1,
+            target_rows: 1,
+            target_shared: false,
+            shards: 1,
+            alignment: crate::ALIGNMENT,
+            source_at: self.source_at,
+            target_at: self.target_at,
+            scalar: self.scalar,
+        }
+    }
+}
+
+/// Index of the words that are sent with a ready signal.
 pub(crate) mod word {
     /// WindowAddr of the input.
     pub(crate) const SOURCE: usize = 0;
     /// WindowAddr of the output.
     pub(crate) const TARGET: usize = 1;
-    /// 1: the input is staged; 2: the output is staged; 4: this rank walks in chunks.
+    /// 1: the input is staged; 2: the output is staged; 4: this rank uses chunks.
     pub(crate) const FLAGS: usize = 2;
     /// This rank's scalar.
     pub(crate) const SCALAR: usize = 3;
@@ -38,7 +88,7 @@ pub(crate) mod word {
     pub(crate) const COUNT: usize = 4;
     /// Elements of the longest part (vector operations).
     pub(crate) const LONGEST: usize = 5;
-    /// Three words of the body's own ([`super::Words`]).
+    /// Three words of the body ([`super::Words`]).
     pub(crate) const EXTRA: usize = 4;
 }
 
@@ -46,47 +96,46 @@ pub(crate) const SOURCE_STAGED: u64 = 1;
 pub(crate) const TARGET_STAGED: u64 = 2;
 pub(crate) const CHUNKED: u64 = 4;
 
-/// This rank's memory in an operation over a range of `count` elements.
+/// Shape of this rank's memory in an operation over rows of `count` elements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryLayout {
     /// Bytes of an element.
     pub(crate) size: usize,
     /// Elements of a row.
     pub(crate) count: usize,
-    /// Elements of a row that go into staging at once.
+    /// Elements of a row that are staged at once.
     pub(crate) chunk: usize,
-    /// The input, and its window address.
-    pub(crate) source: *const u8,
-    pub(crate) source_at: WindowAddr,
-    /// Rows of the input that peers read: 0, 1 or the number of ranks.
+    /// Rows of the input that ranks read: 0, 1 or the number of ranks.
     pub(crate) source_rows: u32,
-    /// The output, and its window address.
-    pub(crate) target: *mut u8,
-    pub(crate) target_at: WindowAddr,
+    /// Rows of the output that this operation writes: 0, 1 or the number of ranks.
+    pub(crate) target_rows: u32,
     /// True if peers write the output.
     pub(crate) target_shared: bool,
     /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
     pub(crate) shards: u32,
     /// Elements to multiples of which parts start.
     pub(crate) alignment: usize,
+    /// Window address of the input.
+    pub(crate) source_at: WindowAddr,
+    /// Window address of the output.
+    pub(crate) target_at: WindowAddr,
     /// This rank's scalar.
     pub(crate) scalar: u64,
 }
 
-/// Where a part of a rank's input is.
+/// This rank's memory in an operation: a layout with buffers that are long enough for it.
 #[derive(Clone, Copy, Debug)]
-enum Place {
-    /// In this rank's memory.
-    Own(*const u8),
-    /// At a peer, and the offset in this rank's workspace of memory for a copy.
-    Peer(WindowAddr, u64),
+pub(crate) struct Memory {
+    source: *const u8,
+    target: *mut u8,
+    layout: MemoryLayout,
 }
 
 /// One round: elements `[start, end)` of every row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+    start: usize,
+    end: usize,
     /// Length that is cut into parts; longer than the round where blocks keep their areas in
     /// staging.
     cut: usize,
@@ -95,18 +144,115 @@ pub(crate) struct Round {
 }
 
 impl Round {
+    /// Returns the index in its row of the first element.
+    #[inline(always)]
+    pub(crate) const fn start(&self) -> usize {
+        self.start
+    }
+
+    /// Returns the number of elements of a row.
+    #[inline(always)]
     pub(crate) const fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Elements from one staged row to the next.
+    /// Returns elements `[first, first + len)` of the round.
     #[inline(always)]
-    pub(crate) fn stride(&self) -> usize {
+    pub(crate) const fn part(self, first: usize, len: usize) -> Part {
+        Part {
+            round: self,
+            first,
+            len,
+        }
+    }
+
+    /// Returns the number of elements from one staged row to the next.
+    #[inline(always)]
+    fn stride(&self) -> usize {
         self.cut.next_multiple_of(self.alignment.max(1))
     }
 }
 
-/// Words that a body adds to those that travel with a ready signal.
+/// Elements of a round, in every row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    round: Round,
+    /// Index in the round of the first element.
+    first: usize,
+    len: usize,
+}
+
+impl Part {
+    /// Returns the index in its row of the first element.
+    #[inline(always)]
+    pub(crate) const fn start(&self) -> usize {
+        self.round.start + self.first
+    }
+
+    /// Returns the index in its round of the first element.
+    #[inline(always)]
+    pub(crate) const fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Returns the number of elements of a row.
+    #[inline(always)]
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns elements `[first, first + len)` of the part.
+    #[inline(always)]
+    pub(crate) const fn slice(self, first: usize, len: usize) -> Self {
+        self.round.part(self.first + first, len)
+    }
+}
+
+/// A part of a rank's input.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// In this rank's memory.
+    Own(*const u8),
+    /// At a peer; `staging` is the offset in this rank's workspace of memory for a copy.
+    Peer {
+        addr: WindowAddr,
+        rank: u32,
+        bytes: u64,
+        staging: u64,
+    },
+}
+
+impl Source {
+    /// Returns the address for all lanes together: see [`Session::pull`].
+    #[inline(always)]
+    fn pull<M: Machine>(self, session: &Session<M>) -> Option<*const u8> {
+        match self {
+            Self::Own(at) => Some(at),
+            Self::Peer {
+                addr,
+                rank,
+                bytes,
+                staging,
+            } => session.pull(addr, rank, bytes, staging),
+        }
+    }
+
+    /// Returns the address for one lane: see [`Session::fetch`].
+    #[inline(always)]
+    fn fetch<M: Machine>(self, session: &Session<M>) -> Option<*const u8> {
+        match self {
+            Self::Own(at) => Some(at),
+            Self::Peer {
+                addr,
+                rank,
+                bytes,
+                staging,
+            } => session.fetch(addr, rank, bytes, staging),
+        }
+    }
+}
+
+/// Words that a body adds to those that are sent with a ready signal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     /// Words from [`word::EXTRA`] on.
@@ -118,14 +264,12 @@ pub(crate) struct Words {
 /// Work of an operation in a round. A trait and not a closure: its method can be forced inline, so
 /// that it is compiled for the instruction set of the entry that it is part of.
 pub(crate) trait Body<M: Machine> {
-    /// Moves one round's data. False after a failure. All lanes together.
-    ///
-    /// # Safety
-    /// Every rank's words of the round have been acquired; the memory is valid as for
-    /// [`Memory::run`].
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool;
+    /// Moves one round's data. Called after every rank's words of the round have been acquired. All
+    /// lanes together.
+    fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round)
+    -> Result<(), Aborted>;
 
-    /// What this rank says besides, the same in every round.
+    /// Returns what this rank sends in addition, the same in every round.
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
         let _ = session;
@@ -135,46 +279,101 @@ pub(crate) trait Body<M: Machine> {
         }
     }
 
-    /// Before a round: its part of the input must be there when this returns. False after a
-    /// failure. All lanes together.
-    ///
-    /// # Safety
-    /// As [`Body::round`], but for the words.
+    /// Waits until the round's part of the input is valid. All lanes together.
     #[inline(always)]
-    unsafe fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> bool {
+    fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> Result<(), Aborted> {
         let _ = (session, memory, round);
-        true
+        Ok(())
     }
 
-    /// After a round: every peer's done signal has been acquired. All lanes together.
-    ///
-    /// # Safety
-    /// As [`Body::round`].
+    /// Called after every peer's done signal of the round has been acquired. All lanes together.
     #[inline(always)]
-    unsafe fn finish(&self, session: &Session<M>, memory: &Memory, round: Round) {
+    fn finish(&self, session: &Session<M>, memory: &Memory, round: Round) {
         let _ = (session, memory, round);
     }
 }
 
 impl Memory {
+    /// Combines a layout with this rank's buffers. If they are too short for it, records the error
+    /// for the first round's vote, and the rows are empty.
+    ///
+    /// # Safety
+    /// The window addresses must be those of the buffers, and `chunk` elements of each row that is
+    /// staged must fit the workspace's staging. Until the launch ends, nothing but this operation
+    /// may write the input or access the output. They overlap at most where the operation reads an
+    /// element only before it writes it.
+    #[inline(always)]
+    pub(crate) unsafe fn new(source: In<u8>, target: Out<u8>, layout: MemoryLayout) -> Self {
+        let row = layout.count.saturating_mul(layout.size);
+        let bytes = |rows: u32| row.saturating_mul(rows as usize);
+        let (inputs, outputs) = (bytes(layout.source_rows), bytes(layout.target_rows));
+        let (source, target) = (source.slice(0, inputs), target.slice(0, outputs));
+        let fits = source.len() == inputs && target.len() == outputs;
+        Self {
+            source: source.as_ptr(),
+            target: target.as_ptr(),
+            layout: MemoryLayout {
+                count: if fits { layout.count } else { 0 },
+                ..layout
+            },
+        }
+    }
+
+    /// Returns the layout.
+    #[inline(always)]
+    pub(crate) const fn layout(&self) -> &MemoryLayout {
+        &self.layout
+    }
+
+    /// Returns the whole rows as a round.
+    #[inline(always)]
+    pub(crate) const fn whole(&self) -> Round {
+        Round {
+            start: 0,
+            end: self.layout.count,
+            cut: self.layout.count,
+            alignment: self.layout.alignment,
+        }
+    }
+
+    /// Returns the address of a part of row `row` of this rank's input, if the input has it.
+    #[inline(always)]
+    pub(crate) fn own_source(&self, row: u32, part: Part) -> Option<*const u8> {
+        self.byte_of(row, part, self.layout.source_rows)
+            .map(|byte| self.source.wrapping_add(byte))
+    }
+
+    /// Returns the address of a part of row `row` of this rank's output, if the output has it.
+    #[inline(always)]
+    pub(crate) fn own_target(&self, row: u32, part: Part) -> Option<*mut u8> {
+        self.byte_of(row, part, self.layout.target_rows)
+            .map(|byte| self.target.wrapping_add(byte))
+    }
+
+    /// Returns the offset of a part of row `row`, if it is within `rows` rows.
+    #[inline(always)]
+    fn byte_of(&self, row: u32, part: Part, rows: u32) -> Option<usize> {
+        let index = row as usize * self.layout.count + part.start();
+        let end = rows as usize * self.layout.count;
+        (index + part.len <= end).then_some(index * self.layout.size)
+    }
+
+    #[inline(always)]
     const fn flags(&self) -> u64 {
-        let source = self.source_rows > 0 && !self.source_at.is_some();
-        let target = self.target_shared && !self.target_at.is_some();
+        let source = self.layout.source_rows > 0 && !self.layout.source_at.is_some();
+        let target = self.layout.target_shared && !self.layout.target_at.is_some();
         (source as u64 * SOURCE_STAGED) | (target as u64 * TARGET_STAGED)
     }
 
-    /// The round that starts at element `start`.
+    /// Returns the round that starts at element `start`.
     #[inline(always)]
     fn round<M: Machine>(&self, block: Block<M>, start: usize, chunked: bool) -> Round {
-        let several = chunked && self.count > self.chunk;
-        let rest = self.count - start;
-        let length = if several && rest > self.chunk {
-            self.chunk
-        } else {
-            rest
-        };
+        let (count, chunk) = (self.layout.count, self.layout.chunk);
+        let several = chunked && count > chunk;
+        let rest = count - start;
+        let length = if several && rest > chunk { chunk } else { rest };
         let cut = if several && block.count() > 1 {
-            self.chunk
+            chunk
         } else {
             length
         };
@@ -182,43 +381,31 @@ impl Memory {
             start,
             end: start + length,
             cut,
-            alignment: self.alignment,
+            alignment: self.layout.alignment,
         }
     }
 
-    /// The part of `round` that this block handles: its part of shard `shard`, from the round's
-    /// start.
+    /// Returns the part of `round` that this block handles: its part of shard `shard`.
     #[inline(always)]
-    pub(crate) fn part<M: Machine>(
-        &self,
-        block: Block<M>,
-        round: Round,
-        shard: u32,
-    ) -> (usize, usize) {
-        let (start, end) = slice(
-            round.cut,
-            self.alignment,
-            shard as usize,
-            self.shards as usize,
-        );
-        let (first, last) = block.slice(end - start, self.alignment);
+    pub(crate) fn part<M: Machine>(&self, block: Block<M>, round: Round, shard: u32) -> Part {
+        let alignment = self.layout.alignment;
+        let shards = self.layout.shards as usize;
+        let (start, end) = slice(round.cut, alignment, shard as usize, shards);
+        let (first, last) = block.slice(end - start, alignment);
         let length = round.len();
         let clip = |at: usize| if at < length { at } else { length };
-        (clip(start + first), clip(start + last))
+        let (first, last) = (clip(start + first), clip(start + last));
+        round.part(first, last - first)
     }
 
-    /// Runs the rounds of the operation; `body` moves one round's data. False after a failure.
-    ///
-    /// # Safety
-    /// The memory must be valid: `source_rows` (at least 1 where `body` reads it) rows of `count`
-    /// elements at `source`, and what `body` writes at `target`.
+    /// Runs the rounds of the operation; `body` moves one round's data.
     #[inline(always)]
-    pub(crate) unsafe fn run<M: Machine>(
+    pub(crate) fn run<M: Machine>(
         &self,
         session: &mut Session<M>,
         policy: Policy,
         body: &impl Body<M>,
-    ) -> bool {
+    ) -> Result<(), Aborted> {
         let workspace = *session.comm().workspace();
         let flags = self.flags();
         let own = body.words(session);
@@ -227,30 +414,24 @@ impl Memory {
         let mut start = 0;
         loop {
             let mut round = self.round(session.block(), start, chunked);
-            // SAFETY: the caller's promise.
-            if !unsafe { body.before(session, self, round) } {
-                return false;
-            }
+            body.before(session, self, round)?;
             if flags & SOURCE_STAGED != 0 {
-                // SAFETY: staging has room for `source_rows` rows of a chunk; peers read it only
-                // between ready and done.
-                unsafe { self.stage(session, round, workspace.staging_in) };
+                self.stage(session, round, workspace.staging_in);
             }
             let source = if flags & SOURCE_STAGED != 0 {
                 WindowAddr::new(0, workspace.staging_in)
             } else {
-                self.source_at
+                self.layout.source_at
             };
             let target = if flags & TARGET_STAGED != 0 {
                 WindowAddr::new(0, workspace.staging_out)
             } else {
-                self.target_at
+                self.layout.target_at
             };
             let [a, b, c] = own.extra;
-            let words = [source.0, target.0, flags | own.flags, self.scalar, a, b, c];
-            if session.ready(|_| words).is_err() {
-                return false;
-            }
+            let scalar = self.layout.scalar;
+            let words = [source.0, target.0, flags | own.flags, scalar, a, b, c];
+            session.ready(|_| words)?;
             if first {
                 first = false;
                 let mut any = 0;
@@ -262,41 +443,42 @@ impl Memory {
                 chunked = any != 0;
                 round = self.round(session.block(), start, chunked);
             }
-            // SAFETY: ready has acquired every rank's words; the rest is the caller's promise.
-            if !unsafe { body.round(session, self, round) } || session.done().is_err() {
-                return false;
+            if let Err(failure) = body.round(session, self, round) {
+                session.abandon();
+                return Err(failure);
             }
+            session.done()?;
             if flags & TARGET_STAGED != 0 {
-                // SAFETY: every peer's writes into staging have been acquired by done.
-                unsafe { self.unstage(session, round, workspace.staging_out, policy) };
+                self.unstage(session, round, workspace.staging_out, policy);
             }
-            // SAFETY: as above.
-            unsafe { body.finish(session, self, round) };
+            body.finish(session, self, round);
             start = round.end;
-            if start >= self.count {
-                return true;
+            if start >= self.layout.count {
+                return Ok(());
             }
         }
     }
 
-    /// Copies the round's input into staging: the parts that this block's peers will read.
+    /// Copies the round's input into staging: the parts that this block's peers will read. Peers
+    /// read staging only between ready and done.
     #[inline(always)]
-    unsafe fn stage<M: Machine>(&self, session: &Session<M>, round: Round, staging: u64) {
+    fn stage<M: Machine>(&self, session: &Session<M>, round: Round, staging: u64) {
+        let MemoryLayout { size, count, .. } = self.layout;
         let block = session.block();
         let to = session.comm().own(staging);
         let mut row = 0;
-        while row < self.source_rows as usize {
+        while row < self.layout.source_rows as usize {
             let mut shard = 0;
-            while shard < self.shards {
-                let (first, last) = self.part(block, round, shard);
-                // SAFETY: within the caller's row, and within staging.
+            while shard < self.layout.shards {
+                let part = self.part(block, round, shard);
+                // SAFETY: the part is within a row of the input; staging has room for a chunk of
+                // each row (both by `Memory::new`).
                 unsafe {
                     bulk::copy(
                         block,
-                        to.add((row * round.stride() + first) * self.size),
-                        self.source
-                            .add((row * self.count + round.start + first) * self.size),
-                        (last - first) * self.size,
+                        to.add((row * round.stride() + part.first) * size),
+                        self.source.add((row * count + part.start()) * size),
+                        part.len * size,
                         Policy::Cached,
                     );
                 }
@@ -306,29 +488,31 @@ impl Memory {
         }
     }
 
-    /// Copies what peers wrote into staging to the output; this rank wrote its own shard there
-    /// itself.
+    /// Copies what peers wrote into staging, which `done` has acquired, to the output. This rank
+    /// has written its own shard to the output.
     #[inline(always)]
-    unsafe fn unstage<M: Machine>(
+    fn unstage<M: Machine>(
         &self,
         session: &Session<M>,
         round: Round,
         staging: u64,
         policy: Policy,
     ) {
+        let size = self.layout.size;
         let block = session.block();
         let from = session.comm().own(staging);
         let mut shard = 0;
-        while shard < self.shards {
+        while shard < self.layout.shards {
             if shard != session.comm().rank() {
-                let (first, last) = self.part(block, round, shard);
-                // SAFETY: within staging, and within the caller's output.
+                let part = self.part(block, round, shard);
+                // SAFETY: the part is within a chunk of staging and within the output, which has a
+                // row where peers write it (both by `Memory::new`).
                 unsafe {
                     bulk::copy(
                         block,
-                        self.target.add((round.start + first) * self.size),
-                        from.add(first * self.size),
-                        (last - first) * self.size,
+                        self.target.add(part.start() * size),
+                        from.add(part.first * size),
+                        part.len * size,
                         policy,
                     );
                 }
@@ -338,99 +522,106 @@ impl Memory {
         block.sync();
     }
 
-    /// Returns the address of elements `[first, first + length)` of the round in row `row` of
-    /// `rank`'s input: see [`Session::pull`]. All lanes together.
+    /// Copies a part of row `row` of `rank`'s input to the same part of row `to` of the output. All
+    /// lanes together; the block must synchronize before the output is read.
     #[inline(always)]
-    pub(crate) fn pulled<M: Machine>(
+    #[track_caller]
+    pub(crate) fn pull<M: Machine>(
         &self,
         session: &Session<M>,
-        round: Round,
-        rank: u32,
-        row: usize,
-        first: usize,
-        length: usize,
-    ) -> Option<*const u8> {
-        match self.place_of(session, round, rank, row, first, length) {
-            Place::Own(at) => Some(at),
-            Place::Peer(addr, staging) => {
-                session.pull(addr, rank, (length * self.size) as u64, staging)
-            }
+        part: Part,
+        (rank, row): (u32, u32),
+        to: u32,
+        policy: Policy,
+    ) -> Result<(), Aborted> {
+        let source = self.source_of(session, part, rank, row);
+        let source = source.and_then(|source| source.pull(session));
+        let (Some(from), Some(to)) = (source, self.own_target(to, part)) else {
+            return session.settle(false);
+        };
+        if !core::ptr::eq(to, from) {
+            let bytes = part.len * self.layout.size;
+            // SAFETY: the source was checked against the input or against its window, and the rank
+            // does not write it before its done signal; the target was checked against the output.
+            unsafe { bulk::copy(session.block(), to, from, bytes, policy) };
+        }
+        Ok(())
+    }
+
+    /// Copies a part of the first row of the input to the same part of row `to` of the output, if
+    /// they have it. All lanes together; the block must synchronize before the output is read.
+    #[inline(always)]
+    pub(crate) fn copy_own<M: Machine>(
+        &self,
+        block: Block<M>,
+        part: Part,
+        to: u32,
+        policy: Policy,
+    ) {
+        let (Some(from), Some(to)) = (self.own_source(0, part), self.own_target(to, part)) else {
+            return;
+        };
+        if !core::ptr::eq(to, from) {
+            // SAFETY: both were checked; what is not the same memory does not overlap.
+            unsafe { bulk::copy(block, to, from, part.len * self.layout.size, policy) };
         }
     }
 
-    /// Returns the address of elements `[first, first + length)` of the round in row `row` of
-    /// `rank`'s input: see [`Session::fetch`]. One lane.
+    /// Returns where a part of row `row` of `rank`'s input is, if this rank's input has it.
     #[inline(always)]
-    pub(crate) fn source_of<M: Machine>(
+    fn source_of<M: Machine>(
         &self,
         session: &Session<M>,
-        round: Round,
+        part: Part,
         rank: u32,
-        row: usize,
-        first: usize,
-        length: usize,
-    ) -> Option<*const u8> {
-        match self.place_of(session, round, rank, row, first, length) {
-            Place::Own(at) => Some(at),
-            Place::Peer(addr, staging) => {
-                session.fetch(addr, rank, (length * self.size) as u64, staging)
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn place_of<M: Machine>(
-        &self,
-        session: &Session<M>,
-        round: Round,
-        rank: u32,
-        row: usize,
-        first: usize,
-        length: usize,
-    ) -> Place {
-        if length == 0 {
-            return Place::Own(self.source);
+        row: u32,
+    ) -> Option<Source> {
+        if part.len == 0 {
+            return Some(Source::Own(self.source));
         }
         if rank == session.comm().rank() {
-            let index = row * self.count + round.start + first;
-            return Place::Own(self.source.wrapping_add(index * self.size));
+            return self.own_source(row, part).map(Source::Own);
         }
+        let row = row as usize;
         let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
         let index = if staged {
-            row * round.stride() + first
+            row * part.round.stride() + part.first
         } else {
-            row * self.count + round.start + first
+            row * self.layout.count + part.start()
         };
         // On a network, each rank has a row of staging for output, which is free.
-        let part = (rank as usize * round.stride() + first) * self.size;
-        let staging = session.comm().workspace().staging_out + part as u64;
+        let copy = (rank as usize * part.round.stride() + part.first) * self.layout.size;
         let addr = WindowAddr(session.word(rank, word::SOURCE));
-        Place::Peer(self.inside(addr, index), staging)
+        Some(Source::Peer {
+            addr: self.inside(addr, index),
+            rank,
+            bytes: (part.len * self.layout.size) as u64,
+            staging: session.comm().workspace().staging_out + copy as u64,
+        })
     }
 
-    /// Address of elements `[first, first + length)` of the round in `rank`'s output.
+    /// Returns the address of a part of `rank`'s output, or records the failure.
     #[inline(always)]
     pub(crate) fn target_of<M: Machine>(
         &self,
         session: &Session<M>,
-        round: Round,
+        part: Part,
         rank: u32,
-        first: usize,
-        length: usize,
     ) -> Option<*mut u8> {
-        if length == 0 {
+        if part.len == 0 {
             return Some(self.target);
         }
         if rank == session.comm().rank() {
-            return Some(self.target.wrapping_add((round.start + first) * self.size));
+            return self.own_target(0, part);
         }
         let staged = session.word(rank, word::FLAGS) & TARGET_STAGED != 0;
-        let index = if staged { first } else { round.start + first };
+        let index = if staged { part.first } else { part.start() };
         let addr = WindowAddr(session.word(rank, word::TARGET));
-        self.named(session, addr, rank, index, length)
+        self.named(session, addr, rank, index, part.len)
     }
 
-    /// Elements `[index, index + length)` behind `addr` of `rank`, checked against the window.
+    /// Returns the address of elements `[index, index + length)` after `addr` of `rank`, or records
+    /// the failure if they are not in the window.
     #[inline(always)]
     pub(crate) fn named<M: Machine>(
         &self,
@@ -441,38 +632,39 @@ impl Memory {
         length: usize,
     ) -> Option<*mut u8> {
         let inside = self.inside(addr, index);
-        let bytes = (length * self.size) as u64;
+        let bytes = (length * self.layout.size) as u64;
         bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
     }
 
     /// Returns the address of element `index` after `addr`.
     #[inline(always)]
     fn inside(&self, addr: WindowAddr, index: usize) -> WindowAddr {
-        let offset = addr.offset().wrapping_add((index * self.size) as u64);
+        let offset = addr
+            .offset()
+            .wrapping_add((index * self.layout.size) as u64);
         WindowAddr::new(addr.window(), offset)
     }
 
-    /// Fills the source table with every rank's part of row `row`. False after a failure;
-    /// collective.
+    /// Fills the source table with every rank's part of row `row`. All lanes together.
     #[inline(always)]
+    #[track_caller]
     pub(crate) fn fill_sources<M: Machine>(
         &self,
         session: &Session<M>,
         tables: Tables,
-        round: Round,
-        row: usize,
-        first: usize,
-        length: usize,
-    ) -> bool {
+        part: Part,
+        row: u32,
+    ) -> Result<(), Aborted> {
         let block = session.block();
         let mut failed = false;
         for rank in block.elements_of_block(session.comm().size() as usize) {
             let rank = rank as u32;
-            match self.source_of(session, round, rank, row, first, length) {
+            let source = self.source_of(session, part, rank, row);
+            match source.and_then(|source| source.fetch(session)) {
                 Some(at) => tables.set_source(rank, at, session.word(rank, word::SCALAR)),
                 None => failed = true,
             }
         }
-        !block.any(failed) && session.fetched()
+        session.settle(!block.any(failed) && session.fetched())
     }
 }

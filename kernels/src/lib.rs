@@ -1,9 +1,8 @@
 //! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
 //!
-//! Memory is named twice:
-//! by a local address, and by an address in a window (or
-//! [`fusewire_device::comm::WindowAddr::NONE`]) that peers can resolve; what lies in no window goes
-//! through this rank's staging.
+//! The kernels of collectives take a buffer, and its address in a window that peers can resolve
+//! ([`Exchange`]). Data that is in no window ([`fusewire_device::comm::WindowAddr::NONE`]) is
+//! copied through this rank's staging.
 //!
 //! | module | kernels |
 //! |---|---|
@@ -87,15 +86,7 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
     window::WINDOW_WAIT_INSTANCES,
 ];
 
+pub use exchange::Exchange;
+
 /// Elements to which parts of a range are rounded, so that blocks and staged rows start aligned.
 pub const ALIGNMENT: usize = 64;
-
-/// The policy that a kernel's `policy` argument names: 0 cached, 1 streaming.
-#[inline(always)]
-fn policy(argument: u32) -> fusewire_device::mem::Policy {
-    if argument == 1 {
-        fusewire_device::mem::Policy::Streaming
-    } else {
-        fusewire_device::mem::Policy::Cached
-    }
-}

@@ -1,109 +1,99 @@
 //! Operations that only move bytes: all_gather, broadcast, scatter, gather, all_to_all. Protocol:
 //! rounds.
 //!
-//! Data is pulled: a rank reads what it needs from its peers' inputs (or their staging) straight
-//! into its output, so an output needs no staging. `count` is in units of `size` bytes.
+//! A rank copies what it needs from its peers' inputs (or their staging) to its output, so an
+//! output needs no staging. `count` is in units of `size` bytes.
 //!
 //! In place: all_gather's input may be row r of the output, scatter's output row root of the input,
-//! gather's input row root of the output, broadcast's input the output: what is written then is
-//! read by nobody else. all_to_all in place is staged by the host.
+//! gather's input row root of the output, and broadcast's input the output. No other rank reads
+//! what is written then. For all_to_all in place, the host gives no window address for the input,
+//! so that it is staged.
 
-use fusewire_device::bulk;
-use fusewire_device::comm::{WindowAddr, ring};
+use fusewire_device::comm::ring;
 use fusewire_device::mem::Policy;
-use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Group, Machine, kernel};
+use fusewire_device::{Aborted, Group, In, Machine, Out, Session, kernel};
 
-use crate::exchange::{Body, Memory, Round};
-use crate::policy;
+use crate::Exchange;
+use crate::exchange::{Body, Memory, MemoryLayout, Round};
 
-/// Rows that a rank pulls from each peer.
-#[derive(Clone, Copy)]
+/// Rows that a rank pulls from each peer. The data of rank p is written to row p of an output of
+/// several rows.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct PullPlan {
-    /// First rank to pull from, and how many (from there on, wrapping round).
+    /// First rank to pull from.
     pub(crate) first: u32,
+    /// Number of ranks, in the order of the ring.
     pub(crate) ranks: u32,
     /// Row of the peer's input.
-    pub(crate) row: usize,
-    /// True if the data of rank p goes to row p of the output, else to row 0.
-    pub(crate) by_rank: bool,
+    pub(crate) row: u32,
     pub(crate) policy: Policy,
 }
 
 impl<M: Machine> Body<M> for PullPlan {
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let block = session.block();
-        let size = session.comm().size();
-        let (first, last) = memory.part(block, round, 0);
-        let length = last - first;
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        let part = memory.part(session.block(), round, 0);
         let mut step = 0;
         while step < self.ranks {
-            let rank = ring(self.first, step, size);
-            let Some(from) = memory.pulled(session, round, rank, self.row, first, length) else {
-                return false;
+            let rank = ring(self.first, step, session.ranks());
+            let row = match memory.layout().target_rows {
+                0 | 1 => 0,
+                _ => rank,
             };
-            let row = if self.by_rank { rank as usize } else { 0 };
-            let at = (row * memory.count + round.start + first) * memory.size;
-            let to = memory.target.wrapping_add(at);
-            if !core::ptr::eq(to, from) {
-                // SAFETY: the source was checked against its window; the target is the caller's.
-                unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
-            }
+            memory.pull(session, part, (rank, self.row), row, self.policy)?;
             step += 1;
         }
-        block.sync();
-        true
+        session.block().sync();
+        Ok(())
     }
 }
 
 /// Parameters of every kernel of this module.
 pub type MovementParams = AllGatherParams;
 
+/// Defines a kernel that pulls rows: `(rows of the input, rows of the output)`, and the first rank,
+/// the number of ranks and the row of the peers' inputs to pull, for a rank, the number of ranks
+/// and the root.
 macro_rules! movement_kernel {
     (
         $(#[$doc:meta])* $name:ident, $(params = $params:path,)?
-        |$rank:ident, $ranks:ident, $root:ident| $rows:expr,
-        $pulls:expr
+        |$rank:ident, $ranks:ident, $root:ident| ($source_rows:expr, $target_rows:expr),
+        ($first:expr, $count:expr, $row:expr)
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The buffers valid for what the operation reads and writes; `chunk` units of each row (a
-        /// multiple of [`crate::ALIGNMENT`]) must fit staging.
+        /// `exchange` must have the window address of the input, and a chunk of each row must fit
+        /// staging. During the launch, nothing else may write the input or access the output.
         #[kernel($(params = $params)?)]
         pub unsafe fn $name(
             session: &mut Session<impl Machine>,
-            size: u64,
-            source: *const u8,
-            source_at: u64,
-            target: *mut u8,
-            chunk: u64,
-            hint: u32,
+            source: In<u8>,
+            target: Out<u8>,
+            #[words(5)] exchange: Exchange,
         ) -> Result<(), Aborted> {
-            let count = session.count();
-            let ($rank, $ranks) = (session.comm().rank(), session.comm().size());
+            let ($rank, $ranks) = (session.rank(), session.ranks());
             let $root = session.call().root();
             let _ = ($rank, $ranks, $root);
-            let memory = Memory {
-                size: size as usize,
-                count: count as usize,
-                chunk: chunk as usize,
-                source,
-                source_at: WindowAddr(source_at),
-                source_rows: $rows,
-                target,
-                target_at: WindowAddr::NONE,
-                target_shared: false,
-                shards: 1,
-                alignment: crate::ALIGNMENT,
-                scalar: 0,
+            let layout = MemoryLayout {
+                source_rows: $source_rows,
+                target_rows: $target_rows,
+                ..exchange.layout(session.count(), exchange.size as usize)
             };
-            let policy = policy(hint);
-            let pulls = PullPlan { policy, ..$pulls };
-            // SAFETY: the caller's promise.
-            let done = unsafe { memory.run(session, policy, &pulls) };
-            session.settle(done)
+            let plan = PullPlan {
+                first: $first,
+                ranks: $count,
+                row: $row,
+                policy: exchange.policy(),
+            };
+            // SAFETY: the precondition of this function.
+            let memory = unsafe { Memory::new(source, target, layout) };
+            memory.run(session, exchange.policy(), &plan)
         }
     };
 }
@@ -111,40 +101,34 @@ macro_rules! movement_kernel {
 movement_kernel!(
     /// all_gather: `count` units of every rank, to row r of every rank's output.
     all_gather,
-    |rank, ranks, root| 1,
-    PullPlan { first: rank, ranks, row: 0, by_rank: true, policy: Policy::Cached }
+    |rank, ranks, root| (1, ranks),
+    (rank, ranks, 0)
 );
 
 movement_kernel!(
     /// broadcast: `count` units of the root to every rank's output.
     broadcast, params = AllGatherParams,
-    |rank, ranks, root| u32::from(rank == root),
-    PullPlan { first: root, ranks: 1, row: 0, by_rank: false, policy: Policy::Cached }
+    |rank, ranks, root| (u32::from(rank == root), 1),
+    (root, 1, 0)
 );
 
 movement_kernel!(
     /// scatter: row r of the root's input, `count` units, to rank r's output.
     scatter, params = AllGatherParams,
-    |rank, ranks, root| if rank == root { ranks } else { 0 },
-    PullPlan { first: root, ranks: 1, row: rank as usize, by_rank: false, policy: Policy::Cached }
+    |rank, ranks, root| (if rank == root { ranks } else { 0 }, 1),
+    (root, 1, rank)
 );
 
 movement_kernel!(
     /// gather: `count` units of every rank, to row r of the root's output.
     gather, params = AllGatherParams,
-    |rank, ranks, root| 1,
-    PullPlan {
-        first: rank,
-        ranks: if rank == root { ranks } else { 0 },
-        row: 0,
-        by_rank: true,
-        policy: Policy::Cached,
-    }
+    |rank, ranks, root| (1, if rank == root { ranks } else { 0 }),
+    (rank, if rank == root { ranks } else { 0 }, 0)
 );
 
 movement_kernel!(
     /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
     all_to_all, params = AllGatherParams,
-    |rank, ranks, root| ranks,
-    PullPlan { first: rank, ranks, row: rank as usize, by_rank: true, policy: Policy::Cached }
+    |rank, ranks, root| (ranks, ranks),
+    (rank, ranks, rank)
 );

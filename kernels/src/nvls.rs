@@ -35,14 +35,12 @@ use fusewire_device::element::{Average, Max, Min, Reduction, ReductionCode, Sum}
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::multimem::{self, BYTES, Combine, Multicast};
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, kernel};
 
-use crate::all_reduce::{ALL, TwoShot};
-use crate::exchange::{Body, Memory, Round, word};
+use crate::Exchange;
+use crate::exchange::{Body, Memory, MemoryLayout, Part, Round, word};
 use crate::movement::PullPlan;
-use crate::policy;
-use crate::reduce_scatter::OwnRow;
-use crate::reducer::{Reducer, memory};
+use crate::reducer::{Reduce, Reducer, rows, shards};
 
 /// In a rank's [`word::SCALAR`]: multicast reaches its input.
 const SOURCE: u64 = 1;
@@ -70,6 +68,23 @@ impl<T> Clone for SwitchedReducer<T> {
 }
 
 impl<T> Copy for SwitchedReducer<T> {}
+
+impl<T> SwitchedReducer<T> {
+    /// Returns the reducer of the call.
+    #[inline(always)]
+    fn of<M: Machine>(session: &Session<M>) -> Self {
+        Self {
+            reduction: session.call().reduction(),
+            element: PhantomData,
+        }
+    }
+
+    /// Returns the number by which sums are divided, or 0 if they are not.
+    #[inline(always)]
+    fn divisor(self, ranks: u32) -> u32 {
+        if self.reduction == AVERAGE { ranks } else { 0 }
+    }
+}
 
 impl<T: Element> Reducer for SwitchedReducer<T> {
     #[inline(always)]
@@ -109,8 +124,8 @@ fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option
     same.then_some(WindowAddr(addr))
 }
 
-/// What this rank says of memory at `addr`: `bit` if multicast reaches its `bytes` bytes, and
-/// elements of `size` bytes lie at multiples of their size.
+/// Returns `bit` if multicast reaches the `bytes` bytes at `addr`, and elements of `size` bytes are
+/// at multiples of their size.
 #[inline(always)]
 fn reached<M: Machine>(
     session: &Session<M>,
@@ -138,7 +153,17 @@ struct Split {
 }
 
 impl Split {
-    /// Splits `length` elements of `size` bytes (a power of two), the first of which lies at byte
+    /// Returns the split of `length` elements for which multicast is not used.
+    #[inline(always)]
+    const fn ordinary(length: usize) -> Self {
+        Self {
+            head: length,
+            vectors: 0,
+            tail: 0,
+        }
+    }
+
+    /// Splits `length` elements of `size` bytes (a power of two), of which the first is at byte
     /// `offset` of a window.
     #[inline(always)]
     fn new(offset: usize, length: usize, size: usize) -> Self {
@@ -154,13 +179,13 @@ impl Split {
         }
     }
 
-    /// Piece 0 is the head of the `length` elements from `first` on, piece 1 the tail.
+    /// Returns the head of `part` as piece 0, or its tail as piece 1.
     #[inline(always)]
-    const fn piece(self, piece: u32, first: usize, length: usize) -> (usize, usize) {
+    const fn piece(self, piece: u32, part: Part) -> Part {
         if piece == 0 {
-            (first, self.head)
+            part.slice(0, self.head)
         } else {
-            (first + length - self.tail, self.tail)
+            part.slice(part.len() - self.tail, self.tail)
         }
     }
 }
@@ -252,13 +277,10 @@ fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
 /// # Safety
 /// As [`Multicast::load_reduce`] and [`Sink::put`], for all these bytes.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // two ranges and what to do between them
 unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     block: Block<M>,
-    from: Multicast,
-    from_byte: usize,
-    to: S,
-    to_byte: usize,
+    (from, from_byte): (Multicast, usize),
+    (to, to_byte): (S, usize),
     vectors: usize,
     combine: Combine,
     divisor: u32,
@@ -294,64 +316,59 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
 /// # Safety
 /// As there; `combine` is what [`multimem::combine`] gave for `T`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // as there
 unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
     block: Block<M>,
-    from: Multicast,
-    from_byte: usize,
-    to: S,
-    to_byte: usize,
+    from: (Multicast, usize),
+    to: (S, usize),
     vectors: usize,
     combine: Combine,
     divisor: u32,
 ) {
     multimem::fence();
-    // SAFETY: the caller's promise; one way a combination, so that the loops hold no switch.
-    // Minimum and maximum of f32 do not exist, and are no part of its kernels.
+    // SAFETY: the preconditions are the same. A copy of the loop for each combination, so that none
+    // contains the switch. Minimum and maximum of f32 do not exist in its kernels.
     unsafe {
         match combine {
-            Combine::Min if size_of::<T>() == 2 => reduce_vectors::<M, T, S>(
-                block,
-                from,
-                from_byte,
-                to,
-                to_byte,
-                vectors,
-                Combine::Min,
-                0,
-            ),
-            Combine::Max if size_of::<T>() == 2 => reduce_vectors::<M, T, S>(
-                block,
-                from,
-                from_byte,
-                to,
-                to_byte,
-                vectors,
-                Combine::Max,
-                0,
-            ),
-            _ => reduce_vectors::<M, T, S>(
-                block,
-                from,
-                from_byte,
-                to,
-                to_byte,
-                vectors,
-                Combine::Add,
-                divisor,
-            ),
+            Combine::Min if size_of::<T>() == 2 => {
+                reduce_vectors::<M, T, S>(block, from, to, vectors, Combine::Min, 0);
+            }
+            Combine::Max if size_of::<T>() == 2 => {
+                reduce_vectors::<M, T, S>(block, from, to, vectors, Combine::Max, 0);
+            }
+            _ => reduce_vectors::<M, T, S>(block, from, to, vectors, Combine::Add, divisor),
         }
     }
     multimem::fence();
 }
 
-/// This rank reduces its shard of all inputs into all outputs.
+/// Reduces the head and the tail of a part, which multicast does not reach.
+#[inline(always)]
+fn reduce_rest<M: Machine, R: Reducer, const SHARDS: bool>(
+    ordinary: &Reduce<R, SHARDS>,
+    session: &Session<M>,
+    memory: &Memory,
+    part: Part,
+    split: Split,
+) -> Result<(), Aborted> {
+    let mut piece = 0;
+    while piece < 2 {
+        let rest = split.piece(piece, part);
+        if rest.len() > 0 {
+            ordinary.part(session, memory, rest)?;
+        }
+        session.block().sync();
+        piece += 1;
+    }
+    Ok(())
+}
+
+/// Reduces this rank's shard of all inputs into all outputs.
 struct AllReduce<T> {
-    ordinary: TwoShot<SwitchedReducer<T>>,
+    ordinary: Reduce<SwitchedReducer<T>, true>,
 }
 
 impl<T: Element> AllReduce<T> {
-    /// Input, output and combination, if all ranks can go by multicast.
+    /// Returns input, output and combination, if all ranks can use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
         &self,
@@ -364,7 +381,7 @@ impl<T: Element> AllReduce<T> {
         if (source.offset() ^ target.offset()) % BYTES as u64 != 0 {
             return None;
         }
-        let bytes = (memory.count * memory.size) as u64;
+        let bytes = (memory.layout().count * size_of::<T>()) as u64;
         Some((
             Multicast::of(session.comm(), source, bytes)?,
             source.offset() as usize,
@@ -376,57 +393,43 @@ impl<T: Element> AllReduce<T> {
 
 impl<M: Machine, T: Element> Body<M> for AllReduce<T> {
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
-        let block = session.block();
-        let (first, last) = memory.part(block, round, me);
-        let length = last - first;
-        let mut split = Split {
-            head: length,
-            vectors: 0,
-            tail: 0,
-        };
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        let size = size_of::<T>();
+        let part = memory.part(session.block(), round, session.rank());
+        let mut split = Split::ordinary(part.len());
         if let Some((from, offset, to, combine)) = self.agreed(session, memory) {
-            let at = (round.start + first) * memory.size;
-            split = Split::new(offset + at, length, memory.size);
-            let byte = at + split.head * memory.size;
-            let average = self.ordinary.reducer.reduction == AVERAGE;
+            split = Split::new(offset + part.start() * size, part.len(), size);
+            let byte = (part.start() + split.head) * size;
+            let divisor = self.ordinary.reducer.divisor(session.ranks());
             // SAFETY: every rank's part was checked against its window, and its ready signal
-            // acquired; the shard is this rank's.
+            // acquired; no other rank accesses this shard in the round.
             unsafe {
                 reduce_switched::<M, T, Multicast>(
-                    block,
-                    from,
-                    byte,
-                    to,
-                    byte,
+                    session.block(),
+                    (from, byte),
+                    (to, byte),
                     split.vectors,
                     combine,
-                    if average { ranks } else { 0 },
+                    divisor,
                 );
             }
         }
-        let mut piece = 0;
-        while piece < 2 {
-            let (start, count) = split.piece(piece, first, length);
-            // SAFETY: the caller's promise; elements of this rank's shard.
-            if count > 0 && !unsafe { self.ordinary.range(session, memory, round, start, count) } {
-                return false;
-            }
-            block.sync();
-            piece += 1;
-        }
-        true
+        reduce_rest(&self.ordinary, session, memory, part, split)
     }
 }
 
-/// This rank reduces its own row of all inputs.
+/// Reduces this rank's row of all inputs.
 struct ReduceScatter<T> {
-    ordinary: OwnRow<SwitchedReducer<T>>,
+    ordinary: Reduce<SwitchedReducer<T>, false>,
 }
 
 impl<T: Element> ReduceScatter<T> {
-    /// Input and combination, if all ranks can go by multicast.
+    /// Returns input and combination, if all ranks can use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
         &self,
@@ -435,7 +438,7 @@ impl<T: Element> ReduceScatter<T> {
     ) -> Option<(Multicast, usize, Combine)> {
         let combine = multimem::combine(T::DTYPE, self.ordinary.reducer.reduction)?;
         let source = common(session, word::SOURCE, SOURCE)?;
-        let bytes = memory.count * memory.size * session.comm().size() as usize;
+        let bytes = memory.layout().count * size_of::<T>() * session.ranks() as usize;
         let from = Multicast::of(session.comm(), source, bytes as u64)?;
         Some((from, source.offset() as usize, combine))
     }
@@ -443,50 +446,38 @@ impl<T: Element> ReduceScatter<T> {
 
 impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
-        let block = session.block();
-        let (first, last) = memory.part(block, round, 0);
-        let length = last - first;
-        let mut split = Split {
-            head: length,
-            vectors: 0,
-            tail: 0,
-        };
-        if let Some((from, offset, combine)) = self.agreed(session, memory) {
-            let row = me as usize * memory.count + round.start + first;
-            split = Split::new(offset + row * memory.size, length, memory.size);
-            let to = Local {
-                at: memory.target.cast::<T>(),
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        let size = size_of::<T>();
+        let part = memory.part(session.block(), round, 0);
+        let mut split = Split::ordinary(part.len());
+        let to = memory.own_target(0, part);
+        if let (Some((from, offset, combine)), Some(to)) = (self.agreed(session, memory), to) {
+            let row = session.rank() as usize * memory.layout().count + part.start();
+            split = Split::new(offset + row * size, part.len(), size);
+            let to = Local::<T> {
+                at: to.cast(),
                 policy: self.ordinary.policy,
             };
-            let average = self.ordinary.reducer.reduction == AVERAGE;
+            let divisor = self.ordinary.reducer.divisor(session.ranks());
             // SAFETY: every rank's part was checked against its window, and its ready signal
-            // acquired; the output is the caller's.
+            // acquired; the part was checked against the output.
             unsafe {
                 reduce_switched::<M, T, Local<T>>(
-                    block,
-                    from,
-                    (row + split.head) * memory.size,
-                    to,
-                    (round.start + first + split.head) * memory.size,
+                    session.block(),
+                    (from, (row + split.head) * size),
+                    (to, split.head * size),
                     split.vectors,
                     combine,
-                    if average { ranks } else { 0 },
+                    divisor,
                 );
             }
         }
-        let mut piece = 0;
-        while piece < 2 {
-            let (start, count) = split.piece(piece, first, length);
-            // SAFETY: the caller's promise.
-            if count > 0 && !unsafe { self.ordinary.range(session, memory, round, start, count) } {
-                return false;
-            }
-            block.sync();
-            piece += 1;
-        }
-        true
+        reduce_rest(&self.ordinary, session, memory, part, split)
     }
 }
 
@@ -496,75 +487,68 @@ struct AllGather {
 }
 
 impl AllGather {
-    /// Pushes units `[first, first + length)` of the round, less than 16 bytes, by ordinary stores,
-    /// to this rank's own row as well (in place that changes nothing). False after a failure.
-    ///
-    /// # Safety
-    /// As [`Body::round`].
+    /// Writes less than 16 bytes of every rank's output by ordinary stores, also of this rank's
+    /// (which changes nothing in place).
     #[inline(always)]
-    unsafe fn push<M: Machine>(
+    fn push<M: Machine>(
         &self,
         session: &Session<M>,
         memory: &Memory,
-        round: Round,
-        first: usize,
-        length: usize,
-    ) -> bool {
-        let from = memory
-            .source
-            .wrapping_add((round.start + first) * memory.size);
-        let row = session.comm().rank() as usize * memory.count + round.start + first;
+        part: Part,
+    ) -> Result<(), Aborted> {
+        let Some(from) = memory.own_source(0, part) else {
+            return session.settle(false);
+        };
+        let MemoryLayout { size, count, .. } = *memory.layout();
+        let row = session.rank() as usize * count + part.start();
         let mut step = 0;
-        while step < session.comm().size() {
+        while step < session.ranks() {
             let rank = session.comm().after(step);
             let addr = WindowAddr(session.word(rank, word::TARGET));
-            let Some(to) = memory.named(session, addr, rank, row, length) else {
-                return false;
+            let Some(to) = memory.named(session, addr, rank, row, part.len()) else {
+                return session.settle(false);
             };
-            for byte in session.block().elements_of_block(length * memory.size) {
-                // SAFETY: the target was checked against its window; the source is the caller's.
+            for byte in session.block().elements_of_block(part.len() * size) {
+                // SAFETY: the target was checked against its window, the source against the input.
                 unsafe { mem::write(to.add(byte), mem::read(from.add(byte))) };
             }
-            // All lanes together again: the way on must not be cut up by where a lane's loop ended.
+            // Joins the lanes: otherwise the rest is executed separately by lanes whose loops ended
+            // apart.
             session.block().sync();
             step += 1;
         }
-        true
+        Ok(())
     }
 }
 
 impl<M: Machine> Body<M> for AllGather {
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        let block = session.block();
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
-        let bytes = (memory.count * memory.size * ranks as usize) as u64;
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        let (block, ranks) = (session.block(), session.ranks());
+        let MemoryLayout { size, count, .. } = *memory.layout();
+        let bytes = (count * size * ranks as usize) as u64;
+        let part = memory.part(block, round, 0);
         let agreed = common(session, word::TARGET, TARGET | FITS)
             .and_then(|target| Some((Multicast::of(session.comm(), target, bytes)?, target)));
-        let Some((to, target)) = agreed else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.ordinary.round(session, memory, round) };
+        let (Some((to, target)), Some(from)) = (agreed, memory.own_source(0, part)) else {
+            return self.ordinary.round(session, memory, round);
         };
-        let (first, last) = memory.part(block, round, 0);
-        let length = last - first;
-        let row = me as usize * memory.count + round.start + first;
-        let split = Split::new(
-            target.offset() as usize + row * memory.size,
-            length,
-            memory.size,
-        );
-        let from = memory
-            .source
-            .wrapping_add((round.start + first + split.head) * memory.size);
-        let to_byte = (row + split.head) * memory.size;
+        let row = session.rank() as usize * count + part.start();
+        let split = Split::new(target.offset() as usize + row * size, part.len(), size);
+        let from = from.wrapping_add(split.head * size);
+        let to_byte = (row + split.head) * size;
         multimem::fence();
         let step = block.size() as usize * BYTES;
         let end = split.vectors * BYTES;
         let policy = self.ordinary.policy;
         let mut at = block.rank() as usize * BYTES;
-        // SAFETY: within the caller's input, which is aligned, as this rank has said; every rank's
-        // part was checked against its window, and its ready signal acquired; the row is this
-        // rank's.
+        // SAFETY: within the input, which is aligned ([`FITS`]); every rank's output was checked
+        // against its window, and its ready signal acquired; no other rank writes this row.
         unsafe {
             // Two at a time: four would spill a register of the ordinary way.
             while at + step < end {
@@ -582,166 +566,110 @@ impl<M: Machine> Body<M> for AllGather {
         multimem::fence();
         let mut piece = 0;
         while piece < 2 {
-            let (start, count) = split.piece(piece, first, length);
-            // SAFETY: the caller's promise; units of this rank's row.
-            if count > 0 && !unsafe { self.push(session, memory, round, start, count) } {
-                return false;
+            let rest = split.piece(piece, part);
+            if rest.len() > 0 {
+                self.push(session, memory, rest)?;
             }
             piece += 1;
         }
         block.sync();
-        true
+        Ok(())
     }
 }
 
 /// Runs an all_reduce by multicast where all ranks' memory allows it, else in two shots. Sum,
-/// average, and, but for f32, minimum and maximum, as the call says.
+/// average, and, except for f32, minimum and maximum, by the call.
 ///
 /// # Safety
-/// The buffers valid for `count` elements; `chunk` elements
-/// (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// `exchange` must have the window addresses of the buffers, and a chunk of each row must fit
+/// staging. During the launch, nothing else may write the input or access the output.
 #[kernel(
     params = crate::all_reduce::AllReduceSignalParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
 pub unsafe fn all_reduce_nvls<T: Element>(
     session: &mut Session<impl Machine>,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    target_at: u64,
-    scalar: u64,
-    chunk: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
-    let count = session.count();
-    let _ = scalar; // none of these reductions has one: the word says what multicast reaches
-    let reducer = SwitchedReducer::<T> {
-        reduction: session.call().reduction(),
-        element: PhantomData,
+    let reducer = SwitchedReducer::<T>::of(session);
+    let (layout, ordinary) = shards(session, reducer, &exchange);
+    let bytes = layout.count * layout.size;
+    let reach = |addr, bit| reached(session, addr, bytes, layout.size, bit);
+    let layout = MemoryLayout {
+        scalar: reach(layout.source_at, SOURCE) | reach(layout.target_at, TARGET),
+        ..layout
     };
-    let memory = memory(
-        reducer, count, source, source_at, target, target_at, 0, chunk,
-    );
-    let bytes = memory.count * memory.size;
-    let reach = |addr, bit| reached(session, addr, bytes, memory.size, bit);
-    let memory = Memory {
-        shards: session.comm().size(),
-        target_shared: true,
-        scalar: reach(memory.source_at, SOURCE) | reach(memory.target_at, TARGET),
-        ..memory
-    };
-    let policy = policy(hint);
-    let body = AllReduce {
-        ordinary: TwoShot {
-            reducer,
-            policy,
-            root: ALL,
-        },
-    };
-    // SAFETY: the caller's promise.
-    let done = unsafe { memory.run(session, policy, &body) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source, target, layout) };
+    memory.run(session, exchange.policy(), &AllReduce { ordinary })
 }
 
 /// Runs a reduce_scatter by multicast where all ranks' inputs allow it, else by reading every
 /// rank's: `count` elements a rank. Reductions as for [`all_reduce_nvls`].
 ///
 /// # Safety
-/// The input valid for `count` elements times the number of
-/// ranks, the output for `count`; `chunk` elements of each row (a multiple of [`crate::ALIGNMENT`])
-/// must fit staging.
+/// As [`all_reduce_nvls`].
 #[kernel(
     params = crate::all_reduce::AllReduceSignalParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
 pub unsafe fn reduce_scatter_nvls<T: Element>(
     session: &mut Session<impl Machine>,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    target_at: u64,
-    scalar: u64,
-    chunk: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
-    let count = session.count();
-    let _ = scalar; // as above
-    let reducer = SwitchedReducer::<T> {
-        reduction: session.call().reduction(),
-        element: PhantomData,
+    let reducer = SwitchedReducer::<T>::of(session);
+    let (layout, ordinary) = rows(session, reducer, &exchange);
+    let bytes = layout.count * layout.size * session.ranks() as usize;
+    let layout = MemoryLayout {
+        scalar: reached(session, layout.source_at, bytes, layout.size, SOURCE),
+        ..layout
     };
-    let memory = memory(
-        reducer, count, source, source_at, target, target_at, 0, chunk,
-    );
-    let bytes = memory.count * memory.size * session.comm().size() as usize;
-    let memory = Memory {
-        source_rows: session.comm().size(),
-        scalar: reached(session, memory.source_at, bytes, memory.size, SOURCE),
-        ..memory
-    };
-    let policy = policy(hint);
-    let body = ReduceScatter {
-        ordinary: OwnRow { reducer, policy },
-    };
-    // SAFETY: the caller's promise.
-    let done = unsafe { memory.run(session, policy, &body) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source, target, layout) };
+    memory.run(session, exchange.policy(), &ReduceScatter { ordinary })
 }
 
 /// Runs an all_gather by multicast where all ranks' memory allows it, else by pulling: `count`
 /// units of `size` bytes (a divisor of 16) of every rank, to row r of every rank's output.
 ///
 /// # Safety
-/// The input valid for `count` units, the output for `count`
-/// units times the number of ranks; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit
-/// staging.
-#[kernel]
+/// As [`all_reduce_nvls`].
+#[kernel(params = crate::movement::MovementParams)]
 pub unsafe fn all_gather_nvls(
     session: &mut Session<impl Machine>,
-    size: u64,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    target_at: u64,
-    chunk: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
-    let count = session.count();
-    let (rank, ranks) = (session.comm().rank(), session.comm().size());
-    let (count, size) = (count as usize, size as usize);
-    let row = WindowAddr(target_at).offset() as usize + rank as usize * count * size;
-    let fits = if (source as usize ^ row).is_multiple_of(BYTES) && BYTES.is_multiple_of(size) {
-        FITS
-    } else {
-        0
+    let (rank, ranks) = (session.rank(), session.ranks());
+    let layout = exchange.layout(session.count(), exchange.size as usize);
+    let (target_at, size) = (layout.target_at, layout.size);
+    let bytes = layout.count * size;
+    let row = target_at.offset() as usize + rank as usize * bytes;
+    let offset = source.as_ptr() as usize ^ row;
+    let fits = match offset.is_multiple_of(BYTES) && BYTES.is_multiple_of(size) {
+        true => FITS,
+        false => 0,
     };
-    let bytes = count * size * ranks as usize;
-    let memory = Memory {
-        size,
-        count,
-        chunk: chunk as usize,
-        source,
-        source_at: WindowAddr(source_at),
-        source_rows: 1,
-        target,
-        target_at: WindowAddr(target_at),
-        target_shared: false,
-        shards: 1,
-        alignment: crate::ALIGNMENT,
-        scalar: fits | reached(session, WindowAddr(target_at), bytes, size, TARGET),
+    let layout = MemoryLayout {
+        target_rows: ranks,
+        scalar: fits | reached(session, target_at, bytes * ranks as usize, size, TARGET),
+        ..layout
     };
-    let policy = policy(hint);
+    let policy = exchange.policy();
     let body = AllGather {
         ordinary: PullPlan {
             first: rank,
             ranks,
             row: 0,
-            by_rank: true,
             policy,
         },
     };
-    // SAFETY: the caller's promise.
-    let done = unsafe { memory.run(session, policy, &body) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source, target, layout) };
+    memory.run(session, policy, &body)
 }

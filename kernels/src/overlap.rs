@@ -36,19 +36,39 @@
 
 use core::marker::PhantomData;
 
-use fusewire_device::bulk;
-use fusewire_device::comm::{WindowAddr, ring};
+use bytemuck::{Pod, Zeroable};
+use fusewire_device::comm::ring;
 use fusewire_device::element::Sum;
-use fusewire_device::layout::CommConst;
 use fusewire_device::mem::{self, Order, Policy, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::wait;
-use fusewire_device::{Aborted, Block, Element, Group, Machine, kernel};
+use fusewire_device::{Aborted, Block, Element, Group, In, InOut, Machine, Out, kernel};
 
-use crate::exchange::{Body, CHUNKED, Memory, Round, SOURCE_STAGED, Words, word};
-use crate::policy;
-use crate::reduce_scatter::OwnRow;
-use crate::reducer::{DynReducer, Reducer, StaticReducer, memory};
+use crate::Exchange;
+use crate::exchange::{Body, CHUNKED, Memory, MemoryLayout, Round, SOURCE_STAGED, Words, word};
+use crate::reducer::{DynReducer, Reduce, Reducer, StaticReducer, rows};
+
+/// The tiles of an operation.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Tiles {
+    /// Elements or units of a tile, not 0.
+    pub span: u64,
+    /// Value of a counter that says that its tile is done. Unused by all_gather.
+    pub wanted: u64,
+}
+
+impl Tiles {
+    /// Returns the elements of a tile. A kernel must not divide by 0.
+    #[inline(always)]
+    fn span(self) -> usize {
+        if self.span == 0 {
+            1
+        } else {
+            self.span as usize
+        }
+    }
+}
 
 /// Word of a tile that is there.
 pub const THERE: u32 = 1;
@@ -57,8 +77,8 @@ pub const THERE: u32 = 1;
 /// cyclic comparison of stream memory operations.
 pub const FAILED: u32 = 0x4000_0000;
 
-/// Which piece of `span` element `at` lies in. (Nothing that could panic is left in a kernel, so 0
-/// is asked for here.)
+/// Returns the piece of `span` elements in which element `at` lies. A kernel must not panic, so a
+/// span of 0 gives 0.
 #[inline(always)]
 const fn piece(at: usize, span: usize) -> usize {
     match at.checked_div(span) {
@@ -67,7 +87,7 @@ const fn piece(at: usize, span: usize) -> usize {
     }
 }
 
-/// Pieces of `span` that `count` elements take.
+/// Returns the number of pieces of `span` elements in `count` elements.
 #[inline(always)]
 const fn pieces(count: usize, span: usize) -> usize {
     if count == 0 {
@@ -79,10 +99,10 @@ const fn pieces(count: usize, span: usize) -> usize {
 
 /// The words of an all_gather's tiles.
 #[derive(Clone, Copy)]
-struct FlaggedTiles {
-    words: *mut u32,
+struct FlaggedTiles<'a> {
+    words: InOut<'a, u32>,
     /// Units of each tile that have arrived.
-    arrivals: *mut u64,
+    arrivals: InOut<'a, u64>,
     /// Units of a tile, not 0.
     span: usize,
     /// Tiles of a rank.
@@ -90,9 +110,9 @@ struct FlaggedTiles {
     policy: Policy,
 }
 
-impl FlaggedTiles {
-    /// `units` more of tile `tile` of `rank` are there, as far as this block moves them. All lanes
-    /// together.
+impl FlaggedTiles<'_> {
+    /// Adds `units` to the arrivals of tile `tile` of `rank`, after this block has written them.
+    /// All lanes together.
     #[inline(always)]
     fn arrive<M: Machine>(
         &self,
@@ -103,50 +123,36 @@ impl FlaggedTiles {
         units: usize,
     ) {
         let block = session.block();
-        // The leader speaks for all.
         block.publish(Scope::Device);
-        if !block.is_leader() {
+        let index = rank as usize * self.per_rank + tile;
+        if !block.is_leader() || index >= self.arrivals.len() || index >= self.words.len() {
             return;
         }
-        let rest = memory.count - tile * self.span;
+        let rest = memory.layout().count - tile * self.span;
         let whole = if rest < self.span { rest } else { self.span };
-        let index = rank as usize * self.per_rank + tile;
-        // SAFETY: the caller's arrays have an entry for every tile.
-        let arrivals = unsafe { self.arrivals.add(index) };
-        // SAFETY: as above; arrivals are only accessed atomically while the kernel runs.
+        let arrivals = self.arrivals.as_ptr().wrapping_add(index);
+        // SAFETY: `index` is below the length; the kernel accesses arrivals only atomically.
         let before =
             unsafe { mem::fetch_add_u64(arrivals, units as u64, Order::AcqRel, Scope::Device) };
         if before + units as u64 == whole as u64 {
-            // SAFETY: as above.
-            let at = unsafe { self.words.add(index) };
-            // SAFETY: as above; words are only accessed atomically while the kernel runs.
+            let at = self.words.as_ptr().wrapping_add(index);
+            // SAFETY: as for the arrivals.
             unsafe { mem::store_u32(at, THERE, Order::Release, Scope::System) };
         }
     }
 
-    /// This rank's own row, which needs no peer. All lanes together.
-    ///
-    /// # Safety
-    /// The memory is valid as for [`Memory::run`].
+    /// Copies this rank's row, which needs no peer. All lanes together.
     #[inline(always)]
-    unsafe fn own<M: Machine>(&self, session: &Session<M>, memory: &Memory) {
-        let block = session.block();
-        let rank = session.comm().rank();
-        let row = rank as usize * memory.count * memory.size;
-        let row = memory.target.wrapping_add(row);
-        let (mut tile, mut start) = (0, 0);
-        while start < memory.count {
-            let rest = memory.count - start;
+    fn own<M: Machine>(&self, session: &Session<M>, memory: &Memory) {
+        let (block, rank) = (session.block(), session.rank());
+        let (round, mut tile, mut start) = (memory.whole(), 0, 0);
+        while start < round.len() {
+            let rest = round.len() - start;
             let length = if rest < self.span { rest } else { self.span };
-            let (first, last) = block.slice(length, memory.alignment);
+            let (first, last) = block.slice(length, memory.layout().alignment);
             if last > first {
-                let at = (start + first) * memory.size;
-                let (to, from) = (row.wrapping_add(at), memory.source.wrapping_add(at));
-                if !core::ptr::eq(to, from) {
-                    let bytes = (last - first) * memory.size;
-                    // SAFETY: within the caller's input and row.
-                    unsafe { bulk::copy(block, to, from, bytes, self.policy) };
-                }
+                let part = round.part(start + first, last - first);
+                memory.copy_own(session.block(), part, rank, self.policy);
                 self.arrive(session, memory, rank, tile, last - first);
             }
             start += length;
@@ -155,25 +161,29 @@ impl FlaggedTiles {
     }
 }
 
-impl<M: Machine> Body<M> for FlaggedTiles {
+impl<M: Machine> Body<M> for FlaggedTiles<'_> {
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
         let block = session.block();
-        let (me, size) = (session.comm().rank(), session.comm().size());
-        let (mine, limit) = memory.part(block, round, 0);
+        let (me, size) = (session.rank(), session.ranks());
+        let mine = memory.part(block, round, 0);
         let mut step = 1;
         while step < size {
             let rank = ring(me, step, size);
-            // What lies in staging was put there by the peer's block of this number, its part only.
-            // What lies in user memory is all there, and blocks share each tile, so that one is
-            // complete before the next.
+            // Only the part of the peer's block with this number is in staging. User memory has the
+            // whole round, and blocks share each tile, so that one is complete before the next.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
-            let (from, to) = if staged {
-                (mine, limit)
+            let range = if staged {
+                mine
             } else {
-                (0, round.len())
+                round.part(0, round.len())
             };
-            let (mut low, end) = (round.start + from, round.start + to);
+            let (mut low, end) = (range.start(), range.start() + range.len());
             let mut tile = piece(low, self.span);
             while low < end {
                 let limit = (tile + 1) * self.span;
@@ -181,20 +191,12 @@ impl<M: Machine> Body<M> for FlaggedTiles {
                 let (first, last) = if staged {
                     (0, high - low)
                 } else {
-                    block.slice(high - low, memory.alignment)
+                    block.slice(high - low, memory.layout().alignment)
                 };
                 if last > first {
-                    let (at, length) = (low + first, last - first);
-                    let found = memory.source_of(session, round, rank, 0, at - round.start, length);
-                    let Some(from) = found else {
-                        return false;
-                    };
-                    let to = (rank as usize * memory.count + at) * memory.size;
-                    let to = memory.target.wrapping_add(to);
-                    // SAFETY: the source was checked against its window; the target is the
-                    // caller's.
-                    unsafe { bulk::copy(block, to, from, length * memory.size, self.policy) };
-                    self.arrive(session, memory, rank, tile, length);
+                    let part = round.part(low + first - round.start(), last - first);
+                    memory.pull(session, part, (rank, 0), rank, self.policy)?;
+                    self.arrive(session, memory, rank, tile, last - first);
                 }
                 low = high;
                 tile += 1;
@@ -202,102 +204,74 @@ impl<M: Machine> Body<M> for FlaggedTiles {
             step += 1;
         }
         block.sync();
-        true
+        Ok(())
     }
 }
 
-/// Runs an all_gather that raises a word as soon as a tile is there: `count` units of `size` bytes
-/// of every rank, to row r of every rank's output; own row first, then those of the next ranks
-/// round the ring. `span` is units of a tile; `words` and `arrivals` have an entry for every tile
-/// of every rank, all 0.
+/// Runs an all_gather that stores a word as soon as a tile is there: `count` units of every rank,
+/// to row r of every rank's output, in the order of the ring from this rank. `words` and `arrivals`
+/// have an entry for every tile of every rank; all are 0 when the launch begins.
 ///
 /// # Safety
-/// The buffers valid for what the operation reads and
-/// writes; `chunk` units of each row (a multiple of [`crate::ALIGNMENT`]) must fit staging; `span`
-/// is not 0.
+/// `exchange` must have the window address of the input, and a chunk of each row must fit staging.
+/// During the launch, nothing else may write the input or the output, and `words` and `arrivals`
+/// may only be accessed atomically.
 #[kernel(
-    // SAFETY: the words are those of the launch.
-    on_failure(unsafe { mark_failed(block, header_constants, header_count, words, span) })
+    // SAFETY: the entry's parameters describe the words, which the host keeps alive.
+    on_failure(unsafe { mark_failed(block, words.cast(), words_len) })
 )]
 pub unsafe fn all_gather_with_flags(
     session: &mut Session<impl Machine>,
-    size: u64,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    chunk: u64,
-    words: *mut u32,
-    arrivals: *mut u64,
-    span: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    words: InOut<u32>,
+    arrivals: InOut<u64>,
+    #[words(5)] exchange: Exchange,
+    #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
-    let count = session.count();
-    let policy = policy(hint);
-    let span = if span == 0 { 1 } else { span as usize };
-    let tiles = FlaggedTiles {
+    let policy = exchange.policy();
+    let flagged = FlaggedTiles {
         words,
         arrivals,
-        span,
-        per_rank: pieces(count as usize, span),
+        span: tiles.span(),
+        per_rank: pieces(session.count() as usize, tiles.span()),
         policy,
     };
-    let memory = Memory {
-        size: size as usize,
-        count: count as usize,
-        chunk: chunk as usize,
-        source,
-        source_at: WindowAddr(source_at),
-        source_rows: 1,
-        target,
-        target_at: WindowAddr::NONE,
-        target_shared: false,
-        shards: 1,
-        alignment: crate::ALIGNMENT,
-        scalar: 0,
+    let layout = MemoryLayout {
+        target_rows: session.ranks(),
+        ..exchange.layout(session.count(), exchange.size as usize)
     };
-    // SAFETY: the caller's promise.
-    unsafe { tiles.own(session, &memory) };
-    // SAFETY: the caller's promise.
-    let done = unsafe { memory.run(session, policy, &tiles) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source, target, layout) };
+    flagged.own(session, &memory);
+    memory.run(session, policy, &flagged)
 }
 
 /// Stores [`FAILED`] in every word that is still 0.
 ///
 /// # Safety
-/// `constants` must be those of the launch's communicator, and `words` have an entry for every tile
-/// of every rank.
+/// `words` must be `count` words that are only accessed atomically.
 #[inline(always)]
-unsafe fn mark_failed<M: Machine>(
-    block: Block<M>,
-    constants: *const CommConst,
-    count: u64,
-    words: *mut u32,
-    span: u64,
-) {
-    let span = if span == 0 { 1 } else { span as usize };
-    // SAFETY: the caller's promise.
-    let ranks = unsafe { fusewire_device::comm::Comm::new(constants) }.size() as usize;
-    for index in block.elements_of_block(ranks * pieces(count as usize, span)) {
-        // SAFETY: an entry of the caller's array.
-        let at = unsafe { words.add(index) };
-        // SAFETY: as above; words are only accessed atomically while the kernel runs.
+unsafe fn mark_failed<M: Machine>(block: Block<M>, words: *mut u32, count: u64) {
+    for index in block.elements_of_block(count as usize) {
+        let at = words.wrapping_add(index);
+        // SAFETY: `index` is below `count`.
         unsafe { mem::compare_exchange_u32(at, 0, FAILED, Order::AcqRel, Scope::System) };
     }
 }
 
-/// Tiles of this rank's input, and how their counters stand.
+/// Tiles of this rank's input, and their counters.
 #[derive(Clone, Copy)]
-struct CountedTiles<R> {
-    rows: OwnRow<R>,
-    counters: *const u32,
+struct CountedTiles<'a, R> {
+    rows: Reduce<R, false>,
+    counters: In<'a, u32>,
     /// Elements of a tile, not 0.
     span: usize,
-    /// What a counter reaches when its tile is done.
+    /// Value of a counter whose tile is done.
     wanted: u32,
 }
 
-impl<M: Machine, R: Reducer> Body<M> for CountedTiles<R> {
+impl<M: Machine, R: Reducer> Body<M> for CountedTiles<'_, R> {
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
         let _ = session;
@@ -307,26 +281,26 @@ impl<M: Machine, R: Reducer> Body<M> for CountedTiles<R> {
         }
     }
 
-    /// Awaits the counters of all tiles that the round touches, in every row.
+    /// Waits for the counters of all tiles that the round touches, in every row.
     #[inline(always)]
-    unsafe fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> bool {
+    fn before(&self, session: &Session<M>, memory: &Memory, round: Round) -> Result<(), Aborted> {
         let block = session.block();
-        let first = piece(round.start, self.span);
-        let last = pieces(round.end, self.span);
-        let per_row = pieces(memory.count, self.span);
-        let (me, rows) = (session.comm().rank(), session.comm().size() as usize);
+        let first = piece(round.start(), self.span);
+        let last = pieces(round.start() + round.len(), self.span);
+        let per_row = pieces(memory.layout().count, self.span);
+        let (me, rows) = (session.rank(), session.ranks() as usize);
         let mut failed = false;
         let mut of_row = first;
-        // A round is of one tile, as a rule: lanes share the rows.
+        // A round usually has one tile of each row: lanes share the rows.
         while of_row < last && !failed {
             let mut row = block.rank() as usize;
             while row < rows && !failed {
                 let tile = row * per_row + of_row;
                 let expected = (tile as u64) << 32 | u64::from(self.wanted);
-                let counter = self.counters.wrapping_add(tile);
+                let counter = self.counters.as_ptr().wrapping_add(tile);
                 let there = session.ctx().until(wait::WaitKind::Tile, me, expected, || {
-                    // SAFETY: a counter of the caller's, which is only accessed atomically while
-                    // the kernel runs.
+                    // SAFETY: `reduce_tiles` has compared the number of counters with the tiles;
+                    // the kernel accesses them only atomically.
                     let seen = unsafe { mem::load_u32(counter, Order::Acquire, Scope::System) };
                     if seen >= self.wanted {
                         Ok(())
@@ -341,104 +315,108 @@ impl<M: Machine, R: Reducer> Body<M> for CountedTiles<R> {
         }
         let failed = block.any(failed);
         block.acquired(Scope::System);
-        !failed
+        session.settle(!failed)
     }
 
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.rows.round(session, memory, round) }
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        self.rows.round(session, memory, round)
     }
 }
 
+/// Runs a reduce_scatter that waits for each tile's counter.
+///
 /// # Safety
-/// As the kernels below promise.
+/// As [`reduce_scatter_on_arrival`].
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // the arguments of a kernel
 unsafe fn reduce_tiles<M: Machine, R: Reducer>(
     session: &mut Session<M>,
     reducer: R,
-    memory: Memory,
-    policy: Policy,
-    counters: *const u32,
-    span: u64,
-    wanted: u32,
-) -> bool {
-    let memory = Memory {
-        source_rows: session.comm().size(),
-        ..memory
-    };
-    let tiles = CountedTiles {
-        rows: OwnRow { reducer, policy },
+    (source, target): (In<u8>, Out<u8>),
+    counters: In<u32>,
+    exchange: Exchange,
+    tiles: Tiles,
+) -> Result<(), Aborted> {
+    let (mut layout, rows) = rows(session, reducer, &exchange);
+    let needed = pieces(layout.count, tiles.span()) * session.ranks() as usize;
+    let counters = counters.slice(0, needed);
+    if counters.len() < needed {
+        // The first round's vote returns the error.
+        layout.count = 0;
+    }
+    let counted = CountedTiles {
+        rows,
         counters,
-        span: if span == 0 { 1 } else { span as usize },
-        wanted,
+        span: tiles.span(),
+        wanted: tiles.wanted as u32,
     };
-    // SAFETY: the caller's promise.
-    unsafe { memory.run(session, policy, &tiles) }
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source, target, layout) };
+    memory.run(session, exchange.policy(), &counted)
 }
 
-/// Runs a reduce_scatter by sum that takes each tile as soon as its counter says so: `count`
-/// elements a rank; the input has `count` times the number of ranks. Rounds are of `chunk` elements
-/// of every row; a counter of `wanted` says that its tile, `span` elements, is done.
+/// Runs a reduce_scatter by sum that reduces each tile as soon as its counter reaches
+/// [`Tiles::wanted`]: `count` elements a rank; the input has `count` times the number of ranks. A
+/// round has a chunk of every row. `counters` has an entry for every tile of every row.
 ///
 /// # Safety
-/// The buffers valid for what the operation reads and
-/// writes; `chunk` elements of each row, rounded up to [`crate::ALIGNMENT`], must fit staging;
-/// `counters` has an entry for every tile of every row; `span` is not 0.
+/// `exchange` must have the window address of the input, and a chunk of each row must fit staging.
+/// During the launch, nothing else may access the output, a tile of the input may be written only
+/// before its counter, and counters may only be accessed atomically.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
 pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     session: &mut Session<impl Machine>,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    scalar: u64,
-    chunk: u64,
-    counters: *const u32,
-    span: u64,
-    wanted: u32,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    counters: In<u32>,
+    #[words(5)] exchange: Exchange,
+    #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
-    let count = session.count();
     let reducer = StaticReducer::<T, Sum>(PhantomData);
-    let none = WindowAddr::NONE.0;
-    let memory = memory(
-        reducer, count, source, source_at, target, none, scalar, chunk,
-    );
-    let policy = policy(hint);
-    // SAFETY: the caller's promise.
-    let done = unsafe { reduce_tiles(session, reducer, memory, policy, counters, span, wanted) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    unsafe {
+        reduce_tiles(
+            session,
+            reducer,
+            (source, target),
+            counters,
+            exchange,
+            tiles,
+        )
+    }
 }
 
 /// Does what [`reduce_scatter_on_arrival`] does, for every type and reduction: they are switched at
 /// run time.
 ///
 /// # Safety
-/// As there.
+/// As [`reduce_scatter_on_arrival`].
 #[kernel(params = ReduceScatterOnArrivalParams)]
 pub unsafe fn reduce_scatter_on_arrival_any(
     session: &mut Session<impl Machine>,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    scalar: u64,
-    chunk: u64,
-    counters: *const u32,
-    span: u64,
-    wanted: u32,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    counters: In<u32>,
+    #[words(5)] exchange: Exchange,
+    #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
-    let count = session.count();
     let Some(reducer) = DynReducer::of(session.call()) else {
         return session.settle(false);
     };
-    let none = WindowAddr::NONE.0;
-    let memory = memory(
-        reducer, count, source, source_at, target, none, scalar, chunk,
-    );
-    let policy = policy(hint);
-    // SAFETY: the caller's promise.
-    let done = unsafe { reduce_tiles(session, reducer, memory, policy, counters, span, wanted) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    unsafe {
+        reduce_tiles(
+            session,
+            reducer,
+            (source, target),
+            counters,
+            exchange,
+            tiles,
+        )
+    }
 }

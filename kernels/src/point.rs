@@ -3,35 +3,35 @@
 //! A send returns once its data is in the channel, so short messages need no receiver yet.
 
 use fusewire_device::channel;
-use fusewire_device::{Aborted, Machine, Session, kernel};
+use fusewire_device::{Aborted, In, Machine, Out, Session, kernel};
 
 /// Parts of a message that blocks share start at multiples of this many bytes.
 const PART: usize = 256;
 
-/// Sends the bytes at `source` to the call's peer. The count of the launch is in bytes.
+/// Sends `source` to the call's peer.
 ///
 /// # Safety
-/// `source` readable for the bytes.
+/// During the launch, nothing else may write `source`.
 #[kernel]
-pub unsafe fn send(session: &mut Session<impl Machine>, source: *const u8) -> Result<(), Aborted> {
-    let (first, last) = session.block().slice(session.count() as usize, PART);
-    let from = source.wrapping_add(first);
-    let (peer, bytes) = (session.call().root(), (last - first) as u64);
-    // SAFETY: this block's part of the caller's buffer.
-    let moved = unsafe { channel::send(session, peer, from, bytes) };
-    session.settle(moved)
+pub unsafe fn send(session: &mut Session<impl Machine>, source: In<u8>) -> Result<(), Aborted> {
+    let Some(peer) = session.peer(session.call().root()) else {
+        return session.settle(false);
+    };
+    let (first, last) = session.block().slice(source.len(), PART);
+    // SAFETY: the precondition of this function.
+    unsafe { channel::send(session, peer, source.slice(first, last - first)) }
 }
 
-/// Receives bytes from the call's peer to `target`. The count of the launch is in bytes.
+/// Receives a message that fills `target` from the call's peer.
 ///
 /// # Safety
-/// `target` writable for the bytes.
+/// During the launch, nothing else may access `target`.
 #[kernel]
-pub unsafe fn recv(session: &mut Session<impl Machine>, target: *mut u8) -> Result<(), Aborted> {
-    let (first, last) = session.block().slice(session.count() as usize, PART);
-    let to = target.wrapping_add(first);
-    let (peer, bytes) = (session.call().root(), (last - first) as u64);
-    // SAFETY: this block's part of the caller's buffer.
-    let moved = unsafe { channel::receive(session, peer, to, bytes) };
-    session.settle(moved)
+pub unsafe fn recv(session: &mut Session<impl Machine>, target: Out<u8>) -> Result<(), Aborted> {
+    let Some(peer) = session.peer(session.call().root()) else {
+        return session.settle(false);
+    };
+    let (first, last) = session.block().slice(target.len(), PART);
+    // SAFETY: the precondition of this function.
+    unsafe { channel::receive(session, peer, target.slice(first, last - first)) }
 }

@@ -1,18 +1,19 @@
-//! Reductions of a range: compiled for one type and reduction, or switched at run time.
+//! Reductions of every rank's input, over rounds. A reduction is compiled for one type and
+//! operation, or switched at run time.
 
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
-use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{Reduction, WithReduction, dispatch};
-use fusewire_device::session::Call;
-use fusewire_device::{Block, DType, Element, Machine};
+use fusewire_device::mem::Policy;
+use fusewire_device::session::{Aborted, Call, Session};
+use fusewire_device::{Block, DType, Element, Group, Machine};
 
-use crate::exchange::Memory;
+use crate::exchange::{Body, Exchange, Memory, MemoryLayout, Part, Round};
 
 /// Reduces ranges of one type by one reduction.
 pub(crate) trait Reducer: Copy {
-    /// Bytes of an element.
+    /// Returns the bytes of an element.
     fn size(self) -> usize;
 
     /// Reduces `range`. All lanes together.
@@ -22,7 +23,7 @@ pub(crate) trait Reducer: Copy {
     unsafe fn reduce<M: Machine>(self, block: Block<M>, tables: Tables, range: Range);
 }
 
-/// Compiled for `T` and `O`.
+/// Reduces elements of `T` by `O`.
 pub(crate) struct StaticReducer<T, O>(pub(crate) PhantomData<(T, O)>);
 
 impl<T, O> Clone for StaticReducer<T, O> {
@@ -47,7 +48,7 @@ impl<T: Element, O: Reduction<T>> Reducer for StaticReducer<T, O> {
     }
 }
 
-/// Whatever a call names.
+/// Reduces by the type and the reduction of a call.
 #[derive(Clone, Copy)]
 pub(crate) struct DynReducer {
     dtype: DType,
@@ -55,7 +56,7 @@ pub(crate) struct DynReducer {
 }
 
 impl DynReducer {
-    /// The type and reduction of `call`, if it has a type.
+    /// Returns the reducer of `call`, if the call has a type.
     #[inline(always)]
     pub(crate) fn of(call: Call) -> Option<Self> {
         let dtype = DType::from_code(call.dtype())?;
@@ -100,20 +101,171 @@ impl Reducer for DynReducer {
     }
 }
 
-/// Defines a reduction kernel twice: compiled for the frequent types and reductions, and `$any` for
-/// all others, switched at run time. `$code` is
-/// `|session, reducer, memory, policy| -> bool`, false after a failure.
+/// The root that stands for every rank.
+pub(crate) const ALL: u32 = 0xffff;
+
+/// Reduces a row of every rank's input. If `SHARDS`, each rank reduces its shard of the row, and
+/// writes it to the output of the root or, if the root is [`ALL`], of every rank. Otherwise, each
+/// rank with a result reduces the whole row into its own output.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduce<R, const SHARDS: bool> {
+    pub(crate) reducer: R,
+    pub(crate) policy: Policy,
+    /// The row of every rank's input.
+    row: u32,
+    root: u32,
+}
+
+impl<M: Machine, R: Reducer, const SHARDS: bool> Body<M> for Reduce<R, SHARDS> {
+    #[inline(always)]
+    fn round(
+        &self,
+        session: &mut Session<M>,
+        memory: &Memory,
+        round: Round,
+    ) -> Result<(), Aborted> {
+        let me = session.rank();
+        if !SHARDS && self.root != ALL && self.root != me {
+            return Ok(());
+        }
+        let shard = if SHARDS { me } else { 0 };
+        self.part(session, memory, memory.part(session.block(), round, shard))
+    }
+}
+
+impl<R: Reducer, const SHARDS: bool> Reduce<R, SHARDS> {
+    /// Reduces a part of the round. All lanes together; the block must synchronize before the next
+    /// part.
+    #[inline(always)]
+    #[track_caller]
+    pub(crate) fn part<M: Machine>(
+        &self,
+        session: &Session<M>,
+        memory: &Memory,
+        part: Part,
+    ) -> Result<(), Aborted> {
+        let (block, ranks) = (session.block(), session.ranks());
+        // SAFETY: the kernels of this crate that reduce over rounds use the start of shared memory
+        // for these tables only.
+        let tables = unsafe { Tables::new(block, ranks) };
+        // Only an output that is shared may have no row.
+        let (part, own) = match memory.own_target(0, part) {
+            Some(own) => (part, own),
+            None if SHARDS => (part, core::ptr::null_mut()),
+            None => (part.slice(0, 0), core::ptr::null_mut()),
+        };
+        memory.fill_sources(session, tables, part, self.row)?;
+        let (first, targets) = match self.root {
+            _ if !SHARDS => (session.rank(), 1),
+            ALL => (0, ranks),
+            root => (root, 1),
+        };
+        if SHARDS {
+            let mut failed = false;
+            for index in block.elements_of_block(targets as usize) {
+                let index = index as u32;
+                match memory.target_of(session, part, first + index) {
+                    Some(at) => tables.set_target(index, at),
+                    None => failed = true,
+                }
+            }
+            session.settle(!block.any(failed))?;
+        } else if block.is_leader() {
+            tables.set_target(0, own);
+        }
+        block.sync();
+        let range = Range {
+            ranks,
+            targets,
+            count: part.len(),
+            policy: self.policy,
+        };
+        // SAFETY: the tables have an address for each rank and target, which `Memory` has checked
+        // against its buffers and the windows. In a round, no other rank or block writes this part
+        // of the inputs or accesses it in the outputs.
+        unsafe { self.reducer.reduce(block, tables, range) };
+        Ok(())
+    }
+}
+
+/// Returns the layout and the work of a reduction of one row in one shot: every rank, or the root,
+/// reduces all inputs.
+#[inline(always)]
+pub(crate) fn one_shot<M: Machine, R: Reducer>(
+    session: &Session<M>,
+    reducer: R,
+    exchange: &Exchange,
+) -> (MemoryLayout, Reduce<R, false>) {
+    let root = session.call().root();
+    let layout = MemoryLayout {
+        target_rows: u32::from(root == ALL || root == session.rank()),
+        ..exchange.layout(session.count(), reducer.size())
+    };
+    (layout, reduce(reducer, exchange, 0, root))
+}
+
+/// Returns the layout and the work of a reduction of one row in two shots: rank r reduces shard r
+/// of all inputs, and writes it to all outputs, or to the root's.
+#[inline(always)]
+pub(crate) fn shards<M: Machine, R: Reducer>(
+    session: &Session<M>,
+    reducer: R,
+    exchange: &Exchange,
+) -> (MemoryLayout, Reduce<R, true>) {
+    let root = session.call().root();
+    let has_result = root == ALL || root == session.rank();
+    let layout = MemoryLayout {
+        target_rows: u32::from(has_result),
+        target_shared: has_result,
+        shards: session.ranks(),
+        ..exchange.layout(session.count(), reducer.size())
+    };
+    (layout, reduce(reducer, exchange, 0, root))
+}
+
+/// Returns the layout and the work of a reduction of a row for each rank: rank r reduces row r of
+/// all inputs.
+#[inline(always)]
+pub(crate) fn rows<M: Machine, R: Reducer>(
+    session: &Session<M>,
+    reducer: R,
+    exchange: &Exchange,
+) -> (MemoryLayout, Reduce<R, false>) {
+    let layout = MemoryLayout {
+        source_rows: session.ranks(),
+        ..exchange.layout(session.count(), reducer.size())
+    };
+    (layout, reduce(reducer, exchange, session.rank(), ALL))
+}
+
+#[inline(always)]
+fn reduce<R: Reducer, const SHARDS: bool>(
+    reducer: R,
+    exchange: &Exchange,
+    row: u32,
+    root: u32,
+) -> Reduce<R, SHARDS> {
+    Reduce {
+        reducer,
+        policy: exchange.policy(),
+        row,
+        root,
+    }
+}
+
+/// Defines the kernels of a reduction: one that is compiled for the frequent types and reductions,
+/// and `$any`, which switches all others at run time.
 macro_rules! reduction_kernel {
     (
         $(#[$doc:meta])*
         $name:ident, $any:ident, $(params = $params:path,)? any_params = $any_params:path,
-        |$session:ident, $reducer:ident, $memory:ident, $policy:ident| $code:expr
+        $plan:ident
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The buffers valid for what the operation reads and writes; `chunk` elements of each row
-        /// (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+        /// `exchange` must have the window addresses of the buffers, and a chunk of each row must
+        /// fit staging. During the launch, nothing else may write the input or access the output.
         #[fusewire_device::kernel(
             $(params = $params,)?
             each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16),
@@ -128,86 +280,38 @@ macro_rules! reduction_kernel {
             O: fusewire_device::element::Reduction<T>,
         >(
             session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
-            source: *const u8,
-            source_at: u64,
-            target: *mut u8,
-            target_at: u64,
-            scalar: u64,
-            chunk: u64,
-            hint: u32,
+            source: fusewire_device::In<u8>,
+            target: fusewire_device::Out<u8>,
+            #[words(5)] exchange: $crate::Exchange,
         ) -> Result<(), fusewire_device::Aborted> {
-            let $session = session;
-            let $reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
-            let count = $session.count();
-            let $memory = $crate::reducer::memory(
-                $reducer, count, source, source_at, target, target_at, scalar, chunk,
-            );
-            let $policy = $crate::policy(hint);
-            // SAFETY: the caller's promise.
-            let done = unsafe { $code };
-            $session.settle(done)
+            let reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
+            let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
+            // SAFETY: the precondition of this function.
+            let memory = unsafe { $crate::exchange::Memory::new(source, target, layout) };
+            memory.run(session, exchange.policy(), &body)
         }
 
         /// Does what the kernel of the name without `any` does, for every type and reduction that
-        /// has no instance of its own: they are switched at run time.
+        /// has no instance: they are switched at run time.
         ///
         /// # Safety
-        /// As there.
+        /// As for the kernel of the name without `any`.
         #[fusewire_device::kernel(params = $any_params)]
         pub unsafe fn $any(
             session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
-            source: *const u8,
-            source_at: u64,
-            target: *mut u8,
-            target_at: u64,
-            scalar: u64,
-            chunk: u64,
-            hint: u32,
+            source: fusewire_device::In<u8>,
+            target: fusewire_device::Out<u8>,
+            #[words(5)] exchange: $crate::Exchange,
         ) -> Result<(), fusewire_device::Aborted> {
-            let $session = session;
-            let Some($reducer) = $crate::reducer::DynReducer::of($session.call()) else {
-                return $session.settle(false);
+            let Some(reducer) = $crate::reducer::DynReducer::of(session.call()) else {
+                return session.settle(false);
             };
-            let count = $session.count();
-            let $memory = $crate::reducer::memory(
-                $reducer, count, source, source_at, target, target_at, scalar, chunk,
-            );
-            let $policy = $crate::policy(hint);
-            // SAFETY: the caller's promise.
-            let done = unsafe { $code };
-            $session.settle(done)
+            let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
+            // SAFETY: the precondition of this function.
+            let memory = unsafe { $crate::exchange::Memory::new(source, target, layout) };
+            memory.run(session, exchange.policy(), &body)
         }
     };
 }
 
 pub(crate) use reduction_kernel;
-
-/// The memory that a reduction kernel's arguments name; rows, shards and sharing are the
-/// operation's.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)] // the arguments of a kernel
-pub(crate) fn memory<R: Reducer>(
-    reducer: R,
-    count: u64,
-    source: *const u8,
-    source_at: u64,
-    target: *mut u8,
-    target_at: u64,
-    scalar: u64,
-    chunk: u64,
-) -> Memory {
-    Memory {
-        size: reducer.size(),
-        count: count as usize,
-        chunk: chunk as usize,
-        source,
-        source_at: WindowAddr(source_at),
-        source_rows: 1,
-        target,
-        target_at: WindowAddr(target_at),
-        target_shared: false,
-        shards: 1,
-        alignment: crate::ALIGNMENT,
-        scalar,
-    }
-}

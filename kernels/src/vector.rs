@@ -2,32 +2,31 @@
 //! Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes part
 //! in every round, so no credit is needed for zero counts.
 //!
-//! With its ready signal a rank sends each peer the address and the length of that peer's data; the
-//! peer compares the length with what it expects, so splits that disagree are a mismatch, not
-//! corruption.
+//! With its ready signal, a rank sends each peer the address and the length of that peer's data.
+//! The peer compares the length with the one that it expects, so counts that disagree are reported
+//! and corrupt nothing.
 
 use fusewire_device::bulk;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::FailureKind;
-use fusewire_device::mem::{self, Policy};
+use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Block, Group, Machine, kernel, wait};
+use fusewire_device::{Aborted, Block, Group, In, Machine, Out, kernel, wait};
 
 use crate::exchange::{CHUNKED, word};
-use crate::{ALIGNMENT, policy};
+use crate::{ALIGNMENT, Exchange};
 
-/// Counts of the parts of a buffer, one a rank, in device memory.
+/// Counts of the parts of a buffer, one for each rank, in device memory.
 #[derive(Clone, Copy)]
-struct Counts(*const u64);
+struct Counts<'a>(In<'a, u64>);
 
-impl Counts {
+impl Counts<'_> {
     #[inline(always)]
     fn of(self, rank: u32) -> usize {
-        // SAFETY: promised to the kernel: one count a rank.
-        unsafe { mem::read(self.0.wrapping_add(rank as usize)) as usize }
+        self.0.get(rank as usize) as usize
     }
 
-    /// Elements before the part of `rank`.
+    /// Returns the number of elements before the part of `rank`.
     #[inline(always)]
     fn before(self, rank: u32) -> usize {
         let mut sum = 0;
@@ -39,13 +38,13 @@ impl Counts {
         sum
     }
 
-    /// The first sum of parts that is more than `capacity` elements.
+    /// Returns the first sum of parts that is more than `capacity` elements.
     #[inline(always)]
     fn beyond(self, ranks: u32, capacity: usize) -> Option<usize> {
         let mut sum = 0usize;
         let mut rank = 0;
         while rank < ranks {
-            // No part of the sum is more than the capacity, so only the last addition can wrap.
+            // Sums before this one are at most the capacity, so only this addition can wrap.
             sum = sum.saturating_add(self.of(rank));
             if sum > capacity {
                 return Some(sum);
@@ -71,27 +70,27 @@ impl Counts {
     }
 }
 
-/// One rank's side of a vector operation: part p of the input is for rank p, part p of
-/// the output from rank p. all_gather_v has the same part for everyone.
+/// One rank's side of a vector operation: part p of the input is for rank p, part p of the output
+/// from rank p.
 #[derive(Clone, Copy)]
-struct Vector {
-    size: usize,
-    source: *const u8,
-    source_at: WindowAddr,
-    /// Elements that there are in the input.
-    source_count: usize,
-    send: Counts,
-    /// True if there is one part for all instead of one for each.
+struct Vector<'a> {
+    source: In<'a, u8>,
+    send: Counts<'a>,
+    /// True if the input is one part for all ranks, as in all_gather_v.
     same: bool,
-    target: *mut u8,
-    /// Elements that there are in the output.
-    target_count: usize,
-    receive: Counts,
-    chunk: usize,
+    target: Out<'a, u8>,
+    receive: Counts<'a>,
+    exchange: Exchange,
 }
 
-impl Vector {
-    /// Offset and length, in elements, of what goes to `rank`.
+impl Vector<'_> {
+    /// Returns the bytes of an element.
+    #[inline(always)]
+    fn size(&self) -> usize {
+        self.exchange.size as usize
+    }
+
+    /// Returns the offset and the length, in elements, of the data for `rank`.
     #[inline(always)]
     fn outgoing(&self, me: u32, rank: u32) -> (usize, usize) {
         if self.same {
@@ -101,47 +100,63 @@ impl Vector {
         }
     }
 
-    /// # Safety
-    /// As the kernels below promise.
+    /// Returns false after recording a failure if the counts are more than the buffers have: they
+    /// may have changed since the host saw them, in a graph or by an earlier kernel.
     #[inline(always)]
-    unsafe fn run<M: Machine>(&self, session: &mut Session<M>, policy: Policy) -> bool {
-        let block = session.block();
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
-        // Counts may have changed since the host saw them: in a graph, or by a kernel before this
-        // one.
+    fn check<M: Machine>(&self, session: &Session<M>) -> bool {
+        let (block, me, ranks) = (session.block(), session.rank(), session.ranks());
+        let log = self.exchange.size.trailing_zeros();
+        let sources = self.source.len().wrapping_shr(log);
+        let targets = self.target.len().wrapping_shr(log);
         let sent_beyond = if self.same {
             let own = self.send.of(me);
-            (own > self.source_count).then_some(own)
+            (own > sources).then_some(own)
         } else {
-            self.send.beyond(ranks, self.source_count)
+            self.send.beyond(ranks, sources)
         };
         let beyond = match sent_beyond {
-            Some(sum) => Some((self.source_count, sum)),
+            Some(sum) => Some((sources, sum)),
             None => self
                 .receive
-                .beyond(ranks, self.target_count)
-                .map(|sum| (self.target_count, sum)),
+                .beyond(ranks, targets)
+                .map(|sum| (targets, sum)),
         };
-        if let Some((capacity, sum)) = beyond {
-            if block.is_leader() {
-                session.ctx().fail(
-                    FailureKind::Counts,
-                    wait::WaitKind::Ready,
-                    me,
-                    me,
-                    capacity as u64,
-                    sum as u64,
-                    0,
-                );
-            }
-            // The lanes that did not record the failure return together with the one that did.
-            block.sync();
+        let Some((capacity, sum)) = beyond else {
+            return true;
+        };
+        if block.is_leader() {
+            session.ctx().fail(
+                FailureKind::Counts,
+                wait::WaitKind::Ready,
+                me,
+                me,
+                capacity as u64,
+                sum as u64,
+                0,
+            );
+        }
+        // The lanes that did not record the failure return together with the one that did.
+        block.sync();
+        false
+    }
+
+    /// Runs the operation. Returns false after a failure.
+    ///
+    /// # Safety
+    /// As the kernels of this module.
+    #[inline(always)]
+    unsafe fn run<M: Machine>(&self, session: &mut Session<M>) -> bool {
+        let block = session.block();
+        let (me, ranks) = (session.rank(), session.ranks());
+        if !self.check(session) {
             return false;
         }
+        let (size, chunk) = (self.size(), self.exchange.chunk as usize);
         let workspace = *session.comm().workspace();
-        let staged = !self.source_at.is_some();
+        let source_at = self.exchange.source_at;
+        let staged = !source_at.is_some();
         let rows = if self.same { 1 } else { ranks };
-        let stride = self.chunk.div_ceil(ALIGNMENT) * ALIGNMENT;
+        let stride = chunk.div_ceil(ALIGNMENT) * ALIGNMENT;
         let longest = self.send.longest(ranks);
         let mut all_longest = 0;
         let mut chunked = staged;
@@ -152,14 +167,16 @@ impl Vector {
                 let staging = session.comm().own(workspace.staging_in);
                 for row in 0..rows {
                     let (offset, length) = self.outgoing(me, row);
-                    let (first, last) = part(block, length, start, self.chunk, true);
-                    // SAFETY: within the caller's part, and within staging.
+                    let (first, last) = part(block, length, start, chunk, true);
+                    let from = self.source.as_ptr();
+                    // SAFETY: `check` has compared the counts with the input; a chunk of each row
+                    // fits staging by the precondition.
                     unsafe {
                         bulk::copy(
                             block,
-                            staging.add((row as usize * stride + first) * self.size),
-                            self.source.add((offset + start + first) * self.size),
-                            (last - first) * self.size,
+                            staging.add((row as usize * stride + first) * size),
+                            from.add((offset + start + first) * size),
+                            (last - first) * size,
                             Policy::Cached,
                         );
                     }
@@ -169,10 +186,10 @@ impl Vector {
                 let (offset, length) = self.outgoing(me, peer);
                 let addr = if staged {
                     let row = if self.same { 0 } else { peer as usize };
-                    WindowAddr::new(0, workspace.staging_in + (row * stride * self.size) as u64)
+                    WindowAddr::new(0, workspace.staging_in + (row * stride * size) as u64)
                 } else {
-                    let at = self.source_at.offset() + (offset * self.size) as u64;
-                    WindowAddr::new(self.source_at.window(), at)
+                    let at = source_at.offset() + (offset * size) as u64;
+                    WindowAddr::new(source_at.window(), at)
                 };
                 let flags = if staged { CHUNKED } else { 0 };
                 let mut words = [0; 7];
@@ -209,19 +226,21 @@ impl Vector {
                                 0,
                             );
                         }
-                        // As above.
+                        // As in `check`.
                         block.sync();
+                        session.abandon();
                         return false;
                     }
                 }
             }
-            let window = if chunked { self.chunk } else { all_longest };
+            let window = if chunked { chunk } else { all_longest };
             let mut to = 0;
             for rank in 0..ranks {
                 let length = self.receive.of(rank);
                 let (first, last) = part(block, length, start, window, chunked);
-                let bytes = (last - first) * self.size;
-                let target = self.target.wrapping_add((to + start + first) * self.size);
+                let bytes = (last - first) * size;
+                let target = (to + start + first) * size;
+                let target = self.target.as_ptr().wrapping_add(target);
                 to += length;
                 if bytes == 0 {
                     continue;
@@ -229,25 +248,25 @@ impl Vector {
                 let theirs_staged = session.word(rank, word::FLAGS) & CHUNKED != 0;
                 let from = if rank == me {
                     let (offset, _) = self.outgoing(me, me);
-                    Some(
-                        self.source
-                            .wrapping_add((offset + start + first) * self.size),
-                    )
+                    let byte = (offset + start + first) * size;
+                    Some(self.source.as_ptr().wrapping_add(byte))
                 } else {
                     let index = if theirs_staged { first } else { start + first };
                     let addr = WindowAddr(session.word(rank, word::SOURCE));
-                    let offset = addr.offset().wrapping_add((index * self.size) as u64);
+                    let offset = addr.offset().wrapping_add((index * size) as u64);
                     let inside = WindowAddr::new(addr.window(), offset);
-                    let staging = workspace.staging_out + (first * self.size) as u64;
+                    let staging = workspace.staging_out + (first * size) as u64;
                     session.pull(inside, rank, bytes as u64, staging)
                 };
                 let Some(from) = from else {
                     block.sync();
+                    session.abandon();
                     return false;
                 };
                 if !core::ptr::eq(target, from) {
-                    // SAFETY: the source was checked against its window; the target is the
-                    // caller's.
+                    let policy = self.exchange.policy();
+                    // SAFETY: the source was checked against its window, and `check` has compared
+                    // the counts with the output.
                     unsafe { bulk::copy(block, target, from, bytes, policy) };
                 }
             }
@@ -263,9 +282,9 @@ impl Vector {
     }
 }
 
-/// The part that this block handles of the elements `[start, start + window)` of `length`, relative
-/// to `start`. Blocks may be rounds apart: in staging each keeps its area, however short the rest
-/// is.
+/// Returns the part that this block handles of the elements `[start, start + window)` of `length`,
+/// relative to `start`. Blocks may be rounds apart: in staging each keeps its area, however short
+/// the rest is.
 #[inline(always)]
 fn part<M: Machine>(
     block: Block<M>,
@@ -286,77 +305,57 @@ fn part<M: Machine>(
     (clip(first), clip(last))
 }
 
-/// Runs all_gather_v: `counts[rank]` units of every rank, one after the other, to every rank's
-/// output.
+/// Runs all_gather_v: `counts[rank]` units of every rank, in rank order without gaps, to every
+/// rank's output. Counts that are more than the buffers have fail the launch.
 ///
 /// # Safety
-/// `counts` one count a rank, the same on all ranks; the
-/// buffers valid for `source_count` and `target_count` units, which counts that are greater do not
-/// exceed: they fail; `chunk` units (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// `exchange` must have the window address of the input, and a chunk (for all_to_all_v, of each
+/// rank) must fit staging. During the launch, nothing else may write the input or the counts, or
+/// access the output.
 #[kernel]
 pub unsafe fn all_gather_v(
     session: &mut Session<impl Machine>,
-    size: u64,
-    source: *const u8,
-    source_at: u64,
-    source_count: u64,
-    target: *mut u8,
-    target_count: u64,
-    counts: *const u64,
-    chunk: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    counts: In<u64>,
+    #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let vector = Vector {
-        size: size as usize,
         source,
-        source_at: WindowAddr(source_at),
-        source_count: source_count as usize,
         send: Counts(counts),
         same: true,
         target,
-        target_count: target_count as usize,
         receive: Counts(counts),
-        chunk: chunk as usize,
+        exchange,
     };
-    // SAFETY: the caller's promise.
-    let done = unsafe { vector.run(session, policy(hint)) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let moved = unsafe { vector.run(session) };
+    session.settle(moved)
 }
 
 /// Runs all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both
-/// in rank order without gaps.
+/// in rank order without gaps. Counts that are more than the buffers have fail the launch.
 ///
 /// # Safety
-/// One count a rank in both arrays, the buffers valid for
-/// `source_count` and `target_count` units, which counts that are greater do not exceed: they fail;
-/// `chunk` units times the number of ranks (a multiple of [`crate::ALIGNMENT`]) must fit staging.
+/// As [`all_gather_v`].
 #[kernel]
 pub unsafe fn all_to_all_v(
     session: &mut Session<impl Machine>,
-    size: u64,
-    source: *const u8,
-    source_at: u64,
-    source_count: u64,
-    target: *mut u8,
-    target_count: u64,
-    send_counts: *const u64,
-    receive_counts: *const u64,
-    chunk: u64,
-    hint: u32,
+    source: In<u8>,
+    target: Out<u8>,
+    send_counts: In<u64>,
+    receive_counts: In<u64>,
+    #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let vector = Vector {
-        size: size as usize,
         source,
-        source_at: WindowAddr(source_at),
-        source_count: source_count as usize,
         send: Counts(send_counts),
         same: false,
         target,
-        target_count: target_count as usize,
         receive: Counts(receive_counts),
-        chunk: chunk as usize,
+        exchange,
     };
-    // SAFETY: the caller's promise.
-    let done = unsafe { vector.run(session, policy(hint)) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let moved = unsafe { vector.run(session) };
+    session.settle(moved)
 }

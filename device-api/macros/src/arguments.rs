@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     Queue(Type, Type),
     /// `Shared<T, N>`: the type of the argument and its element. No parameter of the launch.
     Shared(Type, Type),
+    /// `Scratch<T>`: the type of the argument and its element.
+    Scratch(Type, Type),
     /// `#[words(N)] T`.
     Words(Type, usize),
     /// `#[before(EXPRESSION)] T`: no parameter of the launch, but a value that is made before the
@@ -47,27 +49,87 @@ pub(crate) enum Kind {
 pub(crate) struct Field {
     pub(crate) name: Ident,
     pub(crate) ty: Type,
+    place: Place,
+}
+
+/// The place of a parameter in the parameter struct.
+enum Place {
+    /// A field, or a field of a field.
+    Field(Tokens),
+    /// A word of the field that holds the argument with this name, type and number of words.
+    Word(Ident, Box<Type>, usize, usize),
+}
+
+impl Field {
+    /// Returns the expression of the parameter's value in the struct `params`.
+    pub(crate) fn value(&self, params: &Tokens) -> Tokens {
+        match &self.place {
+            Place::Field(path) => quote!(#params.#path),
+            Place::Word(name, ty, count, index) => {
+                quote!(::fusewire_device::args::to_words::<#ty, #count>(#params.#name)[#index])
+            }
+        }
+    }
+
+    /// Returns the expression of the parameter's offset in the struct `params`.
+    pub(crate) fn offset(&self, params: &Tokens) -> Tokens {
+        match &self.place {
+            Place::Field(path) => quote!(::core::mem::offset_of!(#params, #path)),
+            Place::Word(name, _, _, index) => {
+                quote!(::core::mem::offset_of!(#params, #name) + 8 * #index)
+            }
+        }
+    }
 }
 
 impl Argument {
     /// Returns the parameters of an entry that make up this argument.
     pub(crate) fn fields(&self) -> Vec<Field> {
-        let field = |name: Ident, ty: Type| Field { name, ty };
         let name = &self.name;
+        let field = |name: Ident, ty: Type, path: Tokens| Field {
+            name,
+            ty,
+            place: Place::Field(path),
+        };
         match &self.kind {
             Kind::Before(..) | Kind::Shared(..) => Vec::new(),
-            Kind::Raw(ty) => vec![field(name.clone(), ty.clone())],
+            Kind::Raw(ty) => vec![field(name.clone(), ty.clone(), quote!(#name))],
+            Kind::Scratch(..) => {
+                vec![field(name.clone(), syn::parse_quote!(u64), quote!(#name))]
+            }
             Kind::Buffer(..) => vec![
-                field(name.clone(), syn::parse_quote!(*mut u8)),
-                field(format_ident!("{name}_len"), syn::parse_quote!(u64)),
+                field(name.clone(), syn::parse_quote!(*mut u8), quote!(#name.at)),
+                field(
+                    format_ident!("{name}_len"),
+                    syn::parse_quote!(u64),
+                    quote!(#name.len),
+                ),
             ],
             Kind::Window(..) | Kind::Queue(..) => vec![field(
                 name.clone(),
                 syn::parse_quote!(*const ::fusewire_device::window::DeviceWindow),
+                quote!(#name),
             )],
-            Kind::Words(_, count) => (0..*count)
-                .map(|word| field(format_ident!("{name}_{word}"), syn::parse_quote!(u64)))
+            Kind::Words(ty, count) => (0..*count)
+                .map(|word| Field {
+                    name: format_ident!("{name}_{word}"),
+                    ty: syn::parse_quote!(u64),
+                    place: Place::Word(name.clone(), Box::new(ty.clone()), *count, word),
+                })
                 .collect(),
+        }
+    }
+
+    /// Returns the type of the argument's field in the parameter struct, if it has one.
+    pub(crate) fn stored(&self) -> Option<Type> {
+        match &self.kind {
+            Kind::Before(..) | Kind::Shared(..) => None,
+            Kind::Raw(ty) | Kind::Words(ty, _) => Some(ty.clone()),
+            Kind::Scratch(..) => Some(syn::parse_quote!(u64)),
+            Kind::Buffer(..) => Some(syn::parse_quote!(::fusewire_device::args::RawBuffer)),
+            Kind::Window(..) | Kind::Queue(..) => Some(syn::parse_quote!(
+                *const ::fusewire_device::window::DeviceWindow
+            )),
         }
     }
 
@@ -88,6 +150,12 @@ impl Argument {
             Kind::Window(ty, _) | Kind::Queue(ty, _) => quote! {
                 // SAFETY: the host passes a window of this communicator and keeps it alive.
                 let #name = unsafe { <#ty>::new(&header_launch, &session, #index, #name) };
+            },
+            Kind::Scratch(ty, _) => quote! {
+                // SAFETY: the host has checked that the elements fit.
+                let (#name, header_scratch_end) = unsafe {
+                    <#ty>::new(&header_launch, &session, #index, #name, header_scratch_end)
+                };
             },
             Kind::Shared(ty, ..) => quote! {
                 // SAFETY: `shared_bytes` has checked that the arrays fit.
@@ -175,7 +243,7 @@ pub(crate) fn parse(function: &mut ItemFn) -> syn::Result<(Context, Vec<Argument
 }
 
 const NEEDS_SESSION: &str =
-    "In, Out, InOut, Window, Queue and Shared need a session, which reports errors";
+    "In, Out, InOut, Window, Queue, Scratch and Shared need a session, which reports errors";
 
 const FIRST: &str = "the first argument of a kernel is `s: &mut Session<impl Machine>`, or \
      `block: Block<impl Machine>` for a kernel without communication";
@@ -308,6 +376,7 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
                 "In" | "Out" | "InOut" => Some(Kind::Buffer(ty.clone(), element.clone())),
                 "Window" => Some(Kind::Window(ty.clone(), element.clone())),
                 "Queue" => Some(Kind::Queue(ty.clone(), element.clone())),
+                "Scratch" => Some(Kind::Scratch(ty.clone(), element.clone())),
                 _ => None,
             };
             match kind {
@@ -321,8 +390,8 @@ fn kind(ty: &Type, words: Option<usize>, context: Context, is_unsafe: bool) -> s
         _ => {}
     }
     error(
-        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, Shared<T, N>, a \
-         scalar of fixed size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a raw pointer: \
-         slices, references and other structs have no single ABI on GPUs",
+        "an argument of a kernel is In<T>, Out<T>, InOut<T>, Window<T>, Queue<T>, Scratch<T>, \
+         Shared<T, N>, a scalar of fixed size (u32, f32, ..), `#[words(N)]` and a Pod struct, or a \
+         raw pointer: slices, references and other structs have no single ABI on GPUs",
     )
 }

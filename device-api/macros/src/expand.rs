@@ -278,8 +278,8 @@ impl Kernel<'_> {
             .arguments
             .iter()
             .any(|argument| matches!(argument.kind, Kind::Window(..) | Kind::Queue(..)))
-            .then(|| quote!(session.has_windows();));
-        let is_grid = self.options.grid.then(|| quote!(session.is_grid();));
+            .then(|| quote!(session.declare_windows();));
+        let is_grid = self.options.grid.then(|| quote!(session.declare_grid();));
         let arrays: Vec<&Type> = self.arrays().map(|(ty, _)| ty).collect();
         let shared = self.options.shared;
         let shared = (!arrays.is_empty()).then(|| {
@@ -290,6 +290,12 @@ impl Kernel<'_> {
                 let header_shared_end: usize = #shared as usize;
             }
         });
+        let has_scratch = |argument: &Argument| matches!(argument.kind, Kind::Scratch(..));
+        let scratch = self
+            .arguments
+            .iter()
+            .any(has_scratch)
+            .then(|| quote!(let header_scratch_end = 0u64;));
         let rebuilt = self
             .arguments
             .iter()
@@ -298,6 +304,7 @@ impl Kernel<'_> {
             .map(|(index, argument)| argument.rebuild(index));
         let passed = self.arguments.iter().map(|argument| &argument.name);
         let (run, params) = (format_ident!("{name}__run"), &self.params);
+        let field_values = fields.iter().map(|field| field.value(&quote!(params)));
         let inner = header.iter().map(|(name, ..)| name);
         let own: Vec<&Ident> = self
             .generics
@@ -357,7 +364,7 @@ impl Kernel<'_> {
                     #launch::<#(#own,)* _>(
                         block,
                         #(params.header.#inner,)*
-                        #(params.#field_names,)*
+                        #(#field_values,)*
                     )
                 }
             }
@@ -389,12 +396,14 @@ impl Kernel<'_> {
                 #allow
                 #has_windows
                 #is_grid
-                #shared
-                let header_launch = ::fusewire_device::args::LaunchScope::begin();
-                let _ = &header_launch;
-                #(#rebuilt)*
-                let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> =
-                    #call;
+                let outcome: ::core::result::Result<(), ::fusewire_device::session::Aborted> = {
+                    #shared
+                    #scratch
+                    let header_launch = ::fusewire_device::args::LaunchScope::begin();
+                    let _ = &header_launch;
+                    #(#rebuilt)*
+                    #call
+                };
                 #finish
             }
         }
@@ -424,9 +433,15 @@ impl Kernel<'_> {
     fn params_struct(&self) -> Tokens {
         let (name, params, vis) = (&self.name, &self.params, &self.vis);
         let doc = format!("Parameters of the kernel [`{name}`], as its entries receive them.");
+        let (stored, stored_types): (Vec<_>, Vec<_>) = self
+            .arguments
+            .iter()
+            .filter_map(|argument| Some((&argument.name, argument.stored()?)))
+            .unzip();
         let fields = self.fields();
         let (names, types): (Vec<_>, Vec<_>) =
             fields.iter().map(|field| (&field.name, &field.ty)).unzip();
+        let offsets: Vec<Tokens> = fields.iter().map(|field| field.offset(params)).collect();
         let header = self.has_session().then(|| {
             quote! {
                 /// The parameters of the session.
@@ -446,7 +461,7 @@ impl Kernel<'_> {
             #[allow(missing_docs)] // the fields are the kernel's arguments
             #vis struct #params {
                 #header
-                #(pub #names: #types,)*
+                #(pub #stored: #stored_types,)*
             }
 
             #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
@@ -460,7 +475,7 @@ impl Kernel<'_> {
                     },)*
                     #(::fusewire_device::native::ParamField {
                         name: stringify!(#names),
-                        offset: ::core::mem::offset_of!(#params, #names),
+                        offset: #offsets,
                         size: ::core::mem::size_of::<#types>(),
                     },)*
                 ];
@@ -476,7 +491,7 @@ impl Kernel<'_> {
                             ::core::mem::size_of::<#inner_types>(),
                         ),)*
                         #((
-                            ::core::mem::offset_of!(#params, #names),
+                            #offsets,
                             ::core::mem::size_of::<#types>(),
                         ),)*
                     ],
@@ -603,7 +618,10 @@ impl Kernel<'_> {
         let arguments = self.arguments.iter().filter(known).map(|argument| {
             let name = argument.name.to_string();
             let dtype = match &argument.kind {
-                Kind::Buffer(_, element) | Kind::Window(_, element) | Kind::Queue(_, element) => {
+                Kind::Buffer(_, element)
+                | Kind::Window(_, element)
+                | Kind::Queue(_, element)
+                | Kind::Scratch(_, element) => {
                     let element = self.instantiate(element, instance);
                     quote! {
                         ::core::option::Option::Some(
@@ -710,6 +728,7 @@ impl Kernel<'_> {
                 Kind::Raw(ty) | Kind::Words(ty, _) | Kind::Before(ty, _) | Kind::Shared(ty, ..) => {
                     quote!(#ty)
                 }
+                Kind::Scratch(..) => quote!(u64),
                 Kind::Buffer(_, element) => memory(quote!(Buffer), element),
                 Kind::Window(_, element) => memory(quote!(WindowBuffer), element),
                 Kind::Queue(_, element) => memory(quote!(QueueBuffer), element),
@@ -728,40 +747,16 @@ impl Kernel<'_> {
         } else {
             quote!(#value)
         };
-        let words = self.arguments.iter().filter_map(|argument| {
+        let values = self.arguments.iter().filter_map(|argument| {
             let name = &argument.name;
-            let words = format_ident!("{name}_words");
-            match &argument.kind {
-                Kind::Words(_, count) => Some(quote! {
-                    let #words: [u64; #count] = ::fusewire_device::args::to_words(self.#name);
-                }),
-                _ => None,
-            }
-        });
-        let values = self.arguments.iter().flat_map(|argument| {
-            let name = &argument.name;
-            let fields = argument.fields();
-            let values: Vec<Tokens> = match &argument.kind {
-                Kind::Before(..) | Kind::Shared(..) => Vec::new(),
-                Kind::Raw(_) => vec![quote!(self.#name)],
-                Kind::Buffer(..) => {
-                    vec![quote!(self.#name.address()), quote!(self.#name.len())]
-                }
-                Kind::Window(..) => vec![quote!(self.#name.description())],
-                Kind::Queue(..) => vec![quote!(self.#name.window().description())],
-                Kind::Words(_, count) => (0..*count)
-                    .map(|word| {
-                        let words = format_ident!("{name}_words");
-                        quote!(#words[#word])
-                    })
-                    .collect(),
+            let value = match &argument.kind {
+                Kind::Before(..) | Kind::Shared(..) => return None,
+                Kind::Raw(_) | Kind::Words(..) | Kind::Scratch(..) => quote!(self.#name),
+                Kind::Buffer(..) => quote!(self.#name.raw()),
+                Kind::Window(..) => quote!(self.#name.description()),
+                Kind::Queue(..) => quote!(self.#name.window().description()),
             };
-            let pairs: Vec<Tokens> = fields
-                .iter()
-                .zip(values)
-                .map(|(Field { name, .. }, value)| quote!(#name: #value))
-                .collect();
-            pairs
+            Some(quote!(#name: #value))
         });
         let visits = parameters().map(|argument| {
             let name = &argument.name;
@@ -769,6 +764,7 @@ impl Kernel<'_> {
                 Kind::Buffer(..) => quote!(Buffer(self.#name.untyped())),
                 Kind::Window(..) => quote!(Window(self.#name.untyped())),
                 Kind::Queue(..) => quote!(Queue(self.#name.window().untyped())),
+                Kind::Scratch(..) => quote!(Scratch(self.#name)),
                 _ => quote!(Value),
             };
             quote!(visit(::fusewire_device::native::ArgumentValue::#visit);)
@@ -817,7 +813,6 @@ impl Kernel<'_> {
                 }
 
                 fn params(&self, header: ::fusewire_device::layout::LaunchHeader) -> #params {
-                    #(#words)*
                     #params { header, #(#values,)* }
                 }
 
@@ -875,25 +870,25 @@ impl Kernel<'_> {
         let turbofish = self.turbofish(instance);
         let wrapper = format_ident!("{}__grid_entry", instance.name);
         let symbol = format!("{}__grid", instance.name);
-        let value = |path: Tokens, ty: &Type| match ty {
+        let value = |value: Tokens, ty: &Type| match ty {
             Type::Ptr(pointer) => {
                 let read = if pointer.mutability.is_some() {
                     quote!(pointer_mut)
                 } else {
                     quote!(pointer)
                 };
-                quote!(::fusewire_device::multi_rank_grid::#read(&raw const (*own).#path))
+                quote!(::fusewire_device::multi_rank_grid::#read(&raw const #value))
             }
-            _ => quote!((*own).#path),
+            _ => value,
         };
         let header = self.header();
         let header = header
             .iter()
-            .map(|(name, _, ty)| value(quote!(header.#name), ty));
+            .map(|(name, _, ty)| value(quote!((*own).header.#name), ty));
         let fields = self.fields();
         let fields = fields
             .iter()
-            .map(|Field { name, ty }| value(quote!(#name), ty));
+            .map(|field| value(field.value(&quote!((*own))), &field.ty));
         quote! {
             #[unsafe(export_name = #symbol)]
             #[doc(hidden)]
@@ -915,12 +910,12 @@ impl Kernel<'_> {
         let (launch, params) = (&self.launch, &self.params);
         let turbofish = self.turbofish(instance);
         let fields = self.fields();
-        let fields = fields.iter().map(|field| &field.name);
+        let fields = fields.iter().map(|field| field.value(&quote!(params)));
         let run = if self.has_session() {
             let run = format_ident!("{}__run", self.name);
             quote!(super::#run #turbofish(block, params))
         } else {
-            quote!(super::#launch #turbofish(block, #(params.#fields),*))
+            quote!(super::#launch #turbofish(block, #(#fields),*))
         };
         let call = |machine: Tokens| {
             quote! {{
@@ -1166,7 +1161,7 @@ mod tests {
                 quote!(
                     unsafe fn k(block: Block<impl Machine>, x: In<f32>) {}
                 ),
-                "In, Out, InOut, Window, Queue and Shared need a session",
+                "In, Out, InOut, Window, Queue, Scratch and Shared need a session",
             ),
             (
                 quote!(),

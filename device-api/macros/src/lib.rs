@@ -28,6 +28,7 @@ use syn::{ItemFn, parse_macro_input};
 /// | `Queue<T>` | a queue of the communicator | `QueueBuffer<T>`, from a queue |
 /// | `u8` to `u64`, `i8` to `i64`, `f32`, `f64` | a scalar | the same |
 /// | `*const T`, `*mut T` | a raw pointer; the kernel must be an `unsafe fn` | the same |
+/// | `Scratch<T>` | temporary memory of this rank that a network can read and write | `u64`: the elements |
 /// | `Shared<T, N>` | N elements of memory that the lanes of a block share | none |
 /// | `#[words(N)] T` | a `Pod` struct of N 8-byte words, passed as N scalars | `T` |
 /// | `#[before(EXPRESSION)] T` | a value that each lane computes before the session begins | none |
@@ -42,8 +43,9 @@ use syn::{ItemFn, parse_macro_input};
 /// For `scale`:
 ///
 /// - `Scale { x, factor }`, the typed arguments that a host launches;
-/// - `ScaleParams`, the parameters as entries receive them, `#[repr(C)]`, and on a GPU the exported
-///   entry `scale`, with the parameters flattened;
+/// - `ScaleParams`, the parameters as entries receive them, `#[repr(C)]`, with a `RawBuffer` for
+///   each argument that is memory; and on a GPU the exported entry `scale`, with the parameters
+///   flattened;
 /// - on the CPU native entries for several instruction sets and for several lanes a block, the
 ///   value `SCALE: Kernel<ScaleParams>`, and `SCALE_INSTANCES: &[KernelInfo]`;
 /// - in an image built with `fusewire-build build --multi-rank-grid`, instead of the GPU entry, its
@@ -76,7 +78,9 @@ use syn::{ItemFn, parse_macro_input};
 /// the launches that it depends on; after the session has begun, it permits dependents to begin.
 /// `on_failure(EXPRESSION)` is evaluated on every lane of a block that fails, or that cannot enter
 /// the communicator. The expressions of `on_failure` and `#[before]` can use `block`,
-/// `header_constants`, `header_count` and the arguments that are scalars or raw pointers.
+/// `header_constants`, `header_count` and the parameters of the entry: scalars and raw pointers by
+/// their names, memory `x` as the address `x` and the number of elements `x_len`, and the words of
+/// a struct `x` as `x_0`, `x_1` and so on.
 ///
 /// `failures(CODE = "text {a} {b}", ...)` gives the texts of the failures that the kernel records
 /// with `Session::ensure` and `Session::fault`; `{a}` and `{b}` are the two values.

@@ -1,8 +1,8 @@
-//! A GPU: lanes are registers, synchronisation is convergent.
+//! GPUs: the identity of a lane is in registers, and synchronisation needs convergence.
 //!
-//! Everything here lies in the shim that `fusewire-build` links into every image
-//! (`shims/nvptx.ll`, `shims/amdgcn.ll`): Rust has neither convergent operations nor block-shared
-//! memory. The shim's functions are inlined.
+//! The functions are in the shim that `fusewire-build` links into every image (`shims/nvptx.ll`,
+//! `shims/amdgcn.ll`), because Rust has neither convergent operations nor block-shared memory. They
+//! are inlined.
 
 #[cfg(target_arch = "amdgpu")]
 pub use super::amdgcn::WARP;
@@ -11,8 +11,8 @@ pub use super::nvptx::WARP;
 #[cfg(target_arch = "nvptx64")]
 pub(crate) use super::nvptx::match_any;
 
-// Defined in the shim with these signatures. `safe`: they have no precondition but convergence,
-// which breaks progress, not memory.
+// Defined in the shim with these signatures. `safe`: their only precondition is convergence,
+// without which a kernel may hang, but accesses no invalid memory.
 unsafe extern "unadjusted" {
     safe fn fusewire_lane() -> u32;
     safe fn fusewire_lanes() -> u32;
@@ -38,7 +38,7 @@ pub fn lane() -> u32 {
     fusewire_lane()
 }
 
-/// Lanes in the block.
+/// Returns the number of lanes in the block.
 #[inline(always)]
 pub fn lanes() -> u32 {
     fusewire_lanes()
@@ -50,7 +50,7 @@ pub fn block() -> u32 {
     fusewire_block()
 }
 
-/// Blocks in the launch.
+/// Returns the number of blocks in the launch.
 #[inline(always)]
 pub fn blocks() -> u32 {
     fusewire_blocks()
@@ -111,8 +111,8 @@ pub(crate) unsafe fn claim_shared(at: *mut u64) -> bool {
     unsafe { fusewire_shared_claim(at) == 0 }
 }
 
-/// Nanoseconds of a monotonic clock; the epoch is arbitrary. Its grain is up to a microsecond
-/// (NVIDIA) or 10 ns (AMD).
+/// Returns the nanoseconds of a monotonic clock with an arbitrary epoch. Its resolution is up to a
+/// microsecond (NVIDIA) or 10 ns (AMD).
 #[inline(always)]
 pub fn clock_ns() -> u64 {
     fusewire_clock_ns()
@@ -123,7 +123,7 @@ pub fn clock_ns() -> u64 {
 #[inline(always)]
 pub fn pause() {}
 
-/// Gives issue slots away for a moment; `round` counts the naps of one wait.
+/// Yields issue slots for a moment; `round` counts the naps of one wait.
 #[inline(always)]
 pub fn nap(round: u32) {
     fusewire_nap(if round < 1000 { 100 } else { 2000 });
@@ -135,15 +135,15 @@ pub fn sqrt_f32(value: f32) -> f32 {
     fusewire_sqrt_f32(value)
 }
 
-/// Stops the grid: the state is broken beyond an error message. `fusewire-build check` finds
-/// every kernel that can come here.
+/// Stops the grid, if no error can be reported. `fusewire-build check` finds every kernel that can
+/// reach this.
 #[cold]
 #[inline(always)]
 pub fn trap() -> ! {
     fusewire_panic()
 }
 
-/// Returns `value`. See the CPU's function of this name; a GPU's loops are not vectorised.
+/// Returns `value`. Hides nothing from the compiler, because a GPU's loops are not vectorised.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     value

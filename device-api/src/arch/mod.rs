@@ -21,21 +21,30 @@ pub use self::native::*;
 /// numbers.
 pub const SHARED_BYTES: usize = 38 * 1024;
 
-/// Bytes at the end of it that are the library's own in every kernel: the communicator's constants
-/// while a session lasts, and what reductions and broadcasts of the block need.
+/// Bytes at the end of the block-shared memory that the library reserves in every kernel: for the
+/// communicator's constants, and for reductions and broadcasts of the block.
 pub const RESERVED_BYTES: usize = 1088;
 
-/// Waits until the launches that this one depends on have ended and what they wrote is visible,
-/// where the launch was allowed to begin before ("programmatic dependent launch", NVIDIA from sm_90
-/// on); elsewhere it began after they ended. Nothing of the communicator may be touched before.
+/// Greatest number of lanes of a block, on any machine.
+pub const MAX_LANES: usize = 1024;
+
+/// Greatest number of warps of a block, on any machine.
+pub const MAX_WARPS: usize = 32;
+
+const _: () = assert!(MAX_LANES <= MAX_WARPS * 32);
+
+/// Waits until the launches that this one depends on have ended and their writes are visible. Does
+/// nothing on machines where a launch never begins before they end, that is, without "programmatic
+/// dependent launch" (NVIDIA from sm_90 on). The kernel must not access the communicator before
+/// this call.
 #[inline(always)]
 pub fn await_dependency() {
     #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]
     nvptx::await_dependency();
 }
 
-/// Allows launches that depend on this one to begin when every block has come here; what they must
-/// not touch before this one has ended is behind their own [`await_dependency`].
+/// Allows the launches that depend on this one to begin once every block has made this call. They
+/// wait for the end of this launch by [`await_dependency`].
 #[inline(always)]
 pub fn allow_dependents() {
     #[cfg(all(target_arch = "nvptx64", target_feature = "sm_90"))]

@@ -4,12 +4,12 @@
 /// Lanes that run in lock step. A CPU block in production has one lane.
 pub const WARP: u32 = 1;
 
-/// Nanoseconds of a monotonic clock; the epoch is arbitrary.
+/// Returns the nanoseconds of a monotonic clock with an arbitrary epoch.
 #[inline]
 pub fn clock_ns() -> u64 {
     #[cfg(any(loom, shuttle))]
     {
-        // Time is an explicit input of a model; without it none passes.
+        // Time is an explicit input of a model; without it, no time passes.
         crate::mem::model::clock_ns()
     }
     #[cfg(not(any(loom, shuttle)))]
@@ -35,11 +35,11 @@ pub fn pause() {
     core::hint::spin_loop();
 }
 
-/// Naps of a wait that yield to another thread of this core; later ones sleep.
+/// Number of naps of a wait that yield to another thread of this core; later ones sleep.
 pub const YIELDS: u32 = 4000;
 
-/// Gives the core away for a moment. `round` counts the naps of one wait: the first [`YIELDS`]
-/// yield to another thread of this core, later ones sleep 50 microseconds.
+/// Yields the core for a moment. `round` counts the naps of one wait: the first [`YIELDS`] yield to
+/// another thread of this core, later ones sleep 50 microseconds.
 #[inline]
 pub fn nap(round: u32) {
     #[cfg(any(loom, shuttle))]
@@ -61,7 +61,7 @@ pub fn nap(round: u32) {
     }
 }
 
-/// Stops the program: the state is broken beyond an error message.
+/// Stops the program, if no error can be reported.
 #[cold]
 pub fn trap() -> ! {
     panic!("fusewire: trap in a kernel")
@@ -92,7 +92,7 @@ pub fn opaque(value: u32) -> u32 {
     #[cfg(target_arch = "x86_64")]
     {
         let out;
-        // SAFETY: no instruction at all.
+        // SAFETY: the template is a comment, so it emits no instruction.
         unsafe {
             core::arch::asm!(
                 "/* {0:e} */",

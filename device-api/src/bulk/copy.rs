@@ -8,11 +8,11 @@ use super::{AHEAD, prefetch_write};
 /// Copies `bytes` bytes; the ranges must not overlap. All lanes of the group together.
 ///
 /// # Safety
-/// Both ranges must be valid; nobody else may write the source or access the target until the
+/// Both ranges must be valid; nothing else may write the source or access the target until the
 /// group has synchronised.
 #[inline(always)]
 pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
-    // SAFETY: the caller's promise; every access below stays inside the ranges.
+    // SAFETY: the precondition of this function; every access below stays inside the ranges.
     unsafe {
         if G::LANES == 1 {
             copy_single(to, from, bytes, policy);
@@ -50,7 +50,8 @@ pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usiz
     }
 }
 
-/// Vectors that a lane loads before it stores the first, so that so many loads are under way.
+/// Vectors that a lane loads before it stores the first, so that their loads are in flight
+/// together.
 const BATCH: usize = 4;
 
 /// Copies `vectors` aligned vectors of 16 bytes, adjacent vectors by adjacent lanes.
@@ -65,13 +66,13 @@ unsafe fn copy_vectors<G: Group>(
     let lanes = group.size() as usize;
     let mut index = group.rank() as usize;
     let stride = lanes * 16;
-    // Two pointers that move on, and no more: registers are scarce where this is inlined.
+    // Only two pointers advance, because registers are scarce where this is inlined.
     let mut from = from.wrapping_add(index * 16);
     let mut to = to.wrapping_add(index * 16);
-    // SAFETY: the caller's ranges; every index is below `vectors`.
+    // SAFETY: the ranges have `vectors` aligned vectors; every index is below `vectors`.
     unsafe {
         while index + (BATCH - 1) * lanes < vectors {
-            // Each a value of its own: an array's iterator would live in local memory.
+            // Separate variables, because an array's iterator would be in local memory.
             let first = mem::read_16(from, policy);
             from = from.add(stride);
             let second = mem::read_16(from, policy);
@@ -99,12 +100,12 @@ unsafe fn copy_vectors<G: Group>(
     }
 }
 
-/// The copy of a block of one lane. Short and cached ones are explicit vector moves: the C
-/// library's string moves, which it takes from some kilobytes on, are several times slower on lines
+/// Copies by a block of one lane. Short and cached copies are explicit vector moves: the C
+/// library's string moves, which it uses from some kilobytes on, are several times slower on lines
 /// that another core holds.
 #[inline(always)]
 unsafe fn copy_single(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
-    // SAFETY: the caller's ranges.
+    // SAFETY: both ranges have `bytes` bytes.
     unsafe {
         if bytes < 64 {
             mem::copy(to, from, bytes);
@@ -120,7 +121,7 @@ unsafe fn copy_single(to: *mut u8, from: *const u8, bytes: usize, policy: Policy
 /// Copies at least 64 bytes: the target's lines whole, its ends by vectors that may overlap.
 #[inline(always)]
 unsafe fn copy_lines(to: *mut u8, from: *const u8, bytes: usize, policy: Policy) {
-    // SAFETY: the caller's ranges; every access stays inside.
+    // SAFETY: both ranges have `bytes` bytes, and every access stays inside.
     unsafe {
         let line = |at: usize, policy: Policy| {
             if policy == Policy::Cached {

@@ -1,4 +1,4 @@
-//! The reduction of a block of several lanes: 16-byte vectors side by side.
+//! The reduction of a block of several lanes: adjacent lanes take adjacent 16-byte vectors.
 
 use crate::element::{DType, Element, Number, Reduction};
 use crate::group::{Block, Group, Machine};
@@ -12,7 +12,7 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
     tables: Tables,
     range: Range,
 ) {
-    // SAFETY: the caller's tables; every index stays below `range.count`.
+    // SAFETY: the tables are valid by the precondition; every index stays below `range.count`.
     unsafe {
         let size = size_of::<T>();
         let first = tables.source(0) as usize;
@@ -40,8 +40,8 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
         let vectors = (range.count - head) / per;
         let lanes = block.size() as usize;
         let mut vector = block.rank() as usize;
-        // Smaller elements are more of them, and take the registers that a second vector would
-        // need; on AMD its sums would lie in memory.
+        // A vector of smaller elements has more sums, which take the registers that a second vector
+        // would need. On AMD, a second vector's sums would be in memory.
         let doubles = size == 4 && !cfg!(target_arch = "amdgpu");
         while doubles && vector + lanes < vectors {
             reduce_vectors::<T, O, 2>(tables, range, (head + vector * per) * size, 16 * lanes);
@@ -58,9 +58,8 @@ pub(super) unsafe fn reduce_lanes<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// `N` vectors of 16 bytes, `apart` bytes from each other, the first at byte `at`. The loads of
-/// four ranks are under way at once: each is a trip to another GPU, perhaps, and a lane that waits
-/// for one after the other is idle.
+/// Reduces `N` vectors of 16 bytes, `apart` bytes from each other, the first at byte `at`. The
+/// loads of four ranks are in flight together, because each can be a round trip to another GPU.
 ///
 /// # Safety
 /// As [`super::reduce`]; the vectors are within the range and aligned.
@@ -76,8 +75,8 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
         let from = tables.source(rank).wrapping_add(at);
         let mut pairs = [[0; 2]; N];
         for n in 0..N {
-            // SAFETY: the caller's promise. Nobody reads an input twice, so caches near the lanes
-            // need not keep it.
+            // SAFETY: the precondition of this function. Each input is read once, so caches near
+            // the lanes need not keep it.
             pairs[n] = unsafe { mem::read_16(from.wrapping_add(n * apart), Policy::Streaming) };
         }
         pairs
@@ -96,7 +95,7 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
             }
         }
     };
-    // The conversion of f16 takes registers: it has three ranks under way.
+    // Only three ranks are in flight for f16, because its conversion takes registers.
     let narrow = T::DTYPE == DType::F16;
     let mut rank = if ranks >= 4 && !narrow {
         let four = [load(0), load(1), load(2), load(3)];
@@ -145,7 +144,7 @@ unsafe fn reduce_vectors<T: Element, O: Reduction<T>, const N: usize>(
     while target < range.targets {
         let to = tables.target(target).wrapping_add(at);
         for n in 0..N {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { mem::write_16(to.wrapping_add(n * apart), out[n], range.policy) };
         }
         target += 1;

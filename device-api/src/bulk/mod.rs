@@ -1,7 +1,7 @@
 //! Copies and reductions over ranges of payload, by all lanes of a block together.
 //!
-//! Where a block has one lane the loops are tiles of a fixed number of elements that vectorise;
-//! elsewhere lanes take 16-byte vectors side by side, or single elements where addresses do not
+//! If a block has one lane, the loops are tiles of a fixed number of elements that vectorise.
+//! Otherwise adjacent lanes take adjacent 16-byte vectors, or single elements if addresses do not
 //! share their alignment. Both give the same bits: an element is reduced by itself, in rank order.
 
 mod copy;
@@ -21,10 +21,10 @@ pub use tables::Tables;
 use lanes::reduce_lanes;
 use single::reduce_single;
 
-/// How far ahead of their stores lines are asked for.
+/// Bytes from a store to the line that is prefetched meanwhile.
 const AHEAD: usize = 1024;
 
-/// See the CPU's function of this name; a GPU's stores do not wait for each other.
+/// Prefetches a line for writing on a CPU. A GPU's stores do not wait for each other.
 #[inline(always)]
 fn prefetch_write(at: *const u8) {
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
@@ -58,7 +58,7 @@ pub unsafe fn reduce<M: Machine, T: Element, O: Reduction<T>>(
     tables: Tables,
     range: Range,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         if M::LANES == 1 {
             if size_of::<T>() == 8 {
@@ -84,7 +84,7 @@ pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
     tables: Tables,
     range: Range,
 ) {
-    // SAFETY: the caller's promise; code of a machine runs only where its instruction set exists.
+    // SAFETY: the precondition; code of a machine runs only if its instruction set exists.
     unsafe {
         #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
         match (M::LANES, M::ISA) {
@@ -100,8 +100,8 @@ pub unsafe fn reduce_rare<M: Machine, T: Element, O: Reduction<T>>(
     }
 }
 
-/// One element a lane at a time: adjacent elements go to adjacent lanes, so accesses still
-/// coalesce.
+/// Reduces one element per lane at a time: adjacent elements go to adjacent lanes, so accesses
+/// still coalesce.
 ///
 /// # Safety
 /// As [`reduce`].
@@ -112,12 +112,12 @@ unsafe fn reduce_elements<M: Machine, T: Element, O: Reduction<T>>(
     range: Range,
 ) {
     for index in block.elements_of_block(range.count) {
-        // SAFETY: the caller's promise; `index` is in range.
+        // SAFETY: the precondition of this function; `index` is in range.
         unsafe { reduce_one::<T, O>(tables, range, index) };
     }
 }
 
-/// The functions behind [`reduce_rare`], one an instruction set.
+/// The functions that [`reduce_rare`] calls, one per instruction set.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod rare {
     use super::single::reduce_tiles;
@@ -127,7 +127,7 @@ mod rare {
     /// As [`super::reduce`].
     #[inline(always)]
     unsafe fn single<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe {
             // At least one vector of every instruction set.
             let mut index = match size_of::<T>() {
@@ -146,7 +146,7 @@ mod rare {
     /// As [`super::reduce`].
     #[inline(never)]
     pub(super) unsafe fn baseline<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { single::<T, O>(tables, range) }
     }
 
@@ -156,7 +156,7 @@ mod rare {
     #[inline(never)]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn avx2<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { single::<T, O>(tables, range) }
     }
 
@@ -166,7 +166,7 @@ mod rare {
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) unsafe fn avx512<T: Element, O: Reduction<T>>(tables: Tables, range: Range) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { single::<T, O>(tables, range) }
     }
 
@@ -178,15 +178,15 @@ mod rare {
         tables: Tables,
         range: Range,
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { super::reduce_elements::<M, T, O>(block, tables, range) }
     }
 }
 
-/// One element, in rank order.
+/// Reduces one element, in rank order.
 #[inline(always)]
 unsafe fn reduce_one<T: Element, O: Reduction<T>>(tables: Tables, range: Range, index: usize) {
-    // SAFETY: the caller's tables; `index` is in range.
+    // SAFETY: the tables are valid for `range.count` elements; `index` is in range.
     unsafe {
         let load = |rank: u32| {
             O::lift(
@@ -225,7 +225,7 @@ pub fn unpack<T: Element>(pair: [u64; 2], index: usize) -> T {
     T::from_bits(pair[byte / 8] >> (byte % 8 * 8) & mask(size_of::<T>()))
 }
 
-/// Puts `value` at element `index` of 16 bytes, which are zero there.
+/// Puts `value` at element `index` of 16 bytes, whose bits there must be zero.
 #[inline(always)]
 pub fn pack<T: Element>(pair: &mut [u64; 2], index: usize, value: T) {
     let byte = index * size_of::<T>();

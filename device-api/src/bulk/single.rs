@@ -10,7 +10,7 @@ pub(super) unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usiz
     tables: Tables,
     range: Range,
 ) {
-    // SAFETY: the caller's tables; every index stays below `range.count`.
+    // SAFETY: the tables are valid by the precondition; every index stays below `range.count`.
     unsafe {
         let mut index = 0;
         // Streaming stores need 16-byte alignment: single elements up to it.
@@ -44,8 +44,8 @@ pub(super) unsafe fn reduce_single<T: Element, O: Reduction<T>, const TILE: usiz
     }
 }
 
-/// Reduces whole tiles from `index` on; gives the index behind them. Two loops, because parts of 16
-/// bytes for streaming stores would cut the accumulators of the other one into pieces.
+/// Reduces whole tiles from `index` on, and returns the index after them. Streaming has its own
+/// loop, because its stores of 16 bytes would split the accumulators of the other loop.
 #[inline(always)]
 pub(super) unsafe fn reduce_tiles<
     T: Element,
@@ -57,7 +57,7 @@ pub(super) unsafe fn reduce_tiles<
     range: Range,
     mut index: usize,
 ) -> usize {
-    // SAFETY: the caller's tables; every index stays below `range.count`.
+    // SAFETY: the tables are valid by the precondition; every index stays below `range.count`.
     unsafe {
         while index + TILE <= range.count {
             let mut acc = [T::Acc::ZERO; TILE];

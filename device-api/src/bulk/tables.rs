@@ -2,8 +2,8 @@
 
 use crate::group::{Block, Machine};
 
-/// Tables of pointers that a block keeps in shared memory for a reduction: where each rank's input
-/// lies, that rank's scalar, and where the result goes.
+/// Tables that a block keeps in shared memory for a reduction: the address of each rank's input,
+/// that rank's scalar, and the addresses of the results.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
     sources: *mut u64,

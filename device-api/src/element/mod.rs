@@ -98,7 +98,7 @@ impl DType {
         }
     }
 
-    /// Returns true for integers: bitwise reductions are for these only.
+    /// Returns true for integers, the only types with bitwise reductions.
     pub const fn is_integer(self) -> bool {
         matches!(
             self,
@@ -142,9 +142,9 @@ pub trait Number: Copy + 'static {
     fn add(self, other: Self) -> Self;
     /// a * b.
     fn mul(self, other: Self) -> Self;
-    /// The less one; NaN propagates, -0 < +0.
+    /// The lesser value; NaN propagates, -0 < +0.
     fn min(self, other: Self) -> Self;
-    /// The greater one; NaN propagates, -0 < +0.
+    /// The greater value; NaN propagates, -0 < +0.
     fn max(self, other: Self) -> Self;
     /// a / count; truncates for integers.
     fn div_count(self, count: u32) -> Self;
@@ -254,8 +254,8 @@ macro_rules! integer {
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
-                // Masked to 1 to 2^31 - 1, so that the compiler omits the checks of a division.
-                // Small integers divide as i32: a count can exceed what they hold.
+                // Limited to 1 to 2^31 - 1, so that the compiler omits the checks of a division.
+                // Small integers divide as i32, because they cannot hold every count.
                 let divisor = Ord::max(count & i32::MAX as u32, 1);
                 if size_of::<Self>() < 4 {
                     (self as i32 / divisor as i32) as Self

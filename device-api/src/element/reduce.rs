@@ -80,7 +80,7 @@ pub trait Reduction<T: Element>: Copy + 'static {
     }
     /// Combines the result so far with the next rank's.
     fn combine(acc: T::Acc, next: T::Acc) -> T::Acc;
-    /// Makes the result of `ranks` ranks' combination.
+    /// Converts the combination of all `ranks` ranks' elements to the result.
     #[inline(always)]
     fn finish(acc: T::Acc, ranks: u32) -> T {
         let _ = ranks;
@@ -169,16 +169,16 @@ impl<T: Element> Reduction<T> for PreMulSum {
 pub trait WithReduction {
     /// Result type.
     type Output;
-    /// Runs it for one of each.
+    /// Runs the code for one element type and one reduction.
     fn run<T: Element, O: Reduction<T>>(self) -> Self::Output;
 }
 
-/// Runs `code` for the type and reduction that a call names at run time; `None` where they do not
-/// go together. The switch is uniform: all lanes take the same way.
+/// Runs `code` for the type and reduction that a call names at run time; `None` if the type does
+/// not support the reduction. The switch is uniform: all lanes take the same branch.
 #[inline(always)]
 pub fn dispatch<W: WithReduction>(dtype: u8, reduction: u8, code: W) -> Option<W::Output> {
     match (DType::from_code(dtype)?, reduction) {
-        // Bitwise reductions go by width.
+        // A bitwise reduction depends only on the width of the type.
         (DType::I8 | DType::U8, 7) => Some(code.run::<u8, BitAnd>()),
         (DType::I8 | DType::U8, 8) => Some(code.run::<u8, BitOr>()),
         (DType::I8 | DType::U8, 9) => Some(code.run::<u8, BitXor>()),
@@ -192,7 +192,6 @@ pub fn dispatch<W: WithReduction>(dtype: u8, reduction: u8, code: W) -> Option<W
         (DType::F32, op) => arithmetic::<f32, W>(op, code),
         (DType::F16, op) => arithmetic::<super::F16, W>(op, code),
         (DType::Bf16, op) => arithmetic::<super::Bf16, W>(op, code),
-        // Sums and products of either signedness are the same bits.
         (DType::I8, op) => arithmetic::<i8, W>(op, code),
         (DType::U8, op) => arithmetic::<u8, W>(op, code),
         (DType::I32, op) => arithmetic::<i32, W>(op, code),

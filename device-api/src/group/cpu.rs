@@ -15,15 +15,15 @@ impl<const ISA: u32> Single<ISA> {
     /// Wraps the block that `context` describes.
     ///
     /// # Safety
-    /// `context.shared` must be valid during the kernel.
+    /// `context` must be valid, and `context.shared` must be valid during the kernel.
     #[inline(always)]
     pub unsafe fn new(context: *const LaneContext) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: valid by the precondition.
         let context = unsafe { &*context };
         Self {
             block: context.block,
             blocks: context.blocks,
-            // SAFETY: the caller's promise.
+            // SAFETY: valid by the precondition.
             shared: unsafe { (*context.shared).shared() },
         }
     }
@@ -91,16 +91,17 @@ impl Lanes {
     /// Wraps the lane that `context` describes.
     ///
     /// # Safety
-    /// `context.shared` must be valid during the kernel and shared by the block's lanes.
+    /// `context` must be valid. `context.shared` must be valid during the kernel and shared by the
+    /// block's lanes.
     #[inline(always)]
     pub unsafe fn new(context: *const LaneContext) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: valid by the precondition.
         let context = unsafe { *context };
         Self { context }
     }
 
     fn block_shared(&self) -> &BlockShared {
-        // SAFETY: promised to `new`.
+        // SAFETY: valid during the kernel by the precondition of `new`.
         unsafe { &*self.context.shared }
     }
 }

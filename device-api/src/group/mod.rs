@@ -1,10 +1,10 @@
-//! Threads and groups: who runs a kernel together, and what a group can do together.
+//! Groups of threads: who runs a kernel together, and the functions that a group calls together.
 //!
-//! A [`Machine`] is how a lane knows itself. On a GPU it is a zero-sized value over registers
-//! (where all ranks share one grid, for tests, a value that says which blocks are this rank's:
-//! [`crate::multi_rank_grid`]); on the CPU it is [`Single`] (a block of one lane, what production
-//! runs) or [`Lanes`] (up to 128 lanes, each a thread, what tests run). Kernels are generic over it
-//! and never name one.
+//! A [`Machine`] identifies a lane. On a GPU it is a zero-sized value over registers (if all ranks
+//! share one grid, for tests, a value that says which blocks are this rank's:
+//! [`crate::multi_rank_grid`]); on the CPU it is [`Single`] (a block of one lane, for production)
+//! or [`Lanes`] (up to 128 lanes, each a thread, for tests). Kernels are generic over it and never
+//! name one.
 //!
 //! All lanes of a block make the same collective calls of the block, from the same place of the
 //! source and with the same arguments; all lanes of a warp make the same calls of the warp.
@@ -30,7 +30,7 @@ pub use self::reduce::LaneValue;
 /// Every method but the identities is collective: all lanes of the block (of the warp where the
 /// name says so) must call it together, in convergent code.
 pub trait Machine: Copy {
-    /// Lanes in a block when that is known at compile time, else 0. It is 1 on a CPU in production,
+    /// Lanes in a block if that is known at compile time, else 0. It is 1 on a CPU in production,
     /// where loops over elements are written for vectorisation instead of for lanes.
     const LANES: u32;
 
@@ -45,9 +45,9 @@ pub trait Machine: Copy {
     const CONSTANTS_IN_WORKSPACE: bool;
 
     /// True if the block's barrier is cumulative: writes before it are covered by any later release
-    /// in the block, and acquires before it by any later read. So it is on NVIDIA (PTX's causality
-    /// order goes through barriers, and releases are cumulative) and on CPUs. Where it is not (AMD:
-    /// a wave's fence does not drain the other waves), every lane fences for itself.
+    /// in the block, and acquires before it by any later read. This holds on NVIDIA (PTX's
+    /// causality order goes through barriers, and releases are cumulative) and on CPUs. Otherwise
+    /// every lane executes its own fence (AMD: a wave's fence does not drain the other waves).
     const CUMULATIVE: bool;
 
     /// Index of this lane in its block.
@@ -106,7 +106,7 @@ pub trait Machine: Copy {
 
 /// A set of lanes that work together.
 ///
-/// Sealed: functions of windows trust it with memory.
+/// Sealed: unsafe code of windows relies on its implementations.
 pub trait Group: Copy + sealed::Sealed {
     /// True for a block.
     const IS_BLOCK: bool = false;
@@ -128,8 +128,8 @@ pub trait Group: Copy + sealed::Sealed {
         self.rank() == 0
     }
 
-    /// Waits until all lanes of the group have come here; what they wrote before is part of what a
-    /// lane of the group releases to `scope` afterwards. Collective over the group.
+    /// Waits until all lanes of the group have entered. A later release to `scope` by a lane of the
+    /// group covers what all of them wrote before. Collective over the group.
     #[track_caller]
     fn publish(self, scope: Scope);
 
@@ -140,8 +140,8 @@ pub trait Group: Copy + sealed::Sealed {
         let _ = values;
     }
 
-    /// Returns the elements of `0..count` that this lane works on when the group has them all:
-    /// adjacent elements go to adjacent lanes.
+    /// Returns this lane's share of the elements `0..count`, which the group divides among its
+    /// lanes: adjacent elements go to adjacent lanes.
     #[inline(always)]
     fn elements_of_group(self, count: usize) -> Elements {
         if Self::LANES == 1 {
@@ -191,7 +191,7 @@ impl Group for Thread {
     fn sync(self) {}
 }
 
-/// Covers this lane's writes before a barrier, where the barrier does not.
+/// Covers this lane's writes before a barrier that is not cumulative.
 #[inline(always)]
 fn release<M: Machine>(scope: Scope) {
     if !M::CUMULATIVE {
@@ -301,7 +301,7 @@ impl<M: Machine> Block<M> {
         self.0
     }
 
-    /// This lane's warp.
+    /// Returns this lane's warp.
     #[inline(always)]
     pub fn warp(self) -> Warp<M> {
         Warp(self.0)
@@ -313,7 +313,7 @@ impl<M: Machine> Block<M> {
         self.0.block()
     }
 
-    /// Blocks in the launch.
+    /// Returns the number of blocks in the launch.
     #[inline(always)]
     pub fn count(self) -> u32 {
         self.0.blocks()
@@ -330,7 +330,7 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// Makes what one lane acquired from `scope` before readable by every lane. Called after a
+    /// Makes what one lane has acquired from `scope` readable by every lane. Called after a
     /// barrier, a vote or a broadcast of the block.
     #[inline(always)]
     pub fn acquired(self, scope: Scope) {
@@ -378,8 +378,8 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// Returns the elements of `0..count` that this lane works on, over all blocks of the launch:
-    /// adjacent elements go to adjacent lanes, or are contiguous where a block has one lane.
+    /// Returns this lane's share of the elements `0..count`, which all blocks of the launch divide:
+    /// adjacent elements go to adjacent lanes, or are contiguous if a block has one lane.
     #[inline(always)]
     pub fn elements(self, count: usize) -> Elements {
         if M::LANES == 1 {
@@ -398,7 +398,7 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// Returns the elements of `0..count` that this lane works on when this block has them all.
+    /// Returns this lane's share of the elements `0..count`, which this block divides.
     #[inline(always)]
     pub fn elements_of_block(self, count: usize) -> Elements {
         self.elements_of_group(count)
@@ -422,8 +422,8 @@ impl<M: Machine> Block<M> {
         self.rank() / self.warp().size().max(1)
     }
 
-    /// Returns the elements of `0..count` that this lane's warp works on when this block has them
-    /// all: the warps take them in turn.
+    /// Returns the elements of `0..count` for this lane's warp, which the warps of this block take
+    /// in turn.
     #[inline(always)]
     pub fn elements_of_warp(self, count: usize) -> Elements {
         Elements {
@@ -433,8 +433,8 @@ impl<M: Machine> Block<M> {
         }
     }
 
-    /// This block's contiguous part `[start, end)` of `count` elements; starts are multiples of
-    /// `alignment`.
+    /// Returns this block's contiguous part `[start, end)` of `count` elements; starts are
+    /// multiples of `alignment`.
     #[inline(always)]
     pub fn slice(self, count: usize, alignment: usize) -> (usize, usize) {
         slice(

@@ -3,8 +3,8 @@
 //! All lanes of the warp or block call these functions together. The order in which values are
 //! combined depends only on the number of lanes and warps, so a sum of floats has the same bits in
 //! every run. Warps and blocks of other sizes round differently: a CPU has one lane, NVIDIA 32
-//! lanes in a warp, AMD 64. For a float result with the same bits on all of them, sum in an order
-//! of your own, as the fused norms of the library do.
+//! lanes in a warp, AMD 64. For a float result with the same bits on all of them, define the order
+//! of the additions yourself, as the fused norms of the library do.
 //!
 //! Every lane gets the same bits if `combine` gives the same bits for both orders of its arguments.
 //! Of floats, [`Number::max`] and [`Number::min`] do so except for the bits of a NaN; `f32::max`
@@ -13,8 +13,9 @@
 use core::marker::PhantomData;
 
 use super::{Block, Group, Machine, Warp};
+use crate::arch::MAX_WARPS;
 use crate::element::Number;
-use crate::shared_cache::{self, WARPS};
+use crate::shared_cache;
 
 mod sealed {
     pub trait Sealed {
@@ -273,7 +274,7 @@ struct Partials<T> {
 impl<T: LaneValue> Partials<T> {
     #[inline(always)]
     fn at(self, warp: u32) -> *mut u64 {
-        self.words.wrapping_add(warp as usize % WARPS)
+        self.words.wrapping_add(warp as usize % MAX_WARPS)
     }
 
     /// Returns the value of a warp. After the barrier.

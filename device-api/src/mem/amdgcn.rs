@@ -56,33 +56,30 @@ macro_rules! words {
         /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $load(at: *const $int, order: Order, scope: Scope) -> $int {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { scoped!(order, scope, $load_relaxed, $load_acquire, (at)) }
         }
 
         /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, scope: Scope) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { scoped!(order, scope, $store_relaxed, $store_release, (at, value)) }
         }
 
         /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe {
                 scoped!(order, scope, $add_relaxed, $add_acquire, $add_release, $add_both, (at,
                     value))
@@ -92,11 +89,10 @@ macro_rules! words {
         /// Replaces the value and returns the one before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe {
                 scoped!(order, scope, $exchange_relaxed, $exchange_acquire, $exchange_release,
                     $exchange_both, (at, value))
@@ -107,8 +103,7 @@ macro_rules! words {
         /// success.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $cas(
             at: *mut $int,
@@ -117,7 +112,7 @@ macro_rules! words {
             order: Order,
             scope: Scope,
         ) -> $int {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe {
                 scoped!(order, scope, $cas_relaxed, $cas_acquire, $cas_release, $cas_both, (at,
                     expected, new))
@@ -232,7 +227,7 @@ pub fn fence(order: Order, scope: Scope) {
 /// packet accesses.
 #[inline(always)]
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     pair(unsafe { fusewire_load_packets(at) })
 }
 
@@ -244,7 +239,7 @@ pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
 /// packet accesses.
 #[inline(always)]
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         store_u64(at, packets[0], Order::Relaxed, Scope::System);
         store_u64(at.add(1), packets[1], Order::Relaxed, Scope::System);

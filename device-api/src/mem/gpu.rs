@@ -29,8 +29,7 @@ pub(super) const fn wide(value: [u64; 2]) -> u128 {
     (value[1] as u128) << 64 | value[0] as u128
 }
 
-/// Largest access that `T` allows: its alignment, at most 8 bytes (16 where size and alignment
-/// are).
+/// Size of the largest access to a `T`: its alignment, at most 16 bytes.
 const fn unit<T>() -> usize {
     let align = align_of::<T>();
     if align < 16 { align } else { 16 }
@@ -39,7 +38,7 @@ const fn unit<T>() -> usize {
 /// Reads payload in global memory.
 ///
 /// # Safety
-/// `at` must be valid for `size_of::<T>()` bytes and aligned to `T`, and nobody may write them
+/// `at` must be valid for `size_of::<T>()` bytes and aligned to `T`, and nothing may write them
 /// meanwhile.
 #[inline(always)]
 pub unsafe fn read<T: Copy>(at: *const T) -> T {
@@ -47,8 +46,8 @@ pub unsafe fn read<T: Copy>(at: *const T) -> T {
     let to = out.as_mut_ptr().cast::<u8>();
     let from = at.cast::<u8>();
     let mut done = 0;
-    // SAFETY: the caller's range; `T` is a multiple of its alignment, so every byte of `out` is
-    // written, by accesses that are aligned.
+    // SAFETY: the range is valid by the precondition; the size of `T` is a multiple of its
+    // alignment, so aligned accesses write every byte of `out`.
     unsafe {
         while done < size_of::<T>() {
             let (from, to) = (from.add(done), to.add(done));
@@ -68,14 +67,14 @@ pub unsafe fn read<T: Copy>(at: *const T) -> T {
 /// Writes payload in global memory.
 ///
 /// # Safety
-/// `at` must be valid for `size_of::<T>()` bytes and aligned to `T`, and nobody may access them
-/// meanwhile. `T` must have no padding.
+/// `at` must be valid for `size_of::<T>()` bytes and aligned to `T`, and nothing else may access
+/// them meanwhile. `T` must have no padding.
 #[inline(always)]
 pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
     let from = (&raw const value).cast::<u8>();
     let to = at.cast::<u8>();
     let mut done = 0;
-    // SAFETY: the caller's range, by accesses that are aligned.
+    // SAFETY: the range is valid by the precondition, and the accesses are aligned.
     unsafe {
         while done < size_of::<T>() {
             let (from, to) = (from.add(done), to.add(done));
@@ -97,7 +96,7 @@ pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
 /// As [`read`]; `at` must be 16-byte aligned.
 #[inline(always)]
 pub unsafe fn read_16(at: *const u8, policy: Policy) -> [u64; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     pair(unsafe {
         match policy {
             Policy::Cached => fusewire_read_128(at),
@@ -112,7 +111,7 @@ pub unsafe fn read_16(at: *const u8, policy: Policy) -> [u64; 2] {
 /// As [`write`]; `at` must be 16-byte aligned.
 #[inline(always)]
 pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         match policy {
             Policy::Cached => fusewire_write_128(at, wide(value)),
@@ -124,11 +123,11 @@ pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
 /// Copies payload between ranges that do not overlap, by this lane alone; any alignment.
 ///
 /// # Safety
-/// Both ranges must be valid, and nobody may write the source or access the target meanwhile.
+/// Both ranges must be valid, and nothing else may write the source or access the target.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let mut done = 0;
-    // SAFETY: the caller's ranges; 16 bytes at once only where both are aligned to it.
+    // SAFETY: the ranges are valid by the precondition; 16 bytes at once only if both are aligned.
     unsafe {
         if (to as usize | from as usize).is_multiple_of(16) {
             while done + 16 <= bytes {
@@ -143,6 +142,6 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// Orders streaming stores before everything that follows: nothing to do, a release covers them.
+/// Does nothing: a release covers streaming stores.
 #[inline(always)]
 pub fn drain() {}

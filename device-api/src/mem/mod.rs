@@ -2,15 +2,15 @@
 //!
 //! Three kinds of access:
 //! - **words**: 4 and 8 byte loads, stores and read-modify-writes with an explicit [`Order`] and
-//!   [`Scope`]; what signals, credits and counters are made of;
+//!   [`Scope`], of which signals, credits and counters are made;
 //! - **packets**: two 8-byte words (each atomic by itself) in one 16-byte access;
 //! - **payload**: plain reads and writes of data that a signal or a barrier protects.
 //!
 //! Nothing here takes or makes a reference to shared memory: on a GPU `&T` becomes a
 //! non-coherent load.
 //!
-//! Under `cfg(loom)` and `cfg(shuttle)` every access resolves through a table of the tool's
-//! own atomics and cells (`model`), so that the very source which runs on a GPU is explored.
+//! Under `cfg(loom)` and `cfg(shuttle)` every access resolves through a table of the model
+//! checker's own atomics and cells (`model`), so that it checks the same source that runs on a GPU.
 
 #[cfg(target_arch = "amdgpu")]
 mod amdgcn;
@@ -38,9 +38,9 @@ pub use self::nvptx::*;
 pub enum Order {
     /// Atomic, orders nothing.
     Relaxed,
-    /// Later accesses of this lane stay behind (loads).
+    /// Later accesses of this lane stay after it (loads).
     Acquire,
-    /// Earlier accesses of this lane stay before (stores).
+    /// Earlier accesses of this lane stay before it (stores).
     Release,
     /// Both (read-modify-writes and fences).
     AcqRel,
@@ -66,7 +66,7 @@ pub enum Policy {
     Streaming,
 }
 
-/// The atomics of the tool in charge, for state that is shared by lanes on a CPU.
+/// Atomics for state that lanes share on a CPU: the standard library's, or a model checker's.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub mod prim {
     #[cfg(not(any(loom, shuttle)))]

@@ -6,11 +6,12 @@
 //! touches (epochs, progress) need not cost interleavings.
 //!
 //! An operation whose scope does not cover the peers of a range ([`Kind::Peer`]) is demoted to
-//! relaxed, so a scope that is too narrow fails the model. A plain access is never an atomic one:
-//! loom reports it if it races with any other access that writes, atomic or not.
+//! relaxed, so a scope that is too narrow fails the model. A plain access stays plain: loom reports
+//! it if it races with any other access that writes, atomic or not.
 //!
 //! Negative controls break the memory and not the protocol's source: [`inject`] weakens what the
-//! source asks for, [`Model::alias`] lays one range over another, [`Model::forge`] makes loads lie.
+//! source asks for, [`Model::alias`] lays one range over another, [`Model::forge`] makes loads
+//! return a wrong value.
 
 pub mod access;
 
@@ -67,7 +68,7 @@ pub fn sites() -> Vec<Site> {
     SITES.with_borrow(|sites| sites.iter().copied().collect())
 }
 
-/// Returns the order that the operation at `site` has, and notes the place.
+/// Returns the order that the operation at `site` has, and records the place.
 fn order_at(site: &'static Site, order: Order) -> Order {
     if order == Order::Relaxed || broken(Fault::Weakened(*site)) {
         return Order::Relaxed;
@@ -85,8 +86,8 @@ impl Atomic {
     }
 
     fn get(&self) -> &AtomicU64 {
-        // SAFETY: a model's threads take turns on one thread of the system, and `write` holds its
-        // exclusive reference for the time of one assignment only.
+        // SAFETY: a model's threads take turns on one system thread, and `write` holds its
+        // exclusive reference only during one assignment.
         unsafe { &*self.0.get() }
     }
 
@@ -94,7 +95,7 @@ impl Atomic {
         #[cfg(loom)]
         {
             step();
-            // SAFETY: loom checks that nobody writes meanwhile.
+            // SAFETY: loom checks that no thread writes concurrently.
             unsafe { self.get().unsync_load() }
         }
         #[cfg(shuttle)]
@@ -105,7 +106,7 @@ impl Atomic {
         #[cfg(loom)]
         {
             step();
-            // SAFETY: as in `get`; loom checks that nobody accesses the word meanwhile.
+            // SAFETY: as in `get`; loom checks that no thread accesses the word concurrently.
             unsafe { (*self.0.get()).with_mut(|word| *word = value) };
         }
         #[cfg(shuttle)]
@@ -113,8 +114,8 @@ impl Atomic {
     }
 }
 
-/// Moves this thread's clock in loom's happens-before, which plain accesses of an atomic do not:
-/// without it one that comes after a release counts as one before it.
+/// Advances this thread's clock in loom's happens-before order. Plain accesses of an atomic do not
+/// advance it, so one after a release would count as one before it.
 #[cfg(loom)]
 fn step() {
     STEP.with_borrow(|cell| {
@@ -148,11 +149,11 @@ std::thread_local! {
 
 #[cfg(loom)]
 std::thread_local! {
-    /// A cell that everybody reads and nobody writes.
+    /// A cell that all threads read and none writes.
     static STEP: RefCell<Option<loom::cell::UnsafeCell<()>>> = const { RefCell::new(None) };
 }
 
-/// Breaks the memory for all executions that this thread runs from now on, or mends it.
+/// Injects a fault into all later executions of this thread; `None` removes it.
 pub fn inject(fault: Option<Fault>) {
     FAULT.set(fault);
 }
@@ -161,7 +162,7 @@ fn broken(fault: Fault) -> bool {
     FAULT.get() == Some(fault)
 }
 
-/// Sets by how much the clock advances each time it is read. 0, the initial value, means that no
+/// Sets the increment of the clock for each time it is read. 0, the initial value, means that no
 /// time passes: waits neither compare progress nor expire.
 pub fn set_tick(nanoseconds: u64) {
     TICK.set(nanoseconds);
@@ -198,10 +199,10 @@ impl Model {
         Self(())
     }
 
-    /// Puts `[start, start + bytes)` under the tool; the words start as zero.
+    /// Registers `[start, start + bytes)` with the tool; the words start as zero.
     ///
     /// # Panics
-    /// When the range is not aligned to words.
+    /// If the range is not aligned to words.
     pub fn register(&self, start: *const u8, bytes: usize, kind: Kind) {
         let words = bytes.div_ceil(8);
         let content = (0..words)
@@ -214,11 +215,12 @@ impl Model {
         self.add(start, words, kind, content);
     }
 
-    /// Lays `[start, start + bytes)` over the range that begins at `onto`, which is registered and
-    /// at least as long: both names mean the same words. Hides what was registered there before.
+    /// Lays `[start, start + bytes)` over the registered range that begins at `onto` and is at
+    /// least as long: both addresses refer to the same words. Hides what was registered there
+    /// before.
     ///
     /// # Panics
-    /// When nothing is registered at `onto`.
+    /// If nothing is registered at `onto`.
     pub fn alias(&self, start: *const u8, bytes: usize, onto: *const u8) {
         let found = TABLE.with_borrow(|table| {
             table
@@ -230,7 +232,7 @@ impl Model {
         self.add(start, bytes.div_ceil(8), kind, content);
     }
 
-    /// Makes every load from the word at `at` give `value`, whatever is stored there.
+    /// Makes every load from the word at `at` return `value`, whatever is stored there.
     pub fn forge(&self, at: *const u8, value: u64) {
         self.add(at, 1, Kind::Peer, Rc::new([Word::Forged(value)]));
     }
@@ -243,7 +245,7 @@ impl Model {
             kind,
             content,
         };
-        // What comes last is found first.
+        // The newest region is found first.
         TABLE.with_borrow_mut(|table| table.insert(0, region));
     }
 }
@@ -271,7 +273,7 @@ impl WordRef {
             Word::Atomic(word) => word.read(),
             Word::Forged(value) => *value,
             #[cfg(loom)]
-            // SAFETY: loom checks that nobody writes meanwhile.
+            // SAFETY: loom checks that no thread writes concurrently.
             Word::Cell(cell) => cell.with(|at| unsafe { *at }),
         }
     }
@@ -281,7 +283,7 @@ impl WordRef {
             Word::Atomic(word) => word.write(value),
             Word::Forged(_) => {}
             #[cfg(loom)]
-            // SAFETY: loom checks that nobody accesses the cell meanwhile.
+            // SAFETY: loom checks that no thread accesses the cell concurrently.
             Word::Cell(cell) => cell.with_mut(|at| unsafe { *at = value }),
         }
     }

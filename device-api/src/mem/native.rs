@@ -45,48 +45,48 @@ macro_rules! words {
         /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
-        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        /// `at` must be valid and aligned; racing accesses must be atomic.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $load(at: *const $int, order: Order, _scope: Scope) -> $int {
             check_aligned(at, size_of::<$int>());
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { <$atomic>::from_ptr(at.cast_mut()) }.load(load_ordering(order))
         }
 
         /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
-        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        /// `at` must be valid and aligned; racing accesses must be atomic.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, _scope: Scope) {
             check_aligned(at, size_of::<$int>());
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { <$atomic>::from_ptr(at) }.store(value, store_ordering(order));
         }
 
         /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
-        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        /// `at` must be valid and aligned; racing accesses must be atomic.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
             check_aligned(at, size_of::<$int>());
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { <$atomic>::from_ptr(at) }.fetch_add(value, both(order))
         }
 
         /// Replaces the value and returns the one before.
         ///
         /// # Safety
-        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        /// `at` must be valid and aligned; racing accesses must be atomic.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, _scope: Scope) -> $int {
             check_aligned(at, size_of::<$int>());
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe { <$atomic>::from_ptr(at) }.swap(value, both(order))
         }
 
@@ -94,7 +94,7 @@ macro_rules! words {
         /// success.
         ///
         /// # Safety
-        /// `at` must be valid and aligned; other accesses to it while racing must be atomic.
+        /// `at` must be valid and aligned; racing accesses must be atomic.
         #[inline(always)]
         #[track_caller]
         pub unsafe fn $cas(
@@ -105,7 +105,7 @@ macro_rules! words {
             _scope: Scope,
         ) -> $int {
             check_aligned(at, size_of::<$int>());
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             let word = unsafe { <$atomic>::from_ptr(at) };
             match word.compare_exchange(expected, new, both(order), load_ordering(order)) {
                 Ok(before) | Err(before) => before,
@@ -148,7 +148,7 @@ pub fn fence(order: Order, _scope: Scope) {
 /// `at` must be valid for 16 bytes and 16-byte aligned; racing accesses must be packet accesses.
 #[inline(always)]
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         [
             load_u64(at, Order::Acquire, Scope::System),
@@ -163,7 +163,7 @@ pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
 /// `at` must be valid for 16 bytes and 16-byte aligned; racing accesses must be packet accesses.
 #[inline(always)]
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         store_u64(at, packets[0], Order::Release, Scope::System);
         store_u64(at.add(1), packets[1], Order::Release, Scope::System);
@@ -173,20 +173,20 @@ pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
 /// Reads payload; any alignment.
 ///
 /// # Safety
-/// `at` must be valid for `size_of::<T>()` bytes, and nobody may write them meanwhile.
+/// `at` must be valid for `size_of::<T>()` bytes, and nothing may write them meanwhile.
 #[inline(always)]
 pub unsafe fn read<T: Copy>(at: *const T) -> T {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { at.read_unaligned() }
 }
 
 /// Writes payload; any alignment.
 ///
 /// # Safety
-/// `at` must be valid for `size_of::<T>()` bytes, and nobody may access them meanwhile.
+/// `at` must be valid for `size_of::<T>()` bytes, and nothing else may access them meanwhile.
 #[inline(always)]
 pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { at.write_unaligned(value) }
 }
 
@@ -198,11 +198,11 @@ pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
 #[track_caller]
 pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
     check_aligned(at, 16);
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { at.cast::<[u64; 2]>().read_unaligned() }
 }
 
-/// Writes 16 bytes of payload in one access. With [`Policy::Streaming`] the bytes pass by the
+/// Writes 16 bytes of payload in one access. With [`Policy::Streaming`] the bytes bypass the
 /// caches; [`drain`] must follow before they are published.
 ///
 /// # Safety
@@ -214,7 +214,8 @@ pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
     #[cfg(target_arch = "x86_64")]
     if policy == Policy::Streaming {
         use core::arch::x86_64::{__m128i, _mm_stream_si128};
-        // SAFETY: the caller's promise; [u64; 2] and __m128i have one size and no invalid bits.
+        // SAFETY: the precondition of this function; [u64; 2] and __m128i have one size and no
+        // invalid bits.
         unsafe {
             _mm_stream_si128(
                 at.cast::<__m128i>(),
@@ -224,17 +225,17 @@ pub unsafe fn write_16(at: *mut u8, value: [u64; 2], policy: Policy) {
         return;
     }
     let _ = policy;
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { at.cast::<[u64; 2]>().write_unaligned(value) }
 }
 
 /// Copies payload between ranges that do not overlap; any alignment.
 ///
 /// # Safety
-/// Both ranges must be valid, and nobody may write the source or access the target meanwhile.
+/// Both ranges must be valid, and nothing else may write the source or access the target.
 #[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
@@ -248,9 +249,8 @@ pub fn drain() {
     }
 }
 
-/// Asks for the line at `at` to be brought here for writing. A core commits its stores in order:
-/// without this, each store to a line that another core holds waits for that line alone. Any
-/// address is allowed.
+/// Prefetches the line at `at` for writing. A core commits its stores in order, so that otherwise
+/// each store to a line that another core holds waits for that line alone. Any address is allowed.
 #[inline(always)]
 pub fn prefetch_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -40,12 +40,11 @@ macro_rules! words {
         /// Loads atomically. [`Order::Release`] and [`Order::AcqRel`] mean acquire.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $load(at: *const $int, order: Order, scope: Scope) -> $int {
             let value: $int;
-            // SAFETY: the caller's promise; every path writes `value`.
+            // SAFETY: valid by the precondition; every path writes `value`.
             unsafe {
                 if order == Order::Relaxed {
                     scoped!(scope, "ld.relaxed", concat!(".global.u", $bits, " {value}, [global];"),
@@ -61,11 +60,10 @@ macro_rules! words {
         /// Stores atomically. [`Order::Acquire`] and [`Order::AcqRel`] mean release.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $store(at: *mut $int, value: $int, order: Order, scope: Scope) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the precondition of this function.
             unsafe {
                 if order == Order::Relaxed {
                     scoped!(scope, "st.relaxed", concat!(".global.u", $bits, " [global], {value};"),
@@ -80,12 +78,11 @@ macro_rules! words {
         /// Adds, wrapping, and returns the value before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $add(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             let before: $int;
-            // SAFETY: the caller's promise; every path writes `before`.
+            // SAFETY: valid by the precondition; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
                     scoped!(scope, "atom.relaxed",
@@ -111,12 +108,11 @@ macro_rules! words {
         /// Replaces the value and returns the one before.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $exchange(at: *mut $int, value: $int, order: Order, scope: Scope) -> $int {
             let before: $int;
-            // SAFETY: the caller's promise; every path writes `before`.
+            // SAFETY: valid by the precondition; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
                     scoped!(scope, "atom.relaxed",
@@ -143,8 +139,7 @@ macro_rules! words {
         /// success.
         ///
         /// # Safety
-        /// `at` must be valid, aligned and in global memory; other accesses to it while racing must
-        /// be atomic.
+        /// `at` must be valid, aligned and in global memory; racing accesses must be atomic.
         #[inline(always)]
         pub unsafe fn $cas(
             at: *mut $int,
@@ -154,7 +149,7 @@ macro_rules! words {
             scope: Scope,
         ) -> $int {
             let before: $int;
-            // SAFETY: the caller's promise; every path writes `before`.
+            // SAFETY: valid by the precondition; every path writes `before`.
             unsafe {
                 if order == Order::Relaxed {
                     scoped!(scope, "atom.relaxed",
@@ -229,7 +224,7 @@ pub fn fence(order: Order, scope: Scope) {
 #[inline(always)]
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
     let (low, high): (u64, u64);
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         asm!(
             "{{ .reg .b64 global; cvta.to.global.u64 global, {at}; \
@@ -250,7 +245,7 @@ pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
 /// packet accesses.
 #[inline(always)]
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         asm!(
             "{{ .reg .b64 global; cvta.to.global.u64 global, {at}; \

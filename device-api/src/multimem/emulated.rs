@@ -16,8 +16,8 @@ pub struct Multicast {
 }
 
 impl Multicast {
-    /// Returns the multicast address of the `bytes` bytes of every rank at `addr`, or `None` where
-    /// the window does not exist, the range leaves it, or a rank's part is not mapped.
+    /// Returns the multicast address of the `bytes` bytes of every rank at `addr`, or `None` if the
+    /// window does not exist, the range leaves it, or a rank's part is not mapped.
     #[inline(always)]
     pub fn of(comm: &Comm, addr: WindowAddr, bytes: u64) -> Option<Self> {
         let mut rank = 0;
@@ -34,8 +34,8 @@ impl Multicast {
 
     #[inline(always)]
     fn part(self, rank: u32, byte: usize) -> *mut u8 {
-        // SAFETY: `of` has found the window, and the part of every rank by load and store, so that
-        // all ranks are in the team.
+        // SAFETY: `of` has resolved the window on every rank by load and store, so all ranks are in
+        // the team, and the table has an entry for each.
         let base = unsafe { self.parts.wrapping_add(rank as usize).read() };
         (base as *mut u8).wrapping_add(self.offset + byte)
     }
@@ -44,14 +44,15 @@ impl Multicast {
     ///
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
-    /// multiple of 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the
-    /// bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called since.
+    /// multiple of 16; `T` and `combine` must be a result of [`super::combine`]. Nothing may write
+    /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
+    /// since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
         let mut acc = [T::Acc::ZERO; 16];
         let mut rank = 0;
         while rank < self.ranks {
-            // SAFETY: within the rank's part, by the caller's promise.
+            // SAFETY: within the rank's part, and not written meanwhile, by the precondition.
             let pair = unsafe { mem::read_16(self.part(rank, byte), Policy::Cached) };
             for i in 0..16 / size_of::<T>() {
                 let next = unpack::<T>(pair, i).widen();
@@ -74,13 +75,13 @@ impl Multicast {
     /// Stores 16 bytes at byte `byte` of every rank.
     ///
     /// # Safety
-    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank
-    /// that follows a [`fence()`].
+    /// As [`Multicast::load_reduce`]; nothing else may access the bytes until a done signal of this
+    /// rank that follows a [`fence()`].
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
         let mut rank = 0;
         while rank < self.ranks {
-            // SAFETY: within the rank's part, by the caller's promise.
+            // SAFETY: within the rank's part, and not accessed meanwhile, by the precondition.
             unsafe { mem::write_16(self.part(rank, byte), value, Policy::Cached) };
             rank += 1;
         }

@@ -3,7 +3,7 @@
 //! A load through it gives the reduction of all ranks' bytes, computed by the switch; a store
 //! through it reaches all ranks. [`Multicast`] is such an address, for any machine:
 //!
-//! | machine | what it is |
+//! | machine | implementation |
 //! |---|---|
 //! | NVIDIA from sm_90 on | `multimem.ld_reduce` and `multimem.st`, 16 bytes at once, where the host has bound the window to a multicast object |
 //! | CPU | an emulation through the table of the peers' addresses: ranks in order, small floats in f32 |
@@ -12,8 +12,8 @@
 //! # Order
 //! Both instructions are relaxed with system scope: they neither publish nor acquire. What orders
 //! them are the signals of a round ([`crate::session`]), with one addition. A multicast address is
-//! a second *virtual* address of memory that everybody else reaches by its ordinary one, and PTX
-//! orders accesses of one location by different addresses only where a proxy fence of kind *alias*
+//! a second *virtual* address of memory that other accesses reach by its ordinary address, and PTX
+//! orders accesses of one location by different addresses only if a proxy fence of kind *alias*
 //! lies on the path of causality between them. So every lane calls [`fence()`] after the ready
 //! signals and before its first access by multicast, and again after its last one and before the
 //! done signals:
@@ -24,8 +24,9 @@
 //! ```
 //!
 //! # Bits
-//! The order in which a switch adds is its own, and a sum of f16 or bf16 is handed back rounded to
-//! that type. How `min` and `max` treat NaN is not promised either. See the host's `Determinism`.
+//! The switch chooses the order of its additions, and returns a sum of f16 or bf16 rounded to that
+//! type. The treatment of NaN by `min` and `max` is not specified either. See the host's
+//! `Determinism`.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 mod emulated;

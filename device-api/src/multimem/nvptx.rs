@@ -14,11 +14,11 @@ pub struct Multicast {
     address: u64,
 }
 
-/// Four registers from one multicast load.
+/// Loads 16 bytes into four registers by one multicast instruction.
 macro_rules! load {
     ($at:expr, $what:literal) => {{
         let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: the promise of `load_reduce`.
+        // SAFETY: the precondition of `load_reduce`.
         unsafe {
             asm!(
                 concat!(
@@ -66,8 +66,9 @@ impl Multicast {
     ///
     /// # Safety
     /// `byte + 16` must be within what [`Multicast::of`] was asked for, `addr` plus `byte` a
-    /// multiple of 16; `T` and `combine` must be what [`super::combine`] gave. Nobody may write the
-    /// bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called since.
+    /// multiple of 16; `T` and `combine` must be a result of [`super::combine`]. Nothing may write
+    /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
+    /// since.
     #[inline(always)]
     pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
         let at = self.address + byte as u64;
@@ -79,7 +80,8 @@ impl Multicast {
             (DType::Bf16, Combine::Add) => load!(at, "add.acc::f32.v4.bf16x2"),
             (DType::Bf16, Combine::Min) => load!(at, "min.v4.bf16x2"),
             (DType::Bf16, Combine::Max) => load!(at, "max.v4.bf16x2"),
-            // SAFETY: the caller's promise: there is no such instruction.
+            // SAFETY: `super::combine` returns no other pair, and the pair is its result by the
+            // precondition.
             _ => unsafe { unreachable_unchecked() },
         }
     }
@@ -87,12 +89,12 @@ impl Multicast {
     /// Stores 16 bytes at byte `byte` of every rank. Relaxed, system scope.
     ///
     /// # Safety
-    /// As [`Multicast::load_reduce`]; nobody may access the bytes until a done signal of this rank
-    /// that follows a [`fence()`].
+    /// As [`Multicast::load_reduce`]; nothing else may access the bytes until a done signal of this
+    /// rank that follows a [`fence()`].
     #[inline(always)]
     pub unsafe fn store(self, byte: usize, value: [u64; 2]) {
-        // SAFETY: the caller's promise. The type of the instruction does not matter: bits are
-        // stored.
+        // SAFETY: the precondition makes the store valid. The type of the instruction does not
+        // matter, because it stores bits.
         unsafe {
             asm!(
                 "{{ .reg .b64 global; cvta.to.global.u64 global, {at}; \

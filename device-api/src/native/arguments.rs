@@ -10,6 +10,7 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use super::Kernel;
+use crate::args::RawBuffer;
 use crate::element::DType;
 use crate::layout::LaunchHeader;
 use crate::window::DeviceWindow;
@@ -94,6 +95,14 @@ impl<'a, T> Buffer<'a, T> {
     /// Returns the address for the device.
     pub const fn address(&self) -> *mut u8 {
         self.address
+    }
+
+    /// Returns the address and the number of elements, as the parameters of a kernel hold them.
+    pub const fn raw(&self) -> RawBuffer {
+        RawBuffer {
+            at: self.address,
+            len: self.len,
+        }
     }
 
     /// Returns the number of elements.
@@ -253,6 +262,8 @@ pub enum ArgumentValue<'a> {
     Window(WindowBuffer<'a>),
     /// A queue, by its window.
     Queue(WindowBuffer<'a>),
+    /// Temporary memory: its number of elements.
+    Scratch(u64),
     /// A scalar, a struct or a raw pointer.
     Value,
 }

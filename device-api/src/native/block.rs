@@ -6,7 +6,7 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::panic::Location;
-// Outside of the models: these words decide nothing but a panic.
+// Not modelled: these words only decide whether to panic.
 use core::sync::atomic::{AtomicPtr, AtomicU32 as PlainU32, AtomicU64 as PlainU64};
 
 use super::{MAX_LANES, MAX_WARPS};
@@ -90,8 +90,8 @@ impl CallSite {
     }
 }
 
-// SAFETY: the pointer is written at construction only; the memory behind it is shared by the rules
-// of block-shared memory (lanes synchronise by the barrier), everything else is atomic.
+// SAFETY: the pointer is written at construction only; the barriers order the lanes' accesses to
+// the memory that it points to; everything else is atomic.
 unsafe impl Send for BlockShared {}
 // SAFETY: as above.
 unsafe impl Sync for BlockShared {}
@@ -227,7 +227,7 @@ impl BlockShared {
             return None;
         }
         // The block's barrier cannot end before this lane enters it. Acquires what the other lane
-        // knew when it entered, such as the end of the warp's barrier.
+        // had acquired when it entered, such as the end of the warp's barrier.
         let waiting = u64::from(self.block.phase.load(Ordering::Acquire)) + 1;
         (first..first + barrier.lanes).find(|&lane| {
             let at_block = &self.calls[lane as usize].at_block;

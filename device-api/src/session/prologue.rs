@@ -7,14 +7,14 @@
 //! - **after having acquired** the busy word as idle,
 //! - **released by** the launch before, after it has written its own.
 //!
-//! On a GPU a launch asks for all that it needs in one trip to memory: the abort word, the epochs,
+//! On a GPU a launch loads all that it needs in one memory round trip: the abort word, the epochs,
 //! the busy word and the communicator's constants, which lie in the rank's workspace at fixed
 //! distances ([`Machine::CONSTANTS_IN_WORKSPACE`]). So epochs are read before the busy word is
-//! taken, and may be those of a launch that has ended since. They are the newest exactly if the
-//! busy word says so: idle it is twice their sum, and none of them ever shrinks. Otherwise they are
-//! read again.
+//! taken, and may be older than the end of the previous launch. They are current exactly if an idle
+//! busy word is twice their sum, because none of them ever decreases. Otherwise they are read
+//! again.
 //!
-//! Lanes get epochs and constants through shared memory: after the block's barrier both are there.
+//! Lanes read epochs and constants from shared memory, after the block's barrier.
 
 use core::mem::offset_of;
 
@@ -35,7 +35,7 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// The busy word of a block that nothing runs on.
+    /// Returns the busy word of a block on which no launch is in flight.
     #[inline(always)]
     pub(super) const fn idle(self) -> u64 {
         BlockState::idle(self.sequence, self.rounds, self.packet_epoch)
@@ -53,9 +53,9 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Records an overlap with a launch in flight. A failed communicator has its record.
+    /// Records an overlap with a launch in flight. A failed communicator already has a record.
     #[inline(always)]
-    fn report(self, ctx: &mut WaitContext, sequence: u64) {
+    fn report(self, mut ctx: WaitContext, sequence: u64) {
         if self == Self::Aborted {
             return;
         }
@@ -66,7 +66,7 @@ impl Refusal {
     }
 }
 
-/// The words at which a block enters.
+/// The words that a block accesses when it enters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prologue {
     state: *mut BlockState,
@@ -74,7 +74,7 @@ pub(super) struct Prologue {
 }
 
 impl Prologue {
-    /// Block `block`'s.
+    /// Returns the prologue of block `block`.
     #[inline(always)]
     pub(super) fn new<M: Machine>(constants: *const CommConst, comm: &Comm, block: u32) -> Self {
         if !M::CONSTANTS_IN_WORKSPACE {
@@ -83,7 +83,7 @@ impl Prologue {
                 workspace: comm.own(0).cast_const().cast(),
             };
         }
-        // By distances alone: nothing has to be read first.
+        // At a fixed distance, so that nothing has to be read first.
         let workspace = constants
             .cast_mut()
             .cast::<u8>()
@@ -95,14 +95,14 @@ impl Prologue {
         }
     }
 
-    /// Rounds and packet epoch with which the block has entered; `own` where a block has one lane.
+    /// Returns rounds and packet epoch before the launch; `own` if a block has one lane.
     #[inline(always)]
     pub(super) fn begun<M: Machine>(block: Block<M>, own: (u64, u64)) -> (u64, u64) {
         if M::LANES == 1 {
             return own;
         }
         let cache = shared_cache::at(block.shared());
-        // SAFETY: written before the barrier behind which the session began.
+        // SAFETY: written before the barrier that ends the prologue.
         unsafe {
             (
                 (&raw const (*cache).rounds).read(),
@@ -121,9 +121,10 @@ impl Prologue {
         unsafe { (&raw const (*shared_cache::at(block.shared())).state).read() as *mut BlockState }
     }
 
-    /// All lanes enter: the communicator with cached constants, and the epochs, of which the
-    /// sequence is the launch's own; `None` if the communicator has failed before, or another
-    /// launch of the block is in flight. `collective` is 1 for a launch that counts.
+    /// Enters on all lanes. Returns the context, with cached constants and the launch's sequence
+    /// number, and the epochs, whose sequence is that of the launch. Returns `None` if the
+    /// communicator has failed before, or another launch of the block is in flight. `collective` is
+    /// 1 if the launch advances the sequence, else 0.
     ///
     /// # Safety
     /// `constants` must be those of the communicator of `ctx` and this prologue; this block must
@@ -133,9 +134,9 @@ impl Prologue {
         self,
         block: Block<M>,
         constants: *const CommConst,
-        ctx: &mut WaitContext,
+        mut ctx: WaitContext,
         collective: u64,
-    ) -> Option<(Comm, Epochs)> {
+    ) -> Option<(WaitContext, Epochs)> {
         if M::LANES == 1 {
             let (mut epochs, refusal) = self.take(ctx);
             epochs.sequence += collective;
@@ -144,17 +145,17 @@ impl Prologue {
                 return None;
             }
             ctx.set_sequence(epochs.sequence);
-            return Some((ctx.comm, epochs));
+            return Some((ctx, epochs));
         }
         let cache = shared_cache::at(block.shared());
-        // SAFETY: the block's own, which is written here by one lane each word, and read behind the
-        // barrier.
+        // SAFETY: the block's own memory. One lane writes each word, and all lanes read it only
+        // after the barrier.
         let (copy, comm) = unsafe {
             let copy = &raw mut (*cache).constants;
             (copy.cast::<u64>(), Comm::new(copy.cast_const()))
         };
-        // The leader's warp waits for words of its own meanwhile, so others copy where there are
-        // enough.
+        // Meanwhile the leader's warp waits for the words that it takes, so the other warps copy if
+        // there are enough.
         let warp = block.warp().size();
         let first = if block.size() >= 4 * warp { warp } else { 0 };
         let mut word = block.rank().wrapping_sub(first);
@@ -199,25 +200,27 @@ impl Prologue {
         };
         if refused != 0 {
             if block.is_leader() && refused == Refusal::Busy as u64 {
-                // Like all that follows, by the copied constants.
+                // Uses the copied constants, as all code after the prologue does.
                 ctx.comm = comm;
                 Refusal::Busy.report(ctx, epochs.sequence);
             }
             block.sync();
             return None;
         }
+        ctx.comm = comm;
         ctx.set_sequence(epochs.sequence);
-        Some((comm, epochs))
+        Some((ctx, epochs))
     }
 
     /// One lane takes the busy word. Returns the epochs before the launch.
     #[inline(always)]
-    fn take(self, ctx: &WaitContext) -> (Epochs, Option<Refusal>) {
+    fn take(self, ctx: WaitContext) -> (Epochs, Option<Refusal>) {
         if !BOUNDED {
             return (self.epochs(), None);
         }
-        // All under way at once: nothing of this launch came before that they could order. SAFETY:
-        // every workspace starts with a CommState; the abort word is only accessed atomically.
+        // These accesses are in flight together, because the launch has no earlier access to order.
+        // SAFETY: every workspace starts with a CommState; the abort word is only accessed
+        // atomically.
         let aborted = unsafe {
             mem::load_u64(
                 &raw const (*self.workspace).abort,
@@ -240,7 +243,7 @@ impl Prologue {
             epochs = self.epochs();
         }
         if aborted != 0 {
-            // The failure that the word stands for is read, too.
+            // Acquires the abort word, which covers the failure record, and reports it to the host.
             ctx.aborted();
             if idle {
                 // SAFETY: as above; no launch enters a communicator that has failed.

@@ -1,4 +1,4 @@
-//! What a stalled wait says, from the progress words that it finds.
+//! Failures that a stalled wait reports, by the progress words that it reads.
 
 extern crate std;
 
@@ -25,8 +25,8 @@ fn call(operation: Operation, count: u64) -> Call {
     Call::new(operation, 0, 0, 0, 0xffff, count)
 }
 
-/// A rank of two waits in an all_reduce of 16 elements, in block 1, for what never comes; `own` and
-/// `theirs` are what its block 0 and its peer's are in. The failure that it records.
+/// Returns the failure that rank 0 of two records when its block 1 waits in vain in an all_reduce
+/// of 16 elements, while block 0 is in `own` and block 0 of the peer in `theirs`.
 fn failure_of(own: Call, theirs: Call) -> FailureKind {
     let record = record_of(&[own, theirs], None, WaitKind::Ready, 1);
     [FailureKind::Timeout, FailureKind::Mismatch]
@@ -104,7 +104,7 @@ fn record_after(
         _ => ctx.until(wait, awaited, 1, || Err(0)),
     };
     assert_eq!(never, None);
-    // SAFETY: a workspace begins with its state, and nobody else looks at it.
+    // SAFETY: a workspace begins with its state, and nothing else accesses it.
     let record = unsafe { (*(bases[0] as *const CommState)).failure };
     assert_eq!(record.state, 2);
     record
@@ -148,7 +148,7 @@ fn a_peer_in_another_collective_is_a_mismatch() {
 
 #[test]
 fn a_transfer_counts_no_sequence_whoever_is_in_it() {
-    // Block 0 is still in the transfer before, while this block waits in the collective that the
+    // Block 0 is still in the previous transfer, while this block waits in the collective that the
     // peer is in too.
     let ours = call(Operation::AllReduce, 16);
     for transfer in [Operation::Send, Operation::Recv].map(|operation| call(operation, 16)) {

@@ -4,7 +4,8 @@
 //! for each cell, 0 at first. Every rank updates the cells of every rank, its own included, with
 //! [`Remote::fetch_add`] and [`Remote::compare_swap`].
 //!
-//! One agent updates all cells of a rank, because the updates of two are not atomic to each other:
+//! One agent updates all cells of a rank, because updates by two agents are not atomic with respect
+//! to each other:
 //! - If all ranks reach each other by load and store, it is the memory of that rank. The host
 //!   refuses a window with cells if a pair of ranks has no native atomics.
 //! - On a communicator with a network, it is that rank's proxy. All updates are requests, also
@@ -173,11 +174,11 @@ pub struct Fetch {
 /// State of an update.
 #[derive(Debug)]
 enum State {
-    /// Made; the value before.
+    /// Made; has the value before.
     Done(u64),
     /// The number of its network request.
     Requested(u64),
-    /// Not made, because of an error that is recorded.
+    /// Not made, because of a recorded error.
     Failed,
 }
 

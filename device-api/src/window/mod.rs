@@ -34,6 +34,7 @@
 mod cells;
 mod queue;
 mod remote;
+mod scratch;
 mod words;
 
 use core::marker::PhantomData;
@@ -54,6 +55,7 @@ use crate::wait::WaitKind;
 pub use self::cells::Fetch;
 pub use self::queue::{AllRows, Batch, QUEUE_SIGNALS, Queue, Rows, queue_elements};
 pub use self::remote::{Get, Put, Remote};
+pub use self::scratch::{Scratch, scratch_bytes};
 pub use self::words::signal_pad_bytes;
 
 /// A window as kernels see it; plain data in device memory, written once by the host.
@@ -89,7 +91,7 @@ pub struct DeviceWindow {
 
 const _: () = assert!(size_of::<DeviceWindow>() == 56);
 
-/// Comparison of the word that a wait reads with its value.
+/// Comparison of the value that a wait reads with the one that it is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Compare {
@@ -308,7 +310,7 @@ impl<'a, T: Element> Window<'a, T> {
         let block = s.block();
         block.uniform([u64::from(id)]);
         block.publish(Scope::System);
-        // After an error the ranks must not trust what has come.
+        // After an error, the peers must not trust the data, so they get no signal.
         if !s.faults().is_pending() {
             for peer in s.peers_of_lane(team) {
                 self.update(s, id, peer, op, 0);
@@ -379,7 +381,7 @@ impl<'a, T: Element> Window<'a, T> {
         Ok(())
     }
 
-    /// Waits on one lane until the value of a signal compares as wanted.
+    /// Waits on one lane until the value of a signal satisfies `compare`.
     #[inline(always)]
     fn await_value<M: Machine>(
         &self,
@@ -398,13 +400,13 @@ impl<'a, T: Element> Window<'a, T> {
         };
         let awaited = || from.unwrap_or_else(|| self.window.lagging(s.comm(), id));
         Unvoted::from_wait(s.ctx().until_signalled(wait, awaited, value, || {
-            // The slots are read relaxed, so that the loads are under way together.
+            // The slots are read relaxed, so that the loads are in flight together.
             let first = self.window.value(s.comm(), id, from);
             if !compare.holds(first, value) {
                 return Err(first);
             }
-            // Some slots may have been read before and some after an update that touched several:
-            // now all are at least as new as what those that were seen cover.
+            // The loads may have seen only some slots of an update of several. After the fence, the
+            // second read is at least as new as all that the first values cover.
             mem::fence(Order::Acquire, Scope::System);
             let again = self.window.value(s.comm(), id, from);
             match compare.holds(again, value) {
@@ -517,8 +519,8 @@ impl<'a, T: Element> Window<'a, T> {
     }
 }
 
-/// This rank's part of a window: the source of puts and the target of gets, because a network
-/// needs memory that it knows.
+/// This rank's part of a window, or [`Scratch`] memory: the source of puts and the target of gets,
+/// because a network needs memory that it knows.
 #[derive(Debug)]
 pub struct Local<'a, T> {
     elements: InOut<'a, T>,

@@ -137,7 +137,7 @@ impl<'a, T: Element> Queue<'a, T> {
         };
         Self(Rings {
             window,
-            // SAFETY: the window is alive during the launch. Its parts are accessed by peers,
+            // SAFETY: the window is alive during the launch; concurrent accesses come from peers,
             // through device memory operations.
             part: unsafe { InOut::of(session, argument, part, len) },
             words,
@@ -481,7 +481,8 @@ impl<'a, T: Element> Rings<'a, T> {
         self.word(self.window.window.sent_at(CREDIT, from.index(), self.block))
     }
 
-    /// Returns the word with the rows of the last batch that this receiver has got from `from`.
+    /// Returns the word with the rows of the last batch that this receiver has received from
+    /// `from`.
     #[inline(always)]
     fn held(&self, from: Rank) -> *mut u64 {
         self.word(self.window.window.taken_at(HELD, from.index(), self.block))
@@ -542,7 +543,7 @@ impl<'a, T: Element> Rings<'a, T> {
         // SAFETY: a header of this rank's part, which the tail covers.
         let rows = unsafe { mem::read(header.cast::<u64>()) };
         let (_, end) = self.place(at, rows.min(self.ring()));
-        // The number comes from a peer.
+        // A peer has sent the number, so it is checked.
         if rows > self.ring() / 4 || (tail.wrapping_sub(end) as i64) < 0 {
             self.refuse(rows);
             return Unvoted::new(());
@@ -639,7 +640,7 @@ impl<'a, T: Element> Rings<'a, T> {
 #[must_use = "a batch that is not published is not sent"]
 pub struct Batch<'q, 'a, T> {
     rings: Rings<'a, T>,
-    /// A queue has one batch open.
+    /// A queue has at most one open batch.
     queue: PhantomData<&'q mut ()>,
 }
 
@@ -656,11 +657,11 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
         }
     }
 
-    /// Returns the place of the rows for `rank`, one after the other. Any lane by itself.
+    /// Returns the range of the rows for `rank`, which are contiguous. Any lane by itself.
     #[inline(always)]
     pub fn to<M: Machine>(&self, s: &Session<M>, rank: Rank) -> Remote<'_, T> {
         let (rings, rows) = (&self.rings, self.rows(rank));
-        // The signals are the queue's own.
+        // Only the queue uses the signals.
         let mut window = rings.window;
         window.window.signals = 0;
         if rows == 0 {
@@ -671,7 +672,7 @@ impl<'a, T: Element> Batch<'_, 'a, T> {
         window.at(rank).slice(first, len)
     }
 
-    /// Returns the place of row `index` of the rows for `rank`. Any lane by itself.
+    /// Returns the range of row `index` of the rows for `rank`. Any lane by itself.
     #[inline(always)]
     pub fn row<M: Machine>(&self, s: &Session<M>, rank: Rank, index: usize) -> Remote<'_, T> {
         let width = self.rings.width();
@@ -750,7 +751,7 @@ impl<'r, T: Element> Rows<'r, T> {
         self.elements.slice(first, self.width)
     }
 
-    /// Returns all rows, one after the other. Any lane by itself.
+    /// Returns all rows, which are contiguous. Any lane by itself.
     #[inline(always)]
     pub fn elements(&self) -> In<'r, T> {
         self.elements

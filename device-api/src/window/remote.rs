@@ -88,10 +88,10 @@ impl<'a, T: Element> Remote<'a, T> {
     /// Writes the elements of `source` to the first elements of this range. The source must not
     /// overlap the target.
     ///
-    /// The source is memory of a window, because a network reads it by itself: use
-    /// [`Remote::write`] for other memory. Lanes that have written the source synchronize before
-    /// the put: those of the group by a barrier, those of the block for another group by
-    /// [`Group::publish`].
+    /// The source is memory of a window or [`Scratch`](super::Scratch) memory, because a network
+    /// reads it directly: use [`Remote::write`] for other memory. The lanes that have written the
+    /// source must synchronize before the put: by a barrier of the group, or by [`Group::publish`]
+    /// of the block if they are not all in the group.
     #[inline(always)]
     #[track_caller]
     pub fn put<M: Machine, G: Group>(
@@ -121,8 +121,8 @@ impl<'a, T: Element> Remote<'a, T> {
     }
 
     /// Writes the elements of `source`, any memory of this rank, to the first elements of this
-    /// range. A network takes them through a copy. The source must not overlap the target; it may
-    /// be reused when the lanes of the group have synchronized.
+    /// range. For a network, they are copied to other memory first. The source must not overlap the
+    /// target; it may be reused when the lanes of the group have synchronized.
     #[inline(always)]
     #[track_caller]
     pub fn write<M: Machine, G: Group>(
@@ -204,8 +204,8 @@ impl<'a, T: Element> Remote<'a, T> {
         }
     }
 
-    /// Reads this range into the first elements of `target`, memory of a window. The result is a
-    /// ticket: the elements are there when it has been waited for. All lanes of the block together.
+    /// Reads this range into the first elements of `target`, memory of a window. Returns a ticket:
+    /// the elements have arrived once it has been waited for. All lanes of the block together.
     #[inline(always)]
     #[track_caller]
     pub fn get<'b, M: Machine>(&self, s: &Session<M>, target: Local<'b, T>) -> Get<'b, T> {
@@ -236,8 +236,8 @@ impl<'a, T: Element> Remote<'a, T> {
         }
     }
 
-    /// Reads this range into the first elements of `target`, any memory of this rank. A network
-    /// brings them through a copy. All lanes of the block together.
+    /// Reads this range into the first elements of `target`, any memory of this rank. From a
+    /// network, they arrive in staging memory and are copied. All lanes of the block together.
     ///
     /// # Errors
     /// [`Aborted`] after a timeout, or if a lane has recorded an error.
@@ -304,7 +304,7 @@ impl<'a, T: Element> Remote<'a, T> {
         let block = s.block();
         block.uniform([u64::from(id), u64::from(self.rank.index())]);
         block.publish(Scope::System);
-        // After an error the rank must not trust what has come.
+        // After an error, the rank must not trust the data, so it gets no signal.
         if block.is_leader() && !s.faults().is_pending() {
             self.window.update(s, id, self.rank, op, after);
         }
@@ -320,7 +320,7 @@ impl<'a, T: Element> Remote<'a, T> {
     pub fn direct<M: Machine>(&self, s: &Session<M>) -> Result<InOut<'a, T>, Aborted> {
         let comm = s.comm();
         match comm.resolve(self.addr(0), self.rank.index(), self.bytes()) {
-            // SAFETY: the window is alive during the launch. Its parts are accessed by peers,
+            // SAFETY: the window is alive during the launch; concurrent accesses come from peers,
             // through device memory operations.
             Some(at) => Ok(unsafe { InOut::of(s, self.window.argument, at, self.len as u64) }),
             None => {
@@ -430,7 +430,7 @@ impl<'a, T: Element> Remote<'a, T> {
         route
     }
 
-    /// A request for elements `first .. first + len` of this range.
+    /// Returns a request for elements `first .. first + len` of this range.
     #[inline(always)]
     fn request<M: Machine>(
         &self,
@@ -484,7 +484,7 @@ impl<'a, T: Element> Remote<'a, T> {
     }
 }
 
-/// A put, as a block, warp or lane has issued it.
+/// A put that a block, warp or lane has issued.
 #[derive(Debug)]
 pub struct Put<'a, T, G> {
     remote: Remote<'a, T>,
@@ -511,7 +511,7 @@ impl<T: Element, M: Machine> Put<'_, T, Block<M>> {
     }
 }
 
-/// A get, as a block has issued it.
+/// A get that a block has issued.
 #[derive(Debug)]
 #[must_use = "the elements have arrived when the ticket has been waited for"]
 pub struct Get<'a, T> {

@@ -5,10 +5,9 @@
 //!     | counters | barriers[barrier][sender and own count] | cells
 //! ```
 //!
-//! `sent` has a copy of this rank's slot at each peer, and `taken` how often a block has waited;
-//! [`super::queue`] says what they have for a queue.
-//! Both are touched by this rank only, except that a peer which resets a signal, when no rank uses
-//! it, also clears what the senders have sent.
+//! `sent` has a copy of this rank's slot at each peer, and `taken` counts the waits of each block;
+//! [`super::queue`] uses both for other values. Only this rank accesses them, except that a peer
+//! that resets a signal, while no rank uses it, also clears the copies in `sent`.
 
 use super::DeviceWindow;
 use crate::comm::{Comm, PeerPtr, Route, WindowAddr};
@@ -34,7 +33,7 @@ pub const fn signal_pad_bytes(
 }
 
 impl DeviceWindow {
-    /// Number of slots.
+    /// Returns the number of slots.
     #[inline(always)]
     pub(super) const fn slots(&self) -> u64 {
         self.signals as u64 * self.size as u64 * self.blocks as u64
@@ -147,7 +146,7 @@ impl DeviceWindow {
         if !self.post(s, peer, self.slot_at(id, s.rank(), block), value, after) {
             return false;
         }
-        // After the slot, so that a block that computes with the copy covers the slot.
+        // Stored after the slot, so that a block that acquires the copy also covers the slot.
         // SAFETY: as above; only this block stores to its word.
         unsafe {
             let word = sent.wrapping_add(block as usize);

@@ -266,12 +266,13 @@ impl Failure {
         .unwrap_or(FailureKind::Abort);
         let call = Call(record.call);
         let activity = Activity::from_launch(record.call, record.sequence, record.count);
-        let blamed = Activity::from_progress(
-            record.blamed_call,
-            record.blamed_sequence,
-            record.blamed_count,
-            size,
-        );
+        // The words of the progress may be those of two operations.
+        let count = match record.blamed_count >> 48 == record.blamed_sequence & 0xffff {
+            true => record.blamed_count & 0xffff_ffff_ffff,
+            false => 0,
+        };
+        let blamed =
+            Activity::from_progress(record.blamed_call, record.blamed_sequence, count, size);
         Self {
             communicator: name.to_owned(),
             generation: record.generation,

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
-    NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormPacketParams, ReduceNormParams,
-    Route, select_reduce_norm, select_reduce_norm_packet, shared_row,
+    NormShape, NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormParams, Route,
+    select_reduce_norm, select_reduce_norm_packet, shared_row,
 };
 
 use super::norm::{CheckedNorm, Norm};
@@ -136,17 +137,14 @@ impl Communicator {
             input_count: norm.input().count as u64,
             output_count: norm.output().count as u64,
         };
-        let prepared = if algorithm == Algorithm::Packet {
-            let params = self.packet_norm(&norm, spec, call)?;
-            let kernel = select_reduce_norm_packet(norm.dtype);
-            let kernel = kernel.unwrap_or(const { &REDUCE_NORM_PACKET_F32 });
-            PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info)
-        } else {
-            let params = self.rounds_norm(name, &norm, spec, call)?;
-            let kernel = select_reduce_norm(norm.dtype);
-            let kernel = kernel.unwrap_or(const { &REDUCE_NORM_F32 });
-            PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info)
+        let params = self.norm_params(name, &norm, spec, call)?;
+        let kernel = match algorithm {
+            Algorithm::Packet => {
+                select_reduce_norm_packet(norm.dtype).unwrap_or(const { &REDUCE_NORM_PACKET_F32 })
+            }
+            _ => select_reduce_norm(norm.dtype).unwrap_or(const { &REDUCE_NORM_F32 }),
         };
+        let prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {
                 dependent: true,
@@ -198,58 +196,81 @@ impl Communicator {
         }
     }
 
-    fn packet_norm(
-        &self,
-        norm: &CheckedNorm<'_, '_>,
-        spec: NormSpec,
-        call: u64,
-    ) -> Result<ReduceNormPacketParams> {
-        let scratch = self.scratch(norm.hidden);
-        self.check_scratch(Operation::AllReduceNorm.name(), norm, scratch, 0)?;
-        Ok(ReduceNormPacketParams {
-            header: self.header(call, (norm.rows * norm.hidden) as u64),
-            rows: norm.rows as u64,
-            hidden: norm.hidden as u64,
-            source: norm.input().ptr,
-            residual: norm.residual(),
-            weight: norm.weight(),
-            bias: norm.bias(),
-            kept: pointer(norm.residual_out()),
-            out: norm.output().ptr,
-            scales: norm
-                .scales()
-                .map_or(core::ptr::null_mut(), |scales| scales.ptr.cast_mut()),
-            stride: norm.stride(),
-            scratch: 0,
-            epsilon: norm.epsilon(),
-            spec: spec.0,
-        })
-    }
-
-    fn rounds_norm(
+    /// Returns the parameters of both kernels. Packets use no window and no staging except for long
+    /// rows.
+    fn norm_params(
         &self,
         name: &'static str,
         norm: &CheckedNorm<'_, '_>,
         spec: NormSpec,
         call: u64,
     ) -> Result<ReduceNormParams> {
-        let addr = |ptr: *const u8, bytes: usize| self.inner.addr_of(ptr, bytes);
-        let spans = |view: &Input<'_>| addr(view.ptr, view.count * view.dtype.size());
-        let (size, hidden) = (norm.size(), norm.hidden);
-        let two_shot = spec.route() == Route::TwoShot;
-        // Rows are written while peers still read the input, but where the rank that writes them is
+        let addr = |view: Option<Input<'_>>| match view {
+            Some(view) => {
+                let bytes = view.count * view.dtype.size();
+                WindowAddr(self.inner.addr_of(view.ptr, bytes))
+            }
+            None => WindowAddr::NONE,
+        };
+        let raw = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |view| view.raw());
+        let bytes = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |v| v.raw_bytes());
+        let route = spec.route();
+        // Rows are written while peers still read the input, except if the rank that writes them is
         // the one that has read them.
-        let staged = norm.is_in_place() && !two_shot;
-        let shards = if spec.route() == Route::ReduceScatter {
-            self.size() as usize
+        let staged = norm.is_in_place() && route != Route::TwoShot;
+        let (scratch, chunk) = if Call(call).algorithm() == Algorithm::Packet as u8 {
+            self.check_scratch(name, norm, self.scratch(norm.hidden), 0)?;
+            (0, 0)
         } else {
-            1
+            self.norm_staging(name, norm, spec)?
+        };
+        let (input, output) = (norm.input(), norm.output().as_input());
+        let kept = norm.residual_out().map(Output::as_input);
+        Ok(ReduceNormParams {
+            header: self.header(call, (norm.rows * norm.hidden) as u64),
+            source: input.raw(),
+            residual: bytes(norm.residual()),
+            weight: norm.weight().raw(),
+            bias: raw(norm.bias()),
+            kept: bytes(kept),
+            out: output.raw_bytes(),
+            scales: bytes(norm.scales()),
+            shape: NormShape {
+                rows: norm.rows as u64,
+                hidden: norm.hidden as u64,
+                source_at: match staged {
+                    true => WindowAddr::NONE,
+                    false => addr(Some(input)),
+                },
+                kept_at: addr(kept),
+                out_at: addr(Some(output)),
+                scales_at: addr(norm.scales()),
+                stride: norm.stride(),
+                scratch,
+                chunk,
+                epsilon: norm.epsilon(),
+                spec,
+            },
+        })
+    }
+
+    /// Returns where long rows are kept in staging for output, after the data that peers write, and
+    /// the number of rows that are staged at once.
+    fn norm_staging(
+        &self,
+        name: &'static str,
+        norm: &CheckedNorm<'_, '_>,
+        spec: NormSpec,
+    ) -> Result<(u64, u64)> {
+        let (size, hidden) = (norm.size(), norm.hidden);
+        let shards = match spec.route() {
+            Route::ReduceScatter => self.size() as usize,
+            _ => 1,
         };
         let scratch = self.scratch(hidden);
-        let outputs = if two_shot {
-            output_bytes(norm, spec)
-        } else {
-            0
+        let outputs = match spec.route() {
+            Route::TwoShot => output_bytes(norm, spec),
+            _ => 0,
         };
         // The parts of staging begin on 16 bytes.
         let aligned = spec.out_bytes(hidden, size).is_multiple_of(16);
@@ -267,31 +288,8 @@ impl Communicator {
                 ),
             ));
         }
-        let null = WindowAddr::NONE.0;
-        let scales = norm.scales();
-        let kept = norm.residual_out().map(Output::as_input);
-        Ok(ReduceNormParams {
-            header: self.header(call, (norm.rows * norm.hidden) as u64),
-            rows: norm.rows as u64,
-            hidden: hidden as u64,
-            source: norm.input().ptr,
-            source_at: if staged { null } else { spans(&norm.input()) },
-            residual: norm.residual(),
-            weight: norm.weight(),
-            bias: norm.bias(),
-            kept: pointer(norm.residual_out()),
-            kept_at: kept.as_ref().map_or(null, spans),
-            out: norm.output().ptr,
-            out_at: spans(&norm.output().as_input()),
-            scales: scales.map_or(core::ptr::null_mut(), |scales| scales.ptr.cast_mut()),
-            scales_at: scales.as_ref().map_or(null, spans),
-            stride: norm.stride(),
-            // Behind what peers write.
-            scratch: scratch_at(self.options().staging_bytes, scratch).unwrap_or(0),
-            chunk: chunk as u64,
-            epsilon: norm.epsilon(),
-            spec: spec.0,
-        })
+        let scratch = scratch_at(self.options().staging_bytes, scratch).unwrap_or(0);
+        Ok((scratch, chunk as u64))
     }
 
     /// Bytes of staging for output beside `scratch` and `more`.
@@ -333,10 +331,6 @@ fn output_bytes(norm: &CheckedNorm<'_, '_>, spec: NormSpec) -> usize {
         0
     };
     spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
-}
-
-fn pointer(output: Option<&Output<'_>>) -> *mut u8 {
-    output.map_or(core::ptr::null_mut(), |output| output.ptr)
 }
 
 #[cfg(test)]

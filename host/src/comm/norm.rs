@@ -432,18 +432,16 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         self.norm.input
     }
 
-    pub(super) fn weight(&self) -> *const u8 {
-        self.norm.weight.ptr
+    pub(super) fn weight(&self) -> Input<'a> {
+        self.norm.weight
     }
 
-    pub(super) fn bias(&self) -> *const u8 {
-        self.norm.bias.map_or(core::ptr::null(), |bias| bias.ptr)
+    pub(super) fn bias(&self) -> Option<Input<'a>> {
+        self.norm.bias
     }
 
-    pub(super) fn residual(&self) -> *const u8 {
-        self.norm
-            .residual
-            .map_or(core::ptr::null(), |residual| residual.ptr)
+    pub(super) fn residual(&self) -> Option<Input<'a>> {
+        self.norm.residual
     }
 
     pub(super) fn output(&self) -> &Output<'a> {

@@ -343,7 +343,7 @@ impl Inner {
         record.blamed = u64::from(rank);
         record.blamed_sequence = record.sequence;
         record.blamed_call = record.call;
-        record.blamed_count = record.count;
+        record.blamed_count = count;
         record.generation = self.constants.generation;
         // Unless a kernel has just claimed it.
         if self.workspace.load(FAILURE_AT) == 0 {

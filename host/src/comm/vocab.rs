@@ -4,9 +4,10 @@
 use core::ops::Range;
 use std::sync::Arc;
 
+use fusewire_device::args::RawBuffer;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::{DType, packet};
-use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabSpec, select_vocab};
+use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabShape, VocabSpec, select_vocab};
 
 use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
@@ -380,19 +381,32 @@ impl Communicator {
             input_count: rows * columns.len() as u64,
             output_count: rows * (spec.row_bytes() / 8) as u64,
         };
-        let pointer =
-            |output: Option<&Output<'_>>| output.map_or(core::ptr::null_mut(), |out| out.ptr);
+        let raw = |output: Option<&Output<'_>>| {
+            output.map_or(RawBuffer::EMPTY, |output| output.as_input().raw())
+        };
+        // Words of 4 bytes.
+        let indices = vocab.top.as_ref().map_or(RawBuffer::EMPTY, |(_, indices)| {
+            let bytes = indices.as_input().raw_bytes();
+            RawBuffer {
+                len: bytes.len / 4,
+                ..bytes
+            }
+        });
+        let round = self.vocab_round(spec)?;
         let params = VocabParams {
             header: self.header(call, rows),
-            columns: columns.len() as u64,
-            first: columns.start as u64,
-            stride: stride as u64,
-            logits: vocab.logits.ptr,
-            values: pointer(vocab.values.as_ref()).cast(),
-            indices: pointer(vocab.top.as_ref().map(|(_, indices)| indices)),
-            log_sum_exp: pointer(vocab.log_sum_exp.as_ref()).cast(),
-            round: self.vocab_round(spec)?,
-            spec: vocab.spec().0,
+            logits: vocab.logits.raw(),
+            values: raw(vocab.values.as_ref()),
+            indices,
+            log_sum_exp: raw(vocab.log_sum_exp.as_ref()),
+            own: u64::from(self.options().blocks) * round * (spec.row_bytes() / 8) as u64,
+            shape: VocabShape {
+                columns: columns.len() as u64,
+                first: columns.start as u64,
+                stride: stride as u64,
+                round: round as u32,
+                spec: vocab.spec(),
+            },
         };
         let kernel = select_vocab(vocab.logits.dtype).unwrap_or(const { &VOCAB_F32 });
         let mut prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);

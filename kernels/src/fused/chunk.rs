@@ -1,25 +1,26 @@
-//! A few elements side by side, moved as the machine moves them best.
+//! Accesses to a few contiguous elements, by the widest accesses of the machine.
 
 use fusewire_device::bulk::{pack, unpack};
 use fusewire_device::element::Number;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::{Element, Machine};
 
-/// `N` elements: by whole tiles where a block has one lane, else by 16-byte accesses.
+/// Reads `N` elements: as a whole if a block has one lane, otherwise by 16-byte accesses.
 ///
 /// # Safety
-/// As [`mem::read`] for `N` elements; elsewhere than on a CPU `at` must be 16-byte aligned and `N`
-/// elements whole 16-byte units.
+/// `at` must be valid for `N` elements, which nothing may write meanwhile. If a block has several
+/// lanes, `at` must be 16-byte aligned, and `N` elements a multiple of 16 bytes.
 #[inline(always)]
 pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) -> [E; N] {
     if M::LANES == 1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function. With one lane, this is a CPU, where
+        // `mem::read` needs no alignment.
         return unsafe { mem::read(at.cast()) };
     }
     let per = 16 / size_of::<E>();
     let mut out = [E::narrow(E::Acc::ZERO); N];
     for unit in 0..N / per {
-        // SAFETY: the caller's promise.
+        // SAFETY: the unit is within the `N` elements, and aligned as `at` is.
         let pair = unsafe { mem::read_16(at.add(unit * per).cast(), Policy::Cached) };
         for i in 0..16 / size_of::<E>() {
             out[unit * per + i] = unpack(pair, i);
@@ -28,14 +29,15 @@ pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) 
     out
 }
 
-/// Writes what [`read`] reads; also for 8 bytes at a time.
+/// Writes `N` elements, as [`read`] reads them; also 8 bytes.
 ///
 /// # Safety
-/// As [`mem::write`]; alignment as for [`read`], or to 8 bytes where the chunk has 8.
+/// `at` must be valid for `N` elements, which nothing may access meanwhile. Alignment as for
+/// [`read`], or to 8 bytes if `N` elements have 8 bytes.
 #[inline(always)]
 pub(super) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, values: [E; N]) {
     if M::LANES == 1 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function, on a CPU as in `read`.
         unsafe { mem::write(at.cast(), values) };
         return;
     }
@@ -44,7 +46,7 @@ pub(super) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, v
         for i in 0..N {
             pack(&mut pair, i, values[i]);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the `N` elements have 8 bytes, and `at` is aligned to them.
         unsafe { mem::write(at.cast::<u64>(), pair[0]) };
         return;
     }
@@ -54,12 +56,12 @@ pub(super) unsafe fn write<M: Machine, E: Element, const N: usize>(at: *mut E, v
         for i in 0..16 / size_of::<E>() {
             pack(&mut pair, i, values[unit * per + i]);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the unit is within the `N` elements, and aligned as `at` is.
         unsafe { mem::write_16(at.add(unit * per).cast(), pair, Policy::Cached) };
     }
 }
 
-/// The exact values.
+/// Converts the values exactly.
 #[inline(always)]
 pub(crate) fn widen<E: Element<Acc = f32>, const N: usize>(values: [E; N]) -> [f32; N] {
     let mut out = [0.0; N];
@@ -69,7 +71,7 @@ pub(crate) fn widen<E: Element<Acc = f32>, const N: usize>(values: [E; N]) -> [f
     out
 }
 
-/// The values, rounded.
+/// Rounds the values.
 #[inline(always)]
 pub(super) fn narrow<E: Element<Acc = f32>, const N: usize>(values: [f32; N]) -> [E; N] {
     let mut out = [E::narrow(0.0); N];

@@ -1,27 +1,27 @@
-//! Reduction over the ranks, residual add and norm in one launch; perhaps with fp8 output.
+//! Reduction over the ranks, residual add and norm in one launch; optionally with fp8 output.
 //!
-//! For a row x of each rank, with T the element type, R that of the residual (T or f32) and
-//! rounding where it says so:
+//! For a row x of each rank, T is the element type and R the type of the residual (T or f32). T(..)
+//! and R(..) round.
 //!
 //! | value | |
 //! |---|---|
 //! | `s` | `T(sum of x over ranks)`, in rank order, in f32 |
-//! | `v` | `R(s + residual)`; written as it is where that is wanted |
+//! | `v` | `R(s + residual)`; written if it is wanted |
 //! | RMSNorm | `T(v * (1 / sqrt(mean(v * v) + epsilon)) * w)` |
 //! | LayerNorm | `T((v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * w + bias)`, `m = mean(v)` |
 //!
-//! where `w` is the weight or `1 + weight`. All is f32 but for the roundings; sums over a row have
-//! one shape on every machine (partial j sums the elements with index = j mod 128 in order, then a
-//! fixed binary tree). So a row's bits depend on nothing but the row: not on the route, the number
-//! of rows, the lanes or the machine.
+//! `w` is the weight or `1 + weight`. Everything is computed in f32. Sums over a row have the same
+//! shape on every machine: partial j sums the elements with index = j mod 128 in order, and a fixed
+//! binary tree adds the partials. So a row's bits depend only on the row: not on the route, the
+//! number of rows, the lanes or the machine.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `spec` | what is computed, in one word |
+//! | `spec` | the operation, in one word |
 //! | `sum` | a row's sum over the ranks, from memory or from packets |
 //! | `row` | a row's values and statistics |
-//! | `output` | normalising, fp8 and its scales |
-//! | `rounds` | whose rows a rank reduces, and where they go |
+//! | `output` | the normalized row, fp8 and its scales |
+//! | `rounds` | the rows that a rank reduces, and their targets |
 
 pub(crate) mod chunk;
 mod output;
@@ -32,296 +32,244 @@ mod sum;
 
 use core::marker::PhantomData;
 
+use bytemuck::{Pod, Zeroable};
 use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::mem::Policy;
 use fusewire_device::packet::{Prefetch, Slots};
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel};
+use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, In, InOut, Machine, Out, kernel};
 
-use self::rounds::Rounds;
-use self::row::{Arguments, Norm, Targets};
-use self::sum::{PacketRows, PulledRows, Sums};
-use crate::exchange::Memory;
+use self::row::{Buffers, Norm, Targets};
+use self::sum::{PacketRows, PulledRows};
+use crate::exchange::{Memory, MemoryLayout};
 
 pub use self::row::{MAX_RANKS, shared_row};
 pub use self::spec::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
-/// Reduces, adds the residual and normalises `rows` rows of `hidden` elements, by the signal
-/// protocol: every rank reads the ranks' rows where they are. The route of `spec` says whose;
-/// `rows` are those of the result, so in [`Route::ReduceScatter`] each rank has `rows` times the
-/// number of ranks at `source`.
+/// The shape of a norm, and the window addresses of its buffers.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct NormShape {
+    /// Number of rows of the result. In [`Route::ReduceScatter`], the input has this number times
+    /// the number of ranks.
+    pub rows: u64,
+    /// Number of elements of a row: a multiple of 8, not 0, below 2^32.
+    pub hidden: u64,
+    /// Window address of the input.
+    pub source_at: WindowAddr,
+    /// Window address of the sums with the residual.
+    pub kept_at: WindowAddr,
+    /// Window address of the normalized rows.
+    pub out_at: WindowAddr,
+    /// Window address of the computed scales.
+    pub scales_at: WindowAddr,
+    /// Number of scales from one group to the next, if scales are column-major.
+    pub stride: u64,
+    /// Byte of staging for output from which on rows of more than [`shared_row`] elements are kept:
+    /// a row of f32 per block.
+    pub scratch: u64,
+    /// Number of rows that are staged at once.
+    pub chunk: u64,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// The operation.
+    pub spec: NormSpec,
+}
+
+/// Reduces rows, adds the residual and normalizes them, by the signal protocol: every rank reads
+/// the rows of all ranks where they are. The route of the specification selects the rows.
 ///
-/// `residual` (f32 or the element type) and `bias` may be null. `kept`, where sums with the
-/// residual go, may be null, or be `residual`. `scales` is where computed scales go, of which a
-/// group's begin `stride` apart where they are column-major; for [`OutputFormat::StaticFp8`] it is
-/// the one that is given, in f32.
+/// The residual (f32 or the element type), `bias` and `kept` (the sums with the residual) are null
+/// if there are none. `scales` are the computed scales, or the given one for
+/// [`OutputFormat::StaticFp8`], in f32.
 ///
 /// # Safety
-/// All buffers valid for their rows, `weight` and `bias` for
-/// one; `hidden` a multiple of 8; elsewhere than on a CPU all of them 16-byte aligned. Outputs
-/// overlap nothing but where it says so. `chunk` rows must fit staging: the ranks' input, and all
-/// outputs. Rows of more than [`shared_row`] elements are kept at byte `scratch` of staging for
-/// output, 4 bytes an element and a row a block.
+/// - `shape` must have the window addresses of the buffers. A chunk of the input must fit staging.
+///   A chunk of all outputs must fit staging for output before `scratch`, and the long rows of all
+///   blocks after it.
+/// - Buffers that are passed as bytes must be aligned to their elements; on a GPU, all buffers to
+///   16 bytes.
+/// - During the launch, nothing else may write the inputs or access the outputs. `out` and `kept`
+///   may be the residual or the input, row for row; if one is the input, `source_at` must be
+///   [`WindowAddr::NONE`] except in [`Route::TwoShot`]. Other outputs must not overlap anything.
 #[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     session: &mut Session<impl Machine>,
-    rows: u64,
-    hidden: u64,
-    source: *const u8,
-    source_at: u64,
-    residual: *const u8,
-    weight: *const u8,
-    bias: *const u8,
-    kept: *mut u8,
-    kept_at: u64,
-    out: *mut u8,
-    out_at: u64,
-    scales: *mut u8,
-    scales_at: u64,
-    stride: u64,
-    scratch: u64,
-    chunk: u64,
-    epsilon: f32,
-    spec: u32,
+    source: In<T>,
+    residual: In<u8>,
+    weight: In<T>,
+    bias: In<T>,
+    kept: Out<u8>,
+    out: Out<u8>,
+    scales: InOut<u8>,
+    #[words(10)] shape: NormShape,
 ) -> Result<(), Aborted> {
-    let block = session.block();
-    let spec = NormSpec(spec);
-    let ranks = session.comm().size();
-    let arguments = Arguments {
+    let buffers = Buffers {
+        source,
         residual,
         weight,
         bias,
-        out,
-        out_at: WindowAddr(out_at),
         kept,
-        kept_at: WindowAddr(kept_at),
+        out,
         scales,
-        scales_at: WindowAddr(scales_at),
-        stride: stride as usize,
-        chunk: chunk as usize,
-        values: row::row_memory(session, scratch, hidden),
-        spec,
-        epsilon,
     };
-    let body = Rounds::<T> {
-        norm: Norm {
-            arguments: arguments.put(block),
-            hidden: hidden as usize,
-            element: PhantomData,
-        },
+    // Read before only the leader writes shared memory. The verifier takes a value that is loaded
+    // again after that for one that differs between lanes.
+    let ranks = session.ranks();
+    // SAFETY: the precondition of this function. `Body::words`, which reads the arguments first,
+    // begins with a barrier. The rows are the elements of the exchange.
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape) };
+    let (source_rows, shards) = match shape.spec.route() {
+        Route::OneShot => (1, 1),
+        Route::TwoShot => (1, ranks),
+        Route::ReduceScatter => (ranks, 1),
     };
-    // A row is the element of this exchange.
-    let memory = Memory {
-        size: hidden as usize * size_of::<T>(),
-        count: rows as usize,
-        chunk: chunk as usize,
-        source,
-        source_at: WindowAddr(source_at),
-        source_rows: if spec.route() == Route::ReduceScatter {
-            ranks
-        } else {
-            1
-        },
-        // The body's own.
-        target: core::ptr::null_mut(),
-        target_at: WindowAddr::NONE,
+    // The body writes the outputs, so the exchange has none.
+    let layout = MemoryLayout {
+        size: norm.hidden() * size_of::<T>(),
+        count: norm.rows(),
+        chunk: shape.chunk as usize,
+        source_rows,
+        target_rows: 0,
         target_shared: false,
-        shards: if spec.route() == Route::TwoShot {
-            ranks
-        } else {
-            1
-        },
+        shards,
         alignment: 1,
+        source_at: shape.source_at,
+        target_at: WindowAddr::NONE,
         scalar: 0,
     };
-    // SAFETY: the caller's promise.
-    let done = unsafe { memory.run(session, Policy::Cached, &body) };
-    session.settle(done)
+    // SAFETY: the precondition of this function.
+    let memory = unsafe { Memory::new(source.bytes(), out, layout) };
+    memory.run(session, Policy::Cached, &norm)
 }
 
 /// Does what [`reduce_norm`] does in [`Route::OneShot`], by packets ([`fusewire_device::packet`]):
 /// every rank sends its rows to every rank. One hop, no barrier, two alternating sets of slots.
+/// Each block's part of the rows must fit [`fusewire_device::packet::capacity`].
 ///
 /// # Safety
-/// As [`reduce_norm`]; each block's part of the rows must fit
-/// [`fusewire_device::packet::capacity`].
-#[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
+/// As [`reduce_norm`].
+#[kernel(
+    dependent,
+    params = ReduceNormParams,
+    each(T: f32 = f32, f16 = F16, bf16 = Bf16)
+)]
 pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     session: &mut Session<impl Machine>,
-    rows: u64,
-    hidden: u64,
-    source: *const u8,
-    residual: *const u8,
-    weight: *const u8,
-    bias: *const u8,
-    kept: *mut u8,
-    out: *mut u8,
-    scales: *mut u8,
-    stride: u64,
-    scratch: u64,
-    epsilon: f32,
-    spec: u32,
-    // SAFETY: this block's part of the rows, which the caller guarantees to be readable.
-    #[before(unsafe { prefetch_rows::<_, T>(block, rows, hidden, source) })] prefetch: Prefetch,
+    source: In<T>,
+    residual: In<u8>,
+    weight: In<T>,
+    bias: In<T>,
+    kept: Out<u8>,
+    out: Out<u8>,
+    scales: InOut<u8>,
+    #[words(10)] shape: NormShape,
+    // SAFETY: the entry's parameters describe the input, which the host keeps alive.
+    #[before(unsafe { prefetch_rows::<_, T>(block, (source, source_len), shape_0, shape_1) })]
+    prefetch: Prefetch,
 ) -> Result<(), Aborted> {
-    let (block, size) = (session.block(), size_of::<T>());
-    let (first, last) = block.slice(rows as usize, 1);
-    let from = source.wrapping_add(first * hidden as usize * size);
-    let bytes = (last - first) * hidden as usize * size;
-    let spec = NormSpec(spec);
-    let arguments = Arguments {
+    let block = session.block();
+    let buffers = Buffers {
+        source,
         residual,
         weight,
         bias,
-        out,
-        out_at: WindowAddr::NONE,
         kept,
-        kept_at: WindowAddr::NONE,
+        out,
         scales,
-        scales_at: WindowAddr::NONE,
-        stride: stride as usize,
-        chunk: 0,
-        values: row::row_memory(session, scratch, hidden),
-        spec,
-        epsilon,
     };
-    let norm = Norm::<T> {
-        arguments: arguments.put(block),
-        hidden: hidden as usize,
-        element: PhantomData,
-    };
-    let hidden = hidden as usize;
-    let slots = Slots::open(session, bytes)?;
-    // SAFETY: this block's part of the caller's rows.
-    unsafe { slots.send_to_each(session, from, prefetch) };
-    let targets = Targets::new(block, session.ranks(), 1);
+    // SAFETY: the precondition of this function. Before the barrier in `each_row`, only the leader
+    // reads the arguments.
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape) };
+    let (first, last) = block.slice(norm.rows(), 1);
+    let (rows, hidden) = (last - first, norm.hidden());
+    let stream = source.as_ptr().wrapping_add(first * hidden).cast::<u8>();
+    let slots = Slots::open(session, rows * hidden * size_of::<T>())?;
+    // SAFETY: the input has the norm's rows. If there are any, `prefetch` is of these bytes.
+    unsafe { slots.send_to_each(session, stream, prefetch) };
+    // SAFETY: a kernel with a norm uses this part of shared memory only for the targets. The leader
+    // sets the only one before the barrier in `each_row`.
+    let targets = unsafe { Targets::new(block, session.ranks(), 1) };
     if block.is_leader() {
-        let strides = if spec.is_column_major() {
-            (1, stride as u32)
-        } else {
-            (spec.scales(hidden) as u32, 1)
-        };
-        let at = first * strides.0 as usize * spec.scale_bytes();
-        targets.set(
-            0,
-            out.wrapping_add(first * spec.out_bytes(hidden, size)),
-            kept.wrapping_add(first * spec.residual_bytes(hidden, size)),
-            scales.wrapping_add(at),
-            strides,
-        );
+        norm.set_own_target(targets, 0, first);
     }
-    // SAFETY: the caller's promise.
-    let received = unsafe { all_rows(session, &slots, &norm, targets, from, first, last) };
-    session.settle(received)?;
+    // SAFETY: the slots are open for the rows that were sent from `stream`. This rank's outputs
+    // have them from row `first` on, by `Norm::new`, and no other block accesses them.
+    let done = unsafe { receive_rows(session, &slots, &norm, targets, stream, first, rows) };
+    session.settle(done)?;
     slots.close(session);
     Ok(())
 }
 
-/// Reads ahead in this block's part of the rows.
+/// Reads ahead in this block's part of the rows, unless it exceeds the input of `len` elements at
+/// `at`: the kernel then records an error.
 ///
 /// # Safety
-/// `source` must be readable for `rows` rows.
+/// The input must be readable.
 #[inline(always)]
 unsafe fn prefetch_rows<M: Machine, T>(
     block: Block<M>,
+    (at, len): (*mut u8, u64),
     rows: u64,
     hidden: u64,
-    source: *const u8,
 ) -> Prefetch {
     let (first, last) = block.slice(rows as usize, 1);
-    let row = hidden as usize * size_of::<T>();
-    // SAFETY: the part is within the rows.
-    unsafe {
-        Prefetch::read(
-            block,
-            source.wrapping_add(first * row),
-            (last - first) * row,
-        )
-    }
+    let row = (hidden as usize).wrapping_mul(size_of::<T>());
+    let (start, bytes) = (first.wrapping_mul(row), (last - first).wrapping_mul(row));
+    let end = len as usize * size_of::<T>();
+    let is_inside = start <= end && bytes <= end - start;
+    let bytes = if is_inside { bytes } else { 0 };
+    // SAFETY: the input has bytes `start .. start + bytes`, or none are read.
+    unsafe { Prefetch::read(block, at.wrapping_add(start), bytes) }
 }
 
-/// This block's rows. False after a failure.
+/// Receives the rows of all ranks, and reduces, normalizes and writes them. Returns false after a
+/// failure, which is recorded. All lanes together.
 ///
 /// # Safety
-/// As the kernel promises.
+/// The slots must be open for `rows` rows, and `stream` be those that this rank has sent. The
+/// preconditions of [`Norm::each_row`] must hold for the targets and for rows `first .. first +
+/// rows`.
 #[inline(always)]
-unsafe fn all_rows<M: Machine, T: Element<Acc = f32>>(
+unsafe fn receive_rows<M: Machine, T: Element<Acc = f32>>(
     session: &Session<M>,
     slots: &Slots,
     norm: &Norm<T>,
     targets: Targets,
-    from: *const u8,
+    stream: *const u8,
     first: usize,
-    last: usize,
+    rows: usize,
 ) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if M::LANES == 1 {
-            single_rows(session, slots, norm, targets, from, first, last)
-        } else {
-            rows_of_lanes(session, slots, norm, targets, first, last)
+    let (block, me, ranks) = (session.block(), session.rank(), session.ranks());
+    if M::LANES == 1 {
+        // SAFETY: a kernel with a norm uses the start of shared memory only for these tables.
+        let tables = unsafe { Tables::new(block, ranks) };
+        let mut rank = 0;
+        while rank < ranks {
+            let at = if rank == me {
+                Some(stream)
+            } else {
+                slots.receive_stream(session, rank).ok()
+            };
+            let Some(at) = at else { return false };
+            tables.set_source(rank, at, 0);
+            rank += 1;
         }
-    }
-}
-
-/// The rows of a block of one lane: whole streams. False after a failure.
-///
-/// # Safety
-/// As the kernel promises.
-#[inline(always)]
-unsafe fn single_rows<M: Machine, T: Element<Acc = f32>>(
-    session: &Session<M>,
-    slots: &Slots,
-    norm: &Norm<T>,
-    targets: Targets,
-    from: *const u8,
-    first: usize,
-    last: usize,
-) -> bool {
-    // SAFETY: the kernels of this module leave these bytes to the tables.
-    let tables = unsafe { Tables::new(session.block(), session.ranks()) };
-    let (me, ranks) = (session.comm().rank(), session.comm().size());
-    let mut rank = 0;
-    while rank < ranks {
-        let at = if rank == me {
-            Some(from)
-        } else {
-            slots.receive_stream(session, rank).ok()
+        let sums = PulledRows::<T> {
+            tables,
+            ranks,
+            element: PhantomData,
         };
-        let Some(at) = at else { return false };
-        tables.set_source(rank, at, 0);
-        rank += 1;
+        // SAFETY: every stream has been acquired, and has `rows` rows. The rest is a precondition
+        // of this function.
+        return unsafe { norm.each_row(block, targets, &sums, first, rows) };
     }
-    let sums = PulledRows::<T> {
-        tables,
-        ranks,
-        element: PhantomData,
-    };
-    // SAFETY: every stream has been acquired; the rest is the caller's promise.
-    unsafe { each_row(session, &sums, norm, targets, first, last) }
-}
-
-/// The rows of a block of several lanes: units as they come. False after a failure.
-///
-/// # Safety
-/// As the kernel promises.
-#[inline(always)]
-unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
-    session: &Session<M>,
-    slots: &Slots,
-    norm: &Norm<T>,
-    targets: Targets,
-    first: usize,
-    last: usize,
-) -> bool {
-    let block = session.block();
-    // The header must have come before a block without rows continues: it is what keeps ranks
-    // within one epoch of each other.
+    // A block without rows, too, must receive all headers: this keeps ranks within one epoch of
+    // each other.
     let mut failed = false;
-    for rank in block.elements_of_block(session.comm().size() as usize) {
-        let rank = rank as u32;
-        failed |= slots.receive_header(session, rank).is_failed();
+    for rank in block.elements_of_block(ranks as usize) {
+        failed |= slots.receive_header(session, rank as u32).is_failed();
     }
     if block.any(failed) {
         return false;
@@ -331,34 +279,7 @@ unsafe fn rows_of_lanes<M: Machine, T: Element<Acc = f32>>(
         slots,
         element: PhantomData,
     };
-    // SAFETY: the caller's promise.
-    unsafe { each_row(session, &sums, norm, targets, first, last) }
-}
-
-/// # Safety
-/// As the kernel promises.
-#[inline(always)]
-unsafe fn each_row<M: Machine, T: Element<Acc = f32>, S: Sums<M>>(
-    session: &Session<M>,
-    sums: &S,
-    norm: &Norm<T>,
-    targets: Targets,
-    first: usize,
-    last: usize,
-) -> bool {
-    let block = session.block();
-    block.sync();
-    let mut row = 0;
-    while row < last - first {
-        // SAFETY: rows of the caller's buffers.
-        unsafe {
-            let Some(reduced) = norm.reduce(block, targets, sums, row, first + row) else {
-                return false;
-            };
-            norm.write(block, targets, &reduced, row);
-        }
-        row += 1;
-    }
-    block.sync();
-    true
+    // SAFETY: every slot has `rows` rows, whose packets `PacketRows` awaits. The rest is a
+    // precondition of this function.
+    unsafe { norm.each_row(block, targets, &sums, first, rows) }
 }

@@ -1,203 +1,167 @@
-//! Output of a row with its statistics: normalised, rounded, perhaps fp8.
+//! Output of a row with its statistics: normalized, rounded, possibly in fp8.
 //!
-//! fp8 is of the rounded result, as if the norm had been written and quantised apart: with `y` the
+//! fp8 is computed from the rounded result, as if norm and quantization were separate: with `y` the
 //! rounded result and `a` the greatest `|y|` of the row (or of a group of 128), the scale is
 //! `max(a, 1e-10) / 448`, for UE8M0 rounded up to a power of two; `q = e4m3(y * (1 / scale))`,
 //! saturating. A NaN makes its scale NaN.
 
 use fusewire_device::element::E4m3;
 use fusewire_device::mem;
-use fusewire_device::{Block, Element, Group, Machine};
+use fusewire_device::{Element, Group, Machine};
 
 use super::chunk;
-use super::row::{CHUNK, Norm, PARTIALS, Row, Targets};
+use super::row::{CHUNK, PARTIALS, Row};
 use super::spec::{GROUP, OutputFormat};
 
 /// The largest finite E4M3.
 const LARGEST: f32 = 448.0;
-/// What the greatest magnitude is at least taken as.
+/// Lower bound of the greatest magnitude.
 const LEAST: f32 = 1e-10;
 
-impl<T: Element<Acc = f32>> Norm<T> {
-    /// Writes row `index` of the targets. All lanes together.
-    ///
-    /// # Safety
-    /// As the kernel promises; `row` is what [`Norm::reduce`] gave.
+impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
+    /// Writes the row to the targets. All lanes together.
     #[inline(always)]
-    pub(super) unsafe fn write<M: Machine>(
-        &self,
-        block: Block<M>,
-        targets: Targets,
-        row: &Row,
-        index: usize,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.spec().output_format() {
-                OutputFormat::Unquantized => self.each::<M, _>(
-                    block,
-                    SameType {
-                        norm: self,
-                        targets,
-                        row,
-                        index,
-                    },
-                ),
-                OutputFormat::StaticFp8 | OutputFormat::TokenFp8 => {
-                    let inverse = if self.spec().output_format() == OutputFormat::StaticFp8 {
-                        1.0 / mem::read(self.arguments().scales.cast_const().cast::<f32>())
-                    } else {
-                        let greatest = self.greatest_of_row::<M>(block, row);
-                        self.put_scale(targets, index, 0, greatest, block.is_leader())
-                    };
-                    let what = Fp8 {
-                        norm: self,
-                        targets,
-                        row,
-                        index,
-                        inverse,
-                    };
-                    self.each::<M, _>(block, what);
-                }
-                OutputFormat::GroupFp8 => {
-                    if block.machine().warp_size() < 16 {
-                        self.groups_alone::<M>(block, targets, row, index);
-                    } else {
-                        self.groups_together::<M>(block, targets, row, index);
-                    }
+    pub(super) fn write(&self) {
+        match self.norm.spec().output_format() {
+            OutputFormat::Unquantized => self.each(Unquantized { row: self }),
+            OutputFormat::StaticFp8 | OutputFormat::TokenFp8 => {
+                let inverse = if self.norm.spec().output_format() == OutputFormat::StaticFp8 {
+                    let scale = self.norm.arguments().scales.cast_const().cast::<f32>();
+                    // SAFETY: `Norm::new` has checked that the buffer has a scale.
+                    1.0 / unsafe { mem::read(scale) }
+                } else {
+                    let greatest = self.greatest();
+                    // SAFETY: a row has a scale; only the leader writes it.
+                    unsafe { self.put_scale(0, greatest, self.block.is_leader()) }
+                };
+                self.each(Fp8 { row: self, inverse });
+            }
+            OutputFormat::GroupFp8 => {
+                if self.block.machine().warp_size() < 16 {
+                    self.groups_of_lanes();
+                } else {
+                    self.groups_of_16_lanes();
                 }
             }
         }
     }
 
-    /// Elements `[at, at + N)` of the normalised row, rounded.
+    /// Returns elements `[at, at + N)` of the normalized row, rounded.
     ///
     /// # Safety
-    /// As [`Norm::write`]; the elements are in the row.
+    /// As [`Row::values`].
     #[inline(always)]
-    unsafe fn normalised<M: Machine, const N: usize>(&self, row: &Row, at: usize) -> [T; N] {
+    unsafe fn normalized<const N: usize>(&self, at: usize) -> [T; N] {
         // x - 0, x + -0 and -0 + w are x, x and w to the bit.
-        let offset = if self.spec().has_unit_offset() {
+        let offset = if self.norm.spec().has_unit_offset() {
             1.0
         } else {
             -0.0
         };
-        let weights = self.arguments().weight.cast::<T>();
-        // SAFETY: the caller's promise.
+        let weights = self.norm.arguments().weight.cast::<T>();
+        // SAFETY: the precondition of this function; `Norm::new` has checked that the weight has as
+        // many elements as a row.
         let (values, weight) = unsafe {
             (
-                row.values.add(at).cast::<[f32; N]>().read(),
+                self.values::<N>(at),
                 chunk::widen(chunk::read::<M, T, N>(weights.add(at))),
             )
         };
-        let biases = self.arguments().bias.cast::<T>();
+        let biases = self.norm.arguments().bias.cast::<T>();
         let bias = if biases.is_null() {
             [-0.0; N]
         } else {
-            // SAFETY: as above.
+            // SAFETY: as for the weight.
             chunk::widen(unsafe { chunk::read::<M, T, N>(biases.add(at)) })
         };
         let mut out = [0.0; N];
         for i in 0..N {
-            out[i] = (values[i] - row.mean) * row.scale * (weight[i] + offset) + bias[i];
+            out[i] = (values[i] - self.mean) * self.scale * (weight[i] + offset) + bias[i];
         }
         chunk::narrow(out)
     }
 
-    /// Runs `what` over the row in chunks.
-    ///
-    /// # Safety
-    /// As [`Norm::write`].
+    /// Runs `work` over the row in chunks. All lanes together.
     #[inline(always)]
-    unsafe fn each<M: Machine, C: Chunks<M>>(&self, block: Block<M>, what: C) {
+    fn each(&self, work: impl Chunks) {
+        let hidden = self.norm.hidden();
         let mut at = 0;
         if M::LANES == 1 {
-            while at + PARTIALS <= self.hidden {
-                // SAFETY: the caller's promise.
-                unsafe { what.chunk::<PARTIALS>(at) };
+            while at + PARTIALS <= hidden {
+                // SAFETY: within the row by the condition. There is one lane.
+                unsafe { work.chunk::<PARTIALS>(at) };
                 at += PARTIALS;
             }
-            while at < self.hidden {
-                // SAFETY: the caller's promise.
-                unsafe { what.chunk::<CHUNK>(at) };
+            while at < hidden {
+                // SAFETY: `at + CHUNK <= hidden`: both are multiples of it. There is one lane.
+                unsafe { work.chunk::<CHUNK>(at) };
                 at += CHUNK;
             }
         } else {
-            for index in block.elements_of_block(self.hidden / CHUNK) {
-                // SAFETY: the caller's promise.
-                unsafe { what.chunk::<CHUNK>(index * CHUNK) };
+            for index in self.block.elements_of_block(hidden / CHUNK) {
+                // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
+                unsafe { work.chunk::<CHUNK>(index * CHUNK) };
             }
         }
     }
 
-    /// The bits of the greatest magnitude of the row, in every lane.
-    ///
-    /// # Safety
-    /// As [`Norm::write`].
+    /// Returns the bits of the greatest magnitude of the row, on every lane. All lanes together.
     #[inline(always)]
-    unsafe fn greatest_of_row<M: Machine>(&self, block: Block<M>, row: &Row) -> u32 {
+    fn greatest(&self) -> u32 {
+        let hidden = self.norm.hidden();
         let mut greatest = 0;
         if M::LANES == 1 {
             let mut at = 0;
-            while at + PARTIALS <= self.hidden {
-                // SAFETY: the caller's promise.
-                greatest = greatest.max(magnitude(unsafe {
-                    self.normalised::<M, PARTIALS>(row, at)
-                }));
+            while at + PARTIALS <= hidden {
+                // SAFETY: within the row by the condition.
+                greatest = greatest.max(magnitude(unsafe { self.normalized::<PARTIALS>(at) }));
                 at += PARTIALS;
             }
-            while at < self.hidden {
-                // SAFETY: the caller's promise.
-                greatest = greatest.max(magnitude(unsafe { self.normalised::<M, CHUNK>(row, at) }));
+            while at < hidden {
+                // SAFETY: `at + CHUNK <= hidden`: both are multiples of it.
+                greatest = greatest.max(magnitude(unsafe { self.normalized::<CHUNK>(at) }));
                 at += CHUNK;
             }
             return greatest;
         }
-        for index in block.elements_of_block(self.hidden / CHUNK) {
-            // SAFETY: the caller's promise.
-            let chunk = unsafe { self.normalised::<M, CHUNK>(row, index * CHUNK) };
+        for index in self.block.elements_of_block(hidden / CHUNK) {
+            // SAFETY: `index < hidden / CHUNK`.
+            let chunk = unsafe { self.normalized::<CHUNK>(index * CHUNK) };
             greatest = greatest.max(magnitude(chunk));
         }
-        block.reduce(greatest, u32::max)
+        self.block.reduce(greatest, u32::max)
     }
 
-    /// Writes the scale for magnitudes up to the one with these bits, if this lane is the one to;
-    /// gives what values are multiplied by.
+    /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
+    /// `writes` is true. Returns the factor of the values.
     ///
     /// # Safety
-    /// As [`Norm::write`].
+    /// `group` must have a scale, and only one lane may write it.
     #[inline(always)]
-    unsafe fn put_scale(
-        &self,
-        targets: Targets,
-        row: usize,
-        group: usize,
-        greatest: u32,
-        writes: bool,
-    ) -> f32 {
+    unsafe fn put_scale(&self, group: usize, greatest: u32, writes: bool) -> f32 {
+        let (targets, row) = (self.targets, self.index);
         let greatest = f32::from_bits(greatest);
         let scale = if greatest < LEAST { LEAST } else { greatest } / LARGEST;
-        if !self.spec().is_ue8m0() {
+        if !self.norm.spec().is_ue8m0() {
             if writes {
                 let mut target = 0;
-                while target < targets.count {
-                    let to = targets.scale(target, row, group, 4);
-                    // SAFETY: the targets' scales.
+                while let Some(to) = targets.scale(target, row, group, 4) {
+                    // SAFETY: every target has the scales of its rows; `group` has one.
                     unsafe { mem::write(to.cast::<f32>(), scale) };
                     target += 1;
                 }
             }
             return 1.0 / scale;
         }
-        // The next power of two; the least scale is normal, infinity and NaN stay beyond all.
+        // The next power of two. The least scale is normal; infinity and NaN stay above all others.
         let bits = scale.to_bits();
         let exponent = (bits >> 23) + u32::from(bits & 0x7f_ffff != 0);
         let exponent = if exponent > 255 { 255 } else { exponent };
         if writes {
             let mut target = 0;
-            while target < targets.count {
-                // SAFETY: the targets' scales.
-                unsafe { mem::write(targets.scale(target, row, group, 1), exponent as u8) };
+            while let Some(to) = targets.scale(target, row, group, 1) {
+                // SAFETY: every target has the scales of its rows; `group` has one.
+                unsafe { mem::write(to, exponent as u8) };
                 target += 1;
             }
         }
@@ -207,28 +171,21 @@ impl<T: Element<Acc = f32>> Norm<T> {
         1.0 / f32::from_bits(exponent << 23)
     }
 
-    /// Groups of 128 by 16 lanes side by side. All lanes together.
-    ///
-    /// # Safety
-    /// As [`Norm::write`]; a warp has at least 16 lanes.
+    /// Writes each group of 128 by 16 adjacent lanes. All lanes together, of warps of 16 or more.
     #[inline(always)]
-    unsafe fn groups_together<M: Machine>(
-        &self,
-        block: Block<M>,
-        targets: Targets,
-        row: &Row,
-        index: usize,
-    ) {
-        let chunks = self.hidden / CHUNK;
+    fn groups_of_16_lanes(&self) {
+        let block = self.block;
+        let chunks = self.norm.hidden() / CHUNK;
         let lanes = block.size() as usize;
         let mut first = 0;
-        // All lanes walk together, also those without elements: they shuffle.
+        // All lanes stay in the loop, also those without elements, because of the shuffles.
         while first < chunks {
             let mine = first + block.rank() as usize;
             let there = mine < chunks;
             let at = if there { mine * CHUNK } else { 0 };
-            // SAFETY: the caller's promise.
-            let values = unsafe { self.normalised::<M, CHUNK>(row, at) };
+            // SAFETY: `at` is 0 or that of a chunk, and there is a chunk. A lane without elements
+            // does not use the result: another lane may already write the next row.
+            let values = unsafe { self.normalized::<CHUNK>(at) };
             let mut greatest = if there { magnitude(values) } else { 0 };
             let mut mask = 1;
             while mask < (GROUP / CHUNK) as u32 {
@@ -236,157 +193,132 @@ impl<T: Element<Acc = f32>> Norm<T> {
                 mask *= 2;
             }
             let leads = there && mine.is_multiple_of(GROUP / CHUNK);
-            // SAFETY: the caller's promise.
-            let inverse = unsafe { self.put_scale(targets, index, at / GROUP, greatest, leads) };
+            // SAFETY: the group of an element of the row; only the lane of its first chunk writes.
+            let inverse = unsafe { self.put_scale(at / GROUP, greatest, leads) };
             if there {
-                // SAFETY: the caller's promise.
-                unsafe { put_fp8::<M, T, CHUNK>(self, targets, index, at, values, inverse) };
+                // SAFETY: `mine < chunks`; each chunk goes to one lane.
+                unsafe { self.put_fp8::<CHUNK>(at, values, inverse) };
             }
             first += lanes;
         }
     }
 
-    /// Groups of 128, one lane a group.
-    ///
-    /// # Safety
-    /// As [`Norm::write`].
+    /// Writes each group of 128 by one lane. All lanes together.
     #[inline(always)]
-    unsafe fn groups_alone<M: Machine>(
-        &self,
-        block: Block<M>,
-        targets: Targets,
-        row: &Row,
-        index: usize,
-    ) {
-        for group in block.elements_of_block(self.hidden.div_ceil(GROUP)) {
+    fn groups_of_lanes(&self) {
+        let hidden = self.norm.hidden();
+        for group in self.block.elements_of_block(hidden.div_ceil(GROUP)) {
             let start = group * GROUP;
-            if M::LANES == 1 && start + GROUP <= self.hidden {
-                // SAFETY: the caller's promise.
+            if M::LANES == 1 && start + GROUP <= hidden {
+                // SAFETY: a whole group of the row by the condition. There is one lane.
                 unsafe {
-                    let values = self.normalised::<M, GROUP>(row, start);
-                    let inverse = self.put_scale(targets, index, group, magnitude(values), true);
-                    put_fp8::<M, T, GROUP>(self, targets, index, start, values, inverse);
+                    let values = self.normalized::<GROUP>(start);
+                    let inverse = self.put_scale(group, magnitude(values), true);
+                    self.put_fp8::<GROUP>(start, values, inverse);
                 }
                 continue;
             }
-            let end = if start + GROUP < self.hidden {
+            let end = if start + GROUP < hidden {
                 start + GROUP
             } else {
-                self.hidden
+                hidden
             };
             let mut greatest = 0;
             let mut at = start;
             while at < end {
-                // SAFETY: the caller's promise.
-                greatest = greatest.max(magnitude(unsafe { self.normalised::<M, CHUNK>(row, at) }));
+                // SAFETY: `at + CHUNK <= end`: both are multiples of it.
+                greatest = greatest.max(magnitude(unsafe { self.normalized::<CHUNK>(at) }));
                 at += CHUNK;
             }
-            // SAFETY: the caller's promise.
-            let inverse = unsafe { self.put_scale(targets, index, group, greatest, true) };
+            // SAFETY: a group of the row; each group goes to one lane.
+            let inverse = unsafe { self.put_scale(group, greatest, true) };
             let mut at = start;
             while at < end {
-                // SAFETY: the caller's promise.
+                // SAFETY: `at + CHUNK <= end`, as above; each group goes to one lane.
                 unsafe {
-                    let values = self.normalised::<M, CHUNK>(row, at);
-                    put_fp8::<M, T, CHUNK>(self, targets, index, at, values, inverse);
+                    let values = self.normalized::<CHUNK>(at);
+                    self.put_fp8::<CHUNK>(at, values, inverse);
                 }
                 at += CHUNK;
             }
         }
-        // A lane has read values that others write in the next row.
-        block.sync();
+        // This lane has read values that other lanes write in the next row.
+        self.block.sync();
     }
-}
 
-/// What is done to each chunk of a row. A trait and not a closure: its method is generic and can be
-/// forced inline.
-trait Chunks<M: Machine> {
-    /// Elements `[at, at + N)`.
+    /// Writes elements `[at, at + N)` to the targets: `values` times `inverse`, in fp8.
     ///
     /// # Safety
-    /// As [`Norm::write`]; the elements are in the row.
-    unsafe fn chunk<const N: usize>(&self, at: usize);
-}
-
-/// Writes the element type.
-struct SameType<'a, T> {
-    norm: &'a Norm<T>,
-    targets: Targets,
-    row: &'a Row,
-    index: usize,
-}
-
-impl<M: Machine, T: Element<Acc = f32>> Chunks<M> for SameType<'_, T> {
+    /// The elements must be in the row, and no other lane may write them.
     #[inline(always)]
-    unsafe fn chunk<const N: usize>(&self, at: usize) {
-        // SAFETY: the caller's promise.
-        let values = unsafe { self.norm.normalised::<M, N>(self.row, at) };
-        let to = self.index * self.norm.hidden + at;
+    unsafe fn put_fp8<const N: usize>(&self, at: usize, values: [T; N], inverse: f32) {
+        let mut scaled = chunk::widen(values);
+        for i in 0..N {
+            scaled[i] *= inverse;
+        }
+        // SAFETY: the precondition of this function.
+        unsafe { self.put::<E4m3, N>(at, chunk::narrow(scaled)) };
+    }
+
+    /// Writes elements `[at, at + N)` to the targets.
+    ///
+    /// # Safety
+    /// The elements must be in the row, and no other lane may write them. The type of the output
+    /// must be `E`.
+    #[inline(always)]
+    unsafe fn put<E: Element, const N: usize>(&self, at: usize, values: [E; N]) {
+        let to = self.index * self.norm.hidden() + at;
         let mut target = 0;
-        while target < self.targets.count {
-            // SAFETY: rows of the targets.
-            unsafe {
-                let out = self.targets.out(target).cast::<T>().add(to);
-                chunk::write::<M, T, N>(out, values);
-            }
+        while let Some(out) = self.targets.out(target) {
+            // SAFETY: every target has the row, and the row has the elements.
+            unsafe { chunk::write::<M, E, N>(out.cast::<E>().add(to), values) };
             target += 1;
         }
     }
 }
 
+/// Work on each chunk of a row. A trait and not a closure: its method is generic, and can be forced
+/// inline.
+trait Chunks {
+    /// Writes elements `[at, at + N)`.
+    ///
+    /// # Safety
+    /// The elements must be in the row, and no other lane may write them.
+    unsafe fn chunk<const N: usize>(&self, at: usize);
+}
+
+/// Writes the element type.
+struct Unquantized<'a, M, T> {
+    row: &'a Row<M, T>,
+}
+
+impl<M: Machine, T: Element<Acc = f32>> Chunks for Unquantized<'_, M, T> {
+    #[inline(always)]
+    unsafe fn chunk<const N: usize>(&self, at: usize) {
+        // SAFETY: the precondition of this function; an output that is not quantized has type `T`.
+        unsafe { self.row.put::<T, N>(at, self.row.normalized::<N>(at)) };
+    }
+}
+
 /// Writes fp8 by a known scale.
-struct Fp8<'a, T> {
-    norm: &'a Norm<T>,
-    targets: Targets,
-    row: &'a Row,
-    index: usize,
+struct Fp8<'a, M, T> {
+    row: &'a Row<M, T>,
     inverse: f32,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Chunks<M> for Fp8<'_, T> {
+impl<M: Machine, T: Element<Acc = f32>> Chunks for Fp8<'_, M, T> {
     #[inline(always)]
     unsafe fn chunk<const N: usize>(&self, at: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe {
-            let values = self.norm.normalised::<M, N>(self.row, at);
-            put_fp8::<M, T, N>(
-                self.norm,
-                self.targets,
-                self.index,
-                at,
-                values,
-                self.inverse,
-            );
+            let values = self.row.normalized::<N>(at);
+            self.row.put_fp8::<N>(at, values, self.inverse);
         }
     }
 }
 
-/// # Safety
-/// As [`Norm::write`]; the elements are in the row.
-#[inline(always)]
-unsafe fn put_fp8<M: Machine, T: Element<Acc = f32>, const N: usize>(
-    norm: &Norm<T>,
-    targets: Targets,
-    row: usize,
-    at: usize,
-    values: [T; N],
-    inverse: f32,
-) {
-    let mut scaled = chunk::widen(values);
-    for i in 0..N {
-        scaled[i] *= inverse;
-    }
-    let out: [E4m3; N] = chunk::narrow(scaled);
-    let to = row * norm.hidden + at;
-    let mut target = 0;
-    while target < targets.count {
-        // SAFETY: rows of the targets.
-        unsafe { chunk::write::<M, E4m3, N>(targets.out(target).cast::<E4m3>().add(to), out) };
-        target += 1;
-    }
-}
-
-/// The bits of the greatest magnitude: they grow with it, and a NaN's are beyond all.
+/// Returns the bits of the greatest magnitude. Bits grow with magnitudes; those of a NaN are
+/// greater than all others.
 #[inline(always)]
 fn magnitude<T: Element<Acc = f32>, const N: usize>(values: [T; N]) -> u32 {
     let values = chunk::widen(values);

@@ -1,116 +1,113 @@
-//! The rounds of a fused norm: whose rows a rank reduces, and where they go.
+//! Rounds of a fused norm: the rows that a rank reduces, and their targets.
 //!
-//! Protocol: that of [`crate::exchange`], with three outputs instead of one. In the two-shot route
-//! peers write a rank's rows, their sums with the residual and their scales; a rank that has one of
-//! them in no window takes all three in staging.
+//! Protocol: that of [`crate::exchange`], with three outputs instead of one. In the two-shot route,
+//! peers write a rank's rows, their sums with the residual and their scales. If one of these
+//! outputs is in no window, the rank receives all three in staging.
 //!
 //! - **Who may overwrite what:** a rank reads what peers wrote into its outputs or its staging, and
 //!   overwrites its input, after a round;
 //! - **after having acquired** every peer's done signal of that round;
 //! - **released by** each peer after its last read of the input and its last write of the outputs.
 //!
-//! A row is read by the very block that writes it, on all ranks, and all its elements are read
-//! before the first is written; so the rows may be written over the input in the two-shot route.
+//! On all ranks, the block that reads a row is the one that writes it, and it reads all elements
+//! before it writes the first. So in the two-shot route, the output may be the input.
+
+use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::session::Session;
-use fusewire_device::{Block, Element, Group, Machine};
+use fusewire_device::{Aborted, Element, Group, Machine};
 
 use super::row::{Norm, Targets};
 use super::spec::Route;
 use super::sum::PulledRows;
-use crate::exchange::{Body, CHUNKED, Memory, Round, TARGET_STAGED, Words, word};
+use crate::exchange::{Body, CHUNKED, Memory, Part, Round, TARGET_STAGED, Words, word};
 
-/// Work of a round.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rounds<T> {
-    pub(super) norm: Norm<T>,
-}
-
-impl<T: Element> Rounds<T> {
+impl<T: Element<Acc = f32>> Norm<T> {
+    /// Returns the bytes of a row of the output.
+    #[inline(always)]
     fn out_bytes(&self) -> usize {
-        self.norm.spec().out_bytes(self.norm.hidden, size_of::<T>())
+        self.spec().out_bytes(self.hidden(), size_of::<T>())
     }
 
+    /// Returns the bytes of a row of the sums with the residual, or 0 if they are not wanted.
+    #[inline(always)]
     fn kept_bytes(&self) -> usize {
-        if self.norm.keeps() {
-            self.norm
-                .spec()
-                .residual_bytes(self.norm.hidden, size_of::<T>())
+        if self.keeps() {
+            self.spec().residual_bytes(self.hidden(), size_of::<T>())
         } else {
             0
         }
     }
 
+    /// Returns the number of computed scales of a row.
+    #[inline(always)]
     fn groups(&self) -> usize {
-        self.norm.spec().scales(self.norm.hidden)
+        self.spec().scales(self.hidden())
     }
 
-    /// Where the three parts of staging begin.
+    /// Returns the distances of this rank's scales: from row to row, and from group to group.
+    #[inline(always)]
+    fn strides(&self) -> (u32, u32) {
+        let stride = self.arguments().stride as u64;
+        self.spec().strides(self.hidden(), stride)
+    }
+
+    /// Returns the offsets in staging of the three outputs.
+    #[inline(always)]
     fn staged(&self) -> [usize; 3] {
-        let kept = (self.norm.arguments().chunk * self.out_bytes()).next_multiple_of(16);
-        let scales = (kept + self.norm.arguments().chunk * self.kept_bytes()).next_multiple_of(16);
+        let chunk = self.arguments().chunk;
+        let kept = (chunk * self.out_bytes()).next_multiple_of(16);
+        let scales = (kept + chunk * self.kept_bytes()).next_multiple_of(16);
         [0, kept, scales]
     }
 
-    /// Distances of this rank's own scales: from row to row, and from group to group.
-    fn strides(&self) -> (u32, u32) {
-        if self.norm.spec().is_column_major() {
-            (1, self.norm.arguments().stride as u32)
-        } else {
-            (self.groups() as u32, 1)
-        }
-    }
-
-    /// Whether peers write this rank's rows into staging.
+    /// Returns true if peers write this rank's outputs into staging.
+    #[inline(always)]
     fn is_staged(&self) -> bool {
         let lacks = |addr: WindowAddr, bytes: usize| bytes > 0 && !addr.is_some();
-        self.norm.spec().route() == Route::TwoShot
-            && (!self.norm.arguments().out_at.is_some()
-                || lacks(self.norm.arguments().kept_at, self.kept_bytes())
-                || lacks(self.norm.arguments().scales_at, self.groups()))
+        let arguments = self.arguments();
+        self.spec().route() == Route::TwoShot
+            && (!arguments.out_at.is_some()
+                || lacks(arguments.kept_at, self.kept_bytes())
+                || lacks(arguments.scales_at, self.groups()))
     }
 
-    /// Fills entry `index` of the targets: `rank`'s rows `[first, first + length)` of the round.
-    /// False after a failure.
+    /// Sets target `index` to this rank's outputs from row `row` on.
     #[inline(always)]
-    fn aim<M: Machine>(
+    pub(super) fn set_own_target(&self, targets: Targets, index: u32, row: usize) {
+        let (arguments, strides) = (self.arguments(), self.strides());
+        let scale = row * strides.0 as usize * self.spec().scale_bytes();
+        targets.set(
+            index,
+            arguments.out.wrapping_add(row * self.out_bytes()),
+            arguments.kept.wrapping_add(row * self.kept_bytes()),
+            arguments.scales.wrapping_add(scale),
+            strides,
+        );
+    }
+
+    /// Sets target `index` to a part of `rank`'s outputs. Returns false after a failure, which is
+    /// recorded.
+    #[inline(always)]
+    fn set_target<M: Machine>(
         &self,
         session: &Session<M>,
         targets: Targets,
         (index, rank): (u32, u32),
-        round: Round,
-        (first, length): (usize, usize),
+        part: Part,
     ) -> bool {
-        let bytes = self.norm.spec().scale_bytes();
-        let row = round.start + first;
-        if rank == session.comm().rank() || length == 0 {
-            let strides = self.strides();
-            targets.set(
-                index,
-                self.norm
-                    .arguments()
-                    .out
-                    .wrapping_add(row * self.out_bytes()),
-                self.norm
-                    .arguments()
-                    .kept
-                    .wrapping_add(row * self.kept_bytes()),
-                self.norm
-                    .arguments()
-                    .scales
-                    .wrapping_add(row * strides.0 as usize * bytes),
-                strides,
-            );
+        if rank == session.rank() || part.len() == 0 {
+            self.set_own_target(targets, index, part.start());
             return true;
         }
         let staged = session.word(rank, word::FLAGS) & TARGET_STAGED != 0;
         let (row, strides) = if staged {
-            (first, (self.groups() as u32, 1))
+            (part.first(), (self.groups() as u32, 1))
         } else {
-            (row, self.strides())
+            (part.start(), self.strides())
         };
         let at = |which: usize, start: usize, length: usize| {
             if length == 0 {
@@ -120,35 +117,91 @@ impl<T: Element> Rounds<T> {
             let inside = WindowAddr::new(addr.window(), addr.offset().wrapping_add(start as u64));
             bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
         };
-        let (out, kept) = (self.out_bytes(), self.kept_bytes());
-        let groups = self.groups();
-        let span = if groups == 0 {
-            0
-        } else {
-            (length - 1) * strides.0 as usize + (groups - 1) * strides.1 as usize + 1
-        };
+        let (out, kept, spec) = (self.out_bytes(), self.kept_bytes(), self.spec());
+        let scale = row * strides.0 as usize * spec.scale_bytes();
+        let scales = spec.scale_span(self.hidden(), part.len(), strides);
         let (Some(out), Some(kept), Some(scales)) = (
-            at(0, row * out, length * out),
-            at(1, row * kept, length * kept),
-            at(2, row * strides.0 as usize * bytes, span * bytes),
+            at(0, row * out, part.len() * out),
+            at(1, row * kept, part.len() * kept),
+            at(2, scale, scales),
         ) else {
             return false;
         };
         targets.set(index, out, kept, scales, strides);
         true
     }
+
+    /// Copies what peers wrote into staging, which `done` has acquired, to the outputs. This rank
+    /// has written its own rows to the outputs. All lanes together.
+    #[inline(always)]
+    fn unstage<M: Machine>(&self, session: &Session<M>, memory: &Memory, round: Round) {
+        let block = session.block();
+        let staging = session.comm().own(session.comm().workspace().staging_out);
+        let [out, kept, scales] = self.staged();
+        let rows = |to: *mut u8, from: usize, bytes: usize, part: Part| {
+            // SAFETY: the part is within the norm's rows, which the output has, and within a chunk,
+            // for which staging has room (both by `Norm::new`).
+            unsafe {
+                bulk::copy(
+                    block,
+                    to.wrapping_add(part.start() * bytes),
+                    staging.wrapping_add(from + part.first() * bytes),
+                    part.len() * bytes,
+                    Policy::Cached,
+                );
+            }
+        };
+        let mut shard = 0;
+        while shard < memory.layout().shards {
+            if shard != session.rank() {
+                let part = memory.part(block, round, shard);
+                rows(self.arguments().out, out, self.out_bytes(), part);
+                rows(self.arguments().kept, kept, self.kept_bytes(), part);
+                self.unstage_scales(session, staging.wrapping_add(scales), part);
+            }
+            shard += 1;
+        }
+        block.sync();
+    }
+
+    /// Copies the scales of a part from `staged`, where they are row-major, to this rank's. All
+    /// lanes together.
+    #[inline(always)]
+    fn unstage_scales<M: Machine>(&self, session: &Session<M>, staged: *const u8, part: Part) {
+        let (groups, strides) = (self.groups(), self.strides());
+        let bytes = self.spec().scale_bytes();
+        let mut row = 0;
+        while row < part.len() {
+            for group in session.block().elements_of_block(groups) {
+                let from = staged.wrapping_add(((part.first() + row) * groups + group) * bytes);
+                let at = (part.start() + row) * strides.0 as usize + group * strides.1 as usize;
+                let to = self.arguments().scales.wrapping_add(at * bytes);
+                // SAFETY: a scale of a row of the part, as in `unstage`; each goes to one lane.
+                unsafe {
+                    if bytes == 1 {
+                        mem::write(to, mem::read(from));
+                    } else {
+                        mem::write(to.cast::<u32>(), mem::read(from.cast::<u32>()));
+                    }
+                }
+            }
+            row += 1;
+        }
+    }
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Body<M> for Rounds<T> {
+impl<M: Machine, T: Element<Acc = f32>> Body<M> for Norm<T> {
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
+        // The leader has written the arguments.
         session.block().sync();
         if !self.is_staged() {
+            let arguments = self.arguments();
             return Words {
                 extra: [
-                    self.norm.arguments().out_at.0,
-                    self.norm.arguments().kept_at.0,
-                    self.norm.arguments().scales_at.0,
+                    arguments.out_at.0,
+                    arguments.kept_at.0,
+                    arguments.scales_at.0,
                 ],
                 flags: 0,
             };
@@ -163,164 +216,49 @@ impl<M: Machine, T: Element<Acc = f32>> Body<M> for Rounds<T> {
     }
 
     #[inline(always)]
-    unsafe fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.reduce_rows(session, memory, round) }
-    }
-
-    #[inline(always)]
-    unsafe fn finish(&self, session: &Session<M>, memory: &Memory, round: Round) {
-        if self.is_staged() {
-            // SAFETY: the caller's promise.
-            unsafe { self.unstage(session, memory, round) };
-        }
-    }
-}
-
-impl<T: Element<Acc = f32>> Rounds<T> {
-    /// # Safety
-    /// As [`Body::round`].
-    #[inline(always)]
-    unsafe fn reduce_rows<M: Machine>(
+    fn round(
         &self,
-        session: &Session<M>,
+        session: &mut Session<M>,
         memory: &Memory,
         round: Round,
-    ) -> bool {
+    ) -> Result<(), Aborted> {
         let block = session.block();
-        // SAFETY: the kernels of this module leave these bytes to the tables.
-        let tables = unsafe { Tables::new(block, session.ranks()) };
-        let (me, ranks) = (session.comm().rank(), session.comm().size());
-        let route = self.norm.spec().route();
-        let shard = if route == Route::TwoShot { me } else { 0 };
-        let source = if route == Route::ReduceScatter { me } else { 0 };
-        let (first, last) = memory.part(block, round, shard);
-        let length = last - first;
-        if !memory.fill_sources(session, tables, round, source as usize, first, length) {
-            return false;
-        }
-        let count = if route == Route::TwoShot { ranks } else { 1 };
-        let targets = Targets::new(block, ranks, count);
+        let (me, ranks) = (session.rank(), session.ranks());
+        let (shard, source, count) = match self.spec().route() {
+            Route::OneShot => (0, 0, 1),
+            Route::TwoShot => (me, 0, ranks),
+            Route::ReduceScatter => (0, me, 1),
+        };
+        let part = memory.part(block, round, shard);
+        // SAFETY: a kernel with a norm uses the start of shared memory only for these tables and
+        // the targets, which follow them. There are as many targets as ranks, or one; each is set
+        // by one lane, and the block synchronizes before it reads them.
+        let (tables, targets) =
+            unsafe { (Tables::new(block, ranks), Targets::new(block, ranks, count)) };
+        memory.fill_sources(session, tables, part, source)?;
         let mut failed = false;
         for index in block.elements_of_block(count as usize) {
             let index = index as u32;
-            let rank = if route == Route::TwoShot { index } else { me };
-            failed |= !self.aim(session, targets, (index, rank), round, (first, length));
+            let rank = if count == 1 { me } else { index };
+            failed |= !self.set_target(session, targets, (index, rank), part);
         }
-        if block.any(failed) {
-            return false;
-        }
-        block.sync();
+        session.settle(!block.any(failed))?;
         let sums = PulledRows::<T> {
             tables,
             ranks,
-            element: core::marker::PhantomData,
+            element: PhantomData,
         };
-        let mut row = 0;
-        while row < length {
-            let residual = round.start + first + row;
-            // SAFETY: rows of the caller's buffers, and of memory that was checked against its
-            // window.
-            unsafe {
-                let Some(reduced) = self.norm.reduce(block, targets, &sums, row, residual) else {
-                    return false;
-                };
-                self.norm.write(block, targets, &reduced, row);
-            }
-            row += 1;
-        }
-        block.sync();
-        true
+        // SAFETY: the exchange has the norm's rows (`Norm::new`), so this rank has those of the
+        // part. `Memory` has checked the sources, and `set_target` the targets, against buffers or
+        // windows. Until the done signals, no other block or rank accesses this part of them.
+        let done = unsafe { self.each_row(block, targets, &sums, part.start(), part.len()) };
+        session.settle(done)
     }
 
-    /// Copies what peers wrote into staging to where it belongs; this rank wrote its own rows there
-    /// itself.
-    ///
-    /// # Safety
-    /// Every peer's done signal of the round has been acquired; the rest as [`Body::round`].
     #[inline(always)]
-    unsafe fn unstage<M: Machine>(&self, session: &Session<M>, memory: &Memory, round: Round) {
-        let block: Block<M> = session.block();
-        let staging = session.comm().own(session.comm().workspace().staging_out);
-        let parts = self.staged();
-        let rows = |to: *mut u8, part: usize, bytes: usize, first: usize, length: usize| {
-            // SAFETY: within staging, and within the caller's output.
-            unsafe {
-                bulk::copy(
-                    block,
-                    to.wrapping_add((round.start + first) * bytes),
-                    staging.wrapping_add(part + first * bytes),
-                    length * bytes,
-                    Policy::Cached,
-                );
-            }
-        };
-        let mut shard = 0;
-        while shard < memory.shards {
-            if shard != session.comm().rank() {
-                let (first, last) = memory.part(block, round, shard);
-                let length = last - first;
-                rows(
-                    self.norm.arguments().out,
-                    parts[0],
-                    self.out_bytes(),
-                    first,
-                    length,
-                );
-                rows(
-                    self.norm.arguments().kept,
-                    parts[1],
-                    self.kept_bytes(),
-                    first,
-                    length,
-                );
-                // SAFETY: as above.
-                unsafe {
-                    self.unstage_scales(
-                        block,
-                        staging.wrapping_add(parts[2]),
-                        round,
-                        first,
-                        length,
-                    );
-                }
-            }
-            shard += 1;
-        }
-        block.sync();
-    }
-
-    /// # Safety
-    /// As [`Rounds::unstage`].
-    #[inline(always)]
-    unsafe fn unstage_scales<M: Machine>(
-        &self,
-        block: Block<M>,
-        staged: *const u8,
-        round: Round,
-        first: usize,
-        length: usize,
-    ) {
-        let groups = self.groups();
-        let bytes = self.norm.spec().scale_bytes();
-        let strides = self.strides();
-        let mut row = 0;
-        while row < length {
-            for group in block.elements_of_block(groups) {
-                let from = staged.wrapping_add(((first + row) * groups + group) * bytes);
-                let at =
-                    (round.start + first + row) * strides.0 as usize + group * strides.1 as usize;
-                let to = self.norm.arguments().scales.wrapping_add(at * bytes);
-                // SAFETY: within staging, and within the caller's scales.
-                unsafe {
-                    if bytes == 1 {
-                        mem::write(to, mem::read(from));
-                    } else {
-                        mem::write(to.cast::<u32>(), mem::read(from.cast::<u32>()));
-                    }
-                }
-            }
-            row += 1;
+    fn finish(&self, session: &Session<M>, memory: &Memory, round: Round) {
+        if self.is_staged() {
+            self.unstage(session, memory, round);
         }
     }
 }

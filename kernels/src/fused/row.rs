@@ -1,29 +1,29 @@
-//! One row: its values, its statistics. Written twice, for a block of one lane and for several;
-//! both give the same bits, because partial j of a statistic is that of the elements with index = j
-//! mod 128, in order, and the partials are added by a fixed binary tree.
+//! One row: its values and its statistics, for blocks of one lane and of several. Both give the
+//! same bits: partial j of a statistic sums the elements with index = j mod 128 in order, and a
+//! fixed binary tree adds the partials.
 
 use core::marker::PhantomData;
 
 use fusewire_device::arch;
 use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::{Block, Element, Group, Machine, Session};
+use fusewire_device::{Block, Element, Group, In, InOut, Machine, Out, Session};
 
-use super::chunk;
-use super::spec::NormSpec;
+use super::spec::{NormSpec, OutputFormat};
 use super::sum::Sums;
+use super::{NormShape, chunk};
 
-/// Partial sums of a row.
+/// Number of partial sums of a row.
 pub(crate) const PARTIALS: usize = 128;
-/// Elements that a lane moves at once.
+/// Number of elements that a lane moves at once. A row has a multiple of it.
 pub(super) const CHUNK: usize = 8;
-/// Most elements of a row that shared memory holds, in f32.
+/// Greatest number of elements of a row that shared memory holds, in f32.
 const SHARED_ROW: usize = 8192;
-/// Words of an entry of [`Targets`].
+/// Number of words of an entry of [`Targets`].
 const TARGET_WORDS: usize = 4;
 
-// In shared memory: the tables of sources, the targets, the row; and at the end, at offsets that do
-// not depend on the number of ranks, these.
+// Shared memory has the tables of sources, the targets and the row. The following parts are at its
+// end, at offsets that do not depend on the number of ranks.
 const END: usize = arch::SHARED_BYTES - arch::RESERVED_BYTES;
 const ARGUMENTS_AT: usize = (END - size_of::<Arguments>()) / 128 * 128;
 const SQUARES_AT: usize = ARGUMENTS_AT - 4 * PARTIALS;
@@ -45,10 +45,10 @@ pub const fn shared_row(ranks: u32) -> usize {
     if room < SHARED_ROW { room } else { SHARED_ROW }
 }
 
-/// Returns the memory of this block for the values of a row of `hidden` elements: shared, or at
-/// byte `scratch` of staging for output.
+/// Returns the memory of this block for the values of a row of `hidden` elements: shared memory, or
+/// staging for output from byte `scratch` on.
 #[inline(always)]
-pub(super) fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
+fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden: u64) -> *mut f32 {
     let (comm, block) = (session.comm(), session.block());
     if hidden as usize <= shared_row(comm.size()) {
         return block.shared().wrapping_add(row_at(comm.size())).cast();
@@ -57,7 +57,7 @@ pub(super) fn row_memory<M: Machine>(session: &Session<M>, scratch: u64, hidden:
     comm.own(at).cast()
 }
 
-/// Most ranks whose tables fit shared memory.
+/// Greatest number of ranks whose tables fit shared memory.
 pub const MAX_RANKS: u32 = {
     let mut ranks = 1;
     while row_at(ranks + 1) <= SUMS_AT {
@@ -68,78 +68,235 @@ pub const MAX_RANKS: u32 = {
 
 const _: () = assert!(shared_row(64) == SHARED_ROW && MAX_RANKS >= 576);
 
-/// Buffers of a norm. In shared memory: too much for the registers of hundreds of lanes, and rarely
-/// looked at.
+/// The buffers of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers<'a, T> {
+    pub(super) source: In<'a, T>,
+    pub(super) residual: In<'a, u8>,
+    pub(super) weight: In<'a, T>,
+    pub(super) bias: In<'a, T>,
+    pub(super) kept: Out<'a, u8>,
+    pub(super) out: Out<'a, u8>,
+    pub(super) scales: InOut<'a, u8>,
+}
+
+/// Arguments of a norm, in shared memory: they are rarely read, and would take the registers of
+/// hundreds of lanes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Arguments {
-    /// Rows of this rank's residual; null: none.
-    pub(super) residual: *const u8,
+    /// Rows of this rank's residual, or null if there is none.
+    residual: *const u8,
     pub(super) weight: *const u8,
-    /// Null: none.
+    /// Null if there is none.
     pub(super) bias: *const u8,
-    /// Normalised rows.
+    /// Normalized rows.
     pub(super) out: *mut u8,
     pub(super) out_at: WindowAddr,
-    /// Sums with the residual; null: not wanted.
+    /// Sums with the residual, or null if they are not wanted.
     pub(super) kept: *mut u8,
     pub(super) kept_at: WindowAddr,
-    /// Scales: computed, or the given one.
+    /// Computed scales, or the given one.
     pub(super) scales: *mut u8,
     pub(super) scales_at: WindowAddr,
-    /// Scales from one group's first to the next one's, where these lie side by side.
+    /// Number of scales from one group to the next, if scales are column-major.
     pub(super) stride: usize,
-    /// Rows that staging holds.
+    /// Number of rows that are staged at once.
     pub(super) chunk: usize,
-    /// Memory of this block for the values of a row: shared, or staging if the row is too long.
-    pub(super) values: *mut f32,
-    pub(super) spec: NormSpec,
-    pub(super) epsilon: f32,
+    /// Memory of this block for the values of a row.
+    values: *mut f32,
+    spec: NormSpec,
+    epsilon: f32,
 }
 
-impl Arguments {
-    /// Puts them in io; gives where. The block must synchronise before use, which beginning a round
-    /// does.
+/// The part of a fused norm that is the same for all rows. The buffers have these rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Norm<T> {
+    arguments: *const Arguments,
+    rows: usize,
+    hidden: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element<Acc = f32>> Norm<T> {
+    /// Writes the arguments to shared memory. If the buffers are too short for `shape`, records the
+    /// error, which the next vote returns, and the norm has no rows. All lanes together.
+    ///
+    /// # Safety
+    /// - A chunk of rows, and after it the memory of all blocks for long rows at `scratch`, must
+    ///   fit staging. The window addresses must be those of the buffers.
+    /// - Byte buffers must be aligned to their elements; on a GPU, all buffers to 16 bytes.
+    /// - During the launch, nothing else may write the inputs or access the outputs.
+    /// - Only the leader may use the arguments before the next barrier of the block.
+    /// - If the norm is the body of an exchange, the elements of the exchange must be its rows, or
+    ///   the exchange must have none.
     #[inline(always)]
-    pub(super) fn put<M: Machine>(self, block: Block<M>) -> *const Self {
-        let at = block.shared().wrapping_add(ARGUMENTS_AT).cast::<Self>();
-        if block.is_leader() {
-            // SAFETY: within this block's shared memory, which one lane writes.
-            unsafe { at.write(self) };
+    pub(super) unsafe fn new<M: Machine>(
+        session: &Session<M>,
+        buffers: &Buffers<T>,
+        shape: &NormShape,
+    ) -> Self {
+        let Buffers {
+            source,
+            residual,
+            weight,
+            bias,
+            kept,
+            out,
+            scales,
+        } = *buffers;
+        let (spec, size) = (shape.spec, size_of::<T>());
+        let (rows, hidden) = (shape.rows as usize, shape.hidden as usize);
+        // The bound keeps numbers of bytes and scales of a row from overflowing.
+        let is_row = hidden != 0 && u32::try_from(hidden).is_ok() && hidden.is_multiple_of(CHUNK);
+        let kept_bytes = rows.saturating_mul(spec.residual_bytes(hidden, size));
+        // The scales come last: their number does not overflow if the output has the rows.
+        let fits = is_row
+            && weight.len() >= hidden
+            && (bias.as_ptr().is_null() || bias.len() >= hidden)
+            && source.len() >= rows.saturating_mul(hidden)
+            && out.len() >= rows.saturating_mul(spec.out_bytes(hidden, size))
+            && (residual.as_ptr().is_null() || residual.len() >= kept_bytes)
+            && (kept.as_ptr().is_null() || kept.len() >= kept_bytes)
+            && scales.len()
+                >= match spec.output_format() {
+                    OutputFormat::StaticFp8 => size_of::<f32>(),
+                    _ => spec.scale_span(hidden, rows, spec.strides(hidden, shape.stride)),
+                };
+        if !fits {
+            // One record for all buffers: a host has checked them, and named the wrong one.
+            session.fault(u32::MAX, shape.rows, shape.hidden);
         }
-        at
+        let arguments = Arguments {
+            residual: residual.as_ptr(),
+            weight: weight.as_ptr().cast(),
+            bias: bias.as_ptr().cast(),
+            out: out.as_ptr(),
+            out_at: shape.out_at,
+            kept: kept.as_ptr(),
+            kept_at: shape.kept_at,
+            scales: scales.as_ptr(),
+            scales_at: shape.scales_at,
+            stride: shape.stride as usize,
+            chunk: shape.chunk as usize,
+            values: row_memory(session, shape.scratch, shape.hidden),
+            spec,
+            epsilon: shape.epsilon,
+        };
+        let block = session.block();
+        let at = block
+            .shared()
+            .wrapping_add(ARGUMENTS_AT)
+            .cast::<Arguments>();
+        if block.is_leader() {
+            // SAFETY: `ARGUMENTS_AT` leaves room for the arguments at the end of shared memory.
+            // Only the leader writes them, and the other lanes read them after a barrier.
+            unsafe { at.write(arguments) };
+        }
+        Self {
+            arguments: at,
+            rows: if fits { rows } else { 0 },
+            hidden,
+            element: PhantomData,
+        }
+    }
+
+    /// Returns the arguments. The compiler removes the loads of unused fields.
+    #[inline(always)]
+    pub(super) fn arguments(&self) -> Arguments {
+        // SAFETY: the leader has written the arguments in `new`, which requires that other lanes
+        // pass a barrier first.
+        unsafe { self.arguments.read() }
+    }
+
+    /// Returns the specification.
+    #[inline(always)]
+    pub(super) fn spec(&self) -> NormSpec {
+        self.arguments().spec
+    }
+
+    /// Returns the number of rows.
+    #[inline(always)]
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Returns the number of elements of a row.
+    #[inline(always)]
+    pub(super) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// Returns true if the sum with the residual is written.
+    #[inline(always)]
+    pub(super) fn keeps(&self) -> bool {
+        !self.arguments().kept.is_null()
+    }
+
+    /// Reduces, normalizes and writes `rows` rows: those of the sums and of the targets, which are
+    /// rows `first ..` of this rank's residual. Begins and ends with a barrier of the block.
+    /// Returns false after a failure, which is recorded. All lanes together.
+    ///
+    /// # Safety
+    /// The norm must have rows `first .. first + rows`. All ranks' rows of `sums`, and the rows at
+    /// every target, must be valid for `rows` rows. No other block or rank may write the former or
+    /// access the latter until this block releases them.
+    #[inline(always)]
+    pub(super) unsafe fn each_row<M: Machine, S: Sums<M>>(
+        &self,
+        block: Block<M>,
+        targets: Targets,
+        sums: &S,
+        first: usize,
+        rows: usize,
+    ) -> bool {
+        block.sync();
+        let mut index = 0;
+        while index < rows {
+            let sum = RowSum {
+                norm: *self,
+                block,
+                targets,
+                sums,
+                index,
+                residual: first + index,
+                values: self.arguments().values,
+            };
+            let Some(row) = sum.reduce() else {
+                return false;
+            };
+            row.write();
+            index += 1;
+        }
+        block.sync();
+        true
     }
 }
 
-/// A fused norm, as far as it is the same for all rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Norm<T> {
-    /// Table in shared memory, written before any row.
-    pub(super) arguments: *const Arguments,
-    pub(super) hidden: usize,
-    pub(super) element: PhantomData<T>,
-}
-
-/// Targets of rows: a table in shared memory, one entry a target.
+/// Targets of rows: a table in shared memory, with one entry a target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Targets {
     table: *mut [u64; TARGET_WORDS],
-    /// Entries in use.
-    pub(super) count: u32,
+    count: u32,
 }
 
 impl Targets {
-    /// Returns the table, on `ranks` ranks. `count` is at most `ranks`.
+    /// Returns the table of `count` targets, on `ranks` ranks.
+    ///
+    /// # Safety
+    /// `count` must be at most `ranks`, and `ranks` the number of ranks. No two lanes may set the
+    /// same entry, and a barrier of the block must separate writes and reads of entries. The kernel
+    /// must not use this shared memory for anything else.
     #[inline(always)]
-    pub(super) fn new<M: Machine>(block: Block<M>, ranks: u32, count: u32) -> Self {
+    pub(super) unsafe fn new<M: Machine>(block: Block<M>, ranks: u32, count: u32) -> Self {
         Self {
             table: block.shared().wrapping_add(targets_at(ranks)).cast(),
             count,
         }
     }
 
-    /// Sets target `index`, which is below the count; scales of row r and group g go to
-    /// `scales[r * stride + g * step]`. One lane an entry; the block must synchronise before use.
+    /// Sets target `index`, if there is one. The scale of row r and group g is at
+    /// `scales[r * strides.0 + g * strides.1]`.
     #[inline(always)]
     pub(super) fn set(
         &self,
@@ -149,6 +306,9 @@ impl Targets {
         scales: *mut u8,
         strides: (u32, u32),
     ) {
+        if index >= self.count {
+            return;
+        }
         let words = [
             out as u64,
             kept as u64,
@@ -156,7 +316,7 @@ impl Targets {
             u64::from(strides.0) | u64::from(strides.1) << 32,
         ];
         for word in 0..TARGET_WORDS {
-            // SAFETY: within the table; one lane writes an entry.
+            // SAFETY: `index` is below the count, and `new` requires that one lane sets an entry.
             unsafe { self.at(word, index).write(words[word]) };
         }
     }
@@ -167,145 +327,151 @@ impl Targets {
         entry.cast::<u64>().wrapping_add(word)
     }
 
+    /// Returns word `WORD` of target `index`, if there is one.
     #[inline(always)]
-    fn word(&self, word: usize, index: u32) -> u64 {
-        // SAFETY: within the table, which the block has filled.
-        unsafe { self.at(word, index).read() }
+    fn word<const WORD: usize>(&self, index: u32) -> Option<u64> {
+        const { assert!(WORD < TARGET_WORDS) };
+        if index >= self.count {
+            return None;
+        }
+        // SAFETY: `index` is below the count; `new` requires a barrier after the lanes have set the
+        // entries.
+        Some(unsafe { self.at(WORD, index).read() })
     }
 
-    /// Normalised rows of target `index`.
+    /// Returns the address of the normalized rows of target `index`, if there is one.
     #[inline(always)]
-    pub(super) fn out(&self, index: u32) -> *mut u8 {
-        self.word(0, index) as *mut u8
+    pub(super) fn out(&self, index: u32) -> Option<*mut u8> {
+        Some(self.word::<0>(index)? as *mut u8)
     }
 
-    /// Rows of the sum with the residual of target `index`.
+    /// Returns the address of the sums with the residual of target `index`, if there is one.
     #[inline(always)]
-    pub(super) fn kept(&self, index: u32) -> *mut u8 {
-        self.word(1, index) as *mut u8
+    fn kept(&self, index: u32) -> Option<*mut u8> {
+        Some(self.word::<1>(index)? as *mut u8)
     }
 
-    /// Scale of row `row` and group `group` of target `index`.
+    /// Returns the address of the scale of `bytes` bytes of row `row` and group `group` of target
+    /// `index`, if there is one.
     #[inline(always)]
-    pub(super) fn scale(&self, index: u32, row: usize, group: usize, bytes: usize) -> *mut u8 {
-        let strides = self.word(3, index);
+    pub(super) fn scale(
+        &self,
+        index: u32,
+        row: usize,
+        group: usize,
+        bytes: usize,
+    ) -> Option<*mut u8> {
+        let strides = self.word::<3>(index)?;
         let at = row * (strides as u32) as usize + group * (strides >> 32) as usize;
-        (self.word(2, index) as *mut u8).wrapping_add(at * bytes)
+        Some((self.word::<2>(index)? as *mut u8).wrapping_add(at * bytes))
     }
 }
 
-/// A row whose values are known: where they are, and what it is normalised by.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+/// A row whose values are written, and the numbers to normalize it by. Made by [`RowSum::reduce`].
+pub(super) struct Row<M, T> {
+    // By value: a reference would keep the norm in local memory.
+    pub(super) norm: Norm<T>,
+    pub(super) block: Block<M>,
+    pub(super) targets: Targets,
+    /// Index of the row at the targets, which have it.
+    pub(super) index: usize,
     /// The values, in f32.
-    pub(super) values: *mut f32,
-    /// 0 for the root mean square.
+    values: *mut f32,
+    /// Mean, or 0 for the root mean square.
     pub(super) mean: f32,
     /// Reciprocal of the root.
     pub(super) scale: f32,
 }
 
-impl<T> Norm<T> {
-    /// The buffers; what is not used of them is not read.
+impl<M, T> Row<M, T> {
+    /// Returns values `[at, at + N)`.
+    ///
+    /// # Safety
+    /// The values must be in the row. If another lane has written them, it must pass a barrier of
+    /// the block before it writes the next row, or the result must not be used.
     #[inline(always)]
-    pub(super) fn arguments(&self) -> Arguments {
-        // SAFETY: the block has put its arguments there, and passed a barrier, before any row.
-        unsafe { self.arguments.read() }
-    }
-
-    /// Returns the specification.
-    #[inline(always)]
-    pub(super) fn spec(&self) -> NormSpec {
-        self.arguments().spec
-    }
-
-    /// Returns true if the sum with the residual is written.
-    #[inline(always)]
-    pub(super) fn keeps(&self) -> bool {
-        !self.arguments().kept.is_null()
+    pub(super) unsafe fn values<const N: usize>(&self, at: usize) -> [f32; N] {
+        // SAFETY: the precondition of this function. `RowSum::reduce` has written the values, and
+        // the block has passed a barrier.
+        unsafe { self.values.add(at).cast::<[f32; N]>().read() }
     }
 }
 
-impl<T: Element<Acc = f32>> Norm<T> {
-    /// Sums row `row` (counted from the first row of `sums` and of the targets; row `residual` of
-    /// this rank's residual), adds the residual, writes the sum to the targets if it is wanted, and
-    /// takes the statistics. `None` after a failure. All lanes together.
-    ///
-    /// # Safety
-    /// As the kernel promises.
+/// A row that is being reduced. Made by [`Norm::each_row`], whose preconditions hold for it.
+struct RowSum<'a, M, T, S> {
+    norm: Norm<T>,
+    block: Block<M>,
+    targets: Targets,
+    sums: &'a S,
+    /// Index of the row in the sums and at the targets.
+    index: usize,
+    /// Index of the row in this rank's residual.
+    residual: usize,
+    /// Memory of the block for the values.
+    values: *mut f32,
+}
+
+impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
+    /// Sums the row, adds the residual, writes the sum to the targets if it is wanted, and computes
+    /// the statistics. `None` after a failure. All lanes together.
     #[inline(always)]
-    pub(super) unsafe fn reduce<M: Machine, S: Sums<M>>(
-        &self,
-        block: Block<M>,
-        targets: Targets,
-        sums: &S,
-        row: usize,
-        residual: usize,
-    ) -> Option<Row> {
-        let io = RowContext {
-            sums,
-            targets,
-            values: self.arguments().values,
-            row,
-            residual,
-            machine: PhantomData::<M>,
+    fn reduce(&self) -> Option<Row<M, T>> {
+        let (mean, squares) = if M::LANES == 1 {
+            self.statistics_single()?
+        } else {
+            self.statistics_lanes()?
         };
-        // SAFETY: the caller's promise.
-        let (mean, squares) = unsafe {
-            if M::LANES == 1 {
-                self.statistics_single(&io)?
-            } else {
-                self.statistics_lanes(block, &io)?
-            }
-        };
-        let variance = squares / self.hidden as f32;
+        let variance = squares / self.norm.hidden as f32;
         Some(Row {
-            values: io.values,
+            norm: self.norm,
+            block: self.block,
+            targets: self.targets,
+            index: self.index,
+            values: self.values,
             mean,
-            scale: 1.0 / arch::sqrt_f32(variance + self.arguments().epsilon),
+            scale: 1.0 / arch::sqrt_f32(variance + self.norm.arguments().epsilon),
         })
     }
 
-    /// Elements `[at, at + N)` of the row: summed, rounded, the residual added, rounded; written
-    /// where they are wanted.
+    /// Computes values `[at, at + N)`: the sum, rounded, with the residual, rounded. Writes them to
+    /// the memory for values and, if they are wanted, to the targets.
     ///
     /// # Safety
-    /// As [`Norm::reduce`]; the elements are in the row.
+    /// The values must be in the row, and no other lane may access them until the next barrier of
+    /// the block.
     #[inline(always)]
-    unsafe fn values<M: Machine, S: Sums<M>, const N: usize>(
-        &self,
-        io: &RowContext<'_, M, S>,
-        at: usize,
-    ) -> Option<[f32; N]> {
-        // SAFETY: the caller's promise.
-        let sum = unsafe { io.sums.sum::<N>(io.row * self.hidden + at)? };
+    unsafe fn chunk<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
+        // SAFETY: the sums have row `index` (`each_row`), and the row has the elements.
+        let sum = unsafe { self.sums.sum::<N>(self.index * self.norm.hidden + at)? };
         let rounded: [T; N] = chunk::narrow(sum);
         let mut values = chunk::widen(rounded);
-        if self.spec().has_wide_residual() {
-            // SAFETY: as above.
-            unsafe { self.add_residual::<M, S, f32, N>(io, at, &mut values) };
+        if self.norm.spec().has_wide_residual() {
+            // SAFETY: the precondition of this function; the residual is f32.
+            unsafe { self.add_residual::<f32, N>(at, &mut values) };
         } else {
-            // SAFETY: as above.
-            unsafe { self.add_residual::<M, S, T, N>(io, at, &mut values) };
+            // SAFETY: the precondition of this function; the residual is `T`.
+            unsafe { self.add_residual::<T, N>(at, &mut values) };
         }
-        // SAFETY: the row's values are this block's, these elements this lane's.
-        unsafe { io.values.add(at).cast::<[f32; N]>().write(values) };
+        // SAFETY: the memory has room for a row, and only this lane accesses these values.
+        unsafe { self.values.add(at).cast::<[f32; N]>().write(values) };
         Some(values)
     }
 
+    /// Adds the residual to values `[at, at + N)`, rounds, and writes the targets.
+    ///
     /// # Safety
-    /// As [`Norm::values`]; the residual's type is `R`.
+    /// As [`RowSum::chunk`]; `R` must be the type of the residual.
     #[inline(always)]
-    unsafe fn add_residual<M: Machine, S, R: Element<Acc = f32>, const N: usize>(
+    unsafe fn add_residual<R: Element<Acc = f32>, const N: usize>(
         &self,
-        io: &RowContext<'_, M, S>,
         at: usize,
         values: &mut [f32; N],
     ) {
-        let rows = self.arguments().residual;
+        let rows = self.norm.arguments().residual;
         if !rows.is_null() {
-            let from = io.residual * self.hidden + at;
-            // SAFETY: the caller's promise.
+            let from = self.residual * self.norm.hidden + at;
+            // SAFETY: `Norm::new` has checked that the residual has the norm's rows, of which
+            // `residual` is one.
             let residual = unsafe { chunk::read::<M, R, N>(rows.cast::<R>().add(from)) };
             for i in 0..N {
                 values[i] += residual[i].widen();
@@ -313,45 +479,37 @@ impl<T: Element<Acc = f32>> Norm<T> {
         }
         let rounded: [R; N] = chunk::narrow(*values);
         *values = chunk::widen(rounded);
-        if self.keeps() {
-            let to = io.row * self.hidden + at;
+        if self.norm.keeps() {
+            let to = self.index * self.norm.hidden + at;
             let mut target = 0;
-            while target < io.targets.count {
-                // SAFETY: rows of the targets.
-                unsafe {
-                    let kept = io.targets.kept(target).cast::<R>().add(to);
-                    chunk::write::<M, R, N>(kept, rounded);
-                }
+            while let Some(kept) = self.targets.kept(target) {
+                // SAFETY: every target has row `index` (`each_row`), and only this lane accesses
+                // these elements.
+                unsafe { chunk::write::<M, R, N>(kept.cast::<R>().add(to), rounded) };
                 target += 1;
             }
         }
     }
 
-    /// Mean (or 0) and sum of squares, by one lane.
-    ///
-    /// # Safety
-    /// As [`Norm::reduce`].
+    /// Returns the mean (or 0) and the sum of squares, computed by one lane.
     #[inline(always)]
-    unsafe fn statistics_single<M: Machine, S: Sums<M>>(
-        &self,
-        io: &RowContext<'_, M, S>,
-    ) -> Option<(f32, f32)> {
-        let layer = self.spec().is_layer();
-        let whole = self.hidden / PARTIALS * PARTIALS;
+    fn statistics_single(&self) -> Option<(f32, f32)> {
+        let (hidden, layer) = (self.norm.hidden, self.norm.spec().is_layer());
+        let whole = hidden / PARTIALS * PARTIALS;
         let mut partials = [0f32; PARTIALS];
         let mut at = 0;
         while at < whole {
-            // SAFETY: the caller's promise.
-            let values = unsafe { self.values::<M, S, PARTIALS>(io, at)? };
+            // SAFETY: `at + PARTIALS <= whole`: both are multiples of it. There is one lane.
+            let values = unsafe { self.chunk::<PARTIALS>(at)? };
             for j in 0..PARTIALS {
                 let value = values[j];
                 partials[j] += if layer { value } else { value * value };
             }
             at += PARTIALS;
         }
-        while at < self.hidden {
-            // SAFETY: as above.
-            let values = unsafe { self.values::<M, S, CHUNK>(io, at)? };
+        while at < hidden {
+            // SAFETY: `at + CHUNK <= hidden`: both are multiples of it. There is one lane.
+            let values = unsafe { self.chunk::<CHUNK>(at)? };
             for j in 0..CHUNK {
                 let value = values[j];
                 partials[(at + j) % PARTIALS] += if layer { value } else { value * value };
@@ -362,47 +520,41 @@ impl<T: Element<Acc = f32>> Norm<T> {
         if !layer {
             return Some((0.0, total));
         }
-        let mean = total / self.hidden as f32;
+        let mean = total / hidden as f32;
         let mut partials = [0f32; PARTIALS];
         let mut at = 0;
         while at < whole {
-            // SAFETY: the row's values, which this lane has written.
-            let values = unsafe { io.values.add(at).cast::<[f32; PARTIALS]>().read() };
+            // SAFETY: within the values by `at < whole`; this lane has written them.
+            let values = unsafe { self.values.add(at).cast::<[f32; PARTIALS]>().read() };
             for j in 0..PARTIALS {
                 let off = values[j] - mean;
                 partials[j] += off * off;
             }
             at += PARTIALS;
         }
-        while at < self.hidden {
-            // SAFETY: as above.
-            let off = unsafe { io.values.add(at).read() } - mean;
+        while at < hidden {
+            // SAFETY: within the values by `at < hidden`; this lane has written them.
+            let off = unsafe { self.values.add(at).read() } - mean;
             partials[at % PARTIALS] += off * off;
             at += 1;
         }
         Some((mean, tree(&mut partials)))
     }
 
-    /// As [`Norm::statistics_single`], by several lanes.
-    ///
-    /// # Safety
-    /// As [`Norm::reduce`].
+    /// Does what [`RowSum::statistics_single`] does, by several lanes. All lanes together.
     #[inline(always)]
-    unsafe fn statistics_lanes<M: Machine, S: Sums<M>>(
-        &self,
-        block: Block<M>,
-        io: &RowContext<'_, M, S>,
-    ) -> Option<(f32, f32)> {
+    fn statistics_lanes(&self) -> Option<(f32, f32)> {
+        let (block, hidden) = (self.block, self.norm.hidden);
         let mut failed = false;
-        for index in block.elements_of_block(self.hidden / CHUNK) {
-            // SAFETY: the caller's promise.
-            if unsafe { self.values::<M, S, CHUNK>(io, index * CHUNK) }.is_none() {
+        for index in block.elements_of_block(hidden / CHUNK) {
+            // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
+            if unsafe { self.chunk::<CHUNK>(index * CHUNK) }.is_none() {
                 failed = true;
                 break;
             }
         }
         if S::WAITS {
-            // The vote is a barrier too.
+            // The vote is a barrier, too.
             if block.any(failed) {
                 return None;
             }
@@ -410,38 +562,27 @@ impl<T: Element<Acc = f32>> Norm<T> {
             block.sync();
         }
         let table = |offset: usize| block.shared().wrapping_add(offset).cast::<f32>();
-        if !self.spec().is_layer() {
-            // SAFETY: the block has written the row's values, and passed a barrier.
-            let squares = unsafe {
-                partial_sums(block, io.values, self.hidden, table(SQUARES_AT), |x| x * x)
-            };
+        if !self.norm.spec().is_layer() {
+            // SAFETY: the block has written the values of the row, and passed a barrier.
+            let squares =
+                unsafe { partial_sums(block, self.values, hidden, table(SQUARES_AT), |x| x * x) };
             return Some((0.0, squares));
         }
-        // SAFETY: as above.
-        let sum = unsafe { partial_sums(block, io.values, self.hidden, table(SUMS_AT), |x| x) };
-        let mean = sum / self.hidden as f32;
+        // SAFETY: the block has written the values of the row, and passed a barrier.
+        let sum = unsafe { partial_sums(block, self.values, hidden, table(SUMS_AT), |x| x) };
+        let mean = sum / hidden as f32;
         let square = |x: f32| {
             let off = x - mean;
             off * off
         };
-        // SAFETY: as above.
+        // SAFETY: as for the sum; this table is another one.
         let squares =
-            unsafe { partial_sums(block, io.values, self.hidden, table(SQUARES_AT), square) };
+            unsafe { partial_sums(block, self.values, hidden, table(SQUARES_AT), square) };
         Some((mean, squares))
     }
 }
 
-/// Where a row comes from and goes to.
-struct RowContext<'a, M, S> {
-    sums: &'a S,
-    targets: Targets,
-    values: *mut f32,
-    row: usize,
-    residual: usize,
-    machine: PhantomData<M>,
-}
-
-/// The fixed tree.
+/// Adds the partials by the fixed tree.
 #[inline(always)]
 fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
     let mut width = PARTIALS / 2;
@@ -454,12 +595,13 @@ fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
     partials[0]
 }
 
-/// The sum of `of` over a row, in every lane: lane j takes partial j, then all warps walk the tree.
-/// All lanes together; one barrier, so `table` may be written again behind the next one.
+/// Returns the sum of `of` over a row on every lane: lane j computes partial j, then each warp
+/// walks the tree. All lanes together, with one barrier; `table` may be written again after the
+/// next one.
 ///
 /// # Safety
-/// `values` has `hidden` elements, which nobody writes meanwhile; `table` is this block's, for
-/// [`PARTIALS`] elements.
+/// `values` must have `hidden` elements, which no lane writes during the call. `table` must be
+/// memory of this block for [`PARTIALS`] elements, and no lane may still use it.
 #[inline(always)]
 unsafe fn partial_sums<M: Machine>(
     block: Block<M>,
@@ -468,12 +610,13 @@ unsafe fn partial_sums<M: Machine>(
     table: *mut f32,
     of: impl Fn(f32) -> f32,
 ) -> f32 {
-    /// Elements that are under way at once.
+    /// Number of loads in flight.
     const AHEAD: usize = 4;
     for j in block.elements_of_block(PARTIALS) {
         let mut partial = 0f32;
         let mut i = j;
-        // SAFETY: every index stays below `hidden`; entry j is this lane's.
+        // SAFETY: every index is below `hidden` by the conditions, and `j < PARTIALS`; only this
+        // lane accesses entry j before the barrier.
         unsafe {
             while i + (AHEAD - 1) * PARTIALS < hidden {
                 let mut some = [0f32; AHEAD];
@@ -497,11 +640,12 @@ unsafe fn partial_sums<M: Machine>(
     unsafe { table_sum(block, table) }
 }
 
-/// The sum of a table's [`PARTIALS`] entries by the fixed tree, in every lane; all lanes together,
-/// behind a barrier. The table is this call's until the next one.
+/// Returns the sum of the [`PARTIALS`] entries of a table by the fixed tree, on every lane. All
+/// lanes together.
 ///
 /// # Safety
-/// `table` is this block's, for [`PARTIALS`] elements.
+/// `table` must be memory of this block for [`PARTIALS`] elements, which the block has written
+/// before a barrier. No lane may write the table until the next barrier after the call.
 #[inline(always)]
 pub(crate) unsafe fn table_sum<M: Machine>(block: Block<M>, table: *mut f32) -> f32 {
     let warp = block.warp();
@@ -509,7 +653,8 @@ pub(crate) unsafe fn table_sum<M: Machine>(block: Block<M>, table: *mut f32) -> 
         let mut width = PARTIALS / 2;
         while width > 0 {
             for j in block.elements_of_block(width) {
-                // SAFETY: within the table; entry j is this lane's until the barrier.
+                // SAFETY: `j + width < PARTIALS`; only this lane accesses both entries until the
+                // barrier.
                 unsafe {
                     let sum = table.add(j).read() + table.add(j + width).read();
                     table.add(j).write(sum);
@@ -518,11 +663,11 @@ pub(crate) unsafe fn table_sum<M: Machine>(block: Block<M>, table: *mut f32) -> 
             block.sync();
             width /= 2;
         }
-        // SAFETY: within the table, which nobody writes before the next barrier.
+        // SAFETY: the table has an entry 0, which no lane writes before the next barrier.
         return unsafe { table.read() };
     }
     let lane = warp.rank() as usize % 32;
-    // SAFETY: within the table, which nobody writes before the next barrier.
+    // SAFETY: `lane < 32`; no lane writes the table before the next barrier.
     let four = unsafe {
         [
             table.add(lane).read(),

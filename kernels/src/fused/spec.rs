@@ -1,18 +1,20 @@
-//! Specification of a fused norm, in one word that all ranks agree on.
+//! Specification of a fused norm: one word that is equal on all ranks.
 
-/// Rows that a rank reduces, and their targets.
+use bytemuck::{Pod, Zeroable};
+
+/// The rows that a rank reduces, and the ranks that get them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Route {
-    /// Every rank reduces all rows for itself.
+    /// Every rank reduces all rows.
     OneShot = 0,
-    /// Rank r reduces and normalises its part of the rows, and writes them to all ranks.
+    /// Rank r reduces and normalizes its part of the rows, and writes them to all ranks.
     TwoShot = 1,
-    /// Rank r reduces and normalises rows `r * rows / ranks ..` and keeps them.
+    /// Rank r reduces and normalizes part r of the input's rows, and keeps them.
     ReduceScatter = 2,
 }
 
-/// The statistics that a row is normalised by.
+/// The statistics that a row is normalized by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Statistics {
@@ -22,17 +24,17 @@ pub enum Statistics {
     Layer = 1,
 }
 
-/// Format in which the normalised rows are written.
+/// Format of the normalized rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum OutputFormat {
     /// The element type.
     Unquantized = 0,
-    /// fp8 E4M3, by one scale that is given.
+    /// fp8 E4M3, by one given scale.
     StaticFp8 = 1,
-    /// fp8 E4M3, by a scale of each row.
+    /// fp8 E4M3, by a computed scale per row.
     TokenFp8 = 2,
-    /// fp8 E4M3, by a scale of each [`GROUP`] elements of a row.
+    /// fp8 E4M3, by a computed scale per [`GROUP`] elements of a row.
     GroupFp8 = 3,
 }
 
@@ -41,7 +43,7 @@ pub const GROUP: usize = 128;
 
 /// A fused norm: `[..][route:2][column-major:1][ue8m0:1][output_format:2][f32 residual:1][weight +
 /// 1:1][statistics:1]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct NormSpec(pub u32);
 
@@ -51,7 +53,7 @@ impl NormSpec {
     const UE8M0: u32 = 1 << 5;
     const COLUMN_MAJOR: u32 = 1 << 6;
 
-    /// Creates a specification with these statistics, output and route; the rest is off.
+    /// Creates a specification with these statistics, output and route, and all else off.
     pub const fn new(statistics: Statistics, output_format: OutputFormat, route: Route) -> Self {
         Self(statistics as u32 | (output_format as u32) << 3 | (route as u32) << 7)
     }
@@ -62,20 +64,19 @@ impl NormSpec {
         Self(self.0 | Self::UNIT_OFFSET)
     }
 
-    /// Makes the residual f32, before and after, for every element type; the norm is of the f32
-    /// values.
+    /// Makes the residual and its sum f32 for every element type. The f32 values are normalized.
     #[must_use]
     pub const fn with_wide_residual(self) -> Self {
         Self(self.0 | Self::WIDE_RESIDUAL)
     }
 
-    /// Scales are powers of two, a byte each (E8M0, bias 127).
+    /// Makes scales powers of two, of one byte each (E8M0, bias 127).
     #[must_use]
     pub const fn with_ue8m0(self) -> Self {
         Self(self.0 | Self::UE8M0)
     }
 
-    /// Scales of one group lie side by side, not those of one row.
+    /// Makes the scales of a group contiguous, instead of those of a row.
     #[must_use]
     pub const fn with_column_major(self) -> Self {
         Self(self.0 | Self::COLUMN_MAJOR)
@@ -99,13 +100,13 @@ impl NormSpec {
         self.0 & Self::WIDE_RESIDUAL != 0
     }
 
-    /// Returns true if scales are a byte.
+    /// Returns true if a computed scale is one byte.
     #[inline(always)]
     pub const fn is_ue8m0(self) -> bool {
         self.0 & Self::UE8M0 != 0
     }
 
-    /// Returns true if scales of one group are contiguous.
+    /// Returns true if the scales of a group are contiguous.
     #[inline(always)]
     pub const fn is_column_major(self) -> bool {
         self.0 & Self::COLUMN_MAJOR != 0
@@ -122,7 +123,7 @@ impl NormSpec {
         }
     }
 
-    /// Returns the route; a code that does not exist is [`Route::OneShot`].
+    /// Returns the route. Codes that do not exist are [`Route::OneShot`].
     #[inline(always)]
     pub const fn route(self) -> Route {
         match self.0 >> 7 & 3 {
@@ -154,7 +155,29 @@ impl NormSpec {
         }
     }
 
-    /// Returns the bytes of a row of `hidden` elements of `size` bytes as it is written.
+    /// Returns the number of scales from row to row, and from group to group. `stride` is the
+    /// latter if scales are column-major.
+    #[inline(always)]
+    pub(super) const fn strides(self, hidden: usize, stride: u64) -> (u32, u32) {
+        if self.is_column_major() {
+            (1, stride as u32)
+        } else {
+            (self.scales(hidden) as u32, 1)
+        }
+    }
+
+    /// Returns the bytes from the first to the last computed scale of `rows` rows.
+    #[inline(always)]
+    pub(super) const fn scale_span(self, hidden: usize, rows: usize, strides: (u32, u32)) -> usize {
+        let groups = self.scales(hidden);
+        if groups == 0 || rows == 0 {
+            return 0;
+        }
+        let last = (rows - 1) * strides.0 as usize + (groups - 1) * strides.1 as usize;
+        (last + 1) * self.scale_bytes()
+    }
+
+    /// Returns the bytes of a row of `hidden` elements of `size` bytes in the output.
     #[inline(always)]
     pub const fn out_bytes(self, hidden: usize, size: usize) -> usize {
         match self.output_format() {
@@ -163,7 +186,7 @@ impl NormSpec {
         }
     }
 
-    /// Returns the bytes of a row of the residual.
+    /// Returns the bytes of a row of the residual for elements of `size` bytes.
     #[inline(always)]
     pub const fn residual_bytes(self, hidden: usize, size: usize) -> usize {
         if self.has_wide_residual() {

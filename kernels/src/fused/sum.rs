@@ -1,4 +1,4 @@
-//! Sources of a row's sum over the ranks: the ranks' memory, or their packets.
+//! Sources of a row's sum over the ranks: memory of the ranks, or their packets.
 
 use fusewire_device::bulk::Tables;
 use fusewire_device::packet::{PAIR_DATA, Slots};
@@ -7,20 +7,20 @@ use fusewire_device::{DType, Element, Machine};
 
 use super::chunk;
 
-/// The rows of all ranks, added in rank order in f32.
+/// The rows of all ranks, which are added in rank order in f32.
 pub(super) trait Sums<M: Machine> {
-    /// Whether [`Sums::sum`] can fail.
+    /// True if [`Sums::sum`] waits, and can fail.
     const WAITS: bool;
 
-    /// Elements `[at, at + N)` behind the first row, summed. `None` after a failure, which is
+    /// Returns the sum of elements `[at, at + N)` of the rows. `None` after a failure, which is
     /// recorded.
     ///
     /// # Safety
-    /// The elements are in all ranks' rows.
+    /// All ranks' rows must have the elements.
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]>;
 }
 
-/// Rows that lie in memory: a table of where each rank's first one is.
+/// Rows in memory: a table of the address of each rank's first row.
 pub(super) struct PulledRows<T> {
     pub(super) tables: Tables,
     pub(super) ranks: u32,
@@ -34,14 +34,14 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PulledRows<T> {
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
         let load = |rank: u32| {
             let from = self.tables.source(rank).cast::<T>().wrapping_add(at);
-            // SAFETY: the caller's promise.
+            // SAFETY: the rows at the address of each rank have the elements.
             unsafe { chunk::read::<M, T, N>(from) }
         };
         let mut sum = chunk::widen(load(0));
         let mut rank = 1;
         if M::LANES != 1 {
-            // With the one in front of them, three or four loads are under way at once; f32 is
-            // larger, and f16's conversion takes registers.
+            // With the preceding load, three or four loads are in flight. There are fewer for f32,
+            // which is larger, and for f16, whose conversion takes registers.
             while T::DTYPE == DType::Bf16 && rank + 3 <= self.ranks {
                 let next = [load(rank), load(rank + 1), load(rank + 2)];
                 add(&mut sum, next[0]);
@@ -71,7 +71,7 @@ fn add<T: Element<Acc = f32>, const N: usize>(sum: &mut [f32; N], values: [T; N]
     }
 }
 
-/// Rows that arrive as packets of several lanes, this rank's own among them.
+/// Rows that arrive as packets of several lanes, including those of this rank.
 pub(super) struct PacketRows<'a, M, T> {
     pub(super) session: &'a Session<M>,
     pub(super) slots: &'a Slots,
@@ -84,18 +84,24 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PacketRows<'_, M, T> {
     #[inline(always)]
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
         let unit = 1 + at * size_of::<T>() / PAIR_DATA;
-        if size_of::<T>() == 2 {
-            self.received::<N, 2>(unit)
-        } else {
-            self.received::<N, 4>(unit)
+        // SAFETY: all streams have the elements, and so their units.
+        unsafe {
+            if size_of::<T>() == 2 {
+                self.received::<N, 2>(unit)
+            } else {
+                self.received::<N, 4>(unit)
+            }
         }
     }
 }
 
 impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
-    /// The sum of `N` elements, which are `U` units from `unit` on.
+    /// Returns the sum of `N` elements, which are `U` units from `unit` on.
+    ///
+    /// # Safety
+    /// All streams must have the units.
     #[inline(always)]
-    fn received<const N: usize, const U: usize>(&self, unit: usize) -> Option<[f32; N]> {
+    unsafe fn received<const N: usize, const U: usize>(&self, unit: usize) -> Option<[f32; N]> {
         let ranks = self.session.comm().size();
         let mut sum = [0.0; N];
         let mut rank = 0;
@@ -103,10 +109,10 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                // SAFETY: a rank, and units of its stream.
+                // SAFETY: `rank < ranks`; its stream has the units.
                 unsafe { self.slots.peek_pairs::<U>(self.session.comm(), rank, unit) }
             };
-            // As many units under way as registers can hold.
+            // As many units in flight as registers can hold.
             let (there, taken) = if U == 2 {
                 let seen = [peek(0), peek(1), peek(2), peek(3)];
                 let there = seen[0].1 & seen[1].1 & seen[2].1 & seen[3].1;
@@ -129,7 +135,7 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
             if there {
                 rank += taken;
             } else {
-                // SAFETY: a rank, and units of its stream.
+                // SAFETY: `rank < ranks`; its stream has the units.
                 let units = unsafe { self.slots.receive_pairs::<M, U>(self.session, rank, unit) };
                 let units = units.ok()?;
                 fold::<T, N, U>(&mut sum, rank, ranks, units);
@@ -140,7 +146,7 @@ impl<M: Machine, T: Element<Acc = f32>> PacketRows<'_, M, T> {
     }
 }
 
-/// Adds what `rank` sent to the sum, where there is such a rank; the first one's is the sum.
+/// Adds the elements of `rank` to the sum, if there is such a rank. Those of rank 0 begin the sum.
 #[inline(always)]
 fn fold<T: Element<Acc = f32>, const N: usize, const U: usize>(
     sum: &mut [f32; N],

@@ -1,8 +1,8 @@
-//! A logit and its column in one word, ordered as sampling orders them; a row's maximum and sum in
-//! another.
+//! Keys: a logit and its column in one word. Partial results: a row's maximum and sum in one word.
 
-/// Orders by logit, then by the lower column: a greater key wins. NaN is less than all numbers, -0
-/// less than +0. No key is [`NONE`], as there are fewer than 2^32 - 1 columns.
+/// Returns the key of a logit, given as [`sortable`], and its column. A key is greater if its logit
+/// is greater, or if the logits are equal and its column is lower. NaN is less than all numbers,
+/// and -0 less than +0. No key is [`NONE`], because there are fewer than 2^32 - 1 columns.
 #[inline(always)]
 pub(super) fn key(sortable: u32, column: u32) -> u64 {
     u64::from(sortable) << 32 | u64::from(!column)
@@ -11,7 +11,7 @@ pub(super) fn key(sortable: u32, column: u32) -> u64 {
 /// Value less than every key.
 pub(super) const NONE: u64 = 0;
 
-/// The upper half of a key: of a NaN 0, of -inf 0x7fffff.
+/// Returns the upper half of a key: 0 for a NaN, 0x7fffff for -inf.
 #[inline(always)]
 pub(super) fn sortable(logit: f32) -> u32 {
     let bits = logit.to_bits();
@@ -20,7 +20,7 @@ pub(super) fn sortable(logit: f32) -> u32 {
     if logit.is_nan() { 0 } else { ordered }
 }
 
-/// The logit of a key's upper half; one NaN for all.
+/// Returns the logit of a key's upper half; the same NaN for every NaN.
 #[inline(always)]
 pub(super) fn logit(sortable: u32) -> f32 {
     let negative = (!((sortable as i32) >> 31)) as u32;
@@ -28,17 +28,17 @@ pub(super) fn logit(sortable: u32) -> f32 {
     f32::from_bits(if sortable == 0 { NAN } else { bits })
 }
 
-/// The column of a key; all ones of [`NONE`].
+/// Returns the column of a key; all ones for [`NONE`].
 #[inline(always)]
 pub(super) fn column(key: u64) -> u32 {
     !(key as u32)
 }
 
-/// The quiet NaN that is written.
+/// Bits of the NaN that is written for every NaN.
 const NAN: u32 = 0x7fc0_0000;
 
-/// The greatest logit of a row (NaN left out; -inf of none), and the sum of exp(logit - [`base`])
-/// over it.
+/// The greatest logit of a row except for NaNs (-inf if there is none), and the sum of
+/// exp(logit - [`base`]) over the row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Partial {
     pub(super) greatest: f32,
@@ -61,7 +61,7 @@ impl Partial {
 }
 
 /// Returns the value to subtract from logits before their exponential, if `greatest` is the
-/// greatest one: `greatest`, or 0 if it is infinite, so that no infinity is taken from itself.
+/// greatest one: `greatest`, or 0 if it is infinite, because inf - inf is NaN.
 #[inline(always)]
 pub(super) fn base(greatest: f32) -> f32 {
     if greatest.abs() == f32::INFINITY {
@@ -71,7 +71,8 @@ pub(super) fn base(greatest: f32) -> f32 {
     }
 }
 
-/// The logarithm of the sum of exponentials, of a sum to [`base`]; one NaN for all.
+/// Returns the logarithm of the sum of exponentials, given the sum relative to `base`; the same NaN
+/// for every NaN.
 #[inline(always)]
 pub(super) fn log_sum_exp(base: f32, sum: f32) -> f32 {
     let out = base + fusewire_device::math::log(sum);

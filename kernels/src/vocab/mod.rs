@@ -1,29 +1,28 @@
-//! Sampling's reductions over logits that are split by columns, in one launch: the k greatest
-//! logits of each row with their columns, and the row's log-sum-exp.
+//! Reductions for sampling, in one launch, over logits whose columns are split among the ranks: the
+//! k greatest logits of each row with their columns, and the row's log-sum-exp.
 //!
-//! A block has its rows to itself, and all its lanes work on one row. What a rank finds in a row
-//! are k words of logit and column and one of maximum and sum; these go to all ranks by packets
-//! ([`fusewire_device::packet`]), and every rank puts them together by itself: keys by their order,
-//! sums in rank order. So all ranks have the same bits.
+//! Each row belongs to one block, whose lanes all work on it. For each row, a rank sends k words of
+//! logit and column, and one word of maximum and sum, to all ranks by packets
+//! ([`fusewire_device::packet`]). Every rank merges the words of all ranks, keys by their order and
+//! sums in rank order, so the results are the same to the bit on all ranks.
 //!
 //! # Rounds
-//! Rows that do not fit a slot go in rounds, each an epoch of the slots:
+//! Rows that do not fit a slot are sent in rounds. Each round is an epoch of the slots:
 //! - **who may overwrite what:** a rank overwrites its slot of round r at a peer in round r + 2;
 //! - **after having acquired** the peer's stream of round r + 1, all of it by all lanes, which pass
 //!   a barrier before they send;
 //! - **released by** the peer, whose lanes passed a barrier after their last read of round r and
 //!   before they sent round r + 1.
 //!
-//! This is the idiom of the packets, of launches one after the other; that a launch has several
-//! epochs changes nothing in it.
+//! This is the packet protocol, with several epochs in a launch.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `key` | a logit and its column in one word |
 //! | `row` | a rank's part of a row; the sum of its exponentials |
 //! | `lanes`, `single` | the greatest keys, by several lanes and by one |
-//! | `merge` | what all ranks found |
-//! | `shared` | what lies where in shared memory |
+//! | `merge` | merge of all ranks' results |
+//! | `shared` | layout of shared memory |
 
 mod key;
 mod lanes;
@@ -32,20 +31,23 @@ mod row;
 mod shared;
 mod single;
 
+use bytemuck::{Pod, Zeroable};
 use fusewire_device::packet::Slots;
 use fusewire_device::session::Session;
-use fusewire_device::{Aborted, Bf16, Block, Element, F16, Group, Machine, kernel, mem};
+use fusewire_device::{
+    Aborted, Bf16, Block, Element, F16, Group, In, Machine, Out, Scratch, kernel, mem,
+};
 
 use self::lanes::Sorter;
 use self::merge::Merge;
 use self::row::RowPart;
 use self::single::{List, greatest_logit};
 
-/// Most logits of a row that can be asked for.
+/// Greatest number of logits that a launch can select in a row.
 pub const MAX_K: usize = 64;
 
 /// Specification of the results of a row: `[..][8-byte indices:1][log-sum-exp:1][k:8]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct VocabSpec(pub u32);
 
@@ -53,7 +55,7 @@ impl VocabSpec {
     const SUM: u32 = 1 << 8;
     const WIDE: u32 = 1 << 9;
 
-    /// Computes the `k` greatest logits, at most [`MAX_K`], possibly none.
+    /// Selects the `k` greatest logits: 0 to [`MAX_K`].
     pub const fn new(k: u8) -> Self {
         Self(k as u32)
     }
@@ -64,7 +66,7 @@ impl VocabSpec {
         Self(self.0 | Self::SUM)
     }
 
-    /// Indices are 8 bytes, not 4.
+    /// Makes indices 8 bytes instead of 4.
     #[must_use]
     pub const fn with_wide_indices(self) -> Self {
         Self(self.0 | Self::WIDE)
@@ -90,7 +92,24 @@ impl VocabSpec {
     }
 }
 
-/// What a rank sends of a row: `k` keys in order, then the partial sum.
+/// The shape of a [`vocab`] launch.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct VocabShape {
+    /// Number of columns of this rank, possibly 0.
+    pub columns: u64,
+    /// This rank's first column. All ranks together have fewer than 2^31 columns.
+    pub first: u64,
+    /// Elements from one row of logits to the next.
+    pub stride: u64,
+    /// Rows that a block sends at once, equal on all ranks: at least 1, and no more than fit a
+    /// packet slot.
+    pub round: u32,
+    /// The results, equal on all ranks.
+    pub spec: VocabSpec,
+}
+
+/// The words that a rank sends of a row: `k` keys in order, then the partial sum.
 #[derive(Clone, Copy, Debug)]
 struct Words {
     k: usize,
@@ -98,67 +117,81 @@ struct Words {
 }
 
 impl Words {
-    /// Words of a row.
+    /// Returns the number of words of a row.
     #[inline(always)]
     fn each(self) -> usize {
         self.k + usize::from(self.has_sum)
     }
 }
 
-/// Where results go.
+/// The results: addresses without lengths, for which a block of 512 lanes has no registers.
 #[derive(Clone, Copy, Debug)]
 struct Outputs {
-    /// Null: not wanted.
+    /// Null if they are not wanted.
     values: *mut f32,
-    indices: *mut u8,
+    indices: *mut u32,
+    /// True if an index is two words.
     wide: bool,
     log_sum_exp: *mut f32,
 }
 
-/// Computes the `k` greatest logits of each row, of which the launch counts as many, with their
-/// columns, and each row's log-sum-exp, as `spec` says. This rank has columns `first .. first +
-/// columns`, perhaps none; its rows begin `stride` elements apart. A block takes `round` rows at a
-/// time.
+/// Computes the `k` greatest logits of each row with their columns, and each row's log-sum-exp. The
+/// number of rows is the count of the launch.
 ///
-/// Logits descend, of equal ones the first column comes first; +0 is above -0, NaN below all. A
+/// Logits descend. Of equal logits, the first column comes first; +0 is above -0, NaN below all. A
 /// position for which there is no column gets NaN and an index of all ones.
 ///
+/// `values` may be empty. Indices are 4 or 8 bytes. `own` has the words of one round of each block.
+///
 /// # Safety
-/// `logits` is readable for the rows, `indices` and `values`
-/// (or null) writable for `rows * k` elements, `log_sum_exp` for `rows`, where they are wanted;
-/// they overlap nothing. Fewer than 2^31 columns in all. `rows`, `round` and `spec` are equal on
-/// all ranks; `round` is not 0, its rows fit [`fusewire_device::packet::capacity`] of a slot, and
-/// those of all blocks fit staging.
+/// During the launch, nothing else may write the logits or access the results. The results must not
+/// overlap the logits or each other.
 #[kernel(dependent, each(T: f32 = f32, f16 = F16, bf16 = Bf16))]
 pub unsafe fn vocab<T: Element<Acc = f32>>(
     session: &mut Session<impl Machine>,
-    columns: u64,
-    first: u64,
-    stride: u64,
-    logits: *const u8,
-    values: *mut f32,
-    indices: *mut u8,
-    log_sum_exp: *mut f32,
-    round: u64,
-    spec: u32,
+    logits: In<T>,
+    values: Out<f32>,
+    indices: Out<u32>,
+    log_sum_exp: Out<f32>,
+    own: Scratch<u64>,
+    #[words(4)] shape: VocabShape,
 ) -> Result<(), Aborted> {
-    let (block, rows) = (session.block(), session.count());
-    let spec = VocabSpec(spec);
+    let (block, spec) = (session.block(), shape.spec);
     let words = Words {
         k: spec.k(),
         has_sum: spec.has_log_sum_exp(),
     };
     let outputs = Outputs {
-        values,
-        indices,
+        values: values.as_ptr(),
+        indices: indices.as_ptr(),
         wide: spec.0 & VocabSpec::WIDE != 0,
-        log_sum_exp,
+        log_sum_exp: log_sum_exp.as_ptr(),
     };
-    let round = round as usize;
-    let (start, end) = block.slice(rows as usize, 1);
-    let staged = block.index() as usize * round * spec.row_bytes();
-    let at = session.comm().workspace().staging_out;
-    let own = session.comm().own(at).wrapping_add(staged).cast::<u64>();
+    let round = shape.round.max(1) as usize;
+    let each = round * words.each();
+    let own = own.slice(block.index() as usize * each, each).elements();
+    let mut rows = session.count() as usize;
+    let (columns, stride) = (shape.columns as usize, shape.stride as usize);
+    let entries = rows.saturating_mul(words.k);
+    let logits_end = rows.saturating_sub(1).saturating_mul(stride);
+    let fits = own.len() == each
+        && logits.len()
+            >= if rows == 0 {
+                0
+            } else {
+                logits_end.saturating_add(columns)
+            }
+        && (values.as_ptr().is_null() || values.len() >= entries)
+        && indices.len() >= entries.saturating_mul(1 + usize::from(outputs.wide))
+        && (!words.has_sum || log_sum_exp.len() >= rows);
+    if !fits {
+        // One error for all buffers: the host has checked each of them and names the one that is
+        // too short. The end of the kernel returns this error.
+        session.fault(u32::MAX, session.count(), shape.columns);
+        rows = 0;
+    }
+    let own = own.as_ptr();
+    let (start, end) = block.slice(rows, 1);
     let mut done = start;
     let mut turn = 0;
     loop {
@@ -169,17 +202,17 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
         };
         let mut row = 0;
         while row < count {
-            let at = logits
-                .cast::<T>()
-                .wrapping_add((done + row) * stride as usize);
-            let part = RowPart::new(block, at, columns as usize, first as u32);
-            // SAFETY: a row of the caller's; this block's part of staging.
-            unsafe { find(block, &part, words, own.add(row * words.each()), &mut turn) };
+            let at = logits.as_ptr().wrapping_add((done + row) * stride);
+            // SAFETY: by `fits`, `logits` has all rows, and `own` the words of a round.
+            unsafe {
+                let part = RowPart::new(block, at, columns, shape.first as u32);
+                find(block, &part, words, own.add(row * words.each()), &mut turn);
+            }
             row += 1;
         }
         block.sync();
         let slots = Slots::open(session, count * spec.row_bytes())?;
-        // SAFETY: the words of these rows, which fit a slot.
+        // SAFETY: `own` has the words of a round if there are rows.
         unsafe { slots.send_to_all(session, own.cast()) };
         let merge = Merge {
             session,
@@ -188,52 +221,49 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
             own,
             outputs,
         };
-        // SAFETY: these rows.
-        if !unsafe { merge.run(done, count) } {
-            return session.settle(false);
-        }
+        // SAFETY: by `fits`, the results have all rows, and `own` the words of a round.
+        unsafe { merge.run(done, count)? };
         slots.close(session);
         done += count;
         if done >= end {
             break;
         }
-        // The next round's words and packets come behind the last look at this one's.
+        // All lanes must have read this round's words and packets before a lane writes the next.
         block.sync();
     }
     Ok(())
 }
 
-/// Writes this rank's words of a row. All lanes together.
+/// Writes this rank's words of a row to `own`. All lanes together.
 ///
 /// # Safety
-/// The row is readable; `to` is writable for its words.
+/// `own` must have room for the words of a row, and no other block may access them.
 #[inline(always)]
 unsafe fn find<M: Machine, T: Element<Acc = f32>>(
     block: Block<M>,
     part: &RowPart<T>,
     words: Words,
-    to: *mut u64,
+    own: *mut u64,
     turn: &mut usize,
 ) {
     let list = shared::list(block);
     let greatest = if M::LANES == 1 {
-        // SAFETY: the caller's promise; the list is this lane's.
+        // SAFETY: shared memory has a list of `MAX_K` keys, which no other lane uses.
         unsafe { List::new(list, words.k).offer_part::<M, T>(part) }
     } else {
         let sorter = Sorter { block, k: words.k };
-        // SAFETY: the caller's promise.
-        greatest_logit((unsafe { sorter.top(part, turn) } >> 32) as u32)
+        greatest_logit((sorter.top(part, turn) >> 32) as u32)
     };
     for i in block.elements_of_block(words.k) {
-        // SAFETY: the list has `k` keys, and there is room for as many.
-        unsafe { mem::write(to.add(i), list.add(i).read()) };
+        // SAFETY: the list and the words have `k` keys; this lane has written entry `i` of the
+        // list, or a barrier has passed.
+        unsafe { mem::write(own.add(i), list.add(i).read()) };
     }
     if words.has_sum {
-        // SAFETY: the caller's promise.
-        let partial = unsafe { part.partial(block, greatest) };
+        let partial = part.partial(block, greatest);
         if block.is_leader() {
-            // SAFETY: the word behind the keys.
-            unsafe { mem::write(to.add(words.k), partial.word()) };
+            // SAFETY: the words have one after the keys.
+            unsafe { mem::write(own.add(words.k), partial.word()) };
         }
     }
 }

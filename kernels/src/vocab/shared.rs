@@ -1,6 +1,7 @@
 //! Layout of a block's shared memory.
 
-use fusewire_device::{Block, Machine, arch};
+use fusewire_device::arch::{self, MAX_LANES, MAX_WARPS};
+use fusewire_device::{Block, Machine};
 
 use super::MAX_K;
 use crate::fused::row::PARTIALS;
@@ -9,9 +10,6 @@ use crate::fused::row::PARTIALS;
 pub(super) const BUFFER: usize = 1024;
 /// Partial sums of a row.
 pub(super) const SUMS: usize = 2048;
-/// Lanes, and warps, of the largest block.
-const MAX_LANES: usize = 1024;
-const MAX_WARPS: usize = 64;
 
 const MAXIMA_AT: usize = 0;
 const WARPS_AT: usize = MAXIMA_AT + 8 * MAX_LANES;
@@ -40,16 +38,16 @@ addresses! {
     list: u64 = LIST_AT;
     /// [`BUFFER`] keys.
     buffer: u64 = BUFFER_AT;
-    /// Partial sums of a row: [`SUMS`].
+    /// [`SUMS`] partial sums of a row.
     sums: f32 = SUMS_AT;
-    /// Those of them that belong together, added: [`PARTIALS`].
+    /// [`PARTIALS`] sums, of the partial sums whose indices are equal modulo [`PARTIALS`].
     folded: f32 = FOLDED_AT;
-    /// A key that at least `k` keys are not less than.
+    /// Lower bound of the `k` greatest keys.
     threshold: u64 = THRESHOLD_AT;
 }
 
-/// The greatest key of each warp; `turn` selects the table, because the previous one is what slow
-/// lanes may still read.
+/// Returns the table of the greatest key of each warp. `turn` selects one of two tables, because
+/// slow lanes may still read the previous one.
 #[inline(always)]
 pub(super) fn warps<M: Machine>(block: Block<M>, turn: usize) -> *mut u64 {
     let table = turn % 2 * MAX_WARPS;

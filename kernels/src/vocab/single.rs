@@ -1,5 +1,5 @@
-//! The greatest keys by a block of one lane: a list in order, which a tile of the row is compared
-//! with at once.
+//! The greatest keys by a block of one lane, which keeps an ordered list and skips each tile of the
+//! row whose greatest logit is not above the list's least key.
 
 use fusewire_device::{Element, Machine};
 
@@ -11,35 +11,32 @@ use super::row::{RowPart, TILE};
 pub(super) struct List {
     at: *mut u64,
     k: usize,
-    /// The least one.
+    /// The least key.
     last: u64,
 }
 
 impl List {
-    /// An empty list at `at`.
+    /// Returns an empty list at `at`.
     ///
     /// # Safety
-    /// `at` is for `k` keys, and nobody else's while the list is in use.
+    /// `at` must have room for `k` keys, which no other lane accesses while the list is in use.
     #[inline(always)]
     pub(super) unsafe fn new(at: *mut u64, k: usize) -> Self {
         for i in 0..k {
-            // SAFETY: the caller's promise.
+            // SAFETY: there is room for `k` keys.
             unsafe { at.add(i).write(NONE) };
         }
         Self { at, k, last: NONE }
     }
 
-    /// Takes `key` in if it is among the greatest; false if it is not.
-    ///
-    /// # Safety
-    /// As [`List::new`]; `k` is not 0.
+    /// Inserts `key` if it is among the greatest. Returns false if it is not.
     #[inline(always)]
-    pub(super) unsafe fn offer(&mut self, key: u64) -> bool {
-        if key <= self.last {
+    pub(super) fn offer(&mut self, key: u64) -> bool {
+        if key <= self.last || self.k == 0 {
             return false;
         }
         let mut i = self.k - 1;
-        // SAFETY: all indices are below `k`.
+        // SAFETY: all indices are below `k`; the list has room for `k` keys, by `new`.
         unsafe {
             while i > 0 && self.at.add(i - 1).read() < key {
                 self.at.add(i).write(self.at.add(i - 1).read());
@@ -51,20 +48,16 @@ impl List {
         true
     }
 
-    /// Offers a part of a row; gives its greatest logit.
-    ///
-    /// # Safety
-    /// As [`List::new`]; the row is readable.
+    /// Offers a part of a row. Returns its greatest logit.
     #[inline(always)]
-    pub(super) unsafe fn offer_part<M: Machine, T: Element<Acc = f32>>(
+    pub(super) fn offer_part<M: Machine, T: Element<Acc = f32>>(
         &mut self,
         part: &RowPart<T>,
     ) -> f32 {
         let mut greatest = 0;
         let mut at = 0;
-        while at < part.columns {
-            // SAFETY: the caller's promise.
-            let logits = unsafe { part.logits::<M, TILE>(at) };
+        while at < part.columns() {
+            let logits = part.logits::<M, TILE>(at);
             let mut words = [0; TILE];
             let mut most = 0;
             for i in 0..TILE {
@@ -72,14 +65,12 @@ impl List {
                 most = if words[i] > most { words[i] } else { most };
             }
             greatest = if most > greatest { most } else { greatest };
-            // In a full list a later column wins by its logit only.
+            // Of equal logits the lower column wins, and the list has only lower columns.
             if self.k > 0 && (self.last == NONE || most > (self.last >> 32) as u32) {
-                let left = part.columns - at;
+                let left = part.columns() - at;
                 let mut i = 0;
                 while i < TILE && i < left {
-                    let column = part.first + (at + i) as u32;
-                    // SAFETY: the caller's promise.
-                    unsafe { self.offer(key(words[i], column)) };
+                    self.offer(key(words[i], part.column(at + i)));
                     i += 1;
                 }
             }
@@ -89,7 +80,7 @@ impl List {
     }
 }
 
-/// The logit of the upper half of the greatest key of a row; -inf where there is none but NaN.
+/// Returns the logit of the upper half of the greatest key of a row; -inf if all are NaN.
 #[inline(always)]
 pub(super) fn greatest_logit(sortable: u32) -> f32 {
     if sortable == 0 {

@@ -2,6 +2,7 @@
 //!
 //! Reductions add bytes (wrapping) or small integers in f32, so results are exact.
 
+use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::layout::LaunchHeader;
@@ -12,15 +13,15 @@ use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
 use fusewire_kernels::barrier::BarrierParams;
 use fusewire_kernels::batch::{BatchOp, BatchParams};
 use fusewire_kernels::fused::{
-    NormSpec, OutputFormat, ReduceNormPacketParams, ReduceNormParams, Route, Statistics,
+    NormShape, NormSpec, OutputFormat, ReduceNormParams, Route, Statistics,
 };
 use fusewire_kernels::movement::MovementParams;
 use fusewire_kernels::one_sided::RingPutParams;
-use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams};
+use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams, Tiles};
 use fusewire_kernels::point::{RecvParams, SendParams};
 use fusewire_kernels::vector::{AllGatherVParams, AllToAllVParams};
 use fusewire_kernels::{
-    ALIGNMENT, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
+    ALIGNMENT, Exchange, all_reduce, barrier, batch, fused, movement, one_sided, overlap, point,
     reduce_scatter, vector,
 };
 
@@ -553,29 +554,37 @@ impl Step {
             count,
             timeout_ns: timeout,
         };
+        let user = image.config().user as u64;
+        let raw = |at: *mut u8, len: u64| RawBuffer { at, len };
+        let source = raw(source.cast_mut(), user);
+        let target = raw(target, user);
         let reduction = ReductionParams {
             header,
             source,
-            source_at,
             target,
-            target_at,
-            scalar: 0,
-            chunk,
-            hint: 0,
+            exchange: Exchange {
+                source_at: WindowAddr(source_at),
+                target_at: WindowAddr(target_at),
+                scalar: 0,
+                chunk,
+                size: 1,
+                policy: 0,
+            },
+        };
+        let exchange = Exchange {
+            target_at: WindowAddr::NONE,
+            ..reduction.exchange
         };
         let movement = MovementParams {
             header,
-            size: 1,
             source,
-            source_at,
             target,
-            chunk,
-            hint: 0,
+            exchange,
         };
         let counts = image.private(rank).cast::<u64>();
-        let user = image.config().user as u64;
-        let floats = image.private(rank);
         let ranks = u64::from(image.config().ranks);
+        let counts_at = |first: usize| raw(counts.wrapping_add(first).cast(), ranks);
+        let floats = image.private(rank);
         // SAFETY: `constants` belongs to a live communicator. The buffers, tables, flags and
         // counters of the image are large enough for the operation: `prepare` checks the size of
         // the input.
@@ -585,8 +594,8 @@ impl Step {
                     block,
                     &AllReducePacketParams {
                         header,
-                        source,
-                        target,
+                        source: raw(source.at, count),
+                        target: raw(target.at, count),
                     },
                 ),
                 Op::Signal => all_reduce::all_reduce_signal_any__run(block, &reduction),
@@ -602,15 +611,15 @@ impl Step {
                     block,
                     &AllGatherWithFlagsParams {
                         header,
-                        size: 1,
                         source,
-                        source_at,
                         target,
-                        chunk,
-                        words: image.words(rank),
-                        arrivals: image.arrivals(rank),
-                        span: count,
-                        hint: 0,
+                        words: raw(image.words(rank).cast(), ranks),
+                        arrivals: raw(image.arrivals(rank).cast(), ranks),
+                        exchange,
+                        tiles: Tiles {
+                            span: count,
+                            wanted: 0,
+                        },
                     },
                 ),
                 Op::ScatterOnArrival => overlap::reduce_scatter_on_arrival_any__run(
@@ -618,14 +627,13 @@ impl Step {
                     &ReduceScatterOnArrivalParams {
                         header,
                         source,
-                        source_at,
                         target,
-                        scalar: 0,
-                        chunk,
-                        counters: image.words(rank),
-                        span: count,
-                        wanted: 1,
-                        hint: 0,
+                        counters: raw(image.words(rank).cast(), ranks),
+                        exchange,
+                        tiles: Tiles {
+                            span: count,
+                            wanted: 1,
+                        },
                     },
                 ),
                 Op::Broadcast(_) => movement::broadcast__run(block, &movement),
@@ -636,103 +644,76 @@ impl Step {
                     block,
                     &AllGatherVParams {
                         header: LaunchHeader { count: 0, ..header },
-                        size: 1,
                         source,
-                        source_at,
-                        source_count: user,
                         target,
-                        target_count: user,
-                        counts,
-                        chunk,
-                        hint: 0,
+                        counts: counts_at(0),
+                        exchange,
                     },
                 ),
                 Op::AllToAllV => vector::all_to_all_v__run(
                     block,
                     &AllToAllVParams {
                         header: LaunchHeader { count: 0, ..header },
-                        size: 1,
                         source,
-                        source_at,
-                        source_count: user,
                         target,
-                        target_count: user,
-                        send_counts: counts,
-                        receive_counts: counts.add(64),
-                        chunk,
-                        hint: 0,
+                        send_counts: counts_at(0),
+                        receive_counts: counts_at(64),
+                        exchange,
                     },
                 ),
-                Op::Norm(route) => {
+                Op::Norm(_) | Op::NormPacket => {
+                    let route = match self.op {
+                        Op::Norm(route) => route,
+                        _ => Route::OneShot,
+                    };
                     let rows = if route == Route::TwoShot { ranks } else { 1 };
-                    fused::reduce_norm__run::<f32, _>(
-                        block,
-                        &ReduceNormParams {
-                            header: LaunchHeader {
-                                count: rows * HIDDEN as u64,
-                                ..header
-                            },
-                            rows,
-                            hidden: HIDDEN as u64,
-                            source,
-                            source_at,
-                            residual: floats,
-                            weight: floats.add(WEIGHT_AT),
-                            bias: core::ptr::null(),
-                            kept: core::ptr::null_mut(),
-                            kept_at: WindowAddr::NONE.0,
-                            out: target,
-                            out_at: target_at,
-                            scales: core::ptr::null_mut(),
-                            scales_at: WindowAddr::NONE.0,
-                            stride: 0,
-                            scratch: 0,
-                            chunk: ranks,
-                            epsilon: 0.5,
-                            spec: NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, route)
-                                .0,
-                        },
-                    );
-                }
-                Op::NormPacket => fused::reduce_norm_packet__run::<f32, _>(
-                    block,
-                    &ReduceNormPacketParams {
-                        header: LaunchHeader {
-                            count: HIDDEN as u64,
-                            ..header
-                        },
-                        rows: 1,
+                    let shape = NormShape {
+                        rows,
                         hidden: HIDDEN as u64,
-                        source,
-                        residual: floats,
-                        weight: floats.add(WEIGHT_AT),
-                        bias: core::ptr::null(),
-                        kept: core::ptr::null_mut(),
-                        out: target,
-                        scales: core::ptr::null_mut(),
+                        source_at: exchange.source_at,
+                        kept_at: WindowAddr::NONE,
+                        out_at: reduction.exchange.target_at,
+                        scales_at: WindowAddr::NONE,
                         stride: 0,
                         scratch: 0,
+                        chunk: ranks,
                         epsilon: 0.5,
-                        spec: NormSpec::new(
-                            Statistics::Rms,
-                            OutputFormat::Unquantized,
-                            Route::OneShot,
-                        )
-                        .0,
-                    },
-                ),
+                        spec: NormSpec::new(Statistics::Rms, OutputFormat::Unquantized, route),
+                    };
+                    let count = rows * HIDDEN as u64;
+                    let inputs = match route {
+                        Route::ReduceScatter => ranks * count,
+                        _ => count,
+                    };
+                    let params = ReduceNormParams {
+                        header: LaunchHeader { count, ..header },
+                        source: raw(source.at, inputs),
+                        residual: raw(floats.cast(), 4 * count),
+                        weight: raw(floats.add(WEIGHT_AT).cast(), HIDDEN as u64),
+                        bias: RawBuffer::EMPTY,
+                        kept: RawBuffer::EMPTY,
+                        out: raw(target.at, 4 * count),
+                        scales: RawBuffer::EMPTY,
+                        shape,
+                    };
+                    if let Op::NormPacket = self.op {
+                        fused::reduce_norm_packet__run::<f32, _>(block, &params);
+                    } else {
+                        fused::reduce_norm__run::<f32, _>(block, &params);
+                    }
+                }
                 Op::RingPut => one_sided::ring_put__run(
                     block,
                     &RingPutParams {
                         header,
                         window: image.device_window(),
-                        source: source.cast_mut(),
-                        source_len: count,
+                        source: raw(source.at, count),
                     },
                 ),
-                Op::Window(kernel) => kernel.run(block, header, image, source, count),
+                Op::Window(kernel) => kernel.run(block, header, image, source.at, count),
                 Op::Barrier => barrier::barrier__run(block, &BarrierParams { header }),
                 Op::Transfer(from, _) if rank == from => {
+                    let source = raw(source.at, count);
                     point::send__run(block, &SendParams { header, source });
                 }
                 Op::Ring => batch::batch__run(
@@ -743,7 +724,10 @@ impl Step {
                         progress: counts.add(64),
                     },
                 ),
-                Op::Transfer(..) => point::recv__run(block, &RecvParams { header, target }),
+                Op::Transfer(..) => {
+                    let target = raw(target.at, count);
+                    point::recv__run(block, &RecvParams { header, target });
+                }
                 Op::Broken(kernel) => {
                     kernel.run(
                         block,
@@ -752,8 +736,8 @@ impl Step {
                         count,
                         timeout,
                         WindowAddr::new(1, 0),
-                        source,
-                        target,
+                        source.at,
+                        target.at,
                     );
                 }
             }

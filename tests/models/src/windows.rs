@@ -1,5 +1,6 @@
 //! Kernels with windows, queues and the barrier of all blocks, and the agent of a network.
 
+use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
@@ -69,6 +70,10 @@ impl Kernel {
         count: u64,
     ) {
         let window = image.device_window();
+        let input = RawBuffer {
+            at: source.cast_mut(),
+            len: count,
+        };
         // SAFETY: the caller's promise; the window belongs to the image.
         unsafe {
             match self {
@@ -77,8 +82,7 @@ impl Kernel {
                     &RowsParams {
                         header,
                         window,
-                        input: source.cast_mut(),
-                        input_len: count,
+                        input,
                         barrier: 1,
                     },
                 ),
@@ -87,8 +91,7 @@ impl Kernel {
                     &RowsParams {
                         header,
                         window,
-                        input: source.cast_mut(),
-                        input_len: count,
+                        input,
                         barrier: 0,
                     },
                 ),
@@ -97,8 +100,7 @@ impl Kernel {
                     &AddersParams {
                         header,
                         window,
-                        input: source.cast_mut(),
-                        input_len: count,
+                        input,
                     },
                 ),
                 Self::OneWay => one_way__run(
@@ -106,18 +108,12 @@ impl Kernel {
                     &OneWayParams {
                         header,
                         window,
-                        input: source.cast_mut(),
-                        input_len: count,
+                        input,
                     },
                 ),
-                Self::OneWayPackets => one_way_packets__run(
-                    block,
-                    &OneWayPacketsParams {
-                        header,
-                        input: source.cast_mut(),
-                        input_len: count,
-                    },
-                ),
+                Self::OneWayPackets => {
+                    one_way_packets__run(block, &OneWayPacketsParams { header, input })
+                }
                 Self::Stream => stream__run(
                     block,
                     &StreamParams {
@@ -152,8 +148,7 @@ impl Kernel {
                     &AddBesideSetParams {
                         header,
                         window,
-                        input: source.cast_mut(),
-                        input_len: count,
+                        input,
                     },
                 ),
             }

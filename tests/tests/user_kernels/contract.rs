@@ -33,16 +33,10 @@ fn pairs<A: Element, B: Element>(
     Ok(())
 }
 
-/// Takes the parameters of `pairs`, as raw pointers.
+/// Takes the parameters of `pairs`, but is not safe.
 #[kernel(params = PairsParams)]
-unsafe fn raw_pairs(
-    s: &mut Session<impl Machine>,
-    x: *mut u8,
-    x_len: u64,
-    y: *mut u8,
-    y_len: u64,
-) -> Result<(), Aborted> {
-    let _ = (x, x_len, y, y_len);
+unsafe fn raw_pairs(s: &mut Session<impl Machine>, x: In<u8>, y: Out<u64>) -> Result<(), Aborted> {
+    let _ = (x, y);
     s.barrier()
 }
 

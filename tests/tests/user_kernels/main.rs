@@ -11,6 +11,7 @@ mod groups;
 mod mistakes;
 mod queue;
 mod remote;
+mod scratch;
 mod waits;
 
 use core::time::Duration;

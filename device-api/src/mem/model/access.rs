@@ -23,7 +23,7 @@ fn demote(found: &WordRef, order: Order, scope: Scope) -> Order {
     }
 }
 
-/// The atomic behind a word; what it is forged to be instead.
+/// Returns the atomic of a word, or the value that it is forged to have.
 fn atomic(found: &WordRef) -> Result<&Atomic, u64> {
     match found.word() {
         Word::Atomic(word) => Ok(word),
@@ -49,10 +49,10 @@ fn stores(order: Order) -> Ordering {
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
     match find(at as usize) {
@@ -60,15 +60,15 @@ pub unsafe fn load_u64(at: *const u64, order: Order, scope: Scope) -> u64 {
             let order = demote(&found, order, scope);
             atomic(&found).map_or_else(|forged| forged, |word| word.get().load(loads(order)))
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         None => unsafe { native::load_u64(at, order, scope) },
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
     match find(at as usize) {
@@ -78,12 +78,12 @@ pub unsafe fn store_u64(at: *mut u64, value: u64, order: Order, scope: Scope) {
                     .store(value, stores(demote(&found, order, scope)));
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         None => unsafe { native::store_u64(at, value, order, scope) },
     }
 }
 
-/// A read-modify-write, relaxed or full as order and scope say.
+/// Executes a read-modify-write: relaxed, or acquire and release, by `order` and `scope`.
 #[track_caller]
 fn update(
     at: *mut u64,
@@ -96,36 +96,36 @@ fn update(
     Some(atomic(&found).map_or_else(|forged| forged, |word| access(word.get(), ordering)))
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn fetch_add_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
     update(at, order, scope, |word, ordering| {
         word.fetch_add(value, ordering)
     })
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     .unwrap_or_else(|| unsafe { native::fetch_add_u64(at, value, order, scope) })
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn exchange_u64(at: *mut u64, value: u64, order: Order, scope: Scope) -> u64 {
     update(at, order, scope, |word, ordering| {
         word.swap(value, ordering)
     })
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     .unwrap_or_else(|| unsafe { native::exchange_u64(at, value, order, scope) })
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn compare_exchange_u64(
     at: *mut u64,
@@ -144,21 +144,21 @@ pub unsafe fn compare_exchange_u64(
             Ok(before) | Err(before) => before,
         }
     })
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     .unwrap_or_else(|| unsafe { native::compare_exchange_u64(at, expected, new, order, scope) })
 }
 
 pub use crate::mem::native::{drain, exchange_u32, prefetch_write};
 
-/// Bits before the half of a word of the table that `at` is.
+/// Returns the bit offset, in a word of the table, of the half at `at`.
 fn half(at: usize) -> u32 {
     (at % 8) as u32 * 8
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
     match find(at as usize) {
@@ -168,14 +168,14 @@ pub unsafe fn load_u32(at: *const u32, order: Order, scope: Scope) -> u32 {
                 atomic(&found).map_or_else(|forged| forged, |word| word.get().load(loads(order)));
             (all >> half(at as usize)) as u32
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         None => unsafe { native::load_u32(at, order, scope) },
     }
 }
 
-/// Changes half of a word; gives what it was. Who stores the other half at the same time is ordered
-/// with this more than by memory: a model that shall see the difference has its words in different
-/// ones of the table.
+/// Changes half of a word of the table, and returns the value before. A concurrent store to the
+/// other half is ordered with this one, unlike in real memory: a model in which that matters keeps
+/// its 32-bit words in different words of the table.
 #[track_caller]
 fn update_u32(
     at: *mut u32,
@@ -215,34 +215,34 @@ fn updates(order: Order) -> Ordering {
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn store_u32(at: *mut u32, value: u32, order: Order, scope: Scope) {
     if update_u32(at, order, scope, stores, |_| value).is_none() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { native::store_u32(at, value, order, scope) };
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn fetch_add_u32(at: *mut u32, value: u32, order: Order, scope: Scope) -> u32 {
     let add = |before: u32| before.wrapping_add(value);
     update_u32(at, order, scope, updates, add)
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         .unwrap_or_else(|| unsafe { native::fetch_add_u32(at, value, order, scope) })
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 #[track_caller]
 pub unsafe fn compare_exchange_u32(
     at: *mut u32,
@@ -253,11 +253,11 @@ pub unsafe fn compare_exchange_u32(
 ) -> u32 {
     let swap = |before| if before == expected { new } else { before };
     update_u32(at, order, scope, updates, swap)
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         .unwrap_or_else(|| unsafe { native::compare_exchange_u32(at, expected, new, order, scope) })
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 #[track_caller]
 pub fn fence(order: Order, scope: Scope) {
     let order = order_at(Location::caller(), order);
@@ -282,12 +282,12 @@ pub fn fence(order: Order, scope: Scope) {
     shuttle::sync::atomic::fence(ordering);
 }
 
-/// See the CPU's function of this name; here without any ordering, as on a GPU.
+/// Does what the function of this name in `mem::native` does, without ordering, as on a GPU.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         [
             load_u64(at, Order::Relaxed, Scope::System),
@@ -296,22 +296,22 @@ pub unsafe fn load_packets(at: *const u64) -> [u64; 2] {
     }
 }
 
-/// See the CPU's function of this name; here without any ordering, as on a GPU.
+/// Does what the function of this name in `mem::native` does, without ordering, as on a GPU.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn store_packets(at: *mut u64, packets: [u64; 2]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe {
         store_u64(at, packets[0], Order::Relaxed, Scope::System);
         store_u64(at.add(1), packets[1], Order::Relaxed, Scope::System);
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
@@ -326,7 +326,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
             }
             None => {
                 for (i, byte) in word[..step].iter_mut().enumerate() {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the precondition of this function.
                     *byte = unsafe { *from.add(done + i) };
                 }
             }
@@ -343,7 +343,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
             }
             None => {
                 for (i, byte) in word[..step].iter().enumerate() {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the precondition of this function.
                     unsafe { *to.add(done + i) = *byte };
                 }
             }
@@ -352,42 +352,42 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn read<T: Copy>(at: *const T) -> T {
     let mut out = core::mem::MaybeUninit::<T>::uninit();
-    // SAFETY: the caller's promise; every byte of `out` is written.
+    // SAFETY: valid by the precondition; every byte of `out` is written.
     unsafe {
         copy(out.as_mut_ptr().cast(), at.cast(), size_of::<T>());
         out.assume_init()
     }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { copy(at.cast(), (&raw const value).cast(), size_of::<T>()) }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn read_16(at: *const u8, _policy: Policy) -> [u64; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { read(at.cast()) }
 }
 
-/// See the CPU's function of this name.
+/// Does what the function of this name in `mem::native` does.
 ///
 /// # Safety
-/// As there.
+/// As for that function.
 pub unsafe fn write_16(at: *mut u8, value: [u64; 2], _policy: Policy) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the precondition of this function.
     unsafe { write(at.cast(), value) }
 }

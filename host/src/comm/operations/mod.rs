@@ -23,6 +23,7 @@ use checks::{device_counts, reducible};
 use fusewire_device::DType;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::{Call, Operation};
+use fusewire_kernels::Exchange;
 
 /// Root of an operation that has none.
 const NO_ROOT: u16 = 0xffff;
@@ -369,22 +370,42 @@ impl Communicator {
         .0
     }
 
-    /// Returns the window address of memory, or none where it must be staged.
-    fn addr_of(&self, at: *const u8, bytes: usize, staged: bool) -> u64 {
-        if staged {
-            WindowAddr::NONE.0
-        } else {
-            self.inner.addr_of(at, bytes)
+    /// Returns the arguments of a kernel of the signal family. The input is staged if it is in no
+    /// window, or if `staged` is true. `output` is given if peers write it. Each rank writes
+    /// `written` bytes of results.
+    fn exchange_of(
+        &self,
+        plan: &Plan,
+        (input, staged): (&Input<'_>, bool),
+        output: Option<&Output<'_>>,
+        written: usize,
+    ) -> Exchange {
+        let size = input.dtype.size();
+        let addr = |at: *const u8, count: usize| WindowAddr(self.inner.addr_of(at, count * size));
+        let source_at = match staged {
+            true => WindowAddr::NONE,
+            false => addr(input.ptr, input.count),
+        };
+        let target_at = output.map_or(WindowAddr::NONE, |output| addr(output.ptr, output.count));
+        let copied = !source_at.is_some() || output.is_some() && !target_at.is_some();
+        Exchange {
+            source_at,
+            target_at,
+            scalar: 0,
+            chunk: plan.chunk,
+            size: size as u32,
+            policy: self.policy(written, copied),
         }
     }
 
-    /// Whether results, `bytes` of each rank, pass by the caches; `staged` ones do if they are more
-    /// than a cache of one core, because what another core has read must be fetched back before it
-    /// can be written; others where what all ranks write is more than half of the last cache (the
-    /// other half has the inputs). Local: no other rank has to agree.
-    fn hint(&self, bytes: usize, staged: bool) -> u32 {
+    /// Returns the cache policy for results of `bytes` bytes a rank: 1 if they bypass the caches.
+    /// Results that are copied bypass them if they are larger than a core's cache, because lines
+    /// that another core has read must be fetched back before they can be written. Others bypass
+    /// them if the results of all ranks are larger than half of the last-level cache; the other
+    /// half has the inputs. Ranks need not agree.
+    fn policy(&self, bytes: usize, copied: bool) -> u32 {
         let all = (bytes as u64).saturating_mul(u64::from(self.size()));
-        let cached = if staged {
+        let cached = if copied {
             bytes < STAGED_STREAMING_BYTES
         } else {
             all <= last_level_bytes() / 2

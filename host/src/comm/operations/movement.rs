@@ -11,12 +11,11 @@ use crate::comm::submit::{PreparedOp, invalid};
 use crate::options::Algorithm;
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
-use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::Operation;
 use fusewire_kernels::movement::{
     ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, MovementParams, SCATTER,
 };
-use fusewire_kernels::nvls::{ALL_GATHER_NVLS, AllGatherNvlsParams};
+use fusewire_kernels::nvls::ALL_GATHER_NVLS;
 
 /// Binds a kernel that only moves bytes.
 macro_rules! movement {
@@ -30,7 +29,6 @@ macro_rules! movement {
     ) => {{
         let (comm, output, input) = ($comm, $output, $input);
         let count = $count;
-        let size = input.dtype.size();
         let plan = comm.plan_rows($operation, count, input.dtype, $rows, None);
         let call = comm.call(&plan, Some(input.dtype), None, $root, count as u64);
         let tensors = [output.tensor, input.tensor, None];
@@ -53,15 +51,12 @@ macro_rules! movement {
             );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
-        let source_at = comm.addr_of(input.ptr, input.count * size, $staged);
+        let written = $written * input.dtype.size();
         let params = MovementParams {
             header: comm.header(call, count as u64),
-            size: size as u64,
-            source: input.ptr,
-            source_at,
-            target: output.ptr,
-            chunk: plan.chunk,
-            hint: comm.hint($written * size, source_at == WindowAddr::NONE.0),
+            source: input.raw_bytes(),
+            target: output.as_input().raw_bytes(),
+            exchange: comm.exchange_of(&plan, (input, $staged), None, written),
         };
         Ok(PreparedOp::new(
             comm, &$kernel, params, tensors, borrowed, op_info,
@@ -122,18 +117,13 @@ impl Communicator {
         input: &Input<'a>,
         plan: &Plan,
     ) -> PreparedOp<'a> {
-        let size = input.dtype.size();
         let call = self.call(plan, Some(input.dtype), None, NO_ROOT, input.count as u64);
-        let source_at = self.addr_of(input.ptr, input.count * size, false);
-        let params = AllGatherNvlsParams {
+        let written = output.count * input.dtype.size();
+        let params = MovementParams {
             header: self.header(call, input.count as u64),
-            size: size as u64,
-            source: input.ptr,
-            source_at,
-            target: output.ptr,
-            target_at: self.addr_of(output.ptr, output.count * size, false),
-            chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
+            source: input.raw_bytes(),
+            target: output.as_input().raw_bytes(),
+            exchange: self.exchange_of(plan, (input, false), Some(output), written),
         };
         PreparedOp::new(
             self,

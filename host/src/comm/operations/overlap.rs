@@ -11,12 +11,13 @@ use crate::stream::{Event, Stream};
 use crate::tensor::{Input, Output, Tensor};
 use crate::{Error, Result};
 use fusewire_device::DType;
-use fusewire_device::comm::WindowAddr;
+use fusewire_device::args::RawBuffer;
 use fusewire_device::native::Kernel;
 use fusewire_device::session::Operation;
+use fusewire_kernels::Exchange;
 use fusewire_kernels::overlap::{
     ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_ON_ARRIVAL_ANY,
-    ReduceScatterOnArrivalParams, select_reduce_scatter_on_arrival,
+    ReduceScatterOnArrivalParams, Tiles, select_reduce_scatter_on_arrival,
 };
 
 /// The instance of a type and a reduction.
@@ -70,18 +71,24 @@ impl Communicator {
         let (size, count) = (from.dtype.size(), from.count);
         let plan = self.plan_rows(Operation::AllGatherWithFlags, count, from.dtype, 1, None);
         let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
-        let source_at = self.addr_of(from.ptr, count * size, false);
+        let len = self.chunks(count, chunk) as u64;
         let params = AllGatherWithFlagsParams {
             header: self.header(call, count as u64),
-            size: size as u64,
-            source: from.ptr,
-            source_at,
-            target: to.ptr,
-            chunk: plan.chunk,
-            words: flags.as_ptr(),
-            arrivals: flags.arrivals(),
-            span: chunk.max(1) as u64,
-            hint: self.hint(to.count * size, source_at == WindowAddr::NONE.0),
+            source: from.raw_bytes(),
+            target: to.as_input().raw_bytes(),
+            words: RawBuffer {
+                at: flags.as_ptr().cast(),
+                len,
+            },
+            arrivals: RawBuffer {
+                at: flags.arrivals().cast(),
+                len,
+            },
+            exchange: self.exchange_of(&plan, (&from, false), None, to.count * size),
+            tiles: Tiles {
+                span: chunk.max(1) as u64,
+                wanted: 0,
+            },
         };
         let op_info = OpInfo {
             call,
@@ -164,18 +171,23 @@ impl Communicator {
             Some(op),
         );
         let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
-        let source_at = self.addr_of(from.ptr, from.count * size, false);
         let params = ReduceScatterOnArrivalParams {
             header: self.header(call, count as u64),
-            source: from.ptr,
-            source_at,
-            target: to.ptr,
-            scalar: op.scalar(dtype),
-            chunk: plan.chunk.min(tile.max(1) as u64),
-            counters: tiles.as_ptr(),
-            span: tile.max(1) as u64,
-            wanted: target,
-            hint: self.hint(count * size, source_at == WindowAddr::NONE.0),
+            source: from.raw_bytes(),
+            target: to.as_input().raw_bytes(),
+            counters: RawBuffer {
+                at: tiles.as_ptr().cast(),
+                len: self.chunks(count, tile) as u64,
+            },
+            exchange: Exchange {
+                scalar: op.scalar(dtype),
+                chunk: plan.chunk.min(tile.max(1) as u64),
+                ..self.exchange_of(&plan, (&from, false), None, count * size)
+            },
+            tiles: Tiles {
+                span: tile.max(1) as u64,
+                wanted: u64::from(target),
+            },
         };
         let op_info = OpInfo {
             call,

@@ -43,7 +43,7 @@ impl Communicator {
         }
         let params = SendParams {
             header: self.header(call, bytes),
-            source: input.ptr,
+            source: input.raw_bytes(),
         };
         Ok(PreparedOp::new(
             self, &SEND, params, tensors, borrowed, op_info,
@@ -79,7 +79,7 @@ impl Communicator {
         }
         let params = RecvParams {
             header: self.header(call, bytes),
-            target: output.ptr,
+            target: output.as_input().raw_bytes(),
         };
         Ok(PreparedOp::new(
             self, &RECV, params, tensors, borrowed, op_info,

@@ -11,9 +11,9 @@ use crate::comm::submit::PreparedOp;
 use crate::options::{Algorithm, ReduceOp};
 use crate::plan::Plan;
 use crate::tensor::{Input, Output};
-use fusewire_device::comm::WindowAddr;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
+use fusewire_kernels::Exchange;
 use fusewire_kernels::all_reduce::{
     AllReducePacketParams, ReductionParams, select_all_reduce_packet,
 };
@@ -76,8 +76,8 @@ impl Communicator {
             );
             let params = AllReducePacketParams {
                 header: self.header(call, input.count as u64),
-                source: input.ptr,
-                target: output.ptr,
+                source: input.raw(),
+                target: output.as_input().raw(),
             };
             return Ok(PreparedOp::new(
                 self, kernel, params, tensors, borrowed, op_info,
@@ -236,18 +236,16 @@ impl Communicator {
             count,
         } = arguments;
         let size = input.dtype.size();
-        let source_at = self.addr_of(input.ptr, input.count * size, staged);
-        let target_at = self.addr_of(output.ptr, output.count * size, false);
-        let copied = source_at == WindowAddr::NONE.0 || target_at == WindowAddr::NONE.0;
+        let written = count * size;
+        let exchange = self.exchange_of(&plan, (input, staged), Some(output), written);
         let params = ReductionParams {
             header: self.header(call, count as u64),
-            source: input.ptr,
-            source_at,
-            target: output.ptr,
-            target_at,
-            scalar: op.scalar(input.dtype),
-            chunk: plan.chunk,
-            hint: self.hint(count * size, copied),
+            source: input.raw_bytes(),
+            target: output.as_input().raw_bytes(),
+            exchange: Exchange {
+                scalar: op.scalar(input.dtype),
+                ..exchange
+            },
         };
         let borrowed = output.tensor.is_none() || input.tensor.is_none();
         PreparedOp::new(

@@ -11,7 +11,7 @@ use crate::comm::observe::OpInfo;
 use crate::comm::submit::PreparedOp;
 use crate::gpu::{Scratch, Upload};
 use crate::tensor::{Input, Output, Tensor};
-use fusewire_device::comm::WindowAddr;
+use fusewire_device::args::RawBuffer;
 use fusewire_device::session::Operation;
 use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
 
@@ -73,19 +73,13 @@ impl Communicator {
             );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
-        let source_at = self.addr_of(input.ptr, input.count * size, false);
         let words = self.device_words(counts.unwrap_or_default(), counts_tensor)?;
         let params = AllGatherVParams {
             header: self.header(call, 0),
-            size: size as u64,
-            source: input.ptr,
-            source_at,
-            source_count: input.count as u64,
-            target: output.ptr,
-            target_count: output.count as u64,
-            counts: words.at,
-            chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
+            source: input.raw_bytes(),
+            target: output.as_input().raw_bytes(),
+            counts: self.one_each(words.at),
+            exchange: self.exchange_of(&plan, (input, false), None, output.count * size),
         };
         let prepared = PreparedOp::new(self, &ALL_GATHER_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
@@ -138,7 +132,6 @@ impl Communicator {
             );
             return Ok(PreparedOp::hand_off(run, tensors, borrowed, op_info));
         }
-        let source_at = self.addr_of(input.ptr, input.count * size, false);
         let (outputs, inputs) = splits.unwrap_or_default();
         let words = match splits_tensor {
             Some(tensor) => self.device_words(&[], Some(tensor))?,
@@ -155,19 +148,22 @@ impl Communicator {
         };
         let params = AllToAllVParams {
             header: self.header(call, 0),
-            size: size as u64,
-            source: input.ptr,
-            source_at,
-            source_count: input.count as u64,
-            target: output.ptr,
-            target_count: output.count as u64,
-            send_counts,
-            receive_counts,
-            chunk: plan.chunk,
-            hint: self.hint(output.count * size, source_at == WindowAddr::NONE.0),
+            source: input.raw_bytes(),
+            target: output.as_input().raw_bytes(),
+            send_counts: self.one_each(send_counts),
+            receive_counts: self.one_each(receive_counts),
+            exchange: self.exchange_of(&plan, (input, false), None, output.count * size),
         };
         let prepared = PreparedOp::new(self, &ALL_TO_ALL_V, params, tensors, borrowed, op_info);
         Ok(words.kept_by(prepared))
+    }
+
+    /// Returns a count for each rank as parameters of a kernel.
+    fn one_each(&self, at: *const u64) -> RawBuffer {
+        RawBuffer {
+            at: at.cast_mut().cast(),
+            len: u64::from(self.size()),
+        }
     }
 
     /// Words where kernels of the communicator's device read them: those of `tensor`, else a copy

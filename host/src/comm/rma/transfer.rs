@@ -8,7 +8,7 @@ use crate::Result;
 use crate::comm::observe::OpInfo;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::work::Work;
-use crate::tensor::Tensor;
+use crate::tensor::{Input, Tensor};
 
 impl Window {
     /// Writes `source` to `peer`'s part, from element `at` on. Putting to oneself works.
@@ -115,8 +115,7 @@ impl Window {
                 .comm
                 .header(call, (source.len() * source.dtype().size()) as u64),
             window: self.device_window(),
-            source: source.as_ptr(),
-            source_len: (source.len() * source.dtype().size()) as u64,
+            source: Input::from(source).raw_bytes(),
             offset,
             signal: signal.map_or(NONE, u64::from),
         };
@@ -145,8 +144,7 @@ impl Window {
                 .comm
                 .header(call, (target.len() * target.dtype().size()) as u64),
             window: self.device_window(),
-            target: target.as_ptr(),
-            target_len: (target.len() * target.dtype().size()) as u64,
+            target: Input::from(target).raw_bytes(),
             offset,
         };
         let op_info = OpInfo {

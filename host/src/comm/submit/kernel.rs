@@ -10,6 +10,7 @@ use fusewire_device::native::{
     ArgumentValue, Buffer, Contract, Kernel, KernelArguments, QueueBuffer, SafeKernel, WindowBuffer,
 };
 use fusewire_device::session::Call;
+use fusewire_device::window::scratch_bytes;
 
 use super::{PreparedOp, invalid};
 use crate::comm::attributes::LaunchAttributes;
@@ -180,12 +181,13 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         let mut kept = self.kept.clone();
         let mut first_error = None;
         let mut queues = Vec::new();
-        let (mut index, mut used) = (0, 0);
+        let (mut index, mut used, mut scratch) = (0, 0, 0);
         self.arguments.visit(&mut |value| {
             let checked = match &value {
                 ArgumentValue::Buffer(buffer) => check.buffer(index, buffer),
                 ArgumentValue::Window(window) => check.window(index, window),
                 ArgumentValue::Queue(window) => check.queue(index, window, &mut queues),
+                ArgumentValue::Scratch(len) => check.scratch(index, *len, &mut scratch),
                 ArgumentValue::Value => Ok(None),
             };
             index += 1;
@@ -402,6 +404,30 @@ impl Check<'_> {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that `len` elements fit staging after the `used` bytes of other arguments.
+    fn scratch<'b>(&self, index: usize, len: u64, used: &mut u64) -> Result<Option<Owner<'b>>> {
+        let dtype = self.contract.arguments.get(index);
+        let size = dtype
+            .and_then(|argument| argument.dtype)
+            .map_or(8, DType::size) as u64;
+        let (before, room) = (*used, self.comm.options().staging_bytes);
+        *used = before.saturating_add(scratch_bytes(size, len));
+        if *used <= room {
+            return Ok(None);
+        }
+        let after = match before {
+            0 => String::new(),
+            _ => format!(" after {before} bytes of other arguments"),
+        };
+        Err(self.refuse(
+            index,
+            &format!(
+                "{len} elements of {size} bytes{after} do not fit {room} bytes of staging; raise \
+                 Options::staging_bytes"
+            ),
+        ))
     }
 
     fn buffer<'b>(&self, index: usize, buffer: &Buffer<'b>) -> Result<Option<Owner<'b>>> {

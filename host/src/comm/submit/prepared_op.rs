@@ -13,7 +13,7 @@ use crate::gpu::Upload;
 use crate::tensor::Tensor;
 
 /// Most 8-byte words of a kernel's parameters.
-pub(super) const PARAM_WORDS: usize = 24;
+pub(super) const PARAM_WORDS: usize = 32;
 
 /// What a prepared operation runs.
 #[derive(Clone, Copy)]

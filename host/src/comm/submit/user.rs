@@ -43,7 +43,7 @@ impl Communicator {
     /// `params` must hold valid pointers, and the kernel must follow the rules between ranks.
     ///
     /// # Errors
-    /// The communicator's failure. More than 192 bytes of parameters do not compile.
+    /// The communicator's failure. More than 256 bytes of parameters do not compile.
     pub unsafe fn launch<P: Copy>(
         &self,
         kernel: &Kernel<P>,
