@@ -1,12 +1,12 @@
 //! all_reduce and reduce.
 //!
-//! - **Packets, one shot:** every rank sends its input to every rank; each reduces all streams. One
-//!   hop, P - 1 times the data out of each rank. Protocol: [`fusewire_device::packet`].
-//! - **Signal, one shot:** every rank reads every rank's input. Protocol: rounds.
-//! - **Two shots:** rank r reduces shard r of all inputs and writes it to all outputs (to the
-//!   root's only for reduce): 2 (P - 1) / P times the data. Protocol: rounds.
+//! - **Packets, one shot:** every rank sends its input to every rank, and reduces all streams. One
+//!   hop; each rank sends P - 1 times the data. Protocol: [`fusewire_device::packet`].
+//! - **Signal, one shot:** every rank reads every rank's input. Protocol: rounds (`exchange`).
+//! - **Two shots:** rank r reduces shard r of all inputs and writes it to all outputs (for reduce,
+//!   only to the root's): 2 (P - 1) / P times the data. Protocol: rounds (`exchange`).
 //!
-//! All three reduce an element by itself in rank order, so they give the same bits.
+//! All three reduce each element in rank order, so the results are equal bit for bit.
 
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
@@ -32,13 +32,13 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
     #[before(unsafe { prefetch_part::<_, T>(block, source, source_len) })] prefetch: Prefetch,
 ) -> Result<(), Aborted> {
-    // A short output records an error, and is empty.
+    // If the output is too short, records an error and makes it empty.
     let target = target.slice(0, source.len());
     let (first, bytes) = part::<_, T>(session.block(), target.len() as u64);
     let from = source.as_ptr().cast::<u8>().wrapping_add(first);
     let to = target.as_ptr().cast::<u8>().wrapping_add(first);
     let slots = Slots::open(session, bytes)?;
-    // SAFETY: this block's part of the input and of the output, which is as long.
+    // SAFETY: `from` and `to` have `bytes` bytes, because `target.len() <= source.len()`.
     let received = unsafe {
         slots.send_to_each(session, from, prefetch);
         reduce_streams::<_, T, O>(session, &slots, from, to, bytes)
@@ -48,21 +48,21 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     Ok(())
 }
 
-/// Returns the byte offset and the bytes of this block's part of `count` elements.
+/// Returns the offset and the size, in bytes, of this block's part of `count` elements.
 #[inline(always)]
 fn part<M: Machine, T>(block: Block<M>, count: u64) -> (usize, usize) {
     let (first, last) = block.slice(count as usize, crate::ALIGNMENT);
     (first * size_of::<T>(), (last - first) * size_of::<T>())
 }
 
-/// Reads ahead in this block's part of the input.
+/// Prefetches this block's part of the input.
 ///
 /// # Safety
 /// `source` must be readable for `count` elements.
 #[inline(always)]
 unsafe fn prefetch_part<M: Machine, T>(block: Block<M>, source: *mut u8, count: u64) -> Prefetch {
     let (first, bytes) = part::<_, T>(block, count);
-    // SAFETY: the part is within the source.
+    // SAFETY: the part is within the `count` elements.
     unsafe { Prefetch::read(block, source.wrapping_add(first), bytes) }
 }
 
@@ -82,7 +82,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
     let (me, ranks) = (session.comm().rank(), session.comm().size());
     let size = size_of::<T>();
     if M::LANES == 1 {
-        // SAFETY: the kernels of this module leave these bytes to the tables.
+        // SAFETY: the kernels of this module use the start of shared memory only for the tables.
         let tables = unsafe { Tables::new(block, session.ranks()) };
         let mut rank = 0;
         while rank < ranks {
@@ -103,15 +103,15 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             count: bytes / size,
             policy: Policy::Cached,
         };
-        // SAFETY: every stream has been acquired; the rest is the caller's promise.
+        // SAFETY: all streams have been acquired; `from` and `to` are valid (precondition).
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) };
         return true;
     }
-    // This rank's own packets are received like any other's: whoever writes over an input in place
-    // has received what was sent of it.
+    // This rank also receives its own packets: in place, a lane overwrites elements of the input
+    // only after it has received their packets.
     let mut failed = false;
-    // All headers must have come before this block ends: that keeps ranks within one epoch of each
-    // other. The last lanes look after them, which have no data where there is little.
+    // This block must receive all headers before it ends, which keeps ranks within one epoch of
+    // each other. The last lanes receive them, because they have no data if the part is short.
     let mut source = block.size() - 1 - block.rank();
     while source < ranks && !failed {
         failed = slots.receive_header(session, source).is_failed();
@@ -135,11 +135,11 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         let mut acc = [T::Acc::ZERO; 4];
         let mut rank = 0;
         while rank < ranks && !failed {
-            // Packets of several ranks under way at once: each alone would cost a trip to memory.
+            // Keeps several loads in flight: one at a time, each would cost a memory latency.
             let last = ranks - 1;
             let peek = |i: u32| {
                 let rank = if rank + i < last { rank + i } else { last };
-                // SAFETY: a rank, and a unit of its stream.
+                // SAFETY: `rank < ranks`; `pair` is below the number of pairs of each stream.
                 let (data, there) = unsafe { slots.peek_pairs::<1>(session.comm(), rank, unit) };
                 (data[0], there)
             };
@@ -164,7 +164,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
                 }
                 continue;
             }
-            // SAFETY: a rank, and a unit of its stream.
+            // SAFETY: `rank < ranks`; `pair` is below the number of pairs of each stream.
             match unsafe { slots.receive_pair(session, rank, unit) }.ok() {
                 Some(data) => fold(&mut acc, rank, data),
                 None => failed = true,
@@ -177,7 +177,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         let start = pair * PAIR_DATA;
         for i in 0..PAIR_DATA / size {
             if start + i * size < bytes {
-                // SAFETY: within this block's part of the output.
+                // SAFETY: within this block's part of the output by the condition.
                 unsafe {
                     let at = to.wrapping_add(start + i * size).cast::<T>();
                     mem::write(at, O::finish(acc[i], ranks));
@@ -192,7 +192,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
 pub type ReductionParams = AllReduceSignalParams;
 
 reduction_kernel!(
-    /// Runs a one-shot all_reduce (root 0xffff), or reduce to the call's root, by signal: a rank
+    /// Runs a one-shot all_reduce (root 0xffff), or reduce to the call's root, by signal: each rank
     /// with a result reads every rank's input.
     all_reduce_signal,
     all_reduce_signal_any,

@@ -2,7 +2,7 @@
 
 use fusewire_device::{Aborted, Machine, Session, kernel};
 
-/// Waits for every rank.
+/// Blocks until every rank has entered the barrier.
 #[kernel]
 pub fn barrier(session: &mut Session<impl Machine>) -> Result<(), Aborted> {
     session.barrier()

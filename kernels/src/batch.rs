@@ -1,6 +1,6 @@
-//! Sends and receives of several peers, all at once: no order between peers, so that no pattern of
-//! them waits for itself. Protocol: [`fusewire_device::channel`], one slot at a time of whichever
-//! operation can move.
+//! Concurrent sends to and receives from several peers. Operations with different peers are not
+//! ordered, so no pattern of them can deadlock. Protocol: [`fusewire_device::channel`]. Each step
+//! moves one slot of an operation that can proceed.
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::channel::{Message, Receiver, Sender};
@@ -12,7 +12,7 @@ use fusewire_device::{Aborted, Group, Machine, bulk, kernel};
 /// Parts of a message that blocks share start at multiples of this many bytes.
 const PART: usize = 256;
 
-/// No operation before this one.
+/// Value of [`BatchOp::after`] if there is no preceding operation.
 pub const NONE: u32 = u32::MAX;
 
 /// Kind of a [`BatchOp`].
@@ -33,8 +33,8 @@ pub struct BatchOp {
     pub kind: u32,
     /// The peer.
     pub peer: u32,
-    /// The operation of the same kind and peer before this one, or [`NONE`]: messages between two
-    /// ranks keep their order.
+    /// Index of the preceding operation of the same kind and peer, or [`NONE`]: messages between
+    /// two ranks keep their order.
     pub after: u32,
     /// Unused.
     pub unused: u32,
@@ -48,15 +48,15 @@ pub struct BatchOp {
     pub to: u64,
 }
 
-/// Progress of an operation that is done.
+/// Progress of a finished operation.
 const FINISHED: u64 = u64::MAX;
 
-/// Runs as many operations as the launch counts. `progress` has a word for each operation and
-/// block.
+/// Runs the first operations of `ops`, as many as the count of the launch. `progress` has a word
+/// for each operation and block.
 ///
 /// # Safety
-/// `ops` readable for `count` operations, whose memory is readable or writable as their kind says;
-/// `progress` this launch's own; peers must be ranks. A wrong `after` is read as none.
+/// `ops` must be readable for `count` operations, and their memory valid for their kind of access.
+/// Only this launch may access `progress`. Peers must be ranks. An invalid `after` means none.
 #[kernel]
 pub unsafe fn batch(
     session: &mut Session<impl Machine>,
@@ -66,11 +66,11 @@ pub unsafe fn batch(
     let (block, comm, count) = (session.block(), *session.comm(), session.count());
     let index = block.index();
     let progress = progress.wrapping_add((u64::from(index) * count) as usize);
-    // SAFETY: the caller's promise: `at` is below `count`.
+    // SAFETY: `at < count` at every call, and `ops` has `count` operations (precondition).
     let operation = |at: u64| unsafe { mem::read(ops.add(at as usize)) };
-    // SAFETY: as above; the words are this block's own, and only its leader touches them.
+    // SAFETY: `at < count` at every call. Only this block's leader accesses these words.
     let done = |at: u64| unsafe { mem::read(progress.add(at as usize)) };
-    // SAFETY: as above.
+    // SAFETY: as for `done`.
     let set = |at: u64, value: u64| unsafe { mem::write(progress.add(at as usize), value) };
     if block.is_leader() {
         let mut at = 0;
@@ -136,7 +136,7 @@ pub unsafe fn batch(
                     bytes: (to - from) as u64,
                 };
                 let fits = op.kind != kind::RECV
-                    // SAFETY: as above.
+                    // SAFETY: the host has checked that the peer is reachable.
                     || unsafe { Receiver::new(session, op.peer) }.check(session, message);
                 if fits {
                     picked = at + 1;
@@ -157,7 +157,7 @@ pub unsafe fn batch(
             bytes: (to - from) as u64,
         };
         let memory = (op.at as *mut u8).wrapping_add(from);
-        // SAFETY: this block's part of the caller's buffers; the slot was acquired by the leader.
+        // SAFETY: `from..to` is in the buffers (precondition); the leader has acquired the slot.
         let moved = moved
             + unsafe {
                 match op.kind {
@@ -174,7 +174,7 @@ pub unsafe fn batch(
                     }
                 }
             };
-        // One lane's word for all: what follows is the block's.
+        // All lanes must take the same branches below.
         let finished = block.broadcast(u64::from(moved >= message.bytes)) == 1;
         if block.is_leader() {
             set(at, if finished { FINISHED } else { moved });

@@ -1,4 +1,4 @@
-//! Common part of all kernels of the signal family: rounds over user memory or staging.
+//! Rounds over user memory or staging: the common part of all kernels of the signal family.
 //!
 //! # User memory and staging
 //! - **Who may overwrite what:** a rank overwrites its input and its staging, and reads the output
@@ -10,13 +10,13 @@
 //! released after its last write of input or staging.
 //!
 //! Only the rank itself knows whether its memory is in a window. With each ready signal, it sends
-//! the window addresses of its user memory or of its staging, and flags. If a rank is staged, all
-//! ranks divide the range into the same chunks (each rank has seen all flags in the first round).
-//! If no rank is, there is a single round.
+//! the window addresses of its user memory or of its staging, and flags. If a rank uses staging,
+//! all ranks divide the range into the same chunks (each rank has seen all flags in the first
+//! round). If no rank does, there is a single round.
 //!
-//! Signals are those of one block, and blocks may be rounds apart. Therefore each block has its own
-//! area of staging: parts and rows have the same offsets in every round, also in the last, shorter
-//! one.
+//! Each block has its own signals, so blocks may be in different rounds. Therefore each block has
+//! its own area of staging: parts and rows have the same offsets in every round, including the
+//! last, shorter one.
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::args::{In, Out};
@@ -34,7 +34,7 @@ pub struct Exchange {
     pub source_at: WindowAddr,
     /// Window address of the output.
     pub target_at: WindowAddr,
-    /// This rank's scalar.
+    /// Factor of this rank's input (scaled sum), or flags of the kernel (`nvls`).
     pub scalar: u64,
     /// Elements of a row that are staged at once: a multiple of [`crate::ALIGNMENT`].
     pub chunk: u64,
@@ -74,19 +74,19 @@ impl Exchange {
     }
 }
 
-/// Index of the words that are sent with a ready signal.
+/// Indices of the words that are sent with a ready signal.
 pub(crate) mod word {
-    /// WindowAddr of the input.
+    /// Window address of the input.
     pub(crate) const SOURCE: usize = 0;
-    /// WindowAddr of the output.
+    /// Window address of the output.
     pub(crate) const TARGET: usize = 1;
     /// 1: the input is staged; 2: the output is staged; 4: this rank uses chunks.
     pub(crate) const FLAGS: usize = 2;
-    /// This rank's scalar.
+    /// Factor of this rank's input (scaled sum), or flags of the kernel (`nvls`).
     pub(crate) const SCALAR: usize = 3;
-    /// Elements for the receiver of the words (vector operations).
+    /// Number of elements for the rank that receives the words (vector operations).
     pub(crate) const COUNT: usize = 4;
-    /// Elements of the longest part (vector operations).
+    /// Number of elements of the longest part (vector operations).
     pub(crate) const LONGEST: usize = 5;
     /// Three words of the body ([`super::Words`]).
     pub(crate) const EXTRA: usize = 4;
@@ -113,13 +113,13 @@ pub(crate) struct MemoryLayout {
     pub(crate) target_shared: bool,
     /// Parts into which a row is cut before blocks share it: 1, or the number of ranks.
     pub(crate) shards: u32,
-    /// Elements to multiples of which parts start.
+    /// Alignment of parts, in elements.
     pub(crate) alignment: usize,
     /// Window address of the input.
     pub(crate) source_at: WindowAddr,
     /// Window address of the output.
     pub(crate) target_at: WindowAddr,
-    /// This rank's scalar.
+    /// Factor of this rank's input (scaled sum), or flags of the kernel (`nvls`).
     pub(crate) scalar: u64,
 }
 
@@ -136,15 +136,15 @@ pub(crate) struct Memory {
 pub(crate) struct Round {
     start: usize,
     end: usize,
-    /// Length that is cut into parts; longer than the round where blocks keep their areas in
-    /// staging.
+    /// Length that is divided into parts: a whole chunk, even in a shorter last round, if blocks
+    /// have areas of staging.
     cut: usize,
-    /// Elements to multiples of which staged rows are rounded.
+    /// Alignment of staged rows, in elements.
     alignment: usize,
 }
 
 impl Round {
-    /// Returns the index in its row of the first element.
+    /// Returns the index of the first element in its row.
     #[inline(always)]
     pub(crate) const fn start(&self) -> usize {
         self.start
@@ -177,19 +177,19 @@ impl Round {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     round: Round,
-    /// Index in the round of the first element.
+    /// Index of the first element in the round.
     first: usize,
     len: usize,
 }
 
 impl Part {
-    /// Returns the index in its row of the first element.
+    /// Returns the index of the first element in its row.
     #[inline(always)]
     pub(crate) const fn start(&self) -> usize {
         self.round.start + self.first
     }
 
-    /// Returns the index in its round of the first element.
+    /// Returns the index of the first element in its round.
     #[inline(always)]
     pub(crate) const fn first(&self) -> usize {
         self.first
@@ -213,7 +213,7 @@ impl Part {
 enum Source {
     /// In this rank's memory.
     Own(*const u8),
-    /// At a peer; `staging` is the offset in this rank's workspace of memory for a copy.
+    /// At a peer. A copy from a network goes to byte `staging` of this rank's workspace.
     Peer {
         addr: WindowAddr,
         rank: u32,
@@ -261,15 +261,15 @@ pub(crate) struct Words {
     pub(crate) flags: u64,
 }
 
-/// Work of an operation in a round. A trait and not a closure: its method can be forced inline, so
-/// that it is compiled for the instruction set of the entry that it is part of.
+/// Work of an operation in a round. A trait instead of a closure: its method can be forced inline,
+/// so that it is compiled for the instruction set of the kernel's entry.
 pub(crate) trait Body<M: Machine> {
     /// Moves one round's data. Called after every rank's words of the round have been acquired. All
     /// lanes together.
     fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round)
     -> Result<(), Aborted>;
 
-    /// Returns what this rank sends in addition, the same in every round.
+    /// Returns the additional words of this rank, which are the same in every round.
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
         let _ = session;
@@ -294,14 +294,14 @@ pub(crate) trait Body<M: Machine> {
 }
 
 impl Memory {
-    /// Combines a layout with this rank's buffers. If they are too short for it, records the error
-    /// for the first round's vote, and the rows are empty.
+    /// Combines a layout with this rank's buffers. If they are too short for it, records an error,
+    /// which the first round's vote returns, and makes the rows empty.
     ///
     /// # Safety
     /// The window addresses must be those of the buffers, and `chunk` elements of each row that is
     /// staged must fit the workspace's staging. Until the launch ends, nothing but this operation
-    /// may write the input or access the output. They overlap at most where the operation reads an
-    /// element only before it writes it.
+    /// may write the input or access the output. The buffers may overlap only where the operation
+    /// reads each element before it writes it.
     #[inline(always)]
     pub(crate) unsafe fn new(source: In<u8>, target: Out<u8>, layout: MemoryLayout) -> Self {
         let row = layout.count.saturating_mul(layout.size);
@@ -506,7 +506,7 @@ impl Memory {
             if shard != session.comm().rank() {
                 let part = self.part(block, round, shard);
                 // SAFETY: the part is within a chunk of staging and within the output, which has a
-                // row where peers write it (both by `Memory::new`).
+                // row if peers write it (both by `Memory::new`).
                 unsafe {
                     bulk::copy(
                         block,
@@ -541,8 +541,8 @@ impl Memory {
         };
         if !core::ptr::eq(to, from) {
             let bytes = part.len * self.layout.size;
-            // SAFETY: the source was checked against the input or against its window, and the rank
-            // does not write it before its done signal; the target was checked against the output.
+            // SAFETY: the source was checked against the input or its window, and its owner writes
+            // it only after this rank's done; the target was checked against the output.
             unsafe { bulk::copy(session.block(), to, from, bytes, policy) };
         }
         Ok(())
@@ -562,12 +562,12 @@ impl Memory {
             return;
         };
         if !core::ptr::eq(to, from) {
-            // SAFETY: both were checked; what is not the same memory does not overlap.
+            // SAFETY: both ranges were checked. They are equal or do not overlap.
             unsafe { bulk::copy(block, to, from, part.len * self.layout.size, policy) };
         }
     }
 
-    /// Returns where a part of row `row` of `rank`'s input is, if this rank's input has it.
+    /// Returns the location of a part of row `row` of `rank`'s input, if this rank's input has it.
     #[inline(always)]
     fn source_of<M: Machine>(
         &self,
@@ -589,7 +589,7 @@ impl Memory {
         } else {
             row * self.layout.count + part.start()
         };
-        // On a network, each rank has a row of staging for output, which is free.
+        // Copies from a network go to staging for output, which is free and has a row per rank.
         let copy = (rank as usize * part.round.stride() + part.first) * self.layout.size;
         let addr = WindowAddr(session.word(rank, word::SOURCE));
         Some(Source::Peer {

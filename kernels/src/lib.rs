@@ -1,7 +1,7 @@
 //! Fusewire's kernels: collectives and fused operations, written once for NVIDIA, AMD and the CPU.
 //!
-//! The kernels of collectives take a buffer, and its address in a window that peers can resolve
-//! ([`Exchange`]). Data that is in no window ([`fusewire_device::comm::WindowAddr::NONE`]) is
+//! The kernels of collectives take each buffer with its address in a window, which peers can
+//! resolve ([`Exchange`]). Data in no window ([`fusewire_device::comm::WindowAddr::NONE`]) is
 //! copied through this rank's staging.
 //!
 //! | module | kernels |
@@ -12,16 +12,16 @@
 //! | [`nvls`] | all_reduce, reduce_scatter, all_gather by multicast |
 //! | [`vector`] | all_gather_v, all_to_all_v with counts in device memory |
 //! | [`point`] | send, recv |
-//! | [`batch`] | sends and receives of several peers at once |
+//! | [`batch`] | concurrent sends to and receives from several peers |
 //! | [`quantize`] | stochastic rounding to bf16, sum of bf16 rows in f32 |
 //! | [`window`] | put, get, signal and wait on a window |
 //! | [`barrier`] | barrier |
-//! | [`fused`] | reduction over the ranks + residual add + norm, perhaps to fp8 |
+//! | [`fused`] | reduction over the ranks + residual add + norm, optionally to fp8 |
 //! | [`vocab`] | top-k and log-sum-exp of logits that are split by columns |
-//! | [`overlap`] | all_gather with a ready flag per chunk and reduce_scatter with an arrival counter per tile, for overlap with compute |
-//! | [`one_sided`] | put with signal round a ring |
+//! | [`overlap`] | all_gather with ready flags and reduce_scatter with arrival counters |
+//! | [`one_sided`] | put with signal around a ring |
 #![no_std]
-// Models leave out the native entries, which use the rest of the imports.
+// Models do not compile the native entries, which use the other imports.
 #![cfg_attr(any(loom, shuttle), allow(unused_imports))]
 #![cfg_attr(
     any(target_arch = "nvptx64", target_arch = "amdgpu"),
@@ -46,7 +46,7 @@ pub mod vector;
 pub mod vocab;
 pub mod window;
 
-/// Every kernel instance of this crate, which a host loads together. A test compares the list with
+/// All kernel instances of this crate. The host loads them together. A test compares the list with
 /// the kernels that `#[kernel]` registers.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
@@ -88,5 +88,5 @@ pub static KERNELS: &[&[fusewire_device::native::KernelInfo]] = &[
 
 pub use exchange::Exchange;
 
-/// Elements to which parts of a range are rounded, so that blocks and staged rows start aligned.
+/// Alignment of parts of a range, in elements. Blocks and staged rows start at multiples of it.
 pub const ALIGNMENT: usize = 64;

@@ -1,13 +1,13 @@
 //! Operations that only move bytes: all_gather, broadcast, scatter, gather, all_to_all. Protocol:
-//! rounds.
+//! rounds (`exchange`).
 //!
 //! A rank copies what it needs from its peers' inputs (or their staging) to its output, so an
 //! output needs no staging. `count` is in units of `size` bytes.
 //!
-//! In place: all_gather's input may be row r of the output, scatter's output row root of the input,
-//! gather's input row root of the output, and broadcast's input the output. No other rank reads
-//! what is written then. For all_to_all in place, the host gives no window address for the input,
-//! so that it is staged.
+//! In place: the input of all_gather may be row r of its output, the output of scatter row `root`
+//! of its input, the input of gather row `root` of its output, and the input of broadcast its
+//! output. Other ranks do not read the memory that a rank then writes. For all_to_all in place, the
+//! host passes no window address for the input, so the input is staged.
 
 use fusewire_device::comm::ring;
 use fusewire_device::mem::Policy;
@@ -16,8 +16,8 @@ use fusewire_device::{Aborted, Group, In, Machine, Out, Session, kernel};
 use crate::Exchange;
 use crate::exchange::{Body, Memory, MemoryLayout, Round};
 
-/// Rows that a rank pulls from each peer. The data of rank p is written to row p of an output of
-/// several rows.
+/// Rows that a rank pulls from each peer. If the output has several rows, the data of rank p goes
+/// to row p.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PullPlan {
     /// First rank to pull from.
@@ -56,9 +56,9 @@ impl<M: Machine> Body<M> for PullPlan {
 /// Parameters of every kernel of this module.
 pub type MovementParams = AllGatherParams;
 
-/// Defines a kernel that pulls rows: `(rows of the input, rows of the output)`, and the first rank,
-/// the number of ranks and the row of the peers' inputs to pull, for a rank, the number of ranks
-/// and the root.
+/// Defines a kernel that pulls rows. From the rank, the number of ranks and the root, it computes
+/// `(rows of the input, rows of the output)` and `(first rank to pull from, number of ranks to pull
+/// from, row of their inputs)`.
 macro_rules! movement_kernel {
     (
         $(#[$doc:meta])* $name:ident, $(params = $params:path,)?
@@ -99,35 +99,35 @@ macro_rules! movement_kernel {
 }
 
 movement_kernel!(
-    /// all_gather: `count` units of every rank, to row r of every rank's output.
+    /// Runs an all_gather: `count` units of rank r go to row r of every rank's output.
     all_gather,
     |rank, ranks, root| (1, ranks),
     (rank, ranks, 0)
 );
 
 movement_kernel!(
-    /// broadcast: `count` units of the root to every rank's output.
+    /// Runs a broadcast: `count` units of the root go to every rank's output.
     broadcast, params = AllGatherParams,
     |rank, ranks, root| (u32::from(rank == root), 1),
     (root, 1, 0)
 );
 
 movement_kernel!(
-    /// scatter: row r of the root's input, `count` units, to rank r's output.
+    /// Runs a scatter: row r of the root's input, `count` units, goes to rank r's output.
     scatter, params = AllGatherParams,
     |rank, ranks, root| (if rank == root { ranks } else { 0 }, 1),
     (root, 1, rank)
 );
 
 movement_kernel!(
-    /// gather: `count` units of every rank, to row r of the root's output.
+    /// Runs a gather: `count` units of rank r go to row r of the root's output.
     gather, params = AllGatherParams,
     |rank, ranks, root| (1, if rank == root { ranks } else { 0 }),
     (rank, if rank == root { ranks } else { 0 }, 0)
 );
 
 movement_kernel!(
-    /// all_to_all: row r of every rank's input, `count` units, to rank r's output.
+    /// Runs an all_to_all: `count` units, row r of rank p's input, go to row p of rank r's output.
     all_to_all, params = AllGatherParams,
     |rank, ranks, root| (ranks, ranks),
     (rank, ranks, rank)

@@ -1,31 +1,31 @@
-//! all_reduce, reduce_scatter and all_gather by multicast (NVLink SHARP): the switch adds, and
+//! all_reduce, reduce_scatter and all_gather by multicast (NVLink SHARP): the switch reduces and
 //! copies.
 //!
 //! - **all_reduce:** rank r loads the reduction of shard r of all inputs and stores it to all
-//!   outputs: each byte leaves a rank once and comes in once, whatever the number of ranks.
+//!   outputs: each byte leaves and enters a rank once, for any number of ranks.
 //! - **reduce_scatter:** rank r loads the reduction of row r of all inputs.
 //! - **all_gather:** rank r stores its input to row r of all outputs.
 //!
 //! Protocol: rounds. In the terms of `exchange`:
 //!
-//! - **Who may overwrite what:** rank r reads shard (row) r of every rank's input and writes shard
-//!   (row) r of every rank's output, and no other rank does either; the owner overwrites its input,
-//!   and reads its output, after the round;
+//! - **Who may overwrite what:** only rank r reads shard (row) r of every rank's input and writes
+//!   shard (row) r of every rank's output; the owner overwrites its input, and reads its output,
+//!   after the round;
 //! - **after having acquired** every peer's done signal of the round;
-//! - **released by** each peer after its last load and store by multicast and the alias fence
-//!   behind them ([`multimem::fence`]). The fence in front of them follows the acquisition of every
-//!   ready signal.
+//! - **released by** each peer after its last load and store by multicast and the alias fence after
+//!   them ([`multimem::fence`]). The fence before them follows the acquisition of every ready
+//!   signal.
 //!
-//! In place: a lane loads 16 bytes before it stores them, and nobody else touches those bytes in
-//! the round.
+//! In place: a lane loads 16 bytes before it stores them, and no other lane or rank accesses those
+//! bytes in the round.
 //!
-//! # When
-//! A multicast address names the same offset of every rank's part, but offsets need not be
-//! symmetric, and memory need not lie in a window. Each rank sends its window addresses and whether
-//! multicast reaches them with its ready signal; all ranks see the same words and so decide alike.
-//! Where they differ, or bytes cannot be taken 16 at a time, the launch goes the ordinary way: two
-//! shots, own row, or pull. What lies in front of the first multiple of 16 bytes of a part, or
-//! behind the last one, goes the ordinary way in any case.
+//! # Choice of the path
+//! A multicast address refers to the same offset in every rank's part, but ranks may use different
+//! offsets, or memory in no window. With its ready signal, each rank sends its window addresses and
+//! flags that say whether multicast reaches them. All ranks see the same words, so they decide
+//! alike. If the addresses differ, or 16-byte accesses are not possible, the launch takes the
+//! ordinary path: two shots, own row, or pull. The bytes of a part before the first multiple of 16
+//! and after the last one always take the ordinary path.
 
 use core::marker::PhantomData;
 
@@ -42,19 +42,19 @@ use crate::exchange::{Body, Memory, MemoryLayout, Part, Round, word};
 use crate::movement::PullPlan;
 use crate::reducer::{Reduce, Reducer, rows, shards};
 
-/// In a rank's [`word::SCALAR`]: multicast reaches its input.
+/// Flag in a rank's [`word::SCALAR`]: multicast reaches its input.
 const SOURCE: u64 = 1;
-/// The same of its output.
+/// Flag: multicast reaches its output.
 const TARGET: u64 = 2;
-/// Its input can be read by 16 bytes where its row of the output can be written so.
+/// Flag: its input and its row of the output are aligned alike for 16-byte accesses.
 const FITS: u64 = 4;
 
-/// Loads by multicast that a lane has under way at once.
+/// Number of multicast loads that a lane has in flight.
 const BATCH: usize = 4;
 
 const AVERAGE: u8 = ReductionCode::Average as u8;
 
-/// Reduces ranges of one type by the reductions that the switch knows, chosen at run time.
+/// Reduces ranges of one type by a reduction that the switch supports, selected at run time.
 struct SwitchedReducer<T> {
     reduction: u8,
     element: PhantomData<T>,
@@ -96,7 +96,7 @@ impl<T: Element> Reducer for SwitchedReducer<T> {
     unsafe fn reduce<M: Machine>(self, block: Block<M>, tables: Tables, range: Range) {
         const MIN: u8 = ReductionCode::Min as u8;
         const MAX: u8 = ReductionCode::Max as u8;
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe {
             match self.reduction {
                 AVERAGE => bulk::reduce::<M, T, Average>(block, tables, range),
@@ -108,8 +108,8 @@ impl<T: Element> Reducer for SwitchedReducer<T> {
     }
 }
 
-/// The address that every rank has sent as word `index`, if all have sent the same one, all have
-/// `wanted` in their [`word::SCALAR`], and nobody is staged. The same answer on every rank.
+/// Returns the address that all ranks have sent as word `index`, if it is equal, all have the flags
+/// `wanted` in [`word::SCALAR`], and none uses staging. The same result on every rank.
 #[inline(always)]
 fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option<WindowAddr> {
     let addr = session.word(0, index);
@@ -124,8 +124,8 @@ fn common<M: Machine>(session: &Session<M>, index: usize, wanted: u64) -> Option
     same.then_some(WindowAddr(addr))
 }
 
-/// Returns `bit` if multicast reaches the `bytes` bytes at `addr`, and elements of `size` bytes are
-/// at multiples of their size.
+/// Returns `bit` if multicast reaches the `bytes` bytes at `addr`, and `addr` is aligned to
+/// elements of `size` bytes.
 #[inline(always)]
 fn reached<M: Machine>(
     session: &Session<M>,
@@ -143,8 +143,8 @@ fn reached<M: Machine>(
     }
 }
 
-/// A part of a range: elements in front of the first multiple of 16 bytes, 16 bytes at a time, the
-/// rest.
+/// A part of a range: elements before the first multiple of 16 bytes, vectors of 16 bytes, and the
+/// remaining elements.
 #[derive(Clone, Copy)]
 struct Split {
     head: usize,
@@ -167,7 +167,7 @@ impl Split {
     /// `offset` of a window.
     #[inline(always)]
     fn new(offset: usize, length: usize, size: usize) -> Self {
-        // Shifts: a division by what is not constant has a way into panic code.
+        // Shifts, because a division by a variable compiles to a branch into panic code.
         let log = size.trailing_zeros();
         let head = ((BYTES - offset % BYTES) % BYTES).wrapping_shr(log);
         let head = if head < length { head } else { length };
@@ -190,19 +190,19 @@ impl Split {
     }
 }
 
-/// Where reduced vectors go.
+/// Destination of reduced vectors.
 trait Sink: Copy {
     /// Stores 16 bytes at byte `byte`.
     ///
     /// # Safety
-    /// The bytes are the caller's to write.
+    /// As [`Multicast::store`]. Local bytes must be writable, and nothing else may access them.
     unsafe fn put(self, byte: usize, value: [u64; 2]);
 }
 
 impl Sink for Multicast {
     #[inline(always)]
     unsafe fn put(self, byte: usize, value: [u64; 2]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { self.store(byte, value) };
     }
 }
@@ -227,13 +227,13 @@ impl<T: Element> Sink for Local<T> {
     unsafe fn put(self, byte: usize, value: [u64; 2]) {
         let to = self.at.cast::<u8>().wrapping_add(byte);
         if (to as usize).is_multiple_of(BYTES) {
-            // SAFETY: the caller's promise; aligned.
+            // SAFETY: the precondition of this function; `to` is a multiple of 16.
             unsafe { mem::write_16(to, value, self.policy) };
             return;
         }
         let half = 8 / size_of::<T>();
         for i in 0..half {
-            // SAFETY: the caller's promise; aligned to an element.
+            // SAFETY: the precondition of this function; `to` is aligned to an element.
             unsafe {
                 let to = to.cast::<T>().add(i);
                 mem::write(to, element::<T>(value[0], i));
@@ -243,7 +243,7 @@ impl<T: Element> Sink for Local<T> {
     }
 }
 
-/// Element `index` of 8 bytes. Shifts, not an array: an index that is no constant would put it into
+/// Returns element `index` of 8 bytes. Shifts, because an array with a variable index would be in
 /// local memory.
 #[inline(always)]
 fn element<T: Element>(word: u64, index: usize) -> T {
@@ -251,7 +251,7 @@ fn element<T: Element>(word: u64, index: usize) -> T {
     T::from_bits(word >> (index * bits) & ((1 << bits) - 1))
 }
 
-/// 8 bytes of sums, each divided by `divisor`, or as they are if that is 0.
+/// Returns 8 bytes of sums, each divided by `divisor` unless it is 0.
 #[inline(always)]
 fn finish<T: Element>(sums: u64, divisor: u32) -> u64 {
     if divisor == 0 {
@@ -265,14 +265,14 @@ fn finish<T: Element>(sums: u64, divisor: u32) -> u64 {
     out
 }
 
-/// As [`finish`], of 16 bytes.
+/// Does what [`finish`] does, for 16 bytes.
 #[inline(always)]
 fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
     [finish::<T>(sums[0], divisor), finish::<T>(sums[1], divisor)]
 }
 
-/// Reduces `vectors` times 16 bytes from byte `from_byte` of `from` on, to byte `to_byte` of `to`
-/// on; sums are divided by `divisor` unless it is 0.
+/// Reduces `vectors` vectors of 16 bytes, from byte `from_byte` of `from` to byte `to_byte` of
+/// `to`. Divides sums by `divisor` unless it is 0.
 ///
 /// # Safety
 /// As [`Multicast::load_reduce`] and [`Sink::put`], for all these bytes.
@@ -288,8 +288,8 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     let step = block.size() as usize * BYTES;
     let end = vectors * BYTES;
     let mut at = block.rank() as usize * BYTES;
-    // SAFETY: the caller's promise. Four times the same: an array over which a loop runs lies in
-    // local memory.
+    // SAFETY: the precondition of this function; every access is below `end`. Unrolled by hand: an
+    // array that a loop indexes would be in local memory.
     unsafe {
         while at + (BATCH - 1) * step < end {
             let a = from.load_reduce::<T>(from_byte + at, combine);
@@ -310,11 +310,11 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
     }
 }
 
-/// As [`reduce_vectors`], for the combination that a reduction at run time needs; between the two
-/// alias fences.
+/// Does what [`reduce_vectors`] does, between the two alias fences, for a combination that is known
+/// at run time.
 ///
 /// # Safety
-/// As there; `combine` is what [`multimem::combine`] gave for `T`.
+/// As [`reduce_vectors`]; `combine` must be a result of [`multimem::combine`] for `T`.
 #[inline(always)]
 unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
     block: Block<M>,
@@ -325,8 +325,8 @@ unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
     divisor: u32,
 ) {
     multimem::fence();
-    // SAFETY: the preconditions are the same. A copy of the loop for each combination, so that none
-    // contains the switch. Minimum and maximum of f32 do not exist in its kernels.
+    // SAFETY: the preconditions are the same. Each combination has its own copy of the loop,
+    // without a branch on the combination. The f32 kernels have no minimum and maximum.
     unsafe {
         match combine {
             Combine::Min if size_of::<T>() == 2 => {
@@ -341,7 +341,7 @@ unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
     multimem::fence();
 }
 
-/// Reduces the head and the tail of a part, which multicast does not reach.
+/// Reduces the head and the tail of a part by the ordinary path.
 #[inline(always)]
 fn reduce_rest<M: Machine, R: Reducer, const SHARDS: bool>(
     ordinary: &Reduce<R, SHARDS>,
@@ -368,7 +368,7 @@ struct AllReduce<T> {
 }
 
 impl<T: Element> AllReduce<T> {
-    /// Returns input, output and combination, if all ranks can use multicast.
+    /// Returns the input, its offset, the output and the combination, if all ranks use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
         &self,
@@ -429,7 +429,7 @@ struct ReduceScatter<T> {
 }
 
 impl<T: Element> ReduceScatter<T> {
-    /// Returns input and combination, if all ranks can use multicast.
+    /// Returns the input, its offset and the combination, if all ranks can use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
         &self,
@@ -481,13 +481,13 @@ impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
     }
 }
 
-/// This rank writes its input to its row of all outputs.
+/// Writes this rank's input to its row of all outputs.
 struct AllGather {
     ordinary: PullPlan,
 }
 
 impl AllGather {
-    /// Writes less than 16 bytes of every rank's output by ordinary stores, also of this rank's
+    /// Writes less than 16 bytes to every rank's output by ordinary stores, including this rank's
     /// (which changes nothing in place).
     #[inline(always)]
     fn push<M: Machine>(
@@ -512,8 +512,8 @@ impl AllGather {
                 // SAFETY: the target was checked against its window, the source against the input.
                 unsafe { mem::write(to.add(byte), mem::read(from.add(byte))) };
             }
-            // Joins the lanes: otherwise the rest is executed separately by lanes whose loops ended
-            // apart.
+            // Reconverges the lanes: otherwise, lanes that leave the loop at different times stay
+            // diverged.
             session.block().sync();
             step += 1;
         }
@@ -547,10 +547,10 @@ impl<M: Machine> Body<M> for AllGather {
         let end = split.vectors * BYTES;
         let policy = self.ordinary.policy;
         let mut at = block.rank() as usize * BYTES;
-        // SAFETY: within the input, which is aligned ([`FITS`]); every rank's output was checked
-        // against its window, and its ready signal acquired; no other rank writes this row.
+        // SAFETY: within the input, at aligned addresses ([`FITS`]); every rank's output was
+        // checked against its window, and its ready signal acquired; no other rank writes this row.
         unsafe {
-            // Two at a time: four would spill a register of the ordinary way.
+            // Two at a time: four would spill a register of the ordinary path.
             while at + step < end {
                 let a = mem::read_16(from.add(at), policy);
                 let b = mem::read_16(from.add(at + step), policy);
@@ -577,8 +577,8 @@ impl<M: Machine> Body<M> for AllGather {
     }
 }
 
-/// Runs an all_reduce by multicast where all ranks' memory allows it, else in two shots. Sum,
-/// average, and, except for f32, minimum and maximum, by the call.
+/// Runs an all_reduce by multicast if all ranks' memory allows it, otherwise in two shots. The call
+/// selects sum, average or, except for f32, minimum or maximum.
 ///
 /// # Safety
 /// `exchange` must have the window addresses of the buffers, and a chunk of each row must fit
@@ -606,8 +606,8 @@ pub unsafe fn all_reduce_nvls<T: Element>(
     memory.run(session, exchange.policy(), &AllReduce { ordinary })
 }
 
-/// Runs a reduce_scatter by multicast where all ranks' inputs allow it, else by reading every
-/// rank's: `count` elements a rank. Reductions as for [`all_reduce_nvls`].
+/// Runs a reduce_scatter by multicast if all ranks' inputs allow it, otherwise by reading each
+/// input: `count` elements per rank. Reductions as for [`all_reduce_nvls`].
 ///
 /// # Safety
 /// As [`all_reduce_nvls`].
@@ -633,8 +633,8 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
     memory.run(session, exchange.policy(), &ReduceScatter { ordinary })
 }
 
-/// Runs an all_gather by multicast where all ranks' memory allows it, else by pulling: `count`
-/// units of `size` bytes (a divisor of 16) of every rank, to row r of every rank's output.
+/// Runs an all_gather by multicast if all ranks' memory allows it, otherwise by pulling: `count`
+/// units of rank r, each of `size` bytes (a divisor of 16), go to row r of every rank's output.
 ///
 /// # Safety
 /// As [`all_reduce_nvls`].

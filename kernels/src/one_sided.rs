@@ -3,10 +3,10 @@
 use fusewire_device::{Aborted, In, Machine, Session, Team, Window, kernel};
 
 /// Puts `source` to the beginning of the next rank's part of `window`, and waits for the put of the
-/// rank before.
+/// previous rank.
 ///
-/// The put is between an entry barrier (the target may be written) and an exit barrier (it may be
-/// reused) of the same launch. Uses signal 0.
+/// The put follows the entry barrier of the launch (the target may be written) and precedes its
+/// exit barrier (the target may be reused). Uses signal 0.
 #[kernel(blocks = 1, signals = 1)]
 pub fn ring_put(
     s: &mut Session<impl Machine>,

@@ -1,38 +1,38 @@
 //! all_gather with a ready flag per chunk, and reduce_scatter with an arrival counter per tile. A
-//! consumer starts as soon as a part of the output has arrived; a producer's part leaves as soon as
-//! it is done. Here the parts of both are called tiles, and `chunk` is what fits staging. Protocol:
-//! rounds (`exchange`), and words of this rank's own. The consumer's or producer's stream is called
-//! the compute stream.
+//! consumer starts as soon as a part of the output has arrived; a producer's part is sent as soon
+//! as it is written. Here these parts are called tiles; a chunk is the part of a row that fits
+//! staging. Protocol: rounds (`exchange`), and local words. The consumer's or producer's stream is
+//! called the compute stream.
 //!
 //! # Words
 //! A word is a u32 in memory of the rank's own device; no peer touches it. The host clears all
-//! words of an operation on the compute stream, before the computation and before this kernel: so
-//! the values that a captured graph waits for are not present at the start of any replay.
+//! words of an operation on the compute stream, before the computation and before this kernel, so
+//! that no replay of a captured graph starts with the values that it waits for.
 //!
 //! **Tiles of an all_gather.** Tile `source * tiles_per_rank + t` is units `[t * span, (t + 1) *
-//! span)` of what `source` sends.
+//! span)` of the input of rank `source`.
 //! - **Who may overwrite what:** the kernel writes a tile of the output and its word; the next
 //!   operation on the compute stream clears the word and may overwrite the tile;
-//! - **after having acquired:** the kernel the end of the stream's work before it (its launch); the
-//!   next one the end of this kernel (an event);
+//! - **after having acquired:** the kernel, the end of the stream's preceding work (by its launch);
+//!   the next operation, the end of this kernel (by an event);
 //! - **released by:** the consumer, after its last read of the tile; this kernel, after its last
 //!   write of tile and word.
 //!
-//! Blocks add the units that they have moved to the tile's arrivals; whoever completes it stores
-//! [`THERE`] by system release, having acquired the parts of the others. A launch that fails stores
-//! [`FAILED`] in every word that is still 0: nobody waits for ever for what does not come.
+//! Blocks add the units that they have moved to the tile's arrivals; the block that completes it
+//! has acquired the parts of the others, and stores [`THERE`] by system release. A launch that
+//! fails stores [`FAILED`] in every word that is still 0, so that no consumer waits forever.
 //!
 //! **Tiles of a reduce_scatter.** Tile `row * tiles_per_row + t` is elements `[t * span, (t + 1) *
 //! span)` of row `row` of the input.
 //! - **Who may overwrite what:** the producer writes a tile of this rank's input, and peers read
-//!   it; the next one on the compute stream clears the word and overwrites the tile;
-//! - **after having acquired:** a peer this rank's ready signal of the tile's round, the next one
-//!   the end of this kernel, which has acquired every peer's done signal of every round;
+//!   it; the next operation on the compute stream clears the word and overwrites the tile;
+//! - **after having acquired:** a peer, this rank's ready signal of the tile's round; the next
+//!   operation, the end of this kernel, which has acquired every peer's done signal of every round;
 //! - **released by:** this rank, after it has acquired the tile's counter, which the producer
 //!   raised by release after its last write of the tile; the peer, after its last read.
 //!
-//! So there is one round for tile t of all rows: tiles are needed in the order of t, those of all
-//! rows together.
+//! So one round handles tile t of all rows: the kernel needs tile t of every row before the tiles
+//! after it.
 
 use core::marker::PhantomData;
 
@@ -54,12 +54,12 @@ use crate::reducer::{DynReducer, Reduce, Reducer, StaticReducer, rows};
 pub struct Tiles {
     /// Elements or units of a tile, not 0.
     pub span: u64,
-    /// Value of a counter that says that its tile is done. Unused by all_gather.
+    /// Counter value at which a tile is complete. Unused by all_gather.
     pub wanted: u64,
 }
 
 impl Tiles {
-    /// Returns the elements of a tile. A kernel must not divide by 0.
+    /// Returns the elements of a tile, at least 1: a kernel must not divide by 0.
     #[inline(always)]
     fn span(self) -> usize {
         if self.span == 0 {
@@ -70,11 +70,11 @@ impl Tiles {
     }
 }
 
-/// Word of a tile that is there.
+/// Word of a tile that has arrived.
 pub const THERE: u32 = 1;
 
-/// Word of a tile that will not come: the launch has failed. Not less than [`THERE`], also in the
-/// cyclic comparison of stream memory operations.
+/// Word of a tile that will not arrive, because the launch has failed. Not less than [`THERE`],
+/// including in the cyclic comparison of stream memory operations.
 pub const FAILED: u32 = 0x4000_0000;
 
 /// Returns the piece of `span` elements in which element `at` lies. A kernel must not panic, so a
@@ -175,8 +175,8 @@ impl<M: Machine> Body<M> for FlaggedTiles<'_> {
         let mut step = 1;
         while step < size {
             let rank = ring(me, step, size);
-            // Only the part of the peer's block with this number is in staging. User memory has the
-            // whole round, and blocks share each tile, so that one is complete before the next.
+            // Staging has only the part that the peer's block of the same index has staged. User
+            // memory has the whole round: blocks share each tile, so that tiles complete in order.
             let staged = session.word(rank, word::FLAGS) & SOURCE_STAGED != 0;
             let range = if staged {
                 mine
@@ -208,9 +208,9 @@ impl<M: Machine> Body<M> for FlaggedTiles<'_> {
     }
 }
 
-/// Runs an all_gather that stores a word as soon as a tile is there: `count` units of every rank,
-/// to row r of every rank's output, in the order of the ring from this rank. `words` and `arrivals`
-/// have an entry for every tile of every rank; all are 0 when the launch begins.
+/// Runs an all_gather that stores the word of each tile as soon as the tile has arrived. `count`
+/// units of rank r go to row r of every rank's output, in ring order from this rank. `words` and
+/// `arrivals` have an entry for every tile of every rank; all are 0 when the launch begins.
 ///
 /// # Safety
 /// `exchange` must have the window address of the input, and a chunk of each row must fit staging.
@@ -267,7 +267,7 @@ struct CountedTiles<'a, R> {
     counters: In<'a, u32>,
     /// Elements of a tile, not 0.
     span: usize,
-    /// Value of a counter whose tile is done.
+    /// Counter value at which a tile is complete.
     wanted: u32,
 }
 
@@ -361,8 +361,8 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 }
 
 /// Runs a reduce_scatter by sum that reduces each tile as soon as its counter reaches
-/// [`Tiles::wanted`]: `count` elements a rank; the input has `count` times the number of ranks. A
-/// round has a chunk of every row. `counters` has an entry for every tile of every row.
+/// [`Tiles::wanted`]: `count` elements per rank. The input has a row for each rank. A round has a
+/// chunk of every row. `counters` has an entry for every tile of every row.
 ///
 /// # Safety
 /// `exchange` must have the window address of the input, and a chunk of each row must fit staging.
@@ -391,8 +391,8 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element>(
     }
 }
 
-/// Does what [`reduce_scatter_on_arrival`] does, for every type and reduction: they are switched at
-/// run time.
+/// Does what [`reduce_scatter_on_arrival`] does, for all types and reductions, which are selected
+/// at run time.
 ///
 /// # Safety
 /// As [`reduce_scatter_on_arrival`].

@@ -1,6 +1,6 @@
 //! send and recv, over the channel between the two ranks. Protocol: [`fusewire_device::channel`].
 //!
-//! A send returns once its data is in the channel, so short messages need no receiver yet.
+//! A send returns once its data is in the channel, so a short send does not wait for its receiver.
 
 use fusewire_device::channel;
 use fusewire_device::{Aborted, In, Machine, Out, Session, kernel};

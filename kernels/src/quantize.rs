@@ -1,10 +1,10 @@
-//! Local steps of the quantised reduce_scatter: f32 to bf16 with stochastic rounding, and the sum
+//! Local steps of the quantized reduce_scatter: f32 to bf16 with stochastic rounding, and the sum
 //! of bf16 rows in f32.
 
 use fusewire_device::{Block, Machine, kernel, mem};
 
-/// A hash of `seed` and `index` whose low 16 bits are used as a random number: two rounds of
-/// multiply and xor-shift (the finaliser of MurmurHash3 for 32 bits).
+/// Returns a hash of `seed` and `index` whose low 16 bits are used as a random number: two rounds
+/// of multiply and xor-shift (the 32-bit finalizer of MurmurHash3).
 #[inline(always)]
 fn random(seed: u32, index: u32) -> u32 {
     let mut word = index.wrapping_mul(0x9e37_79b9) ^ seed;
@@ -15,9 +15,9 @@ fn random(seed: u32, index: u32) -> u32 {
     word ^ word >> 16
 }
 
-/// Rounds to bf16, up with the probability of the part that is cut off. Exact values stay;
-/// infinities and NaN stay what they are; what is beyond the largest finite number may become
-/// infinite, as in every rounding.
+/// Rounds to bf16, away from zero with a probability equal to the fraction that is cut off. Exact
+/// values and infinities do not change; NaN stays NaN. Values beyond the largest finite bf16 may
+/// become infinite.
 #[inline(always)]
 fn stochastic(bits: u32, random: u32) -> u16 {
     let rounded = (bits.wrapping_add(random & 0xffff) >> 16) as u16;
@@ -32,11 +32,11 @@ fn stochastic(bits: u32, random: u32) -> u16 {
     }
 }
 
-/// Rounds `count` elements at `source` to bf16 at `target`. Element i takes random number i of the
-/// stream `seed`, so that blocks and lanes change nothing.
+/// Rounds `count` elements at `source` to bf16 at `target`. Element i uses random number i of the
+/// stream `seed`, so the result does not depend on blocks or lanes.
 ///
 /// # Safety
-/// `source` readable and `target` writable for `count` elements.
+/// `source` must be readable and `target` writable for `count` elements.
 #[kernel]
 pub unsafe fn quantize(
     block: Block<impl Machine>,
@@ -46,7 +46,7 @@ pub unsafe fn quantize(
     seed: u32,
 ) {
     for at in block.elements(count as usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `at < count`, and both buffers have `count` elements (precondition).
         unsafe {
             let bits = mem::read(source.add(at));
             mem::write(target.add(at), stochastic(bits, random(seed, at as u32)));
@@ -58,7 +58,7 @@ pub unsafe fn quantize(
 /// f32.
 ///
 /// # Safety
-/// `source` readable for all rows, `target` writable for `count` elements.
+/// `source` must be readable for all rows, and `target` writable for `count` elements.
 #[kernel]
 pub unsafe fn sum_rows(
     block: Block<impl Machine>,
@@ -72,13 +72,13 @@ pub unsafe fn sum_rows(
         let mut sum = 0.0f32;
         let mut row = 0;
         while row < rows {
-            // SAFETY: the caller's promise.
+            // SAFETY: `row < rows` and `at < count`, so the source has the element (precondition).
             let bits = unsafe { mem::read(source.add(row as usize * count as usize + at)) };
             let value = f32::from_bits(u32::from(bits) << 16);
             sum = if row == 0 { value } else { sum + value };
             row += 1;
         }
-        // SAFETY: as above.
+        // SAFETY: `at < count`, and the target has `count` elements (precondition).
         unsafe { mem::write(target.add(at), sum / divisor) };
     }
 }

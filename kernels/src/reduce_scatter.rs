@@ -1,11 +1,11 @@
-//! reduce_scatter: rank r reduces row r of every rank's input. Protocol: rounds.
+//! reduce_scatter: rank r reduces row r of every rank's input. Protocol: rounds (`exchange`).
 //!
-//! In place (the output is row r of the input) needs no staging: only rank r reads row r of rank r.
+//! In place (the output is row r of the input), no staging is needed: only rank r reads that row.
 
 use crate::reducer::reduction_kernel;
 
 reduction_kernel!(
-    /// reduce_scatter: `count` elements a rank; the input has `count` times the number of ranks.
+    /// Runs a reduce_scatter: `count` elements per rank. The input has a row for each rank.
     reduce_scatter,
     reduce_scatter_any,
     params = crate::all_reduce::AllReduceSignalParams,

@@ -1,5 +1,5 @@
 //! Reductions of every rank's input, over rounds. A reduction is compiled for one type and
-//! operation, or switched at run time.
+//! operation, or selected at run time.
 
 use core::marker::PhantomData;
 
@@ -43,7 +43,7 @@ impl<T: Element, O: Reduction<T>> Reducer for StaticReducer<T, O> {
 
     #[inline(always)]
     unsafe fn reduce<M: Machine>(self, block: Block<M>, tables: Tables, range: Range) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the precondition of this function.
         unsafe { bulk::reduce::<M, T, O>(block, tables, range) }
     }
 }
@@ -84,11 +84,11 @@ impl Reducer for DynReducer {
             type Output = ();
             #[inline(always)]
             fn run<T: Element, O: Reduction<T>>(self) {
-                // SAFETY: promised to `reduce`.
+                // SAFETY: the precondition of `Reducer::reduce`.
                 unsafe { bulk::reduce_rare::<M, T, O>(self.block, self.tables, self.range) }
             }
         }
-        // The host refuses combinations that do not exist before it launches.
+        // Before a launch, the host rejects combinations that do not exist.
         let _ = dispatch(
             self.dtype as u8,
             self.reduction,
@@ -101,7 +101,7 @@ impl Reducer for DynReducer {
     }
 }
 
-/// The root that stands for every rank.
+/// Value of the root that means every rank.
 pub(crate) const ALL: u32 = 0xffff;
 
 /// Reduces a row of every rank's input. If `SHARDS`, each rank reduces its shard of the row, and
@@ -148,7 +148,7 @@ impl<R: Reducer, const SHARDS: bool> Reduce<R, SHARDS> {
         // SAFETY: the kernels of this crate that reduce over rounds use the start of shared memory
         // for these tables only.
         let tables = unsafe { Tables::new(block, ranks) };
-        // Only an output that is shared may have no row.
+        // Only a shared output may lack the row.
         let (part, own) = match memory.own_target(0, part) {
             Some(own) => (part, own),
             None if SHARDS => (part, core::ptr::null_mut()),
@@ -253,8 +253,8 @@ fn reduce<R: Reducer, const SHARDS: bool>(
     }
 }
 
-/// Defines the kernels of a reduction: one that is compiled for the frequent types and reductions,
-/// and `$any`, which switches all others at run time.
+/// Defines the kernels of a reduction: `$name`, compiled for the frequent types and reductions, and
+/// `$any`, which selects all others at run time.
 macro_rules! reduction_kernel {
     (
         $(#[$doc:meta])*
@@ -291,11 +291,11 @@ macro_rules! reduction_kernel {
             memory.run(session, exchange.policy(), &body)
         }
 
-        /// Does what the kernel of the name without `any` does, for every type and reduction that
-        /// has no instance: they are switched at run time.
+        /// Does what the kernel without `_any` in its name does, for the types and reductions for
+        /// which that kernel has no instance. They are selected at run time.
         ///
         /// # Safety
-        /// As for the kernel of the name without `any`.
+        /// As for the kernel without `_any` in its name.
         #[fusewire_device::kernel(params = $any_params)]
         pub unsafe fn $any(
             session: &mut fusewire_device::Session<impl fusewire_device::Machine>,

@@ -1,6 +1,6 @@
 //! Operations whose counts differ by rank and live in device memory: all_gather_v and all_to_all_v.
-//! Protocol: rounds, as in the other movements; a rank with nothing to send or receive takes part
-//! in every round, so no credit is needed for zero counts.
+//! Protocol: rounds (`exchange`). A rank with nothing to send or receive takes part in every round,
+//! so no credit is needed for zero counts.
 //!
 //! With its ready signal, a rank sends each peer the address and the length of that peer's data.
 //! The peer compares the length with the one that it expects, so counts that disagree are reported
@@ -38,7 +38,7 @@ impl Counts<'_> {
         sum
     }
 
-    /// Returns the first sum of parts that is more than `capacity` elements.
+    /// Returns the first prefix sum of the counts that exceeds `capacity`.
     #[inline(always)]
     fn beyond(self, ranks: u32, capacity: usize) -> Option<usize> {
         let mut sum = 0usize;
@@ -100,8 +100,8 @@ impl Vector<'_> {
         }
     }
 
-    /// Returns false after recording a failure if the counts are more than the buffers have: they
-    /// may have changed since the host saw them, in a graph or by an earlier kernel.
+    /// Returns true if the counts fit the buffers; otherwise records a failure. The counts may have
+    /// changed since the host checked them, in a graph or by an earlier kernel.
     #[inline(always)]
     fn check<M: Machine>(&self, session: &Session<M>) -> bool {
         let (block, me, ranks) = (session.block(), session.rank(), session.ranks());
@@ -283,8 +283,8 @@ impl Vector<'_> {
 }
 
 /// Returns the part that this block handles of the elements `[start, start + window)` of `length`,
-/// relative to `start`. Blocks may be rounds apart: in staging each keeps its area, however short
-/// the rest is.
+/// relative to `start`. Blocks may be in different rounds: each keeps its area of staging, even in
+/// a short last round.
 #[inline(always)]
 fn part<M: Machine>(
     block: Block<M>,
@@ -306,7 +306,7 @@ fn part<M: Machine>(
 }
 
 /// Runs all_gather_v: `counts[rank]` units of every rank, in rank order without gaps, to every
-/// rank's output. Counts that are more than the buffers have fail the launch.
+/// rank's output. The launch fails if the counts exceed the buffers.
 ///
 /// # Safety
 /// `exchange` must have the window address of the input, and a chunk (for all_to_all_v, of each
@@ -334,7 +334,7 @@ pub unsafe fn all_gather_v(
 }
 
 /// Runs all_to_all_v: `send_counts[p]` units to rank p, `receive_counts[p]` units from rank p, both
-/// in rank order without gaps. Counts that are more than the buffers have fail the launch.
+/// in rank order without gaps. The launch fails if the counts exceed the buffers.
 ///
 /// # Safety
 /// As [`all_gather_v`].

@@ -1,15 +1,15 @@
-//! Put, get, signal and wait on a window, as the host enqueues them. The peer is the root of the
-//! call; only block 0 does anything.
+//! Put, get, signal and wait on a window, for the host to enqueue. The root of the call is the
+//! peer. Only block 0 does any work.
 
 use fusewire_device::net::SignalOp;
 use fusewire_device::session::Session;
 use fusewire_device::window::Compare;
 use fusewire_device::{Aborted, Group, In, Machine, Out, Window, kernel, mem};
 
-/// No signal, no sender.
+/// Argument for no signal or no sender.
 pub const NONE: u64 = u64::MAX;
 
-/// Failure code: there is no such rank.
+/// Failure code: the rank does not exist.
 pub const PEER: u32 = 1;
 
 /// Puts `source` to byte `offset` of the peer's part, then adds 1 to signal `signal` there if it is
@@ -34,7 +34,7 @@ pub fn window_put(
     if signal != NONE {
         target.signal(s, signal as u32, SignalOp::Add(1));
     }
-    // A rank that learns of the end of this launch without the signal sees the data too.
+    // Publishes the data also to ranks that observe the end of this launch without the signal.
     mem::fence(mem::Order::Release, mem::Scope::System);
     block.sync();
     Ok(())
@@ -85,8 +85,8 @@ pub fn window_signal(
     Ok(())
 }
 
-/// Waits until signal `signal` of this rank, of the rank `sender` or (with [`NONE`]) summed over
-/// all senders, compares with `value` as `compare` says.
+/// Waits until the value of this rank's signal `signal`, from rank `sender` or (with [`NONE`])
+/// summed over all senders, meets the condition `compare` with `value`.
 #[kernel]
 pub fn window_wait(
     s: &mut Session<impl Machine>,

@@ -29,7 +29,7 @@ pub(crate) unsafe fn read<M: Machine, E: Element, const N: usize>(at: *const E) 
     out
 }
 
-/// Writes `N` elements, as [`read`] reads them; also 8 bytes.
+/// Writes `N` elements by the same accesses as [`read`], or 8 bytes by one access.
 ///
 /// # Safety
 /// `at` must be valid for `N` elements, which nothing may access meanwhile. Alignment as for

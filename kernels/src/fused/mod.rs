@@ -11,7 +11,7 @@
 //! | LayerNorm | `T((v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * w + bias)`, `m = mean(v)` |
 //!
 //! `w` is the weight or `1 + weight`. Everything is computed in f32. Sums over a row have the same
-//! shape on every machine: partial j sums the elements with index = j mod 128 in order, and a fixed
+//! order on every machine: partial j sums the elements with index = j mod 128 in order, and a fixed
 //! binary tree adds the partials. So a row's bits depend only on the row: not on the route, the
 //! number of rows, the lanes or the machine.
 //!
@@ -66,8 +66,8 @@ pub struct NormShape {
     pub scales_at: WindowAddr,
     /// Number of scales from one group to the next, if scales are column-major.
     pub stride: u64,
-    /// Byte of staging for output from which on rows of more than [`shared_row`] elements are kept:
-    /// a row of f32 per block.
+    /// Offset in staging for output of the memory for rows of more than [`shared_row`] elements: a
+    /// row of f32 per block.
     pub scratch: u64,
     /// Number of rows that are staged at once.
     pub chunk: u64,
@@ -114,8 +114,8 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         out,
         scales,
     };
-    // Read before only the leader writes shared memory. The verifier takes a value that is loaded
-    // again after that for one that differs between lanes.
+    // Read before the leader alone writes shared memory. The verifier assumes that a value that is
+    // loaded after that differs between lanes.
     let ranks = session.ranks();
     // SAFETY: the precondition of this function. `Body::words`, which reads the arguments first,
     // begins with a barrier. The rows are the elements of the exchange.
@@ -202,8 +202,8 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     Ok(())
 }
 
-/// Reads ahead in this block's part of the rows, unless it exceeds the input of `len` elements at
-/// `at`: the kernel then records an error.
+/// Prefetches this block's part of the rows, unless it exceeds the input of `len` elements at `at`;
+/// the kernel then records an error.
 ///
 /// # Safety
 /// The input must be readable.
@@ -228,8 +228,8 @@ unsafe fn prefetch_rows<M: Machine, T>(
 /// failure, which is recorded. All lanes together.
 ///
 /// # Safety
-/// The slots must be open for `rows` rows, and `stream` be those that this rank has sent. The
-/// preconditions of [`Norm::each_row`] must hold for the targets and for rows `first .. first +
+/// The slots must be open for `rows` rows, and `stream` must be the rows that this rank has sent.
+/// The preconditions of [`Norm::each_row`] must hold for the targets and for rows `first .. first +
 /// rows`.
 #[inline(always)]
 unsafe fn receive_rows<M: Machine, T: Element<Acc = f32>>(
@@ -265,8 +265,8 @@ unsafe fn receive_rows<M: Machine, T: Element<Acc = f32>>(
         // of this function.
         return unsafe { norm.each_row(block, targets, &sums, first, rows) };
     }
-    // A block without rows, too, must receive all headers: this keeps ranks within one epoch of
-    // each other.
+    // A block without rows must receive all headers, too: this keeps ranks within one epoch of each
+    // other.
     let mut failed = false;
     for rank in block.elements_of_block(ranks as usize) {
         failed |= slots.receive_header(session, rank as u32).is_failed();

@@ -52,7 +52,7 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     /// As [`Row::values`].
     #[inline(always)]
     unsafe fn normalized<const N: usize>(&self, at: usize) -> [T; N] {
-        // x - 0, x + -0 and -0 + w are x, x and w to the bit.
+        // x - 0, x + -0 and -0 + w are x, x and w bit for bit.
         let offset = if self.norm.spec().has_unit_offset() {
             1.0
         } else {
@@ -133,7 +133,7 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     }
 
     /// Computes the scale for magnitudes up to the one with the bits `greatest`, and writes it if
-    /// `writes` is true. Returns the factor of the values.
+    /// `writes` is true. Returns the factor by which values are multiplied.
     ///
     /// # Safety
     /// `group` must have a scale, and only one lane may write it.
@@ -171,14 +171,14 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
         1.0 / f32::from_bits(exponent << 23)
     }
 
-    /// Writes each group of 128 by 16 adjacent lanes. All lanes together, of warps of 16 or more.
+    /// Writes each group of 128 by 16 adjacent lanes. All lanes together, in warps of at least 16.
     #[inline(always)]
     fn groups_of_16_lanes(&self) {
         let block = self.block;
         let chunks = self.norm.hidden() / CHUNK;
         let lanes = block.size() as usize;
         let mut first = 0;
-        // All lanes stay in the loop, also those without elements, because of the shuffles.
+        // All lanes stay in the loop, including those without elements, because of the shuffles.
         while first < chunks {
             let mine = first + block.rank() as usize;
             let there = mine < chunks;
@@ -277,8 +277,8 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     }
 }
 
-/// Work on each chunk of a row. A trait and not a closure: its method is generic, and can be forced
-/// inline.
+/// Work on each chunk of a row. A trait instead of a closure: its method is generic, and can be
+/// forced inline.
 trait Chunks {
     /// Writes elements `[at, at + N)`.
     ///
@@ -287,7 +287,7 @@ trait Chunks {
     unsafe fn chunk<const N: usize>(&self, at: usize);
 }
 
-/// Writes the element type.
+/// Writes the row in the element type.
 struct Unquantized<'a, M, T> {
     row: &'a Row<M, T>,
 }

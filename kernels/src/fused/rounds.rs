@@ -48,7 +48,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
         self.spec().scales(self.hidden())
     }
 
-    /// Returns the distances of this rank's scales: from row to row, and from group to group.
+    /// Returns the strides of this rank's scales: from row to row, and from group to group.
     #[inline(always)]
     fn strides(&self) -> (u32, u32) {
         let stride = self.arguments().stride as u64;
@@ -164,8 +164,8 @@ impl<T: Element<Acc = f32>> Norm<T> {
         block.sync();
     }
 
-    /// Copies the scales of a part from `staged`, where they are row-major, to this rank's. All
-    /// lanes together.
+    /// Copies the scales of a part from `staged`, where they are row-major, to this rank's scales.
+    /// All lanes together.
     #[inline(always)]
     fn unstage_scales<M: Machine>(&self, session: &Session<M>, staged: *const u8, part: Part) {
         let (groups, strides) = (self.groups(), self.strides());
@@ -193,7 +193,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
 impl<M: Machine, T: Element<Acc = f32>> Body<M> for Norm<T> {
     #[inline(always)]
     fn words(&self, session: &Session<M>) -> Words {
-        // The leader has written the arguments.
+        // The leader has written the arguments before this barrier.
         session.block().sync();
         if !self.is_staged() {
             let arguments = self.arguments();

@@ -15,7 +15,7 @@ use super::{NormShape, chunk};
 
 /// Number of partial sums of a row.
 pub(crate) const PARTIALS: usize = 128;
-/// Number of elements that a lane moves at once. A row has a multiple of it.
+/// Number of elements that a lane moves at once. The elements of a row are a multiple of it.
 pub(super) const CHUNK: usize = 8;
 /// Greatest number of elements of a row that shared memory holds, in f32.
 const SHARED_ROW: usize = 8192;
@@ -80,8 +80,8 @@ pub(super) struct Buffers<'a, T> {
     pub(super) scales: InOut<'a, u8>,
 }
 
-/// Arguments of a norm, in shared memory: they are rarely read, and would take the registers of
-/// hundreds of lanes.
+/// Arguments of a norm, in shared memory: they are rarely read, and would occupy registers of every
+/// lane.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Arguments {
@@ -164,7 +164,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
                     _ => spec.scale_span(hidden, rows, spec.strides(hidden, shape.stride)),
                 };
         if !fits {
-            // One record for all buffers: a host has checked them, and named the wrong one.
+            // One record for all buffers: the host checks them first and names the wrong one.
             session.fault(u32::MAX, shape.rows, shape.hidden);
         }
         let arguments = Arguments {
@@ -273,7 +273,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
     }
 }
 
-/// Targets of rows: a table in shared memory, with one entry a target.
+/// Targets of rows: a table in shared memory, with one entry per target.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Targets {
     table: *mut [u64; TARGET_WORDS],
@@ -575,7 +575,7 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
             let off = x - mean;
             off * off
         };
-        // SAFETY: as for the sum; this table is another one.
+        // SAFETY: as for the sum, with a different table.
         let squares =
             unsafe { partial_sums(block, self.values, hidden, table(SQUARES_AT), square) };
         Some((mean, squares))
@@ -595,9 +595,9 @@ fn tree(partials: &mut [f32; PARTIALS]) -> f32 {
     partials[0]
 }
 
-/// Returns the sum of `of` over a row on every lane: lane j computes partial j, then each warp
-/// walks the tree. All lanes together, with one barrier; `table` may be written again after the
-/// next one.
+/// Returns the sum of `of` over a row on every lane: lane j computes partial j, then each warp adds
+/// the partials by the tree. All lanes together, with one barrier; `table` may be written again
+/// after the next one.
 ///
 /// # Safety
 /// `values` must have `hidden` elements, which no lane writes during the call. `table` must be

@@ -84,7 +84,7 @@ impl<M: Machine, T: Element<Acc = f32>> Sums<M> for PacketRows<'_, M, T> {
     #[inline(always)]
     unsafe fn sum<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
         let unit = 1 + at * size_of::<T>() / PAIR_DATA;
-        // SAFETY: all streams have the elements, and so their units.
+        // SAFETY: all streams have the elements, and therefore their units.
         unsafe {
             if size_of::<T>() == 2 {
                 self.received::<N, 2>(unit)
