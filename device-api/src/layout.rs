@@ -412,9 +412,9 @@ pub struct Progress {
     _line: u64,
 }
 
-/// What this rank knows of a rank outside of its team. The host of that rank keeps it up to date:
-/// it sends its progress before every signal, and its failure record before it stops this rank.
-/// Once a rank has failed, its progress is no longer sent.
+/// State of a rank outside of this rank's team. The host of that rank keeps it up to date: it sends
+/// its progress before every signal, and its failure record before it stops this rank. Once a rank
+/// has failed, its progress is no longer sent.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct Mirror {

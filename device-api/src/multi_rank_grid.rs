@@ -62,7 +62,7 @@ pub struct GridParams {
     pub blocks_per_rank: u32,
 }
 
-// SAFETY: an address and a number; whoever reads through the address promises that it is valid.
+// SAFETY: an address and a number. Code that reads through the address is unsafe.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 unsafe impl Send for GridParams {}
 // SAFETY: as above.

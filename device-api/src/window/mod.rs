@@ -66,10 +66,10 @@ pub struct DeviceWindow {
     pub window: u32,
     /// Number of the window that holds the words.
     pub signal_pad: u32,
-    /// Byte offset of the user's part in the window; differs between ranks only where each rank
+    /// Byte offset of the part for user data in the window. Differs between ranks only if each rank
     /// registered memory of its own.
     pub offset: u64,
-    /// Bytes of the user's part.
+    /// Size in bytes of the part for user data.
     pub bytes: u64,
     /// Signals.
     pub signals: u32,
