@@ -194,9 +194,13 @@ macro_rules! argument {
             }
 
             /// Returns the same memory as bytes.
+            ///
+            /// # Safety
+            /// While one lane or block accesses bytes, no other may write their elements, and the
+            /// other way round. Racing accesses of different sizes are undefined behavior.
             #[inline(always)]
             #[must_use]
-            pub fn bytes(self) -> $name<'a, u8> {
+            pub unsafe fn bytes(self) -> $name<'a, u8> {
                 $name::wrap(self.elements.bytes())
             }
 

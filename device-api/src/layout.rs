@@ -27,7 +27,7 @@ pub const CONST_MAGIC: u64 = u64::from_le_bytes(*b"fusewire");
 /// First word of [`CommState`].
 pub const STATE_MAGIC: u64 = u64::from_le_bytes(*b"fw-state");
 /// Version of everything in this file; host and kernels must agree.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 /// Greatest number of ranks of a team whose workspace addresses a block keeps in its shared memory.
 pub const NEAR_RANKS: usize = 64;
 /// Windows that a communicator can have in its life (their numbers are not used twice); window 0 is

@@ -333,6 +333,9 @@ pub struct Session<M> {
     rounds: u64,
     /// True between `ready` and `done`.
     open: bool,
+    /// True after a round or barrier that failed. The launch has then failed, and no round can
+    /// follow: peers may still read the words of the last one.
+    failed: bool,
     /// Increase of the packet epoch during this launch.
     packets: u64,
     steps: u32,
@@ -389,6 +392,7 @@ impl<M: Machine> Session<M> {
             begun: (epochs.rounds, epochs.packet_epoch),
             rounds: 0,
             open: false,
+            failed: false,
             packets: 0,
             steps: 0,
             has_windows: false,
@@ -711,7 +715,7 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Aborted> {
-        let value = self.next_round();
+        let value = self.next_round()?;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             self.post(peer, 8 * SIGNAL_WORDS as u64, value);
@@ -723,10 +727,13 @@ impl<M: Machine> Session<M> {
     /// Publishes what the block has written, and returns the signal of the next round.
     #[inline(always)]
     #[track_caller]
-    fn next_round(&mut self) -> u64 {
+    fn next_round(&mut self) -> Result<u64, Aborted> {
+        if self.failed {
+            return Err(Aborted(()));
+        }
         self.rounds += 1;
         self.publish();
-        self.round() << 16 | self.fingerprint()
+        Ok(self.round() << 16 | self.fingerprint())
     }
 
     /// Opens a round: publishes everything that this block has written so far, sends `words(peer)`
@@ -743,7 +750,7 @@ impl<M: Machine> Session<M> {
             // The peers may still read the words of the last round.
             self.done()?;
         }
-        let value = self.next_round();
+        let value = self.next_round()?;
         self.open = true;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
@@ -760,20 +767,17 @@ impl<M: Machine> Session<M> {
             self.post(peer, 8 * SIGNAL_WORDS as u64, value);
             peer += self.block.size();
         }
-        let ready = self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS);
-        if ready.is_err() {
-            self.abandon();
-        }
-        ready
+        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
     }
 
-    /// Marks the round as closed after a failure. Kernels whose own code fails in a round call
+    /// Ends the rounds of the launch after a failure. Kernels whose own code fails in a round call
     /// this. The compiler then sees that no round is open at their end, and leaves out the code
     /// that would close it.
     #[inline(always)]
     #[doc(hidden)]
     pub fn abandon(&mut self) {
         self.open = false;
+        self.failed = true;
     }
 
     /// Returns word `index` of what `peer` sent with its ready signal of this round; 0 for a rank
@@ -815,21 +819,27 @@ impl<M: Machine> Session<M> {
     }
 
     /// Ends the launch with the kernel's result. All lanes together. Called by `#[kernel]`.
+    ///
+    /// # Safety
+    /// Must be the last call of the session.
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
     #[inline(always)]
     #[track_caller]
     #[doc(hidden)]
-    pub fn finish(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
+    pub unsafe fn finish(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
         self.close(outcome)
     }
 
     /// Ends the launch with the kernel's result. All lanes together. Called by `#[kernel]`. By
     /// value: otherwise the compiler does not see that a kernel has closed its last round, and adds
     /// another copy of [`Session::done`].
+    ///
+    /// # Safety
+    /// None, because it takes the session. Unsafe because it is on a CPU.
     #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
     #[inline(always)]
     #[doc(hidden)]
-    pub fn finish(mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
+    pub unsafe fn finish(mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
         self.close(outcome)
     }
 
@@ -838,6 +848,7 @@ impl<M: Machine> Session<M> {
     fn close(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
         let mut closed = match outcome {
             Ok(()) if self.open => self.done(),
+            Ok(()) if self.failed => Err(Aborted(())),
             other => other,
         };
         if net::AVAILABLE && closed.is_ok() && self.flush().is_failed() {
@@ -874,7 +885,7 @@ impl<M: Machine> Session<M> {
     /// Leaves the communicator: the block's epochs advance. The last call of a kernel that has not
     /// failed and that has begun its session itself.
     #[inline(always)]
-    pub fn end(&self) {
+    pub fn end(self) {
         self.block.sync();
         self.leave();
     }
@@ -1029,7 +1040,7 @@ impl<M: Machine> Session<M> {
 
     #[inline(always)]
     #[track_caller]
-    fn await_all(&self, wait: WaitKind, value: u64, offset: usize) -> Result<(), Aborted> {
+    fn await_all(&mut self, wait: WaitKind, value: u64, offset: usize) -> Result<(), Aborted> {
         // After an error this rank has not signalled, so the peers might not, either.
         let mut failed = self.is_mute();
         let mut peer = self.block.rank();
@@ -1059,6 +1070,10 @@ impl<M: Machine> Session<M> {
         }
         let failed = self.any_failed(failed);
         self.block.acquired(Scope::System);
-        if failed { Err(Aborted(())) } else { Ok(()) }
+        if failed {
+            self.abandon();
+            return Err(Aborted(()));
+        }
+        Ok(())
     }
 }

@@ -32,13 +32,13 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
     #[before(unsafe { prefetch_part::<_, T>(block, source, source_len) })] prefetch: Prefetch,
 ) -> Result<(), Aborted> {
-    // If the output is too short, records an error and makes it empty.
     let target = target.slice(0, source.len());
+    session.settle(target.len() == source.len())?;
     let (first, bytes) = part::<_, T>(session.block(), target.len() as u64);
     let from = source.as_ptr().cast::<u8>().wrapping_add(first);
     let to = target.as_ptr().cast::<u8>().wrapping_add(first);
     let slots = Slots::open(session, bytes)?;
-    // SAFETY: `from` and `to` have `bytes` bytes, because `target.len() <= source.len()`.
+    // SAFETY: `from` and `to` have `bytes` bytes, because `target` is as long as `source`.
     let received = unsafe {
         slots.send_to_each(session, from, prefetch);
         reduce_streams::<_, T, O>(session, &slots, from, to, bytes)

@@ -22,6 +22,7 @@ use bytemuck::{Pod, Zeroable};
 use fusewire_device::args::{In, Out};
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
+use fusewire_device::element::Element;
 use fusewire_device::group::{Block, Group, Machine, slice};
 use fusewire_device::mem::Policy;
 use fusewire_device::session::{Aborted, Session};
@@ -38,7 +39,7 @@ pub struct Exchange {
     pub scalar: u64,
     /// Elements of a row that are staged at once: a multiple of [`crate::ALIGNMENT`].
     pub chunk: u64,
-    /// Bytes of an element. Reductions take it from the type instead.
+    /// Bytes of an element, a power of two. Reductions take it from the type instead.
     pub size: u32,
     /// Cache policy of the output: 0 for cached, 1 for streaming.
     pub policy: u32,
@@ -294,8 +295,11 @@ pub(crate) trait Body<M: Machine> {
 }
 
 impl Memory {
-    /// Combines a layout with this rank's buffers. If they are too short for it, records an error,
-    /// which the first round's vote returns, and makes the rows empty.
+    /// Combines a layout with this rank's buffers. Before the first round: a rank without room must
+    /// not tell its peers where to write.
+    ///
+    /// # Errors
+    /// [`Aborted`] if the buffers are too short for the layout.
     ///
     /// # Safety
     /// The window addresses must be those of the buffers, and `chunk` elements of each row that is
@@ -303,20 +307,23 @@ impl Memory {
     /// may write the input or access the output. The buffers may overlap only where the operation
     /// reads each element before it writes it.
     #[inline(always)]
-    pub(crate) unsafe fn new(source: In<u8>, target: Out<u8>, layout: MemoryLayout) -> Self {
+    pub(crate) unsafe fn new<M: Machine, S: Element>(
+        session: &Session<M>,
+        source: In<S>,
+        target: Out<u8>,
+        layout: MemoryLayout,
+    ) -> Result<Self, Aborted> {
         let row = layout.count.saturating_mul(layout.size);
         let bytes = |rows: u32| row.saturating_mul(rows as usize);
         let (inputs, outputs) = (bytes(layout.source_rows), bytes(layout.target_rows));
+        let inputs = inputs.div_ceil(size_of::<S>());
         let (source, target) = (source.slice(0, inputs), target.slice(0, outputs));
-        let fits = source.len() == inputs && target.len() == outputs;
-        Self {
-            source: source.as_ptr(),
+        session.settle(source.len() == inputs && target.len() == outputs)?;
+        Ok(Self {
+            source: source.as_ptr().cast(),
             target: target.as_ptr(),
-            layout: MemoryLayout {
-                count: if fits { layout.count } else { 0 },
-                ..layout
-            },
-        }
+            layout,
+        })
     }
 
     /// Returns the layout.

@@ -92,7 +92,7 @@ macro_rules! movement_kernel {
                 policy: exchange.policy(),
             };
             // SAFETY: the precondition of this function.
-            let memory = unsafe { Memory::new(source, target, layout) };
+            let memory = unsafe { Memory::new(session, source, target, layout)? };
             memory.run(session, exchange.policy(), &plan)
         }
     };

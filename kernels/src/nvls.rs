@@ -602,7 +602,7 @@ pub unsafe fn all_reduce_nvls<T: Element>(
         ..layout
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source, target, layout) };
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
     memory.run(session, exchange.policy(), &AllReduce { ordinary })
 }
 
@@ -629,7 +629,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element>(
         ..layout
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source, target, layout) };
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
     memory.run(session, exchange.policy(), &ReduceScatter { ordinary })
 }
 
@@ -670,6 +670,6 @@ pub unsafe fn all_gather_nvls(
         },
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source, target, layout) };
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
     memory.run(session, policy, &body)
 }

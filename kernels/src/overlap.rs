@@ -125,18 +125,19 @@ impl FlaggedTiles<'_> {
         let block = session.block();
         block.publish(Scope::Device);
         let index = rank as usize * self.per_rank + tile;
-        if !block.is_leader() || index >= self.arrivals.len() || index >= self.words.len() {
+        if !block.is_leader() {
             return;
         }
         let rest = memory.layout().count - tile * self.span;
         let whole = if rest < self.span { rest } else { self.span };
         let arrivals = self.arrivals.as_ptr().wrapping_add(index);
-        // SAFETY: `index` is below the length; the kernel accesses arrivals only atomically.
+        // SAFETY: the kernel has compared the number of arrivals with the tiles, and accesses them
+        // only atomically.
         let before =
             unsafe { mem::fetch_add_u64(arrivals, units as u64, Order::AcqRel, Scope::Device) };
         if before + units as u64 == whole as u64 {
             let at = self.words.as_ptr().wrapping_add(index);
-            // SAFETY: as for the arrivals.
+            // SAFETY: as for the arrivals, of which there are as many.
             unsafe { mem::store_u32(at, THERE, Order::Release, Scope::System) };
         }
     }
@@ -230,11 +231,15 @@ pub unsafe fn all_gather_with_flags(
     #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
     let policy = exchange.policy();
+    let per_rank = pieces(session.count() as usize, tiles.span());
+    let needed = per_rank.saturating_mul(session.ranks() as usize);
+    let (words, arrivals) = (words.slice(0, needed), arrivals.slice(0, needed));
+    session.settle(words.len() == needed && arrivals.len() == needed)?;
     let flagged = FlaggedTiles {
         words,
         arrivals,
         span: tiles.span(),
-        per_rank: pieces(session.count() as usize, tiles.span()),
+        per_rank,
         policy,
     };
     let layout = MemoryLayout {
@@ -242,7 +247,7 @@ pub unsafe fn all_gather_with_flags(
         ..exchange.layout(session.count(), exchange.size as usize)
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source, target, layout) };
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
     flagged.own(session, &memory);
     memory.run(session, policy, &flagged)
 }
@@ -342,13 +347,10 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
     exchange: Exchange,
     tiles: Tiles,
 ) -> Result<(), Aborted> {
-    let (mut layout, rows) = rows(session, reducer, &exchange);
-    let needed = pieces(layout.count, tiles.span()) * session.ranks() as usize;
+    let (layout, rows) = rows(session, reducer, &exchange);
+    let needed = pieces(layout.count, tiles.span()).saturating_mul(session.ranks() as usize);
     let counters = counters.slice(0, needed);
-    if counters.len() < needed {
-        // The first round's vote returns the error.
-        layout.count = 0;
-    }
+    session.settle(counters.len() == needed)?;
     let counted = CountedTiles {
         rows,
         counters,
@@ -356,7 +358,7 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
         wanted: tiles.wanted as u32,
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source, target, layout) };
+    let memory = unsafe { Memory::new(session, source, target, layout)? };
     memory.run(session, exchange.policy(), &counted)
 }
 

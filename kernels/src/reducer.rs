@@ -287,7 +287,7 @@ macro_rules! reduction_kernel {
             let reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
             let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
             // SAFETY: the precondition of this function.
-            let memory = unsafe { $crate::exchange::Memory::new(source, target, layout) };
+            let memory = unsafe { $crate::exchange::Memory::new(session, source, target, layout)? };
             memory.run(session, exchange.policy(), &body)
         }
 
@@ -308,7 +308,7 @@ macro_rules! reduction_kernel {
             };
             let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
             // SAFETY: the precondition of this function.
-            let memory = unsafe { $crate::exchange::Memory::new(source, target, layout) };
+            let memory = unsafe { $crate::exchange::Memory::new(session, source, target, layout)? };
             memory.run(session, exchange.policy(), &body)
         }
     };

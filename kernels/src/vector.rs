@@ -309,9 +309,9 @@ fn part<M: Machine>(
 /// rank's output. The launch fails if the counts exceed the buffers.
 ///
 /// # Safety
-/// `exchange` must have the window address of the input, and a chunk (for all_to_all_v, of each
-/// rank) must fit staging. During the launch, nothing else may write the input or the counts, or
-/// access the output.
+/// `exchange` must have the window address of the input and the size of a unit, a power of two. A
+/// chunk (for all_to_all_v, of each rank) must fit staging. During the launch, nothing else may
+/// write the input or the counts, or access the output.
 #[kernel]
 pub unsafe fn all_gather_v(
     session: &mut Session<impl Machine>,

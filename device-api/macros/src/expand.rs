@@ -340,11 +340,11 @@ impl Kernel<'_> {
         let on_failure = &self.options.on_failure;
         let finish = match on_failure {
             Some(code) => quote! {
-                if session.finish(outcome).is_err() {
+                if unsafe { session.finish(outcome) }.is_err() {
                     #code;
                 }
             },
-            None => quote!(let _ = session.finish(outcome);),
+            None => quote!(let _ = unsafe { session.finish(outcome) };),
         };
         quote! {
             // For native entries and models: the parameters by name.

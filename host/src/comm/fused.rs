@@ -95,7 +95,7 @@ impl Communicator {
         planned
     }
 
-    fn prepare_norm<'a>(
+    pub(in crate::comm) fn prepare_norm<'a>(
         &self,
         operation: Operation,
         norm: &Norm<'a>,

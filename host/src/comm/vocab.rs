@@ -325,7 +325,7 @@ impl Communicator {
         self.enqueue(&self.prepare_vocab(vocab, false)?)
     }
 
-    fn prepare_vocab<'a>(
+    pub(in crate::comm) fn prepare_vocab<'a>(
         &self,
         vocab: &VocabParallel<'a>,
         borrowed: bool,

@@ -119,7 +119,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
     let ranks = session.ranks();
     // SAFETY: the precondition of this function. `Body::words`, which reads the arguments first,
     // begins with a barrier. The rows are the elements of the exchange.
-    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape) };
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape)? };
     let (source_rows, shards) = match shape.spec.route() {
         Route::OneShot => (1, 1),
         Route::TwoShot => (1, ranks),
@@ -140,7 +140,7 @@ pub unsafe fn reduce_norm<T: Element<Acc = f32>>(
         scalar: 0,
     };
     // SAFETY: the precondition of this function.
-    let memory = unsafe { Memory::new(source.bytes(), out, layout) };
+    let memory = unsafe { Memory::new(session, source, out, layout)? };
     memory.run(session, Policy::Cached, &norm)
 }
 
@@ -181,7 +181,7 @@ pub unsafe fn reduce_norm_packet<T: Element<Acc = f32>>(
     };
     // SAFETY: the precondition of this function. Before the barrier in `each_row`, only the leader
     // reads the arguments.
-    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape) };
+    let norm = unsafe { Norm::<T>::new(session, &buffers, &shape)? };
     let (first, last) = block.slice(norm.rows(), 1);
     let (rows, hidden) = (last - first, norm.hidden());
     let stream = source.as_ptr().wrapping_add(first * hidden).cast::<u8>();

@@ -7,7 +7,7 @@ use core::marker::PhantomData;
 use fusewire_device::arch;
 use fusewire_device::bulk::Tables;
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::{Block, Element, Group, In, InOut, Machine, Out, Session};
+use fusewire_device::{Aborted, Block, Element, Group, In, InOut, Machine, Out, Session};
 
 use super::spec::{NormSpec, OutputFormat};
 use super::sum::Sums;
@@ -119,8 +119,10 @@ pub(super) struct Norm<T> {
 }
 
 impl<T: Element<Acc = f32>> Norm<T> {
-    /// Writes the arguments to shared memory. If the buffers are too short for `shape`, records the
-    /// error, which the next vote returns, and the norm has no rows. All lanes together.
+    /// Writes the arguments to shared memory. All lanes together.
+    ///
+    /// # Errors
+    /// [`Aborted`] if the buffers are too short for `shape`.
     ///
     /// # Safety
     /// - A chunk of rows, and after it the memory of all blocks for long rows at `scratch`, must
@@ -128,14 +130,13 @@ impl<T: Element<Acc = f32>> Norm<T> {
     /// - Byte buffers must be aligned to their elements; on a GPU, all buffers to 16 bytes.
     /// - During the launch, nothing else may write the inputs or access the outputs.
     /// - Only the leader may use the arguments before the next barrier of the block.
-    /// - If the norm is the body of an exchange, the elements of the exchange must be its rows, or
-    ///   the exchange must have none.
+    /// - If the norm is the body of an exchange, the elements of the exchange must be its rows.
     #[inline(always)]
     pub(super) unsafe fn new<M: Machine>(
         session: &Session<M>,
         buffers: &Buffers<T>,
         shape: &NormShape,
-    ) -> Self {
+    ) -> Result<Self, Aborted> {
         let Buffers {
             source,
             residual,
@@ -149,15 +150,15 @@ impl<T: Element<Acc = f32>> Norm<T> {
         let (rows, hidden) = (shape.rows as usize, shape.hidden as usize);
         // The bound keeps numbers of bytes and scales of a row from overflowing.
         let is_row = hidden != 0 && u32::try_from(hidden).is_ok() && hidden.is_multiple_of(CHUNK);
-        let kept_bytes = rows.saturating_mul(spec.residual_bytes(hidden, size));
+        let kept_bytes = || rows.saturating_mul(spec.residual_bytes(hidden, size));
         // The scales come last: their number does not overflow if the output has the rows.
         let fits = is_row
             && weight.len() >= hidden
             && (bias.as_ptr().is_null() || bias.len() >= hidden)
             && source.len() >= rows.saturating_mul(hidden)
             && out.len() >= rows.saturating_mul(spec.out_bytes(hidden, size))
-            && (residual.as_ptr().is_null() || residual.len() >= kept_bytes)
-            && (kept.as_ptr().is_null() || kept.len() >= kept_bytes)
+            && (residual.as_ptr().is_null() || residual.len() >= kept_bytes())
+            && (kept.as_ptr().is_null() || kept.len() >= kept_bytes())
             && scales.len()
                 >= match spec.output_format() {
                     OutputFormat::StaticFp8 => size_of::<f32>(),
@@ -167,6 +168,7 @@ impl<T: Element<Acc = f32>> Norm<T> {
             // One record for all buffers: the host checks them first and names the wrong one.
             session.fault(u32::MAX, shape.rows, shape.hidden);
         }
+        session.settle(fits)?;
         let arguments = Arguments {
             residual: residual.as_ptr(),
             weight: weight.as_ptr().cast(),
@@ -193,12 +195,12 @@ impl<T: Element<Acc = f32>> Norm<T> {
             // Only the leader writes them, and the other lanes read them after a barrier.
             unsafe { at.write(arguments) };
         }
-        Self {
+        Ok(Self {
             arguments: at,
-            rows: if fits { rows } else { 0 },
+            rows,
             hidden,
             element: PhantomData,
-        }
+        })
     }
 
     /// Returns the arguments. The compiler removes the loads of unused fields.

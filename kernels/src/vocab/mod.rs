@@ -170,7 +170,7 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
     let round = shape.round.max(1) as usize;
     let each = round * words.each();
     let own = own.slice(block.index() as usize * each, each).elements();
-    let mut rows = session.count() as usize;
+    let rows = session.count() as usize;
     let (columns, stride) = (shape.columns as usize, shape.stride as usize);
     let entries = rows.saturating_mul(words.k);
     let logits_end = rows.saturating_sub(1).saturating_mul(stride);
@@ -186,10 +186,10 @@ pub unsafe fn vocab<T: Element<Acc = f32>>(
         && (!words.has_sum || log_sum_exp.len() >= rows);
     if !fits {
         // One error for all buffers: the host has checked each of them and names the one that is
-        // too short. The end of the kernel returns this error.
+        // too short.
         session.fault(u32::MAX, session.count(), shape.columns);
-        rows = 0;
     }
+    session.settle(fits)?;
     let own = own.as_ptr();
     let (start, end) = block.slice(rows, 1);
     let mut done = start;

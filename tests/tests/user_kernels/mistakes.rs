@@ -622,6 +622,51 @@ fn rounds_that_the_author_leaves_open_are_closed() {
     }
 }
 
+/// Records an error on rank 0, and ignores what every round and barrier returns.
+#[kernel]
+fn ignores_failures(
+    s: &mut Session<impl Machine>,
+    x: In<u32>,
+    passed: Out<u32>,
+) -> Result<(), Aborted> {
+    let block = s.block();
+    if s.rank() == 0 && block.is_leader() {
+        let _ = x.get(x.len());
+    }
+    let mut results = 0;
+    for round in 0..4 {
+        results += u32::from(s.ready(|_| [round; 7]).is_ok());
+    }
+    results += u32::from(s.done().is_ok()) + u32::from(s.barrier().is_ok());
+    if block.is_leader() {
+        passed.set(0, results);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_failed_round_that_the_author_ignores_fails_the_launch() {
+    for lanes in LANES {
+        let results = run_threads(2, &options(1, lanes), |comm| {
+            let (x, passed) = (tensor(&[1u32])?, tensor(&[99u32])?);
+            let arguments = IgnoresFailures {
+                x: (&x).into(),
+                passed: (&passed).into(),
+            };
+            let error = comm.kernel(arguments).launch().expect_err("an error");
+            let error = error.to_string();
+            assert_contains(&error, &["ignores_failures"]);
+            let passed = passed.to_vec::<u32>()?[0];
+            // Rank 0 fails in its first round; rank 1 may see the signal of that round.
+            assert!(passed <= comm.rank(), "{passed} passed: {error}");
+            Ok(())
+        });
+        for result in results {
+            result.expect("a rank that ran");
+        }
+    }
+}
+
 /// Reads words of a rank and of a number that do not exist, and one that does.
 #[kernel]
 fn reads_words(s: &mut Session<impl Machine>, words: Out<u64>) -> Result<(), Aborted> {

@@ -565,7 +565,7 @@ fn operations_that_write_to_other_ranks_are_refused_on_a_network() {
 fn by_channel(s: &mut Session<impl Machine>, word: In<u64>) -> Result<(), Aborted> {
     if let (0, Some(peer)) = (s.rank(), s.peer(1)) {
         // SAFETY: nothing writes the word during the launch.
-        unsafe { channel::send(s, peer, word.bytes())? };
+        unsafe { channel::send(s, peer, word.bytes()) }?;
     }
     s.barrier()
 }

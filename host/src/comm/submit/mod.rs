@@ -4,6 +4,8 @@ mod kernel;
 mod owner;
 mod prepared_op;
 mod task;
+#[cfg(test)]
+mod tests;
 mod user;
 
 use core::sync::atomic::Ordering;

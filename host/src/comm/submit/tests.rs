@@ -1,0 +1,143 @@
+//! Kernels with buffers that are shorter than the host promises. The host checks buffers before a
+//! launch, so these tests change the parameters of operations that have been prepared.
+
+use core::mem::offset_of;
+use core::time::Duration;
+
+use fusewire_device::args::RawBuffer;
+use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
+use fusewire_kernels::fused::ReduceNormParams;
+use fusewire_kernels::vocab::VocabParams;
+
+use super::PreparedOp;
+use crate::comm::Communicator;
+use crate::{
+    Algorithm, DType, Norm, Options, ReduceOp, Result, Tensor, VocabParallel, run_threads,
+};
+use fusewire_device::session::Operation;
+
+/// Value of all outputs before the launch.
+const BEFORE: f32 = -7.0;
+const COUNT: usize = 512;
+
+/// Reduces the length of the buffer at byte `field` of the parameters by one element.
+fn shorten(prepared: &mut PreparedOp<'_>, field: usize) {
+    let len = &mut prepared.params[(field + offset_of!(RawBuffer, len)) / 8];
+    assert!(*len > 0, "a buffer");
+    *len -= 1;
+}
+
+fn filled(comm: &Communicator, count: usize, value: f32) -> Result<Tensor> {
+    let tensor = comm.alloc(DType::F32, count)?;
+    tensor.copy_from(&vec![value; count])?;
+    Ok(tensor)
+}
+
+/// Runs `launch` on 2 ranks; it gets true on rank 1, whose buffer is too short, and returns the
+/// output. Expects that both ranks fail, and that no rank has written to rank 1.
+#[track_caller]
+fn expect_failure(
+    algorithm: Algorithm,
+    launch: impl Fn(&Communicator, bool) -> Result<(Result<()>, Tensor)> + Sync,
+) {
+    for (blocks, lanes) in [(1, 1), (2, 1), (2, 32)] {
+        let options = Options {
+            algorithm,
+            blocks,
+            lanes,
+            timeout: Duration::from_secs(20),
+            abort_process_on_timeout_or_error: Some(false),
+            ..Options::default()
+        };
+        let results = run_threads(2, &options, |comm| {
+            let (outcome, output) = launch(&comm, comm.rank() == 1)?;
+            Ok((outcome, output.to_vec::<f32>()?))
+        });
+        for (rank, result) in results.into_iter().enumerate() {
+            let (outcome, output) = result.expect("a rank that ran");
+            let error = outcome.expect_err("a buffer that is too short").to_string();
+            assert!(!error.contains("timed out"), "rank {rank}: {error}");
+            if rank == 1 {
+                let is_unchanged = output.iter().all(|value| *value == BEFORE);
+                assert!(
+                    is_unchanged,
+                    "{blocks} blocks of {lanes} lanes wrote: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
+    let fields = [
+        (Algorithm::Packet, offset_of!(AllReducePacketParams, target)),
+        (Algorithm::Signal, offset_of!(ReductionParams, source)),
+        (Algorithm::Signal, offset_of!(ReductionParams, target)),
+        (Algorithm::TwoShot, offset_of!(ReductionParams, source)),
+        (Algorithm::TwoShot, offset_of!(ReductionParams, target)),
+    ];
+    for (algorithm, field) in fields {
+        expect_failure(algorithm, |comm, is_short| {
+            let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
+            let views = ((&output).into(), (&input).into());
+            let mut prepared = comm.prepare_all_reduce(&views.0, &views.1, ReduceOp::Sum)?;
+            if is_short {
+                shorten(&mut prepared, field);
+            }
+            let outcome = comm.run(&prepared);
+            drop(prepared);
+            Ok((outcome, output))
+        });
+    }
+}
+
+#[test]
+fn a_norm_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
+    for algorithm in [Algorithm::Packet, Algorithm::Signal, Algorithm::TwoShot] {
+        for field in [
+            offset_of!(ReduceNormParams, source),
+            offset_of!(ReduceNormParams, weight),
+            offset_of!(ReduceNormParams, out),
+        ] {
+            expect_failure(algorithm, |comm, is_short| {
+                let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
+                let weight = filled(comm, COUNT / 4, 1.0)?;
+                let norm = Norm::rms(&output, &input, &weight, 1e-5).with_algorithm(algorithm);
+                let mut prepared = comm.prepare_norm(Operation::AllReduceNorm, &norm, false)?;
+                if is_short {
+                    shorten(&mut prepared, field);
+                }
+                let outcome = comm.run(&prepared);
+                drop(prepared);
+                Ok((outcome, output))
+            });
+        }
+    }
+}
+
+#[test]
+fn a_vocab_parallel_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
+    const K: usize = 4;
+    const ROWS: usize = 8;
+    for field in [
+        offset_of!(VocabParams, logits),
+        offset_of!(VocabParams, values),
+        offset_of!(VocabParams, indices),
+    ] {
+        expect_failure(Algorithm::Auto, |comm, is_short| {
+            let (logits, values) = (filled(comm, COUNT, 1.0)?, filled(comm, ROWS * K, BEFORE)?);
+            let indices = comm.alloc(DType::U32, ROWS * K)?;
+            let vocab = VocabParallel::new(&logits, ROWS, COUNT / ROWS * 2)
+                .with_top_k(K, &indices)
+                .with_values(&values);
+            let mut prepared = comm.prepare_vocab(&vocab, false)?;
+            if is_short {
+                shorten(&mut prepared, field);
+            }
+            let outcome = comm.run(&prepared);
+            drop(prepared);
+            Ok((outcome, values))
+        });
+    }
+}
