@@ -21,7 +21,7 @@ use crate::element::Element;
 use crate::faults::Faults;
 use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
-use crate::session::Session;
+use crate::session::{Aborted, Session};
 
 /// The lifetime of a launch, which none of its arguments outlives. Made by `#[kernel]`.
 #[derive(Debug)]
@@ -112,6 +112,17 @@ impl<T: Element> Elements<T> {
         }
         self.refuse(first.saturating_add(len).saturating_sub(1));
         Self { len: 0, ..self }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn require<M: Machine>(self, session: &Session<M>, len: usize) -> Result<Self, Aborted> {
+        session.block().uniform([self.len as u64, len as u64]);
+        if self.len < len {
+            self.refuse(len - 1);
+            session.settle(false)?;
+        }
+        Ok(Self { len, ..self })
     }
 }
 
@@ -211,6 +222,20 @@ macro_rules! argument {
             pub fn slice(self, first: usize, len: usize) -> Self {
                 Self::wrap(self.elements.slice(first, len))
             }
+
+            /// Returns the first `len` elements. All lanes together.
+            ///
+            /// # Errors
+            /// [`Aborted`] after recording [`FailureKind::Index`], if there are fewer.
+            #[inline(always)]
+            #[track_caller]
+            pub fn require<M: Machine>(
+                self,
+                session: &Session<M>,
+                len: usize,
+            ) -> Result<Self, Aborted> {
+                Ok(Self::wrap(self.elements.require(session, len)?))
+            }
         }
     };
 }
@@ -236,12 +261,6 @@ impl<T: Element> In<'_, T> {
         self.elements
             .at(index)
             .map_or(T::from_bits(0), |at| unsafe { load(at) })
-    }
-
-    /// Returns the number of the argument.
-    #[inline(always)]
-    pub(crate) fn argument(&self) -> u32 {
-        self.elements.argument
     }
 
     /// Returns the address of the first element.

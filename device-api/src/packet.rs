@@ -146,16 +146,7 @@ impl Slots {
         session: &mut Session<M>,
         data: In<T>,
     ) -> Result<(), Aborted> {
-        let needed = self.bytes.div_ceil(size_of::<T>());
-        session.block().uniform([data.len() as u64]);
-        if data.len() < needed {
-            return Err(session.refuse(
-                FailureKind::Index,
-                data.argument(),
-                needed as u64 - 1,
-                data.len() as u64,
-            ));
-        }
+        let data = data.require(session, self.bytes.div_ceil(size_of::<T>()))?;
         // SAFETY: `data` has the stream's bytes, which fit the slot (`open`).
         unsafe { self.send_to_all(session, data.as_ptr().cast()) };
         Ok(())

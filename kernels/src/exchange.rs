@@ -317,8 +317,11 @@ impl Memory {
         let bytes = |rows: u32| row.saturating_mul(rows as usize);
         let (inputs, outputs) = (bytes(layout.source_rows), bytes(layout.target_rows));
         let inputs = inputs.div_ceil(size_of::<S>());
-        let (source, target) = (source.slice(0, inputs), target.slice(0, outputs));
-        session.settle(source.len() == inputs && target.len() == outputs)?;
+        if source.len() < inputs || target.len() < outputs {
+            // Both record an error if they are too short.
+            let _ = (source.slice(0, inputs), target.slice(0, outputs));
+            session.settle(false)?;
+        }
         Ok(Self {
             source: source.as_ptr().cast(),
             target: target.as_ptr(),

@@ -233,11 +233,9 @@ pub unsafe fn all_gather_with_flags(
     let policy = exchange.policy();
     let per_rank = pieces(session.count() as usize, tiles.span());
     let needed = per_rank.saturating_mul(session.ranks() as usize);
-    let (words, arrivals) = (words.slice(0, needed), arrivals.slice(0, needed));
-    session.settle(words.len() == needed && arrivals.len() == needed)?;
     let flagged = FlaggedTiles {
-        words,
-        arrivals,
+        words: words.require(session, needed)?,
+        arrivals: arrivals.require(session, needed)?,
         span: tiles.span(),
         per_rank,
         policy,
@@ -349,11 +347,9 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 ) -> Result<(), Aborted> {
     let (layout, rows) = rows(session, reducer, &exchange);
     let needed = pieces(layout.count, tiles.span()).saturating_mul(session.ranks() as usize);
-    let counters = counters.slice(0, needed);
-    session.settle(counters.len() == needed)?;
     let counted = CountedTiles {
         rows,
-        counters,
+        counters: counters.require(session, needed)?,
         span: tiles.span(),
         wanted: tiles.wanted as u32,
     };

@@ -92,6 +92,53 @@ fn a_write_or_slice_out_of_range_is_reported_at_the_end_of_the_kernel() {
     }
 }
 
+/// Requires `count` elements, and then writes them by as many packets.
+#[kernel]
+fn requires(s: &mut Session<impl Machine>, x: InOut<u32>, count: u64) -> Result<(), Aborted> {
+    let x = x.require(s, count as usize)?;
+    let slots = Slots::open(s, 4 * x.len())?;
+    slots.send_elements(s, x.as_in())?;
+    for rank in (0..s.ranks()).filter(|rank| *rank != s.rank()) {
+        let arrived = slots.receive_header(s, rank);
+        s.vote(arrived)?;
+    }
+    for i in s.block().elements_of_block(x.len()) {
+        x.set(i, 7);
+    }
+    slots.close(s);
+    Ok(())
+}
+
+#[test]
+fn a_buffer_without_the_required_elements_fails_on_all_ranks() {
+    let run = |comm: &Communicator, len: usize| {
+        let x = tensor(&vec![0u32; len])?;
+        let result = comm
+            .kernel(Requires {
+                x: (&x).into(),
+                count: 5,
+            })
+            .launch();
+        let written = x
+            .to_vec::<u32>()?
+            .iter()
+            .filter(|value| **value != 0)
+            .count();
+        assert_eq!(written, if result.is_ok() { 5 } else { 0 });
+        result
+    };
+    // Only rank 0 has too few elements: rank 1 must not return before it knows.
+    fails(
+        "rank 0 in kernel requires #1: argument x: element 4 of 4",
+        |comm| run(comm, 5 - usize::from(comm.rank() == 0)),
+    );
+    for (lanes, len) in [(1, 5), (32, 6), (1, 7)] {
+        for result in run_threads(2, &options(1, lanes), |comm| run(&comm, len)) {
+            result.expect("a kernel without a mistake");
+        }
+    }
+}
+
 const BAD_EXPERT: u32 = 7;
 
 /// Fails on one lane of rank 1.
