@@ -848,6 +848,7 @@ impl<M: Machine> Session<M> {
     fn close(&mut self, outcome: Result<(), Aborted>) -> Result<(), Aborted> {
         let mut closed = match outcome {
             Ok(()) if self.open => self.done(),
+            Ok(()) if self.failed => Err(Aborted(())),
             other => other,
         };
         if net::AVAILABLE && closed.is_ok() && self.flush().is_failed() {
