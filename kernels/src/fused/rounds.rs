@@ -109,21 +109,13 @@ impl<T: Element<Acc = f32>> Norm<T> {
         } else {
             (part.start(), self.strides())
         };
-        let at = |which: usize, start: usize, length: usize| {
-            if length == 0 {
-                return Some(core::ptr::null_mut());
-            }
-            let addr = WindowAddr(session.word(rank, word::EXTRA + which));
-            let inside = WindowAddr::new(addr.window(), addr.offset().wrapping_add(start as u64));
-            bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
-        };
         let (out, kept, spec) = (self.out_bytes(), self.kept_bytes(), self.spec());
         let scale = row * strides.0 as usize * spec.scale_bytes();
         let scales = spec.scale_span(self.hidden(), part.len(), strides);
         let (Some(out), Some(kept), Some(scales)) = (
-            at(0, row * out, part.len() * out),
-            at(1, row * kept, part.len() * kept),
-            at(2, scale, scales),
+            target(session, rank, 0, row * out, part.len() * out),
+            target(session, rank, 1, row * kept, part.len() * kept),
+            target(session, rank, 2, scale, scales),
         ) else {
             return false;
         };
@@ -261,4 +253,23 @@ impl<M: Machine, T: Element<Acc = f32>> Body<M> for Norm<T> {
             self.unstage(session, memory, round);
         }
     }
+}
+
+/// Returns the address of `length` bytes from byte `start` of output `which` of `rank`: null if
+/// there are none, and `None` after a failure, which is recorded. Not a closure: on AMD GPUs, a
+/// reference in a closure would keep the session in local memory.
+#[inline(always)]
+fn target<M: Machine>(
+    session: &Session<M>,
+    rank: u32,
+    which: usize,
+    start: usize,
+    length: usize,
+) -> Option<*mut u8> {
+    if length == 0 {
+        return Some(core::ptr::null_mut());
+    }
+    let addr = WindowAddr(session.word(rank, word::EXTRA + which));
+    let inside = WindowAddr::new(addr.window(), addr.offset().wrapping_add(start as u64));
+    bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
 }
