@@ -223,7 +223,8 @@ macro_rules! argument {
                 Self::wrap(self.elements.slice(first, len))
             }
 
-            /// Returns the first `len` elements. All lanes together.
+            /// Returns the first `len` elements. All lanes together, with the same argument and
+            /// `len`: the lanes do not vote.
             ///
             /// # Errors
             /// [`Aborted`] after recording [`FailureKind::Index`], if there are fewer.

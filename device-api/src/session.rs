@@ -333,8 +333,8 @@ pub struct Session<M> {
     rounds: u64,
     /// True between `ready` and `done`.
     open: bool,
-    /// True after a round or barrier that failed. The launch has then failed, and no round can
-    /// follow: peers may still read the words of the last one.
+    /// True after a round or barrier that failed. No round can follow, because peers may still read
+    /// the words of the last one, and a launch of a `#[kernel]` with a session then fails.
     failed: bool,
     /// Increase of the packet epoch during this launch.
     packets: u64,
@@ -711,7 +711,7 @@ impl<M: Machine> Session<M> {
     ///
     /// # Errors
     /// [`Aborted`] if a rank does not enter before the timeout, if the ranks made different calls,
-    /// or if a lane has recorded an error.
+    /// if a lane has recorded an error, or if an earlier round or barrier of the launch failed.
     #[inline(always)]
     #[track_caller]
     pub fn barrier(&mut self) -> Result<(), Aborted> {

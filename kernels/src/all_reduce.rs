@@ -32,8 +32,12 @@ pub unsafe fn all_reduce_packet<T: Element, O: Reduction<T>>(
     // SAFETY: the entry's parameters describe the input, which the host keeps alive.
     #[before(unsafe { prefetch_part::<_, T>(block, source, source_len) })] prefetch: Prefetch,
 ) -> Result<(), Aborted> {
-    let target = target.require(session, source.len())?;
-    let (first, bytes) = part::<_, T>(session.block(), target.len() as u64);
+    let count = session.count() as usize;
+    let (source, target) = (
+        source.require(session, count)?,
+        target.require(session, count)?,
+    );
+    let (first, bytes) = part::<_, T>(session.block(), session.count());
     let from = source.as_ptr().cast::<u8>().wrapping_add(first);
     let to = target.as_ptr().cast::<u8>().wrapping_add(first);
     let slots = Slots::open(session, bytes)?;

@@ -320,6 +320,7 @@ pub unsafe fn all_gather_v(
     counts: In<u64>,
     #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
+    let counts = counts.require(session, session.ranks() as usize)?;
     let vector = Vector {
         source,
         send: Counts(counts),
@@ -347,12 +348,13 @@ pub unsafe fn all_to_all_v(
     receive_counts: In<u64>,
     #[words(5)] exchange: Exchange,
 ) -> Result<(), Aborted> {
+    let ranks = session.ranks() as usize;
     let vector = Vector {
         source,
-        send: Counts(send_counts),
+        send: Counts(send_counts.require(session, ranks)?),
         same: false,
         target,
-        receive: Counts(receive_counts),
+        receive: Counts(receive_counts.require(session, ranks)?),
         exchange,
     };
     // SAFETY: the precondition of this function.

@@ -62,6 +62,18 @@ impl Communicator {
         flags: &ReadyFlags,
         chunk: usize,
     ) -> Result<Work> {
+        let prepared = self.prepare_all_gather_with_flags(consumer, output, input, flags, chunk)?;
+        self.fork(consumer, flags, &prepared)
+    }
+
+    pub(in crate::comm) fn prepare_all_gather_with_flags<'a>(
+        &self,
+        consumer: &Stream,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        flags: &'a ReadyFlags,
+        chunk: usize,
+    ) -> Result<PreparedOp<'a>> {
         let name = Operation::AllGatherWithFlags.name();
         let (to, from) = (Output::from(output), Input::from(input));
         same_type(name, &to, &from)?;
@@ -104,7 +116,7 @@ impl Communicator {
             false,
             op_info,
         );
-        self.fork(consumer, flags, &prepared.keeping(flags.keep()))
+        Ok(prepared.keeping(flags.keep()))
     }
 
     /// Reduces row r of every rank's `input` to rank r's `output`, as
@@ -146,6 +158,26 @@ impl Communicator {
         target: u32,
         op: ReduceOp,
     ) -> Result<Work> {
+        let prepared = self.prepare_reduce_scatter_on_arrival(
+            producer,
+            [output, input],
+            tiles,
+            tile,
+            target,
+            op,
+        )?;
+        self.fork(producer, tiles, &prepared)
+    }
+
+    pub(in crate::comm) fn prepare_reduce_scatter_on_arrival<'a>(
+        &self,
+        producer: &Stream,
+        [output, input]: [&'a Tensor; 2],
+        tiles: &'a ReadyFlags,
+        tile: usize,
+        target: u32,
+        op: ReduceOp,
+    ) -> Result<PreparedOp<'a>> {
         let name = Operation::ReduceScatterOnArrival.name();
         let (to, from) = (Output::from(output), Input::from(input));
         same_type(name, &to, &from)?;
@@ -197,7 +229,7 @@ impl Communicator {
         let tensors = [Some(output), Some(input), Some(tiles.words())];
         let kernel = instance(dtype, op);
         let prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
-        self.fork(producer, tiles, &prepared.keeping(tiles.keep()))
+        Ok(prepared.keeping(tiles.keep()))
     }
 
     /// What is refused of both: `count` elements a rank in chunks of `span`.

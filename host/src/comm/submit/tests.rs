@@ -7,12 +7,14 @@ use core::time::Duration;
 use fusewire_device::args::RawBuffer;
 use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
 use fusewire_kernels::fused::ReduceNormParams;
+use fusewire_kernels::overlap::{AllGatherWithFlagsParams, ReduceScatterOnArrivalParams};
+use fusewire_kernels::vector::AllToAllVParams;
 use fusewire_kernels::vocab::VocabParams;
 
 use super::PreparedOp;
 use crate::comm::Communicator;
 use crate::{
-    Algorithm, DType, Norm, Options, ReduceOp, Result, Tensor, VocabParallel, run_threads,
+    Algorithm, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel, run_threads,
 };
 use fusewire_device::session::Operation;
 
@@ -34,10 +36,12 @@ fn filled(comm: &Communicator, count: usize, value: f32) -> Result<Tensor> {
 }
 
 /// Runs `launch` on 2 ranks; it gets true on rank 1, whose buffer is too short, and returns the
-/// output. Expects that both ranks fail, and that no rank has written to rank 1.
+/// output. Expects that both ranks fail with `text` of rank 1, and that no rank has written to
+/// rank 1.
 #[track_caller]
 fn expect_failure(
     algorithm: Algorithm,
+    text: &str,
     launch: impl Fn(&Communicator, bool) -> Result<(Result<()>, Tensor)> + Sync,
 ) {
     for (blocks, lanes) in [(1, 1), (2, 1), (2, 32)] {
@@ -56,7 +60,8 @@ fn expect_failure(
         for (rank, result) in results.into_iter().enumerate() {
             let (outcome, output) = result.expect("a rank that ran");
             let error = outcome.expect_err("a buffer that is too short").to_string();
-            assert!(!error.contains("timed out"), "rank {rank}: {error}");
+            let is_right = error.contains("rank 1 in ") && error.contains(text);
+            assert!(is_right, "rank {rank}: {error}");
             if rank == 1 {
                 let is_unchanged = output.iter().all(|value| *value == BEFORE);
                 assert!(
@@ -70,15 +75,41 @@ fn expect_failure(
 
 #[test]
 fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
+    let (words, bytes) = ("element 511 of 511", "element 2047 of 2047");
     let fields = [
-        (Algorithm::Packet, offset_of!(AllReducePacketParams, target)),
-        (Algorithm::Signal, offset_of!(ReductionParams, source)),
-        (Algorithm::Signal, offset_of!(ReductionParams, target)),
-        (Algorithm::TwoShot, offset_of!(ReductionParams, source)),
-        (Algorithm::TwoShot, offset_of!(ReductionParams, target)),
+        (
+            Algorithm::Packet,
+            offset_of!(AllReducePacketParams, source),
+            words,
+        ),
+        (
+            Algorithm::Packet,
+            offset_of!(AllReducePacketParams, target),
+            words,
+        ),
+        (
+            Algorithm::Signal,
+            offset_of!(ReductionParams, source),
+            bytes,
+        ),
+        (
+            Algorithm::Signal,
+            offset_of!(ReductionParams, target),
+            bytes,
+        ),
+        (
+            Algorithm::TwoShot,
+            offset_of!(ReductionParams, source),
+            bytes,
+        ),
+        (
+            Algorithm::TwoShot,
+            offset_of!(ReductionParams, target),
+            bytes,
+        ),
     ];
-    for (algorithm, field) in fields {
-        expect_failure(algorithm, |comm, is_short| {
+    for (algorithm, field, text) in fields {
+        expect_failure(algorithm, text, |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
             let views = ((&output).into(), (&input).into());
             let mut prepared = comm.prepare_all_reduce(&views.0, &views.1, ReduceOp::Sum)?;
@@ -100,7 +131,7 @@ fn a_norm_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
             offset_of!(ReduceNormParams, weight),
             offset_of!(ReduceNormParams, out),
         ] {
-            expect_failure(algorithm, |comm, is_short| {
+            expect_failure(algorithm, "recorded a failure", |comm, is_short| {
                 let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
                 let weight = filled(comm, COUNT / 4, 1.0)?;
                 let norm = Norm::rms(&output, &input, &weight, 1e-5).with_algorithm(algorithm);
@@ -125,7 +156,7 @@ fn a_vocab_parallel_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() 
         offset_of!(VocabParams, values),
         offset_of!(VocabParams, indices),
     ] {
-        expect_failure(Algorithm::Auto, |comm, is_short| {
+        expect_failure(Algorithm::Auto, "recorded a failure", |comm, is_short| {
             let (logits, values) = (filled(comm, COUNT, 1.0)?, filled(comm, ROWS * K, BEFORE)?);
             let indices = comm.alloc(DType::U32, ROWS * K)?;
             let vocab = VocabParallel::new(&logits, ROWS, COUNT / ROWS * 2)
@@ -138,6 +169,67 @@ fn a_vocab_parallel_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() 
             let outcome = comm.run(&prepared);
             drop(prepared);
             Ok((outcome, values))
+        });
+    }
+}
+
+#[test]
+fn an_overlap_with_short_words_fails_on_all_ranks_and_writes_nothing() {
+    const TILE: usize = 64;
+    for field in [
+        offset_of!(AllGatherWithFlagsParams, words),
+        offset_of!(AllGatherWithFlagsParams, arrivals),
+    ] {
+        expect_failure(Algorithm::Auto, "element 15 of 15", |comm, is_short| {
+            let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, 2 * COUNT, BEFORE)?);
+            let (flags, consumer) = (comm.ready_flags(2 * COUNT / TILE)?, Stream::new());
+            let mut prepared =
+                comm.prepare_all_gather_with_flags(&consumer, &output, &input, &flags, TILE)?;
+            if is_short {
+                shorten(&mut prepared, field);
+            }
+            let outcome = comm.run(&prepared);
+            drop(prepared);
+            Ok((outcome, output))
+        });
+    }
+    expect_failure(Algorithm::Auto, "element 15 of 15", |comm, is_short| {
+        let (input, output) = (filled(comm, 2 * COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
+        let (flags, producer) = (comm.ready_flags(2 * COUNT / TILE)?, Stream::new());
+        let tensors = [&output, &input];
+        let (target, op) = (1, ReduceOp::Sum);
+        let mut prepared =
+            comm.prepare_reduce_scatter_on_arrival(&producer, tensors, &flags, TILE, target, op)?;
+        if is_short {
+            shorten(
+                &mut prepared,
+                offset_of!(ReduceScatterOnArrivalParams, counters),
+            );
+        }
+        let outcome = comm.run(&prepared);
+        drop(prepared);
+        Ok((outcome, output))
+    });
+}
+
+#[test]
+fn a_vector_operation_with_short_counts_fails_on_all_ranks_and_writes_nothing() {
+    for field in [
+        offset_of!(AllToAllVParams, send_counts),
+        offset_of!(AllToAllVParams, receive_counts),
+    ] {
+        expect_failure(Algorithm::Auto, "element 1 of 1", |comm, is_short| {
+            let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
+            let counts = [COUNT as u64 / 2; 2];
+            let views = ((&output).into(), (&input).into());
+            let splits = Some((&counts[..], &counts[..]));
+            let mut prepared = comm.prepare_all_to_all_v(&views.0, &views.1, splits, None)?;
+            if is_short {
+                shorten(&mut prepared, field);
+            }
+            let outcome = comm.run(&prepared);
+            drop(prepared);
+            Ok((outcome, output))
         });
     }
 }
