@@ -21,7 +21,7 @@ checker() {
 runtime() {
   local archive
   for archive in /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.tsan-x86_64.a; do
-    [ -e "$archive" ] && printf '%s\n' "$archive"
+    if [ -e "$archive" ]; then printf '%s\n' "$archive"; fi
   done | sort -V | tail -n 1
 }
 
