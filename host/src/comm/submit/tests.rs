@@ -22,11 +22,20 @@ use fusewire_device::session::Operation;
 const BEFORE: f32 = -7.0;
 const COUNT: usize = 512;
 
-/// Reduces the length of the buffer at byte `field` of the parameters by one element.
-fn shorten(prepared: &mut PreparedOp<'_>, field: usize) {
-    let len = &mut prepared.params[(field + offset_of!(RawBuffer, len)) / 8];
-    assert!(*len > 0, "a buffer");
-    *len -= 1;
+/// Runs an operation. If `is_short`, first reduces the length of the buffer at byte `field` of the
+/// parameters by one element.
+fn run(
+    comm: &Communicator,
+    mut prepared: PreparedOp<'_>,
+    is_short: bool,
+    field: usize,
+) -> Result<()> {
+    if is_short {
+        let len = &mut prepared.params[(field + offset_of!(RawBuffer, len)) / 8];
+        assert!(*len > 0, "a buffer");
+        *len -= 1;
+    }
+    comm.run(&prepared)
 }
 
 fn filled(comm: &Communicator, count: usize, value: f32) -> Result<Tensor> {
@@ -112,12 +121,8 @@ fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
         expect_failure(algorithm, text, |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
             let views = ((&output).into(), (&input).into());
-            let mut prepared = comm.prepare_all_reduce(&views.0, &views.1, ReduceOp::Sum)?;
-            if is_short {
-                shorten(&mut prepared, field);
-            }
-            let outcome = comm.run(&prepared);
-            drop(prepared);
+            let prepared = comm.prepare_all_reduce(&views.0, &views.1, ReduceOp::Sum)?;
+            let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
     }
@@ -135,12 +140,8 @@ fn a_norm_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
                 let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
                 let weight = filled(comm, COUNT / 4, 1.0)?;
                 let norm = Norm::rms(&output, &input, &weight, 1e-5).with_algorithm(algorithm);
-                let mut prepared = comm.prepare_norm(Operation::AllReduceNorm, &norm, false)?;
-                if is_short {
-                    shorten(&mut prepared, field);
-                }
-                let outcome = comm.run(&prepared);
-                drop(prepared);
+                let prepared = comm.prepare_norm(Operation::AllReduceNorm, &norm, false)?;
+                let outcome = run(comm, prepared, is_short, field);
                 Ok((outcome, output))
             });
         }
@@ -162,12 +163,8 @@ fn a_vocab_parallel_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() 
             let vocab = VocabParallel::new(&logits, ROWS, COUNT / ROWS * 2)
                 .with_top_k(K, &indices)
                 .with_values(&values);
-            let mut prepared = comm.prepare_vocab(&vocab, false)?;
-            if is_short {
-                shorten(&mut prepared, field);
-            }
-            let outcome = comm.run(&prepared);
-            drop(prepared);
+            let prepared = comm.prepare_vocab(&vocab, false)?;
+            let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, values))
         });
     }
@@ -183,13 +180,9 @@ fn an_overlap_with_short_words_fails_on_all_ranks_and_writes_nothing() {
         expect_failure(Algorithm::Auto, "element 15 of 15", |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, 2 * COUNT, BEFORE)?);
             let (flags, consumer) = (comm.ready_flags(2 * COUNT / TILE)?, Stream::new());
-            let mut prepared =
+            let prepared =
                 comm.prepare_all_gather_with_flags(&consumer, &output, &input, &flags, TILE)?;
-            if is_short {
-                shorten(&mut prepared, field);
-            }
-            let outcome = comm.run(&prepared);
-            drop(prepared);
+            let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
     }
@@ -198,16 +191,14 @@ fn an_overlap_with_short_words_fails_on_all_ranks_and_writes_nothing() {
         let (flags, producer) = (comm.ready_flags(2 * COUNT / TILE)?, Stream::new());
         let tensors = [&output, &input];
         let (target, op) = (1, ReduceOp::Sum);
-        let mut prepared =
+        let prepared =
             comm.prepare_reduce_scatter_on_arrival(&producer, tensors, &flags, TILE, target, op)?;
-        if is_short {
-            shorten(
-                &mut prepared,
-                offset_of!(ReduceScatterOnArrivalParams, counters),
-            );
-        }
-        let outcome = comm.run(&prepared);
-        drop(prepared);
+        let outcome = run(
+            comm,
+            prepared,
+            is_short,
+            offset_of!(ReduceScatterOnArrivalParams, counters),
+        );
         Ok((outcome, output))
     });
 }
@@ -223,12 +214,8 @@ fn a_vector_operation_with_short_counts_fails_on_all_ranks_and_writes_nothing() 
             let counts = [COUNT as u64 / 2; 2];
             let views = ((&output).into(), (&input).into());
             let splits = Some((&counts[..], &counts[..]));
-            let mut prepared = comm.prepare_all_to_all_v(&views.0, &views.1, splits, None)?;
-            if is_short {
-                shorten(&mut prepared, field);
-            }
-            let outcome = comm.run(&prepared);
-            drop(prepared);
+            let prepared = comm.prepare_all_to_all_v(&views.0, &views.1, splits, None)?;
+            let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
     }
