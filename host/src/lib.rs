@@ -28,6 +28,7 @@
 
 pub mod backend;
 pub mod bootstrap;
+mod collective;
 mod comm;
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -54,6 +55,7 @@ mod tensor;
 pub mod testing;
 pub mod transport;
 
+pub use self::collective::{Collective, Op, Operands};
 #[doc(hidden)]
 pub use self::comm::bench_rendezvous;
 pub use self::comm::{

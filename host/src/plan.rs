@@ -13,7 +13,8 @@ use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 
-use crate::backend::Route;
+use crate::backend::{Backend, Route};
+use crate::collective::Op;
 use crate::options::{Algorithm, Determinism, Options};
 
 /// Plan of an operation.
@@ -164,145 +165,136 @@ impl Machine {
     }
 }
 
-/// Plans an operation. If the operation copies through staging, it stages `rows` rows of `count`
-/// elements of `size` bytes.
-#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
-pub(crate) fn plan(
-    options: &Options,
-    wanted: Algorithm,
-    machine: Machine,
-    ranks: u32,
-    operation: Operation,
-    count: u64,
-    size: u64,
-    rows: u64,
-    reduction: Option<(DType, ReductionCode)>,
-) -> Plan {
+/// Values that all ranks of a communicator agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed<'a> {
+    pub(crate) options: &'a Options,
+    /// Algorithm that the call or the communicator asks for.
+    pub(crate) wanted: Algorithm,
+    /// Number of ranks.
+    pub(crate) ranks: u32,
+    pub(crate) machine: Machine,
+}
+
+/// Plans an operation.
+pub(crate) fn plan(op: &Op, agreed: &Agreed<'_>) -> Plan {
+    let (options, machine, ranks) = (agreed.options, agreed.machine, agreed.ranks);
     let alignment = fusewire_kernels::ALIGNMENT as u64;
-    // Each rank copies the parts of all ranks that only a network reaches.
-    let rows = if machine.split {
-        rows.max(u64::from(ranks))
+    let size = op.dtype().map_or(1, DType::size) as u64;
+    // With a network, each rank also copies the parts of all ranks that only the network reaches.
+    let rows = u64::from(if machine.split {
+        ranks
     } else {
-        rows
-    };
+        op.staged_rows(ranks)
+    });
     let capacity = options
         .staging_bytes
         .min(ROUND_BYTES.max(rows * size * alignment));
     let chunk = (capacity / (rows * size).max(1) / alignment * alignment).max(alignment);
-    let algorithm = if by_multicast(
-        options, wanted, machine, ranks, operation, count, size, reduction,
-    ) {
+    let without_multicast = algorithm(op, agreed);
+    let algorithm = if uses_multicast(op, agreed, without_multicast) {
         Algorithm::Nvls
     } else {
-        algorithm(
-            options, wanted, machine, ranks, operation, count, size, reduction,
-        )
+        without_multicast
     };
+    let reduction = op.reduction();
     Plan {
-        operation,
+        operation: op.operation(),
         algorithm,
         blocks: options.blocks,
         chunk,
         bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
-        reduction: reduction.map(|(_, code)| code),
+        reduction,
         route: None,
     }
 }
 
-/// Returns true if the plan uses multicast. [`Determinism::Bitwise`] excludes multicast (see
-/// [`Determinism::refuses`]). With [`Algorithm::Auto`], only all_reduce by sum or average uses
-/// multicast, and only if the alternative is two-shot. With multicast, reduce_scatter and
-/// all_gather would move as many bytes into or out of each rank as without it, and minimum and
-/// maximum would no longer be guaranteed to propagate NaN.
-#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
-fn by_multicast(
-    options: &Options,
-    wanted: Algorithm,
-    machine: Machine,
-    ranks: u32,
-    operation: Operation,
-    count: u64,
-    size: u64,
-    reduction: Option<(DType, ReductionCode)>,
-) -> bool {
-    let known =
-        reduction.is_some_and(|(dtype, code)| multimem::combine(dtype, code as u8).is_some());
-    let possible = match operation {
-        Operation::AllReduce | Operation::ReduceScatter => known,
-        Operation::AllGather => true,
+/// Returns true if the plan uses multicast instead of the algorithm `otherwise`.
+/// [`Determinism::Bitwise`] excludes multicast (see [`Determinism::refuses`]). With
+/// [`Algorithm::Auto`], only all_reduce by sum or average uses multicast, and only if the
+/// alternative is two-shot. With multicast, reduce_scatter and all_gather would move as many bytes
+/// into or out of each rank as without it, and minimum and maximum would no longer be guaranteed to
+/// propagate NaN.
+fn uses_multicast(op: &Op, agreed: &Agreed<'_>, otherwise: Algorithm) -> bool {
+    let possible = match *op {
+        Op::AllReduce {
+            dtype, reduction, ..
+        }
+        | Op::ReduceScatter {
+            dtype, reduction, ..
+        } => multimem::combine(dtype, reduction as u8).is_some(),
+        Op::AllGather { .. } => true,
         _ => false,
     };
-    if !possible || options.determinism != Determinism::Any || machine.split {
+    let machine = agreed.machine;
+    if !possible || agreed.options.determinism != Determinism::Any || machine.split {
         return false;
     }
-    if wanted != Algorithm::Auto {
-        return wanted == Algorithm::Nvls;
+    if agreed.wanted != Algorithm::Auto {
+        return agreed.wanted == Algorithm::Nvls;
     }
-    let adds = reduction
-        .is_some_and(|(_, code)| matches!(code, ReductionCode::Sum | ReductionCode::Average));
-    let otherwise = || {
-        algorithm(
-            options, wanted, machine, ranks, operation, count, size, reduction,
-        )
-    };
-    machine.multicast
-        && operation == Operation::AllReduce
-        && adds
-        && otherwise() == Algorithm::TwoShot
+    let adds = matches!(
+        op,
+        Op::AllReduce {
+            reduction: ReductionCode::Sum | ReductionCode::Average,
+            ..
+        }
+    );
+    machine.multicast && adds && otherwise == Algorithm::TwoShot
 }
 
 /// Returns the plan of an operation that a backend carries out.
-pub(crate) const fn hand_off(
-    operation: Operation,
-    reduction: Option<ReductionCode>,
-    bitwise: bool,
-    route: Option<Route>,
-) -> Plan {
+pub(crate) fn plan_of_backend(op: &Op, backend: &dyn Backend) -> Plan {
+    let reduction = op.reduction();
     Plan {
-        operation,
+        operation: op.operation(),
         algorithm: Algorithm::HandOff,
         blocks: 0,
         chunk: 0,
-        bitwise,
+        bitwise: reduction.is_none() || backend.is_bitwise(),
         reduction,
-        route,
+        route: backend.route(op),
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "inputs of a plan")]
-fn algorithm(
-    options: &Options,
-    wanted: Algorithm,
-    machine: Machine,
-    ranks: u32,
-    operation: Operation,
-    count: u64,
-    size: u64,
-    reduction: Option<(DType, ReductionCode)>,
-) -> Algorithm {
-    match operation {
-        Operation::AllReduce => {}
-        Operation::Reduce if machine.split => return Algorithm::Signal,
-        Operation::Reduce => return Algorithm::TwoShot,
-        Operation::ReduceScatter
-        | Operation::AllReduceNorm
-        | Operation::ReduceScatterNorm
-        | Operation::ReduceScatterOnArrival
-        | Operation::Barrier => return Algorithm::Signal,
-        Operation::Send | Operation::Recv => return Algorithm::Channel,
-        Operation::VocabParallel => return Algorithm::Packet,
-        _ => return Algorithm::Pull,
-    }
-    let packets = reduction.is_some_and(|(dtype, code)| has_instance(dtype, code))
-        && count * size <= packet::capacity(options.packet_slot(ranks));
+/// Returns the algorithm of an operation without multicast.
+fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
+    let Agreed {
+        options,
+        wanted,
+        ranks,
+        machine,
+    } = *agreed;
+    let (dtype, reduction) = match *op {
+        Op::AllReduce {
+            dtype, reduction, ..
+        } => (dtype, reduction),
+        Op::Reduce { .. } if machine.split => return Algorithm::Signal,
+        Op::Reduce { .. } => return Algorithm::TwoShot,
+        Op::ReduceScatter { .. } | Op::ReduceScatterOnArrival { .. } | Op::Barrier => {
+            return Algorithm::Signal;
+        }
+        Op::Send { .. } | Op::Recv { .. } => return Algorithm::Channel,
+        Op::Broadcast { .. }
+        | Op::AllGather { .. }
+        | Op::AllGatherV { .. }
+        | Op::AllGatherWithFlags { .. }
+        | Op::Scatter { .. }
+        | Op::Gather { .. }
+        | Op::AllToAll { .. }
+        | Op::AllToAllV { .. } => return Algorithm::Pull,
+    };
+    let bytes = op.bytes() as u64;
+    let packets =
+        has_instance(dtype, reduction) && bytes <= packet::capacity(options.packet_slot(ranks));
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
-        _ if packets && count * size <= machine.packet_bytes() => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes() => Algorithm::Packet,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
-        _ if count * size <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
+        _ if bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }
 }
@@ -310,14 +302,13 @@ fn algorithm(
 /// Chooses the algorithm of a fused norm over `rows` rows of `row` bytes: packets for small inputs
 /// if each block's rows fit a packet slot, one-shot for few rows or few bytes, otherwise two-shot,
 /// which divides the arithmetic among the ranks.
-pub(crate) fn norm(
-    options: &Options,
-    wanted: Algorithm,
-    machine: Machine,
-    ranks: u32,
-    rows: u64,
-    row: u64,
-) -> Algorithm {
+pub(crate) fn norm(agreed: &Agreed<'_>, rows: u64, row: u64) -> Algorithm {
+    let Agreed {
+        options,
+        wanted,
+        ranks,
+        machine,
+    } = *agreed;
     let block = rows.div_ceil(u64::from(options.blocks.max(1)));
     let packets = block * row <= packet::capacity(options.packet_slot(ranks));
     match wanted {
@@ -336,16 +327,9 @@ pub(crate) fn norm(
 mod tests {
     use super::*;
 
-    const LARGE: u64 = 1 << 20;
+    const LARGE: usize = 1 << 20;
 
-    fn chosen(
-        determinism: Determinism,
-        wanted: Algorithm,
-        multicast: bool,
-        operation: Operation,
-        count: u64,
-        op: Option<ReductionCode>,
-    ) -> Algorithm {
+    fn chosen(determinism: Determinism, wanted: Algorithm, multicast: bool, op: &Op) -> Algorithm {
         let options = Options {
             determinism,
             ..Options::default()
@@ -356,86 +340,79 @@ mod tests {
             multicast,
             gpu: false,
         };
-        let reduction = op.map(|op| (DType::Bf16, op));
-        plan(
-            &options, wanted, machine, 2, operation, count, 2, 1, reduction,
-        )
-        .algorithm
+        let agreed = Agreed {
+            options: &options,
+            wanted,
+            ranks: 2,
+            machine,
+        };
+        plan(op, &agreed).algorithm
+    }
+
+    fn all_reduce(count: usize, reduction: ReductionCode) -> Op {
+        Op::AllReduce {
+            count,
+            dtype: DType::Bf16,
+            reduction,
+        }
+    }
+
+    fn reduce_scatter(count: usize, reduction: ReductionCode) -> Op {
+        Op::ReduceScatter {
+            count,
+            dtype: DType::Bf16,
+            reduction,
+        }
+    }
+
+    fn all_gather(count: usize) -> Op {
+        let dtype = DType::Bf16;
+        Op::AllGather { count, dtype }
     }
 
     #[test]
     fn multicast_is_taken_where_it_exists_and_bits_may_differ() {
-        let auto = |determinism, multicast, operation, count, op| {
-            chosen(
-                determinism,
-                Algorithm::Auto,
-                multicast,
-                operation,
-                count,
-                op,
-            )
-        };
-        let sum = Some(ReductionCode::Sum);
-        let all = Operation::AllReduce;
+        let auto =
+            |determinism, multicast, op| chosen(determinism, Algorithm::Auto, multicast, &op);
+        let large = |reduction| all_reduce(LARGE, reduction);
+        let sum = ReductionCode::Sum;
+        assert_eq!(auto(Determinism::Any, true, large(sum)), Algorithm::Nvls);
+        let average = ReductionCode::Average;
         assert_eq!(
-            auto(Determinism::Any, true, all, LARGE, sum),
-            Algorithm::Nvls
-        );
-        let average = Some(ReductionCode::Average);
-        assert_eq!(
-            auto(Determinism::Any, true, all, LARGE, average),
+            auto(Determinism::Any, true, large(average)),
             Algorithm::Nvls
         );
         // Multicast is excluded for bitwise results and for windows that multicast does not reach.
-        assert_eq!(
-            auto(Determinism::Bitwise, true, all, LARGE, sum),
-            Algorithm::TwoShot
-        );
-        assert_eq!(
-            auto(Determinism::Any, false, all, LARGE, sum),
-            Algorithm::TwoShot
-        );
+        let two_shot = Algorithm::TwoShot;
+        assert_eq!(auto(Determinism::Bitwise, true, large(sum)), two_shot);
+        assert_eq!(auto(Determinism::Any, false, large(sum)), two_shot);
         // Multicast is not used for small messages, for a maximum (NaN), or for operations that
         // gain nothing.
-        assert_eq!(
-            auto(Determinism::Any, true, all, 64, sum),
-            Algorithm::Packet
-        );
-        let max = Some(ReductionCode::Max);
-        assert_eq!(
-            auto(Determinism::Any, true, all, LARGE, max),
-            Algorithm::TwoShot
-        );
-        let scatter = Operation::ReduceScatter;
-        assert_eq!(
-            auto(Determinism::Any, true, scatter, LARGE, sum),
-            Algorithm::Signal
-        );
-        let gather = Operation::AllGather;
-        assert_eq!(
-            auto(Determinism::Any, true, gather, LARGE, None),
-            Algorithm::Pull
-        );
+        let small = all_reduce(64, sum);
+        assert_eq!(auto(Determinism::Any, true, small), Algorithm::Packet);
+        let max = ReductionCode::Max;
+        assert_eq!(auto(Determinism::Any, true, large(max)), two_shot);
+        let scatter = reduce_scatter(LARGE, sum);
+        assert_eq!(auto(Determinism::Any, true, scatter), Algorithm::Signal);
+        let gather = all_gather(LARGE);
+        assert_eq!(auto(Determinism::Any, true, gather), Algorithm::Pull);
     }
 
     #[test]
     fn multicast_that_is_asked_for() {
         for multicast in [false, true] {
-            let asked = |determinism, operation, op| {
-                let wanted = Algorithm::Nvls;
-                chosen(determinism, wanted, multicast, operation, 64, op)
-            };
-            let max = Some(ReductionCode::Max);
-            for operation in [Operation::AllReduce, Operation::ReduceScatter] {
-                assert_eq!(asked(Determinism::Any, operation, max), Algorithm::Nvls);
-                assert_ne!(asked(Determinism::Bitwise, operation, max), Algorithm::Nvls);
-                let product = Some(ReductionCode::Product);
-                assert_ne!(asked(Determinism::Any, operation, product), Algorithm::Nvls);
+            let asked = |determinism, op| chosen(determinism, Algorithm::Nvls, multicast, &op);
+            for op in [all_reduce, reduce_scatter] {
+                let max = op(64, ReductionCode::Max);
+                assert_eq!(asked(Determinism::Any, max), Algorithm::Nvls);
+                assert_ne!(asked(Determinism::Bitwise, max), Algorithm::Nvls);
+                let product = op(64, ReductionCode::Product);
+                assert_ne!(asked(Determinism::Any, product), Algorithm::Nvls);
             }
-            let gather = Operation::AllGather;
-            assert_eq!(asked(Determinism::Any, gather, None), Algorithm::Nvls);
-            let other = Operation::AllToAll;
-            assert_eq!(asked(Determinism::Any, other, None), Algorithm::Pull);
+            assert_eq!(asked(Determinism::Any, all_gather(64)), Algorithm::Nvls);
+            let (count, dtype) = (64, DType::Bf16);
+            let other = Op::AllToAll { count, dtype };
+            assert_eq!(asked(Determinism::Any, other), Algorithm::Pull);
         }
     }
 }

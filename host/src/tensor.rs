@@ -356,6 +356,15 @@ pub struct Output<'a> {
 }
 
 impl Input<'_> {
+    /// Input of an operation that reads no memory.
+    pub(crate) const EMPTY: Self = Self {
+        ptr: core::ptr::null(),
+        count: 0,
+        dtype: DType::U8,
+        tensor: None,
+        is_slice: false,
+    };
+
     /// Creates an input of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
@@ -368,6 +377,26 @@ impl Input<'_> {
             tensor: None,
             is_slice: false,
         }
+    }
+
+    /// Returns the address of the first element.
+    pub const fn as_ptr(&self) -> *const u8 {
+        self.ptr
+    }
+
+    /// Returns the number of elements.
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns true if the input has no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the type of the elements.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Returns the elements as parameters of a kernel.
@@ -388,6 +417,15 @@ impl Input<'_> {
 }
 
 impl<'a> Output<'a> {
+    /// Output of an operation that writes no memory.
+    pub(crate) const EMPTY: Self = Self {
+        ptr: core::ptr::null_mut(),
+        count: 0,
+        dtype: DType::U8,
+        tensor: None,
+        is_slice: false,
+    };
+
     /// Creates an output of `count` elements of type `dtype` at `ptr`.
     ///
     /// # Safety
@@ -401,6 +439,26 @@ impl<'a> Output<'a> {
             tensor: None,
             is_slice: false,
         }
+    }
+
+    /// Returns the address of the first element.
+    pub const fn as_mut_ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Returns the number of elements.
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Returns true if the output has no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the type of the elements.
+    pub const fn dtype(&self) -> DType {
+        self.dtype
     }
 
     pub(crate) fn as_input(&self) -> Input<'a> {
@@ -432,6 +490,12 @@ impl<'a, T: Element> From<&'a Vec<T>> for Input<'a> {
     }
 }
 
+impl<'a, T: Element, const N: usize> From<&'a [T; N]> for Input<'a> {
+    fn from(array: &'a [T; N]) -> Self {
+        array.as_slice().into()
+    }
+}
+
 impl<'a> From<&'a Tensor> for Input<'a> {
     fn from(tensor: &'a Tensor) -> Self {
         Self {
@@ -459,6 +523,12 @@ impl<'a, T: Element> From<&'a mut [T]> for Output<'a> {
 impl<'a, T: Element> From<&'a mut Vec<T>> for Output<'a> {
     fn from(vec: &'a mut Vec<T>) -> Self {
         vec.as_mut_slice().into()
+    }
+}
+
+impl<'a, T: Element, const N: usize> From<&'a mut [T; N]> for Output<'a> {
+    fn from(array: &'a mut [T; N]) -> Self {
+        array.as_mut_slice().into()
     }
 }
 

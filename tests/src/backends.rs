@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Once;
 
-use fusewire::{Communicator, Operation, backend};
+use fusewire::{Communicator, backend};
 
-use crate::cases::Case;
+use crate::cases::{Case, op_of};
 use crate::skip::skip;
 
 /// Backends that the conformance lists run on: the library's kernels, Gloo, and the sample external
@@ -36,12 +36,8 @@ pub fn supports(comm: &Communicator, case: &Case) -> bool {
     let Some(backend) = comm.backend_impl() else {
         return true;
     };
-    case.operation != Operation::AllReduceNorm
-        && backend.supports(
-            case.operation,
-            case.dtype,
-            case.reduction.map(fusewire::ReduceOp::code),
-        )
+    op_of(case.operation, case.count, case.dtype, case.reduction)
+        .is_some_and(|op| backend.supports(&op))
 }
 
 /// Registers the sample backend in this process if `name` is `sample`. Does nothing for other

@@ -1,6 +1,6 @@
 //! The conformance lists: cases as data, and named lists of cases.
 
-use fusewire::{DType, Operation, ReduceOp};
+use fusewire::{DType, Op, Operation, ReduceOp};
 
 use crate::skip::full;
 
@@ -106,6 +106,55 @@ impl Case {
             Operation::AllToAllV | Operation::Send | Operation::Barrier
         )
     }
+}
+
+/// Returns an operation with root or peer 0, and rows of `count` elements. The fused norm, which is
+/// no collective of the library, gives `None`.
+///
+/// # Panics
+/// Panics if `operation` is in no list, or if it reduces and `reduction` is `None`.
+pub fn op_of(
+    operation: Operation,
+    count: usize,
+    dtype: DType,
+    reduction: Option<ReduceOp>,
+) -> Option<Op> {
+    let code = || reduction.expect("a reduction").code();
+    let (root, peer, digest) = (0, 0, 0);
+    Some(match operation {
+        Operation::AllReduce => Op::AllReduce {
+            count,
+            dtype,
+            reduction: code(),
+        },
+        Operation::Reduce => Op::Reduce {
+            count,
+            dtype,
+            reduction: code(),
+            root,
+        },
+        Operation::ReduceScatter => Op::ReduceScatter {
+            count,
+            dtype,
+            reduction: code(),
+        },
+        Operation::AllGather => Op::AllGather { count, dtype },
+        Operation::AllGatherV => Op::AllGatherV {
+            count,
+            dtype,
+            digest,
+        },
+        Operation::Broadcast => Op::Broadcast { count, dtype, root },
+        Operation::Scatter => Op::Scatter { count, dtype, root },
+        Operation::Gather => Op::Gather { count, dtype, root },
+        Operation::AllToAll => Op::AllToAll { count, dtype },
+        Operation::AllToAllV => Op::AllToAllV { dtype },
+        Operation::Send => Op::Send { count, dtype, peer },
+        Operation::Recv => Op::Recv { count, dtype, peer },
+        Operation::Barrier => Op::Barrier,
+        Operation::AllReduceNorm => return None,
+        other => panic!("{other:?} is in no list"),
+    })
 }
 
 /// Operations of the lists. Each operation moves or reduces elements of one type.

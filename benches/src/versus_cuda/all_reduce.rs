@@ -2,7 +2,7 @@
 //! the same number of bytes.
 
 use anyhow::Result;
-use fusewire::{CallOptions, Communicator, DType, Operation, ReduceOp, Tensor};
+use fusewire::{CallOptions, Communicator, DType, Op, ReduceOp, Tensor};
 
 use super::benchmark::{AUTO, Benchmark, Candidate, Mode, Side, Step};
 use super::buffers::{Buffers, Packets};
@@ -127,8 +127,12 @@ impl RankPart<'_> {
         for wanted in [AUTO, "packet", "signal", "two_shot"] {
             let options = CallOptions::new().hint("algorithm", wanted);
             let comm = self.comm.with_options(&options)?;
-            let sum = Some(ReduceOp::Sum);
-            let plan = comm.plan(Operation::AllReduce, operands.input.len(), dtype, sum)?;
+            let op = Op::AllReduce {
+                count: operands.input.len(),
+                dtype,
+                reduction: ReduceOp::Sum.code(),
+            };
+            let plan = comm.plan(&op)?;
             if taken.contains(&plan.algorithm) {
                 continue;
             }

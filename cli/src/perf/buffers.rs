@@ -1,7 +1,7 @@
 //! The memory of a measurement: inputs, outputs, and the guards around them.
 
 use fusewire::reference::{Difference, first_difference, widen};
-use fusewire::{Communicator, DType, Result, Tensor};
+use fusewire::{Communicator, Result, Tensor};
 
 use super::Settings;
 use super::case::Case;
@@ -51,10 +51,8 @@ pub(crate) struct Buffers {
     pub(crate) output: Tensor,
     pub(crate) residual: Tensor,
     pub(crate) weight: Tensor,
-    /// Counts or splits in device memory, for the operations that take them.
-    pub(crate) counts: Tensor,
-    /// The same counts or splits in host memory.
-    pub(crate) host_counts: Vec<u64>,
+    /// Counts, or the output's splits and then the input's, for the operations that take them.
+    pub(crate) counts: Vec<u64>,
     /// True if input and output share memory.
     pub(crate) in_place: bool,
     /// The guard elements before and after the output, or before and after the buffer that contains
@@ -88,7 +86,7 @@ impl Buffers {
                 shared = true;
             }
         }
-        let host_counts: Vec<u64> = match kind {
+        let counts: Vec<u64> = match kind {
             Kind::AllGatherV => counts(count, ranks),
             Kind::AllToAllV => {
                 let received = (0..ranks).map(|from| split(count, from, rank));
@@ -98,14 +96,11 @@ impl Buffers {
             }
             _ => Vec::new(),
         };
-        let counts = comm.tensor(DType::U64, host_counts.len())?;
-        counts.copy_from(&host_counts)?;
         let fused = kind == Kind::AllReduceRmsNorm;
         Ok(Self {
             residual: comm.tensor(dtype, if fused { count } else { 0 })?,
             weight: comm.tensor(dtype, if fused { hidden(count) } else { 0 })?,
             counts,
-            host_counts,
             in_place: shared || kind == Kind::Broadcast,
             guards: [
                 around.0.slice(0, GUARD)?,

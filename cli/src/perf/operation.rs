@@ -1,6 +1,6 @@
 //! The operations that `perf` can measure: their sizes and bandwidth factors, and the call itself.
 
-use fusewire::{Communicator, DType, Norm, Operation, ReduceOp, Result};
+use fusewire::{Collective, Communicator, DType, Norm, Operation, ReduceOp, Result};
 
 use super::buffers::Buffers;
 
@@ -228,6 +228,48 @@ pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
 
+/// Returns the collective of a kind. A [`Kind::SendRecv`] gives its send. The fused norm, which is no
+/// collective of the library, gives `None`.
+pub(crate) fn collective<'a>(
+    comm: &Communicator,
+    kind: Kind,
+    op: ReduceOp,
+    buffers: &'a Buffers,
+) -> Option<Collective<'a>> {
+    let (output, input) = (&buffers.output, &buffers.input);
+    let (counts, ranks) = (buffers.counts.as_slice(), comm.size());
+    Some(match kind {
+        Kind::AllReduce => Collective::all_reduce(output, input, op),
+        Kind::ReduceScatter => Collective::reduce_scatter(output, input, op),
+        Kind::AllGather => Collective::all_gather(output, input),
+        Kind::AllGatherV => Collective::all_gather_v(output, input, counts),
+        Kind::Broadcast => Collective::broadcast(output, ROOT),
+        Kind::Reduce => Collective::reduce(output, input, ROOT, op),
+        Kind::Scatter => Collective::scatter(output, input, ROOT),
+        Kind::Gather => Collective::gather(output, input, ROOT),
+        Kind::AllToAll => Collective::all_to_all(output, input, ranks),
+        Kind::AllToAllV => {
+            let (receive, send) = counts.split_at(ranks as usize);
+            Collective::all_to_all_v(output, input, receive, send)
+        }
+        Kind::SendRecv => Collective::send(input, (comm.rank() + 1) % ranks),
+        Kind::Barrier => Collective::barrier(),
+        Kind::AllReduceRmsNorm => return None,
+    })
+}
+
+/// Returns the arguments of the fused norm.
+pub(crate) fn norm(buffers: &Buffers) -> Norm<'_> {
+    let Buffers {
+        input,
+        output,
+        residual,
+        weight,
+        ..
+    } = buffers;
+    Norm::rms(output, input, weight, EPSILON).with_residual(residual)
+}
+
 /// Runs one call. If `enqueue` is true, only enqueues the call.
 pub(crate) fn call(
     comm: &Communicator,
@@ -236,95 +278,28 @@ pub(crate) fn call(
     buffers: &Buffers,
     enqueue: bool,
 ) -> Result<()> {
-    let Buffers {
-        input,
-        output,
-        residual,
-        weight,
-        counts,
-        host_counts,
-        ..
-    } = buffers;
-    macro_rules! either {
-        ($run:expr, $enqueue:expr) => {
-            if enqueue {
-                $enqueue.map(|_work| ())
-            } else {
-                $run
-            }
+    let issue = |collective| match enqueue {
+        true => comm.enqueue(collective).map(drop),
+        false => comm.execute(collective),
+    };
+    let Some(collective) = collective(comm, kind, op, buffers) else {
+        let norm = norm(buffers);
+        return match enqueue {
+            true => comm.all_reduce_norm_async(&norm).map(drop),
+            false => comm.all_reduce_norm(&norm),
         };
+    };
+    if kind != Kind::SendRecv {
+        return issue(collective);
     }
-    match kind {
-        Kind::AllReduce => either!(
-            comm.all_reduce_into(output, input, op),
-            comm.all_reduce_into_async(output, input, op)
-        ),
-        Kind::ReduceScatter => either!(
-            comm.reduce_scatter_single(output, input, op),
-            comm.reduce_scatter_single_async(output, input, op)
-        ),
-        Kind::AllGather => either!(
-            comm.all_gather_single(output, input),
-            comm.all_gather_single_async(output, input)
-        ),
-        Kind::AllGatherV => either!(
-            comm.all_gather_v_single(output, input, host_counts),
-            comm.all_gather_v_single_async(output, input, counts)
-        ),
-        Kind::Broadcast => either!(
-            comm.broadcast(output, ROOT),
-            comm.broadcast_async(output, ROOT)
-        ),
-        Kind::Reduce => either!(
-            comm.reduce_into(output, input, ROOT, op),
-            comm.reduce_into_async(output, input, ROOT, op)
-        ),
-        Kind::Scatter => either!(
-            comm.scatter_single(output, input, ROOT),
-            comm.scatter_single_async(output, input, ROOT)
-        ),
-        Kind::Gather => either!(
-            comm.gather_single(output, input, ROOT),
-            comm.gather_single_async(output, input, ROOT)
-        ),
-        Kind::AllToAll => either!(
-            comm.all_to_all_single(output, input),
-            comm.all_to_all_single_async(output, input)
-        ),
-        Kind::AllToAllV => {
-            let (receive, send) = host_counts.split_at(comm.size() as usize);
-            either!(
-                comm.all_to_all_v_single(output, input, receive, send),
-                comm.all_to_all_v_single_async(output, input, counts)
-            )
-        }
-        Kind::SendRecv => {
-            let next = (comm.rank() + 1) % comm.size();
-            let previous = (comm.rank() + comm.size() - 1) % comm.size();
-            let send = || either!(comm.send(input, next), comm.send_async(input, next));
-            let recv = || {
-                either!(
-                    comm.recv(output, previous),
-                    comm.recv_async(output, previous)
-                )
-            };
-            // Odd ranks receive first, so that a ring of any number of ranks completes for any
-            // message size.
-            if comm.rank().is_multiple_of(2) {
-                send()?;
-                recv()
-            } else {
-                recv()?;
-                send()
-            }
-        }
-        Kind::Barrier => either!(comm.barrier(), comm.barrier_async()),
-        Kind::AllReduceRmsNorm => {
-            let norm = Norm::rms(output, input, weight, EPSILON).with_residual(residual);
-            either!(
-                comm.all_reduce_norm(&norm),
-                comm.all_reduce_norm_async(&norm)
-            )
-        }
-    }
+    let previous = (comm.rank() + comm.size() - 1) % comm.size();
+    let recv = Collective::recv(&buffers.output, previous);
+    // Odd ranks receive first, so that a ring of any number of ranks completes for any message
+    // size.
+    let [first, second] = match comm.rank().is_multiple_of(2) {
+        true => [collective, recv],
+        false => [recv, collective],
+    };
+    issue(first)?;
+    issue(second)
 }

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::buffers::{Arena, Buffers};
 use super::case::{Case, factor};
-use super::operation::{Kind, call};
+use super::operation::{Kind, call, collective, norm};
 use super::report::{Report, Row};
 use super::{Settings, complain};
 
@@ -92,15 +92,17 @@ fn measure(
     }
     let mut all = [wrong];
     comm.all_reduce(all.as_mut_slice(), ReduceOp::Sum)?;
-    let reduction = kind.reduces().then_some(settings.op);
-    let plan = comm.plan(kind.operation(), count, settings.dtype, reduction)?;
+    let algorithm = match collective(comm, kind, settings.op, &buffers) {
+        Some(collective) => comm.plan(collective.op())?.algorithm,
+        None => comm.plan_norm(&norm(&buffers))?,
+    };
     times.sort_by(f64::total_cmp);
     Ok(Row::new(
         settings,
         kind,
         comm,
         count,
-        plan.algorithm,
+        algorithm,
         buffers.in_place,
         &times,
         wrong.max(all[0]),

@@ -136,11 +136,6 @@ impl View {
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         self.tensor.as_ref()
     }
-
-    /// Returns true if both views begin at the same address.
-    pub(crate) fn is_at(&self, other: &Self) -> bool {
-        self.buffer.at == other.buffer.at
-    }
 }
 
 /// Allocates zeroed device memory in a new window. All ranks must call this function, with the same

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use fusewire::{DType, Work};
+use fusewire::{Collective, DType, Work};
 
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument, guard};
@@ -38,6 +38,16 @@ impl Call<'_> {
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
+
+    /// Runs or enqueues a collective, as the call's form says.
+    fn issue(&self, collective: Collective<'_>) -> Outcome<Option<Work>> {
+        let comm = &self.handle.comm;
+        if self.enqueued {
+            return Ok(Some(comm.enqueue(collective)?));
+        }
+        comm.execute(collective)?;
+        Ok(None)
+    }
 }
 
 /// Runs an operation of the communicator `comm`. If the operation was enqueued, stores its work
@@ -72,22 +82,6 @@ pub(crate) unsafe fn operate(
     })
 }
 
-/// Calls the blocking form of an operation with buffers, or the enqueued form with tensors.
-macro_rules! either {
-    ($call:ident: $blocking:ident, $enqueued:ident,
-     outputs [$($output:ident)?], inputs [$($input:ident)?] $(, $arg:expr)*) => {{
-        let comm = &$call.handle.comm;
-        if $call.enqueued {
-            $(let Some($output) = $output.tensor() else { return Err(untensored($call)) };)?
-            $(let Some($input) = $input.tensor() else { return Err(untensored($call)) };)?
-            comm.$enqueued($($output,)? $($input,)? $($arg),*)?.into()
-        } else {
-            comm.$blocking($($output.output(),)? $($input.input(),)? $($arg),*)?;
-            None
-        }
-    }};
-}
-
 /// Returns the failure of an enqueued call whose buffer has no tensor.
 pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failure {
     argument(
@@ -110,7 +104,7 @@ macro_rules! operation {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name), comm, None, |$call| Ok($body)) }
+            unsafe { operate(stringify!($name), comm, None, |$call| $body) }
         }
 
         #[doc = concat!("Enqueues [`", stringify!($name), "`] on the handle's stream.")]
@@ -125,7 +119,7 @@ macro_rules! operation {
             work: *mut *mut FusewireWork,
         ) -> c_int {
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name_async), comm, Some(work), |$call| Ok($body)) }
+            unsafe { operate(stringify!($name_async), comm, Some(work), |$call| $body) }
         }
     };
 }
@@ -139,12 +133,7 @@ operation!(
         let op = reduction(call.name, op)?;
         let input = call.view("input", input, Some(count), element)?;
         let output = call.view("output", output, Some(count), element)?;
-        if input.is_at(&output) {
-            either!(call: all_reduce, all_reduce_async, outputs [output], inputs [], op)
-        } else {
-            either!(call: all_reduce_into, all_reduce_into_async,
-                outputs [output], inputs [input], op)
-        }
+        call.issue(Collective::all_reduce(output.output(), input.input(), op))
     }
 );
 
@@ -157,8 +146,7 @@ operation!(
         let op = reduction(call.name, op)?;
         let input = call.view("input", input, call.rows(count), element)?;
         let output = call.view("output", output, Some(count), element)?;
-        either!(call: reduce_scatter_single, reduce_scatter_single_async,
-            outputs [output], inputs [input], op)
+        call.issue(Collective::reduce_scatter(output.output(), input.input(), op))
     }
 );
 
@@ -170,7 +158,7 @@ operation!(
         let element = dtype(call.name, "dtype", element)?;
         let input = call.view("input", input, Some(count), element)?;
         let output = call.view("output", output, call.rows(count), element)?;
-        either!(call: all_gather_single, all_gather_single_async, outputs [output], inputs [input])
+        call.issue(Collective::all_gather(output.output(), input.input()))
     }
 );
 
@@ -182,7 +170,8 @@ operation!(
         let element = dtype(call.name, "dtype", element)?;
         let input = call.view("input", input, call.rows(count), element)?;
         let output = call.view("output", output, call.rows(count), element)?;
-        either!(call: all_to_all_single, all_to_all_single_async, outputs [output], inputs [input])
+        let ranks = call.handle.comm.size();
+        call.issue(Collective::all_to_all(output.output(), input.input(), ranks))
     }
 );
 
@@ -193,7 +182,7 @@ operation!(
     ) |call| {
         let element = dtype(call.name, "dtype", element)?;
         let buffer = call.view("buffer", buffer, Some(count), element)?;
-        either!(call: broadcast, broadcast_async, outputs [buffer], inputs [], root)
+        call.issue(Collective::broadcast(buffer.output(), root))
     }
 );
 
@@ -205,7 +194,7 @@ operation!(
     ) |call| {
         let element = dtype(call.name, "dtype", element)?;
         let input = call.view("input", input, Some(count), element)?;
-        either!(call: send, send_async, outputs [], inputs [input], peer)
+        call.issue(Collective::send(input.input(), peer))
     }
 );
 
@@ -216,13 +205,13 @@ operation!(
     ) |call| {
         let element = dtype(call.name, "dtype", element)?;
         let output = call.view("output", output, Some(count), element)?;
-        either!(call: recv, recv_async, outputs [output], inputs [], peer)
+        call.issue(Collective::recv(output.output(), peer))
     }
 );
 
 operation!(
     /// Returns when every rank has called this function.
     fusewire_barrier, fusewire_barrier_async() |call| {
-        either!(call: barrier, barrier_async, outputs [], inputs [])
+        call.issue(Collective::barrier())
     }
 );

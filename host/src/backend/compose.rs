@@ -1,172 +1,122 @@
-//! Composes the operations that a backend's library lacks from the backend's primitives.
+//! Composes the operations that a library lacks from sends and receives in a group.
 
 use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
 
 use super::{Backend, CallArgs};
 use crate::Result;
+use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
+use crate::tensor::{Input, Output};
 
-/// Runs `body` in a group, and ends the group even if `body` fails.
-fn grouped<B: Backend + ?Sized>(backend: &B, body: impl FnOnce() -> Result<()>) -> Result<()> {
+/// A rank's rows: the first byte of each, and the number of elements.
+type Row = (usize, usize);
+
+/// Executes an all_gather_v, scatter, gather, all_to_all or all_to_all_v by sends and receives of
+/// `backend`. Passes other operations to the backend.
+///
+/// # Safety
+/// The preconditions of [`Backend::execute`].
+///
+/// # Errors
+/// The errors of [`Backend::execute`].
+pub unsafe fn by_messages<B: Backend + ?Sized>(
+    backend: &B,
+    op: &Op,
+    operands: &Operands<'_>,
+    args: &CallArgs,
+) -> Result<()> {
+    let (rank, ranks) = (backend.rank(), backend.size() as usize);
+    let Some(dtype) = op.dtype() else {
+        // SAFETY: this function and the called one have the same preconditions.
+        return unsafe { backend.execute(op, operands, args) };
+    };
+    let size = dtype.size();
+    let equal = |count: usize| (0..ranks).map(move |row| (row * count * size, count));
+    let of = |counts: &[u64]| {
+        let mut at = 0;
+        let rows = counts.iter().map(|count| {
+            let row = (at, *count as usize);
+            at += row.1 * size;
+            row
+        });
+        rows.collect::<Vec<Row>>()
+    };
+    let none = || vec![(0, 0); ranks];
+    let only = |root: u32, count: usize| {
+        let mut rows = none();
+        rows[root as usize].1 = count;
+        rows
+    };
+    let (counts, inputs) = operands.host_counts();
+    // Rows that are sent to each rank, and rows that are received from it.
+    let (sent, received) = match *op {
+        Op::AllToAll { count, .. } => (equal(count).collect(), equal(count).collect()),
+        Op::AllToAllV { .. } => (of(inputs), of(counts)),
+        Op::AllGatherV { .. } => (vec![(0, operands.input.count); ranks], of(counts)),
+        Op::Scatter { count, root, .. } if root == rank => {
+            (equal(count).collect(), only(root, count))
+        }
+        Op::Scatter { count, root, .. } => (none(), only(root, count)),
+        Op::Gather { count, root, .. } if root == rank => {
+            (only(root, count), equal(count).collect())
+        }
+        Op::Gather { count, root, .. } => (only(root, count), none()),
+        // SAFETY: this function and the called one have the same preconditions.
+        _ => return unsafe { backend.execute(op, operands, args) },
+    };
+    let (from, to) = (operands.input.ptr, operands.output.ptr);
+    let own = rank as usize;
+    // In place, this rank's row is where it belongs.
+    let in_place = core::ptr::eq(
+        from.wrapping_add(sent[own].0),
+        to.wrapping_add(received[own].0),
+    );
     backend.group_start()?;
-    let ran = body();
-    let ended = backend.group_end();
-    ran.and(ended)
-}
-
-/// # Safety
-/// The preconditions of [`Backend::all_to_all`].
-pub(super) unsafe fn all_to_all<B: Backend + ?Sized>(
-    backend: &B,
-    from: *const u8,
-    to: *mut u8,
-    count: usize,
-    args: &CallArgs,
-) -> Result<()> {
-    let counts = vec![count as u64; backend.size() as usize];
-    // SAFETY: both buffers hold `count` elements per rank, and `counts` contains `count` for each
-    // rank.
-    unsafe { all_to_all_v(backend, from, &counts, to, &counts, args) }
-}
-
-/// # Safety
-/// The preconditions of [`Backend::all_to_all_v`].
-pub(super) unsafe fn all_to_all_v<B: Backend + ?Sized>(
-    backend: &B,
-    from: *const u8,
-    from_counts: &[u64],
-    to: *mut u8,
-    to_counts: &[u64],
-    args: &CallArgs,
-) -> Result<()> {
-    grouped(backend, || {
-        let (mut from_at, mut to_at) = (0, 0);
-        for (peer, (sent, received)) in from_counts.iter().zip(to_counts).enumerate() {
-            let (sent, received, peer) = (*sent as usize, *received as usize, peer as u32);
-            let (source, target) = (from.wrapping_add(from_at), to.wrapping_add(to_at));
+    let messages = (0u32..).zip(sent.into_iter().zip(received)).try_for_each(
+        |(peer, ((sent_at, sent), (received_at, received)))| {
+            if in_place && peer == rank {
+                return Ok(());
+            }
             if sent > 0 {
-                // SAFETY: `source` is a row of `from`, which holds all rows.
-                unsafe { backend.send(source, sent, peer, args)? };
+                // SAFETY: the row lies within the input, which holds all rows.
+                let row = unsafe { Input::from_raw(from.wrapping_add(sent_at), sent, dtype) };
+                let count = sent;
+                let op = Op::Send { count, dtype, peer };
+                // SAFETY: the row is valid as long as the input.
+                unsafe { backend.execute(&op, &Operands::of_input(row), args)? };
             }
             if received > 0 {
-                // SAFETY: `target` is a row of `to`, which holds all rows.
-                unsafe { backend.recv(target, received, peer, args)? };
+                // SAFETY: the row lies within the output, which holds all rows.
+                let row =
+                    unsafe { Output::from_raw(to.wrapping_add(received_at), received, dtype) };
+                let count = received;
+                let op = Op::Recv { count, dtype, peer };
+                // SAFETY: the row is valid as long as the output.
+                unsafe { backend.execute(&op, &Operands::of_output(row), args)? };
             }
-            from_at += args.bytes(sent);
-            to_at += args.bytes(received);
-        }
-        Ok(())
-    })
+            Ok(())
+        },
+    );
+    let ended = backend.group_end();
+    messages.and(ended)
 }
 
-/// # Safety
-/// The preconditions of [`Backend::all_gather_v`].
-pub(super) unsafe fn all_gather_v<B: Backend + ?Sized>(
-    backend: &B,
-    from: *const u8,
-    to: *mut u8,
-    counts: &[u64],
-    args: &CallArgs,
-) -> Result<()> {
-    let own = counts[backend.rank() as usize] as usize;
-    let before: u64 = counts[..backend.rank() as usize].iter().sum();
-    let own_row = to.wrapping_add(args.bytes(before as usize));
-    let in_place = core::ptr::eq(from, own_row);
-    grouped(backend, || {
-        for peer in 0..backend.size() {
-            if own > 0 && !(in_place && peer == backend.rank()) {
-                // SAFETY: `from` holds `own` elements.
-                unsafe { backend.send(from, own, peer, args)? };
-            }
-        }
-        let mut at = 0;
-        for (peer, count) in counts.iter().enumerate() {
-            let count = *count as usize;
-            if count > 0 && !(in_place && peer as u32 == backend.rank()) {
-                // SAFETY: `to` holds the rows of all ranks, and the row of `peer` begins at byte
-                // `at`.
-                unsafe { backend.recv(to.wrapping_add(at), count, peer as u32, args)? };
-            }
-            at += args.bytes(count);
-        }
-        Ok(())
-    })
-}
-
-/// # Safety
-/// The preconditions of [`Backend::scatter`].
-pub(super) unsafe fn scatter<B: Backend + ?Sized>(
-    backend: &B,
-    from: *const u8,
-    to: *mut u8,
-    count: usize,
-    root: u32,
-    args: &CallArgs,
-) -> Result<()> {
-    if count == 0 {
-        return Ok(());
-    }
-    let row = |rank: u32| from.wrapping_add(args.bytes(count) * rank as usize);
-    let in_place = backend.rank() == root && core::ptr::eq(row(root), to);
-    grouped(backend, || {
-        if backend.rank() == root {
-            for peer in 0..backend.size() {
-                if !(in_place && peer == root) {
-                    // SAFETY: on the root, `from` holds a row for each rank.
-                    unsafe { backend.send(row(peer), count, peer, args)? };
-                }
-            }
-        }
-        if in_place {
-            return Ok(());
-        }
-        // SAFETY: `to` holds `count` elements.
-        unsafe { backend.recv(to, count, root, args) }
-    })
-}
-
-/// # Safety
-/// The preconditions of [`Backend::gather`].
-pub(super) unsafe fn gather<B: Backend + ?Sized>(
-    backend: &B,
-    from: *const u8,
-    to: *mut u8,
-    count: usize,
-    root: u32,
-    args: &CallArgs,
-) -> Result<()> {
-    if count == 0 {
-        return Ok(());
-    }
-    let row = |rank: u32| to.wrapping_add(args.bytes(count) * rank as usize);
-    let in_place = backend.rank() == root && core::ptr::eq(row(root), from);
-    grouped(backend, || {
-        if !in_place {
-            // SAFETY: `from` holds `count` elements.
-            unsafe { backend.send(from, count, root, args)? };
-        }
-        if backend.rank() == root {
-            for peer in 0..backend.size() {
-                if !(in_place && peer == root) {
-                    // SAFETY: on the root, `to` holds a row for each rank.
-                    unsafe { backend.recv(row(peer), count, peer, args)? };
-                }
-            }
-        }
-        Ok(())
-    })
-}
-
-/// Runs an all_reduce of one element. It completes only after every rank has called `barrier`.
-pub(super) fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
-    let mut word = [0u8; 4];
-    let args = &CallArgs {
-        dtype: DType::F32,
-        ..*args
+/// Executes a barrier as an all_reduce of one element in host memory. Only for backends that access
+/// host memory and block.
+///
+/// # Errors
+/// The errors of [`Backend::execute`].
+pub fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
+    let (count, dtype, reduction) = (1, DType::F32, ReductionCode::Sum);
+    let op = Op::AllReduce {
+        count,
+        dtype,
+        reduction,
     };
-    let at = word.as_mut_ptr();
-    // SAFETY: `at` points to one f32 in host memory, and all_reduce may run in place. Only backends
-    // that access host memory and block may use this function. Other backends implement
-    // `Backend::barrier`.
-    unsafe { backend.all_reduce(at, at, 1, ReduceOp::Sum, args) }
+    let mut word = [0f32];
+    let operands = Operands::in_place(&mut word).with_reduction(ReduceOp::Sum);
+    // SAFETY: the operands are one f32, which outlives the blocking call. The element is in host
+    // memory, which the backends of this function access.
+    unsafe { backend.execute(&op, &operands, args) }
 }

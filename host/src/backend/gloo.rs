@@ -9,13 +9,13 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fusewire_device::element::{Number, ReductionCode};
-use fusewire_device::session::Operation;
 use fusewire_device::{Bf16, DType, Element, F16};
 use fusewire_gloo_sys as sys;
 
 use super::interface::device;
-use super::{Backend, CallArgs, Reach, Setup, backend_error};
+use super::{Backend, CallArgs, Reach, Setup, backend_error, compose};
 use crate::Result;
+use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
 use crate::store::Store;
 
@@ -29,6 +29,28 @@ pub(crate) struct Gloo {
     group: Mutex<Option<Vec<Message>>>,
 }
 
+/// Type of the elements and timeout of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GlooCall {
+    pub(super) dtype: DType,
+    pub(super) timeout: Duration,
+}
+
+impl GlooCall {
+    /// Creates the arguments of a call on the elements of `op`.
+    pub(super) fn new(op: &Op, args: &CallArgs) -> Self {
+        Self {
+            dtype: op.dtype().unwrap_or(DType::U8),
+            timeout: args.timeout,
+        }
+    }
+
+    /// Returns the size of `count` elements in bytes.
+    pub(super) const fn bytes(&self, count: usize) -> usize {
+        count * self.dtype.size()
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) is_send: bool,
@@ -36,6 +58,27 @@ pub(super) struct Message {
     pub(super) bytes: usize,
     pub(super) peer: u32,
     pub(super) timeout: Duration,
+}
+
+impl Message {
+    /// Creates the message of a send.
+    pub(super) fn send(op: &Op, from: *const u8, peer: u32, args: &CallArgs) -> Self {
+        Self {
+            is_send: true,
+            at: from as usize,
+            bytes: op.bytes(),
+            peer,
+            timeout: args.timeout,
+        }
+    }
+
+    /// Creates the message of a receive.
+    pub(super) fn recv(op: &Op, to: *mut u8, peer: u32, args: &CallArgs) -> Self {
+        Self {
+            is_send: false,
+            ..Self::send(op, to, peer, args)
+        }
+    }
 }
 
 /// Implements Gloo's rendezvous interface on the communicator's store.
@@ -194,7 +237,7 @@ impl Gloo {
         backend_error(NAME, operation, error.to_string())
     }
 
-    fn call(args: &CallArgs) -> sys::Call {
+    fn call(args: &GlooCall) -> sys::Call {
         sys::Call::new().timeout(args.timeout)
     }
 
@@ -207,7 +250,7 @@ impl Gloo {
         from: *const u8,
         count: usize,
         op: ReduceOp,
-        args: &CallArgs,
+        args: &GlooCall,
     ) -> Option<Vec<u8>> {
         if !matches!(op, ReduceOp::PreMulSum(_)) {
             return None;
@@ -224,7 +267,7 @@ impl Gloo {
     ///
     /// # Safety
     /// `to` holds `count` elements.
-    unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, args: &CallArgs) {
+    unsafe fn divided(&self, to: *mut u8, count: usize, op: ReduceOp, args: &GlooCall) {
         if op == ReduceOp::Average {
             // SAFETY: `to` holds `count` elements, and `scale` permits equal input and output.
             unsafe { scale(to, to, count, args.dtype, Scale::Over(self.size())) };
@@ -234,7 +277,7 @@ impl Gloo {
     fn types(
         operation: &'static str,
         op: ReduceOp,
-        args: &CallArgs,
+        args: &GlooCall,
     ) -> Result<(sys::DataType, sys::ReduceOp)> {
         let dtype = data_type(args.dtype, op.code()).ok_or_else(|| {
             backend_error(
@@ -282,13 +325,172 @@ impl Gloo {
                 }
             })
             .collect();
-        // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid until the
+        // SAFETY: the callers of `execute` guarantee that the buffers are valid until the
         // group has completed.
         unsafe {
             self.context
                 .batch(&transfers, sys::Call::new().timeout(timeout))
                 .map_err(|error| self.failed(operation, &error))
         }
+    }
+}
+
+impl Gloo {
+    /// Reduces `count` elements and stores the result on every rank.
+    ///
+    /// # Safety
+    /// `from` is readable and `to` writable for `count` elements. They may be equal.
+    pub(super) unsafe fn all_reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        args: &GlooCall,
+    ) -> Result<()> {
+        let (dtype, reduction) = Self::types("all_reduce", op, args)?;
+        // SAFETY: the preconditions of this method include those of `Context::allreduce`,
+        // and the scaled copy has the size of `from`.
+        unsafe {
+            let scaled = Self::scaled(from, count, op, args);
+            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
+            self.context
+                .allreduce(input, to, count, dtype, reduction, Self::call(args))
+                .map_err(|error| self.failed("all_reduce", &error))?;
+            self.divided(to, count, op, args);
+        }
+        Ok(())
+    }
+
+    /// Reduces `count` elements to `root`.
+    ///
+    /// # Safety
+    /// The preconditions of [`Gloo::all_reduce`]. Only the root uses `to`.
+    pub(super) unsafe fn reduce(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        root: u32,
+        args: &GlooCall,
+    ) -> Result<()> {
+        let (dtype, reduction) = Self::types("reduce", op, args)?;
+        // Gloo writes intermediate sums to the output of every rank. The caller's output must
+        // change only on the root.
+        let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
+        let is_root = root == self.rank();
+        let target = if is_root {
+            to
+        } else {
+            scratch.as_mut_ptr().cast()
+        };
+        // SAFETY: the preconditions of this method include those of `Context::reduce`, and
+        // the scratch buffer has the size of the output.
+        unsafe {
+            let scaled = Self::scaled(from, count, op, args);
+            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
+            let call = Self::call(args);
+            self.context
+                .reduce(input, target, count, dtype, reduction, root as usize, call)
+                .map_err(|error| self.failed("reduce", &error))?;
+            if is_root {
+                self.divided(to, count, op, args);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `count` elements of the root's `buffer` to the `buffer` of every rank.
+    ///
+    /// # Safety
+    /// `buffer` is readable and writable for `count` elements.
+    pub(super) unsafe fn broadcast(
+        &self,
+        buffer: *mut u8,
+        count: usize,
+        root: u32,
+        args: &GlooCall,
+    ) -> Result<()> {
+        // SAFETY: the preconditions of this method include those of `Context::broadcast`.
+        unsafe {
+            self.context
+                .broadcast(buffer, args.bytes(count), root as usize, Self::call(args))
+                .map_err(|error| self.failed("broadcast", &error))
+        }
+    }
+
+    /// Copies `count` elements of every rank r to row r of `to`.
+    ///
+    /// # Safety
+    /// `from` is readable for `count` elements, and `to` is writable for one row per rank.
+    pub(super) unsafe fn all_gather(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        args: &GlooCall,
+    ) -> Result<()> {
+        // SAFETY: the preconditions of this method include those of `Context::allgather`.
+        unsafe {
+            self.context
+                .allgather(from, to, args.bytes(count), Self::call(args))
+                .map_err(|error| self.failed("all_gather", &error))
+        }
+    }
+
+    /// Reduces row r of every rank's `from` and stores the result in `to` of rank r.
+    ///
+    /// # Safety
+    /// `from` is readable for one row of `count` elements per rank, and `to` writable for one row.
+    pub(super) unsafe fn reduce_scatter(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        op: ReduceOp,
+        args: &GlooCall,
+    ) -> Result<()> {
+        let ranks = self.size() as usize;
+        let Some(total) = count.checked_mul(ranks) else {
+            return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
+        };
+        // Gloo has no reduce_scatter, so this method reduces all rows and copies this rank's row.
+        let mut all = vec![0u64; args.bytes(total).div_ceil(8)];
+        let at = all.as_mut_ptr().cast::<u8>();
+        // SAFETY: `all` holds all rows, and this rank's row has the output's size.
+        unsafe {
+            self.all_reduce(from, at, total, op, args)?;
+            let row = at.add(args.bytes(count) * self.rank() as usize);
+            core::ptr::copy_nonoverlapping(row, to, args.bytes(count));
+        }
+        Ok(())
+    }
+
+    /// Sends row r of `from` to each rank r, which stores it as row s of `to` if this rank is s.
+    ///
+    /// # Safety
+    /// `from` is readable and `to` is writable for one row of `count` elements per rank. They do
+    /// not overlap.
+    pub(super) unsafe fn all_to_all(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        count: usize,
+        args: &GlooCall,
+    ) -> Result<()> {
+        // SAFETY: the preconditions of this method include those of `Context::alltoall`.
+        unsafe {
+            self.context
+                .alltoall(from, to, args.bytes(count), Self::call(args))
+                .map_err(|error| self.failed("all_to_all", &error))
+        }
+    }
+
+    pub(super) fn barrier(&self, timeout: Duration) -> Result<()> {
+        self.context
+            .barrier(sys::Call::new().timeout(timeout))
+            .map_err(|error| self.failed("barrier", &error))
     }
 }
 
@@ -309,13 +511,11 @@ impl Backend for Gloo {
         self.context.size() as u32
     }
 
-    fn supports(
-        &self,
-        _operation: Operation,
-        dtype: DType,
-        reduction: Option<ReductionCode>,
-    ) -> bool {
-        reduction.is_none_or(|code| data_type(dtype, code).is_some() && code.supports(dtype))
+    fn supports(&self, op: &Op) -> bool {
+        match (op.dtype(), op.reduction()) {
+            (Some(dtype), Some(code)) => data_type(dtype, code).is_some() && code.supports(dtype),
+            _ => true,
+        }
     }
 
     fn group_start(&self) -> Result<()> {
@@ -341,158 +541,33 @@ impl Backend for Gloo {
         self.exchange(&messages, "group_end")
     }
 
-    unsafe fn all_reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let (dtype, reduction) = Self::types("all_reduce", op, args)?;
-        // SAFETY: the preconditions of `Backend::all_reduce` include those of `Context::allreduce`,
-        // and the scaled copy has the size of `from`.
+    unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
+        let (from, to) = (operands.input().as_ptr(), operands.output().as_mut_ptr());
+        let (reduce, call) = (operands.reduction(), GlooCall::new(op, args));
+        // SAFETY: the preconditions of `Backend::execute` include those of the methods, of Gloo's
+        // function and of `by_messages`.
         unsafe {
-            let scaled = Self::scaled(from, count, op, args);
-            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
-            self.context
-                .allreduce(input, to, count, dtype, reduction, Self::call(args))
-                .map_err(|error| self.failed("all_reduce", &error))?;
-            self.divided(to, count, op, args);
-        }
-        Ok(())
-    }
-
-    unsafe fn reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let (dtype, reduction) = Self::types("reduce", op, args)?;
-        // Gloo writes intermediate sums to the output of every rank. The caller's output must
-        // change only on the root.
-        let mut scratch = vec![0u64; args.bytes(count).div_ceil(8)];
-        let is_root = root == self.rank();
-        let target = if is_root {
-            to
-        } else {
-            scratch.as_mut_ptr().cast()
-        };
-        // SAFETY: the preconditions of `Backend::reduce` include those of `Context::reduce`, and
-        // the scratch buffer has the size of the output.
-        unsafe {
-            let scaled = Self::scaled(from, count, op, args);
-            let input = scaled.as_ref().map_or(from, |copy| copy.as_ptr());
-            let call = Self::call(args);
-            self.context
-                .reduce(input, target, count, dtype, reduction, root as usize, call)
-                .map_err(|error| self.failed("reduce", &error))?;
-            if is_root {
-                self.divided(to, count, op, args);
+            match *op {
+                Op::AllReduce { count, .. } => self.all_reduce(from, to, count, reduce, &call),
+                Op::Reduce { count, root, .. } => self.reduce(from, to, count, reduce, root, &call),
+                Op::ReduceScatter { count, .. } => {
+                    self.reduce_scatter(from, to, count, reduce, &call)
+                }
+                Op::Broadcast { count, root, .. } => self.broadcast(to, count, root, &call),
+                Op::AllGather { count, .. } => self.all_gather(from, to, count, &call),
+                Op::AllToAll { count, .. } => self.all_to_all(from, to, count, &call),
+                Op::AllToAllV { .. }
+                | Op::AllGatherV { .. }
+                | Op::Scatter { .. }
+                | Op::Gather { .. } => compose::by_messages(self, op, operands, args),
+                Op::Send { peer, .. } => self.message(Message::send(op, from, peer, args), "send"),
+                Op::Recv { peer, .. } => self.message(Message::recv(op, to, peer, args), "recv"),
+                Op::Barrier => self.barrier(args.timeout),
+                Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
+                    Err(backend_error(NAME, op.name(), "a library raises no flags"))
+                }
             }
         }
-        Ok(())
-    }
-
-    unsafe fn broadcast(
-        &self,
-        buffer: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        // SAFETY: the preconditions of `Backend::broadcast` include those of `Context::broadcast`.
-        unsafe {
-            self.context
-                .broadcast(buffer, args.bytes(count), root as usize, Self::call(args))
-                .map_err(|error| self.failed("broadcast", &error))
-        }
-    }
-
-    unsafe fn all_gather(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        // SAFETY: the preconditions of `Backend::all_gather` include those of `Context::allgather`.
-        unsafe {
-            self.context
-                .allgather(from, to, args.bytes(count), Self::call(args))
-                .map_err(|error| self.failed("all_gather", &error))
-        }
-    }
-
-    unsafe fn reduce_scatter(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let ranks = self.size() as usize;
-        let Some(total) = count.checked_mul(ranks) else {
-            return Err(backend_error(NAME, "reduce_scatter", "too many elements"));
-        };
-        // Gloo has no reduce_scatter, so this method reduces all rows and copies this rank's row.
-        let mut all = vec![0u64; args.bytes(total).div_ceil(8)];
-        let at = all.as_mut_ptr().cast::<u8>();
-        // SAFETY: `all` holds all rows, and this rank's row has the output's size.
-        unsafe {
-            self.all_reduce(from, at, total, op, args)?;
-            let row = at.add(args.bytes(count) * self.rank() as usize);
-            core::ptr::copy_nonoverlapping(row, to, args.bytes(count));
-        }
-        Ok(())
-    }
-
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: true,
-            at: from as usize,
-            bytes: args.bytes(count),
-            peer,
-            timeout: args.timeout,
-        };
-        self.message(message, "send")
-    }
-
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: false,
-            at: to as usize,
-            bytes: args.bytes(count),
-            peer,
-            timeout: args.timeout,
-        };
-        self.message(message, "recv")
-    }
-
-    unsafe fn all_to_all(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        // SAFETY: the preconditions of `Backend::all_to_all` include those of `Context::alltoall`.
-        unsafe {
-            self.context
-                .alltoall(from, to, args.bytes(count), Self::call(args))
-                .map_err(|error| self.failed("all_to_all", &error))
-        }
-    }
-
-    fn barrier(&self, args: &CallArgs) -> Result<()> {
-        self.context
-            .barrier(Self::call(args))
-            .map_err(|error| self.failed("barrier", &error))
     }
 
     fn abort(&self) {

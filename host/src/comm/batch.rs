@@ -5,7 +5,6 @@ use std::sync::Arc;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
-use super::handoff::Address;
 use super::observe::OpInfo;
 use super::on_gpu::OnGpu;
 use super::submit::{PreparedOp, invalid};
@@ -14,8 +13,11 @@ use super::{Communicator, Work};
 use fusewire_device::DType;
 
 use crate::Result;
+use crate::collective::Collective;
+#[cfg(feature = "gloo")]
+use crate::collective::Op;
 use crate::options::Algorithm;
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::Tensor;
 
 /// Whether a [`P2pOp`] sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,15 @@ pub struct P2pOp {
     pub tensor: Tensor,
     /// The other rank; this rank itself is allowed, where the batch both sends and receives.
     pub peer: u32,
+}
+
+impl P2pOp {
+    fn collective(&self) -> Collective<'_> {
+        match self.kind {
+            P2pKind::Send => Collective::send(&self.tensor, self.peer),
+            P2pKind::Recv => Collective::recv(&self.tensor, self.peer),
+        }
+    }
 }
 
 /// A send or receive of raw memory.
@@ -139,7 +150,7 @@ impl Batch {
     /// As [`Batch::issue`]; a failure while running is the [`Work`]'s.
     pub fn issue_async(&mut self) -> Result<Work> {
         let ops = core::mem::take(&mut self.ops);
-        self.comm.enqueue(&self.comm.prepare_batch(ops)?)
+        self.comm.submit(&self.comm.prepare_batch(ops)?)
     }
 }
 
@@ -182,11 +193,12 @@ impl Communicator {
     pub(crate) unsafe fn exchange_raw(&self, messages: &[RawMessage]) -> Result<()> {
         let mut table: Vec<BatchOp> = Vec::with_capacity(messages.len());
         for message in messages {
-            let (kind, operation) = match message.kind {
-                P2pKind::Send => (kind::SEND, Operation::Send),
-                P2pKind::Recv => (kind::RECV, Operation::Recv),
+            let (count, dtype, peer) = (message.bytes, DType::U8, message.peer);
+            let (kind, op) = match message.kind {
+                P2pKind::Send => (kind::SEND, Op::Send { count, dtype, peer }),
+                P2pKind::Recv => (kind::RECV, Op::Recv { count, dtype, peer }),
             };
-            let call = Call(self.point_call(operation, DType::U8, message.peer));
+            let call = op.call(Algorithm::Channel);
             let before = table
                 .iter()
                 .rposition(|other| other.kind == kind && other.peer == message.peer);
@@ -306,12 +318,8 @@ impl Communicator {
             });
         }
         for op in ops.iter().filter(|op| op.peer != self.rank()) {
-            let operation = match op.kind {
-                P2pKind::Send => Operation::Send,
-                P2pKind::Recv => Operation::Recv,
-            };
             let dtype = op.tensor.dtype();
-            let call = Call(self.point_call(operation, dtype, op.peer));
+            let call = op.collective().op.call(Algorithm::Channel);
             table.push(BatchOp {
                 kind: match op.kind {
                     P2pKind::Send => kind::SEND,
@@ -331,33 +339,18 @@ impl Communicator {
 
     fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
         let backend = self.inner.backend.clone();
-        let all_args: Vec<_> = ops
-            .iter()
-            .map(|op| self.call_args(op.tensor.dtype()))
-            .collect();
+        let args = self.call_args();
         let run = Arc::new(move || {
             let Some(backend) = &backend else {
                 return Ok(());
             };
             backend.group_start()?;
-            let mut result = Ok(());
-            for (op, args) in ops.iter().zip(&all_args) {
-                if op.tensor.is_empty() || result.is_err() {
-                    continue;
-                }
-                let (at, count) = (Address::of(&Input::from(&op.tensor)), op.tensor.len());
-                // SAFETY: the tensors live as long as the closure.
-                result = unsafe {
-                    match op.kind {
-                        P2pKind::Send => backend.send(at.get(), count, op.peer, args),
-                        P2pKind::Recv => {
-                            let to = Address::of_output(&Output::from(&op.tensor));
-                            backend.recv(to.get(), count, op.peer, args)
-                        }
-                    }
-                };
-            }
-            result.and(backend.group_end())
+            let calls = ops.iter().filter(|op| !op.tensor.is_empty());
+            let ran = calls.map(P2pOp::collective).try_for_each(|call| {
+                // SAFETY: the closure keeps the tensors alive.
+                unsafe { backend.execute(&call.op, &call.operands, &args) }
+            });
+            ran.and(backend.group_end())
         });
         PreparedOp::hand_off(run, [None; 3], false, op_info)
     }

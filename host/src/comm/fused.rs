@@ -16,7 +16,7 @@ use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::options::Algorithm;
-use crate::plan;
+use crate::plan::{self, Agreed};
 use crate::tensor::{Input, Output};
 
 impl Communicator {
@@ -42,7 +42,7 @@ impl Communicator {
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
     pub fn all_reduce_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
-        self.enqueue(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
+        self.submit(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
     }
 
     /// As [`Communicator::all_reduce_norm`], of which rank r gets its part of the rows only, as in
@@ -61,7 +61,7 @@ impl Communicator {
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
     pub fn reduce_scatter_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
-        self.enqueue(&self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?)
+        self.submit(&self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?)
     }
 
     /// How [`Communicator::all_reduce_norm`] will reduce: the same on all ranks.
@@ -79,12 +79,16 @@ impl Communicator {
             Algorithm::Auto => options.algorithm,
             wanted => wanted,
         };
+        let agreed = Agreed {
+            wanted,
+            ..self.agreed()
+        };
         let row = (norm.hidden * norm.size()) as u64;
         let rows = norm.rows as u64;
         if operation == Operation::ReduceScatterNorm {
             return Algorithm::Signal;
         }
-        let planned = plan::norm(options, wanted, self.machine(), self.size(), rows, row);
+        let planned = plan::norm(&agreed, rows, row);
         let room = scratch_at(options.staging_bytes, self.scratch(norm.hidden) + 32).unwrap_or(0);
         if planned == Algorithm::TwoShot
             && output_bytes(norm, norm.spec(Route::TwoShot)) > room as usize

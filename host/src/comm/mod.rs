@@ -3,15 +3,12 @@
 mod attributes;
 mod batch;
 mod bootstrap;
-mod bounce;
+mod collectives;
 mod create;
 mod failure;
 mod fused;
-mod handoff;
 mod host_calls;
 mod hosts;
-mod instances;
-mod lists;
 mod multi_rank_grid;
 mod multicast;
 mod network;

@@ -10,8 +10,9 @@ use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 use crate::Result;
+use crate::collective::Collective;
 use crate::options::ReduceOp;
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::Tensor;
 
 impl Communicator {
     /// Reduces row r of every rank's `input` to rank r's `output`, both f32, with bf16 on the wire:
@@ -51,9 +52,9 @@ impl Communicator {
     ) -> Result<Work> {
         let [first, second, third] = self.quantized_steps(output, input, op, seed)?;
         // No closure on the stream looks at the three: on a GPU it may not ask the driver anything.
-        let first = self.enqueue(&first)?;
-        let second = self.enqueue(&second)?.behind(first);
-        Ok(self.enqueue(&third)?.behind(second))
+        let first = self.submit(&first)?;
+        let second = self.submit(&second)?.behind(first);
+        Ok(self.submit(&third)?.behind(second))
     }
 
     fn quantized_steps(
@@ -126,9 +127,8 @@ impl Communicator {
             local,
         )
         .keeping(keep([input, &sent]));
-        let (target, source) = (Output::from(&received), Input::from(&sent));
         let exchange = self
-            .prepare_all_to_all(&target, &source)?
+            .prepare(&Collective::all_to_all(&received, &sent, self.size()))?
             .detached()
             .owning(keep([&sent, &received]));
         let sum = PreparedOp::new(

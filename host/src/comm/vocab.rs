@@ -322,7 +322,7 @@ impl Communicator {
     /// # Errors
     /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
     pub fn vocab_parallel_async(&self, vocab: &VocabParallel<'_>) -> Result<Work> {
-        self.enqueue(&self.prepare_vocab(vocab, false)?)
+        self.submit(&self.prepare_vocab(vocab, false)?)
     }
 
     pub(in crate::comm) fn prepare_vocab<'a>(

@@ -3,7 +3,9 @@
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, E4m3, Error, Norm, Options, ReduceOp, Result, Tensor};
+use fusewire::{
+    Communicator, DType, E4m3, Error, Norm, Op, Options, ReduceOp, ReductionCode, Result, Tensor,
+};
 use fusewire_tests::device::tensor;
 
 /// Makes calls with wrong arguments on a communicator of two ranks. Returns the results of the
@@ -132,8 +134,12 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
             comm.alloc(DType::U8, usize::MAX / 4).map(drop),
         ),
         ("plan", {
-            comm.plan(fusewire::Operation::AllReduce, 1, DType::E5m2, Some(sum))
-                .map(drop)
+            comm.plan(&Op::AllReduce {
+                count: 1,
+                dtype: DType::E5m2,
+                reduction: ReductionCode::Sum,
+            })
+            .map(drop)
         }),
         ("type copy", t.copy_from(&i[..])),
         ("length copy", t.copy_from(&y[..])),

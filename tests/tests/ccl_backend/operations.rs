@@ -3,7 +3,7 @@
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
-    Bf16, Communicator, DType, E4m3, E5m2, Element, Error, F16, Operation, ReduceOp, ReductionCode,
+    Bf16, Communicator, DType, E4m3, E5m2, Element, Error, F16, Op, ReduceOp, ReductionCode,
     Result, Tensor,
 };
 
@@ -338,7 +338,7 @@ fn unsupported_operations_are_refused_before_the_call() {
         fake.all(2, |comm| {
             let backend = comm.backend_impl().expect("a backend");
             for dtype in DType::ALL {
-                assert!(backend.supports(Operation::AllGather, dtype, None));
+                assert!(backend.supports(&Op::AllGather { count: 1, dtype }));
                 for code in CODES {
                     let bits = code.name().starts_with('b');
                     let expected = !matches!(dtype, DType::E4m3 | DType::E5m2)
@@ -349,7 +349,11 @@ fn unsupported_operations_are_refused_before_the_call() {
                         && (code != ReductionCode::Average || version >= 21_000)
                         && (code != ReductionCode::PreMulSum || version >= 21_100);
                     assert!(!(bits && expected));
-                    let can = backend.supports(Operation::AllReduce, dtype, Some(code));
+                    let can = backend.supports(&Op::AllReduce {
+                        count: 1,
+                        dtype,
+                        reduction: code,
+                    });
                     assert_eq!(
                         can,
                         expected,

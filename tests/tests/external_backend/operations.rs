@@ -2,8 +2,7 @@
 
 use fusewire::reference::{self, fill, first_difference};
 use fusewire::{
-    Communicator, DType, Device, Element, Error, Operation, ReduceOp, ReductionCode, Result,
-    new_comm,
+    Communicator, DType, Device, Element, Error, Op, ReduceOp, ReductionCode, Result, new_comm,
 };
 use fusewire_tests::process::{Host, Ranks, report, role};
 
@@ -274,10 +273,14 @@ fn split_and_dup() {
 fn unsupported_operations_are_refused_before_the_call() {
     for result in ranks(2, &options(), |comm| {
         let backend = comm.backend_impl().expect("a backend");
-        let sum = Some(ReductionCode::Sum);
-        assert!(backend.supports(Operation::AllReduce, DType::U64, sum));
-        assert!(!backend.supports(Operation::AllReduce, DType::Bf16, sum));
-        assert!(backend.supports(Operation::AllToAllV, DType::E4m3, None));
+        let sum = |dtype| Op::AllReduce {
+            count: 1,
+            dtype,
+            reduction: ReductionCode::Sum,
+        };
+        assert!(backend.supports(&sum(DType::U64)));
+        assert!(!backend.supports(&sum(DType::Bf16)));
+        assert!(backend.supports(&Op::AllToAllV { dtype: DType::E4m3 }));
         assert!(backend.is_bitwise());
         let mut x = [fusewire::Bf16::from_bits(0); 4];
         let error = comm

@@ -3,7 +3,10 @@
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Determinism, Device, Operation, Options, ReduceOp, reference};
+use fusewire::{
+    Communicator, DType, Determinism, Device, Op, Operation, Options, ReduceOp, ReductionCode,
+    reference,
+};
 use fusewire_tests::cases::{self, Case, REDUCING};
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role};
@@ -151,9 +154,12 @@ fn conforms() -> bool {
     assert_eq!(comm.backend(), "fusewire");
     assert!(comm.backend_version().contains("gloo between"));
     let any = std::env::var(ANY).is_ok();
-    let plan = comm
-        .plan(Operation::AllReduce, LARGE, DType::F32, Some(ReduceOp::Sum))
-        .expect("a plan");
+    let op = Op::AllReduce {
+        count: LARGE,
+        dtype: DType::F32,
+        reduction: ReductionCode::Sum,
+    };
+    let plan = comm.plan(&op).expect("a plan");
     assert_eq!(plan.bitwise, !any);
     let said = plan.to_string();
     assert!(said.contains(" hosts: "), "{said}");

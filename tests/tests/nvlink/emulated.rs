@@ -6,9 +6,10 @@
 //! of the output shows which algorithm reduced it.
 
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Determinism, Error, Operation, Options, ReduceOp,
-    Result, Tensor, run_threads,
+    Algorithm, CallOptions, Communicator, DType, Determinism, Error, Op, Operation, Options,
+    ReduceOp, ReductionCode, Result, Tensor, run_threads,
 };
+use fusewire_tests::cases::op_of;
 use half::bf16;
 
 const RANKS: u32 = 3;
@@ -216,7 +217,7 @@ fn multicast_is_refused_with_bitwise_determinism() {
     }
     for result in run_threads(2, &options(Algorithm::Auto), |comm| {
         let comm = comm.with_options(&hint)?;
-        let plan = comm.plan(Operation::AllReduce, 1000, DType::F32, Some(ReduceOp::Sum))?;
+        let plan = comm.plan(&sum(1000))?;
         assert_eq!(plan.algorithm, Algorithm::Nvls);
         comm.all_reduce(&comm.alloc(DType::F32, 1000)?, ReduceOp::Sum)
     }) {
@@ -224,11 +225,20 @@ fn multicast_is_refused_with_bitwise_determinism() {
     }
 }
 
+fn sum(count: usize) -> Op {
+    Op::AllReduce {
+        count,
+        dtype: DType::F32,
+        reduction: ReductionCode::Sum,
+    }
+}
+
 #[test]
 fn the_plan_names_multicast() {
     for result in run_threads(1, &options(Algorithm::Nvls), |comm| {
         let algorithm = |operation, dtype, op| {
-            comm.plan(operation, 1 << 20, dtype, op)
+            let op = op_of(operation, 1 << 20, dtype, op).expect("an operation");
+            comm.plan(&op)
                 .map(|plan| (plan.algorithm == Algorithm::Nvls, plan.bitwise))
         };
         let (reduce, scatter) = (Operation::AllReduce, Operation::ReduceScatter);
@@ -266,7 +276,7 @@ fn the_plan_names_multicast() {
         // The CPU has no multicast hardware, so multicast is emulated only on request.
         let auto = comm.with_options(&CallOptions::new().hint("algorithm", "auto"))?;
         let memory = comm.alloc(DType::F32, 16)?;
-        let plan = auto.plan(reduce, 1 << 20, DType::F32, Some(ReduceOp::Sum))?;
+        let plan = auto.plan(&sum(1 << 20))?;
         assert_eq!(plan.algorithm, Algorithm::TwoShot);
         drop(memory);
         Ok(())

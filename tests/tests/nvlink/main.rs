@@ -8,7 +8,7 @@ mod multicast;
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Operation, Options, ReduceOp, Result, Tensor};
+use fusewire::{Communicator, DType, Op, Options, ReduceOp, ReductionCode, Result, Tensor};
 use fusewire_tests::process::{report, role, start};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(240);
@@ -72,13 +72,12 @@ fn options() -> Options {
 
 /// Returns the planned algorithm of a large sum.
 fn algorithm(comm: &Communicator) -> Result<fusewire::Algorithm> {
-    let plan = comm.plan(
-        Operation::AllReduce,
-        1 << 20,
-        DType::F32,
-        Some(ReduceOp::Sum),
-    )?;
-    Ok(plan.algorithm)
+    let op = Op::AllReduce {
+        count: 1 << 20,
+        dtype: DType::F32,
+        reduction: ReductionCode::Sum,
+    };
+    Ok(comm.plan(&op)?.algorithm)
 }
 
 /// Runs an all_reduce on `tensor`, whose type is f32, with integral values, and checks the result.

@@ -16,13 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use fusewire_ccl_sys::sys::{ncclFloat32, ncclInProgress, ncclSuccess};
 use fusewire_ccl_sys::{Comm, Kind, Memory, RedOp, Stream};
 use fusewire_device::DType;
-use fusewire_device::element::ReductionCode;
-use fusewire_device::session::Operation;
 
 pub use self::create::adopt_nccl;
 pub(super) use self::create::{NAMES, create};
 use self::guard::Guard;
 use super::{Backend, CallArgs, backend_error, compose};
+use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
 
@@ -104,26 +103,24 @@ impl Ccl {
         })
     }
 
-    /// Runs a library call that reduces, with a timeout. Passes the library's type and reduction
-    /// for `op` to `call`.
+    /// Runs a library call that reduces, with a timeout. Passes the library's type and reduction to
+    /// `call`.
     fn reduction(
         &self,
-        operation: &'static str,
-        op: ReduceOp,
+        op: &Op,
+        reduce: ReduceOp,
         args: &CallArgs,
         call: impl FnOnce(&Comm, i32, RedOp) -> fusewire_ccl_sys::Result<()>,
     ) -> Result<()> {
-        let dtype = self.data_type(operation, args)?;
-        let library = self.comm.library();
-        if !map::reduces(&library, args.dtype, op.code()) {
-            let detail = format!("no {} of {}", op.code().name(), args.dtype.name());
-            return Err(self.refused(operation, detail));
+        let dtype = self.data_type(op)?;
+        if !self.supports(op) {
+            return Err(self.refused(op.name(), format!("no {} of it", reduce.code().name())));
         }
-        self.call(operation, args.timeout, |comm| {
-            if let Some(op) = map::reduction(op.code()) {
-                return call(comm, dtype, op);
+        self.call(op.name(), args.timeout, |comm| {
+            if let Some(reduction) = map::reduction(reduce.code()) {
+                return call(comm, dtype, reduction);
             }
-            let scalar = map::scalar(op, args.dtype);
+            let scalar = map::scalar(reduce, op.dtype().unwrap_or(DType::F32));
             // SAFETY: `scalar` has eight readable bytes, is aligned to eight bytes, and starts with
             // an element of `dtype`.
             let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
@@ -135,13 +132,26 @@ impl Ccl {
         })
     }
 
-    fn message(&self, operation: &'static str, message: Message) -> Result<()> {
+    /// Runs a library call that moves elements, with a timeout. Passes the library's type to
+    /// `call`.
+    fn movement(
+        &self,
+        op: &Op,
+        args: &CallArgs,
+        call: impl FnOnce(&Comm, i32) -> fusewire_ccl_sys::Result<()>,
+    ) -> Result<()> {
+        let dtype = self.data_type(op)?;
+        self.call(op.name(), args.timeout, |comm| call(comm, dtype))
+    }
+
+    fn message(&self, message: Message) -> Result<()> {
         if let Some(messages) = &mut *self.group() {
             messages.push(message);
             return Ok(());
         }
+        let operation = if message.is_send { "send" } else { "recv" };
         self.call(operation, message.args.timeout, |comm| {
-            // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid until
+            // SAFETY: the callers of `execute` guarantee that the buffers are valid until
             // the operation completes.
             unsafe { Self::issue(comm, &message) }
         })
@@ -169,9 +179,35 @@ impl Ccl {
         }
     }
 
-    fn data_type(&self, operation: &'static str, args: &CallArgs) -> Result<i32> {
-        map::data_type(&self.comm.library(), args.dtype)
-            .ok_or_else(|| self.refused(operation, format!("no {}", args.dtype.name())))
+    /// Returns the library's type of the operation's elements.
+    fn data_type(&self, op: &Op) -> Result<i32> {
+        let Some(dtype) = op.dtype() else {
+            return Ok(ncclFloat32);
+        };
+        map::data_type(&self.comm.library(), dtype)
+            .ok_or_else(|| self.refused(op.name(), format!("no {}", dtype.name())))
+    }
+
+    /// Reduces one element, which completes only after all ranks have called this method.
+    fn barrier(&self, args: &CallArgs) -> Result<()> {
+        let library = self.comm.library();
+        let mut host = [0f32];
+        let word: *mut c_void = if library.uses_host_memory() {
+            host.as_mut_ptr().cast()
+        } else if let Some(memory) = self.word.get() {
+            memory.as_ptr()
+        } else {
+            // The memory need not be initialized, because the barrier ignores the sum.
+            let memory = Memory::new(library, size_of::<f32>())
+                .map_err(|error| self.refused("barrier", error.to_string()))?;
+            self.word.get_or_init(|| memory).as_ptr()
+        };
+        // SAFETY: `word` points to one f32 in memory that the library can access, and all_reduce
+        // may run in place. If the f32 is in host memory, the call blocks, so the f32 outlives the
+        // operation.
+        self.call("barrier", args.timeout, |comm| unsafe {
+            comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
+        })
     }
 }
 
@@ -202,13 +238,11 @@ impl Backend for Ccl {
         self.comm.count() as u32
     }
 
-    fn supports(
-        &self,
-        _operation: Operation,
-        dtype: DType,
-        reduction: Option<ReductionCode>,
-    ) -> bool {
-        reduction.is_none_or(|code| map::reduces(&self.comm.library(), dtype, code))
+    fn supports(&self, op: &Op) -> bool {
+        match (op.dtype(), op.reduction()) {
+            (Some(dtype), Some(code)) => map::reduces(&self.comm.library(), dtype, code),
+            _ => true,
+        }
     }
 
     fn group_start(&self) -> Result<()> {
@@ -230,7 +264,7 @@ impl Backend for Ccl {
         self.call("group_end", timeout, |comm| {
             let group = comm.library().group()?;
             for message in &messages {
-                // SAFETY: the callers of `send` and `recv` guarantee that the buffers are valid
+                // SAFETY: the callers of `execute` guarantee that the buffers are valid
                 // until the group has completed.
                 unsafe { Self::issue(comm, message)? };
             }
@@ -238,155 +272,84 @@ impl Backend for Ccl {
         })
     }
 
-    unsafe fn all_reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        // SAFETY: the preconditions of `Backend::all_reduce` include those of `Comm::all_reduce`.
-        self.reduction("all_reduce", op, args, |comm, dtype, red| unsafe {
-            comm.all_reduce(from.cast(), to.cast(), count, dtype, red, stream(args))
-        })
-    }
-
-    unsafe fn reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let root = root as usize;
-        let to = if root == self.comm.rank() {
-            to
-        } else {
-            core::ptr::null_mut()
-        };
-        // SAFETY: the preconditions of `Backend::reduce` include those of `Comm::reduce`. On ranks
-        // other than the root, the library accepts a null output.
-        self.reduction("reduce", op, args, |comm, dtype, red| unsafe {
-            comm.reduce(
-                from.cast(),
-                to.cast(),
+    unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
+        let from = operands.input().as_ptr().cast();
+        let to = operands.output().as_mut_ptr().cast();
+        let (reduce, stream) = (operands.reduction(), stream(args));
+        // SAFETY (of all calls of the library): the preconditions of `Backend::execute` include
+        // those of the function of the same name.
+        match *op {
+            Op::AllReduce { count, .. } => {
+                // SAFETY: as above.
+                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                    comm.all_reduce(from, to, count, dtype, red, stream)
+                })
+            }
+            Op::Reduce { count, root, .. } => {
+                let root = root as usize;
+                let to = match root == self.comm.rank() {
+                    true => to,
+                    // The library accepts a null output there.
+                    false => core::ptr::null_mut(),
+                };
+                // SAFETY: as above.
+                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                    comm.reduce(from, to, count, dtype, red, root, stream)
+                })
+            }
+            Op::ReduceScatter { count, .. } => {
+                // SAFETY: as above.
+                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                    comm.reduce_scatter(from, to, count, dtype, red, stream)
+                })
+            }
+            Op::Broadcast { count, root, .. } => {
+                // SAFETY: as above.
+                self.movement(op, args, |comm, dtype| unsafe {
+                    comm.broadcast(from, to, count, dtype, root as usize, stream)
+                })
+            }
+            Op::AllGather { count, .. } => {
+                // SAFETY: as above.
+                self.movement(op, args, |comm, dtype| unsafe {
+                    comm.all_gather(from, to, count, dtype, stream)
+                })
+            }
+            Op::AllToAll { count, .. } if self.comm.library().features().has("ncclAlltoAll") => {
+                // SAFETY: as above.
+                self.movement(op, args, |comm, dtype| unsafe {
+                    comm.all_to_all(from, to, count, dtype, stream)
+                })
+            }
+            Op::AllToAll { .. }
+            | Op::AllToAllV { .. }
+            | Op::AllGatherV { .. }
+            | Op::Scatter { .. }
+            | Op::Gather { .. } => {
+                // SAFETY: this method and the function have the same preconditions.
+                unsafe { compose::by_messages(self, op, operands, args) }
+            }
+            Op::Send { count, peer, .. } => self.message(Message {
+                is_send: true,
+                at: from as usize,
                 count,
-                dtype,
-                red,
-                root,
-                stream(args),
-            )
-        })
-    }
-
-    unsafe fn broadcast(
-        &self,
-        buffer: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let (dtype, root) = (self.data_type("broadcast", args)?, root as usize);
-        // SAFETY: the preconditions of `Backend::broadcast` include those of `Comm::broadcast`.
-        self.call("broadcast", args.timeout, |comm| unsafe {
-            let from = buffer.cast_const().cast();
-            comm.broadcast(from, buffer.cast(), count, dtype, root, stream(args))
-        })
-    }
-
-    unsafe fn all_gather(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let dtype = self.data_type("all_gather", args)?;
-        // SAFETY: the preconditions of `Backend::all_gather` include those of `Comm::all_gather`.
-        self.call("all_gather", args.timeout, |comm| unsafe {
-            comm.all_gather(from.cast(), to.cast(), count, dtype, stream(args))
-        })
-    }
-
-    unsafe fn reduce_scatter(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        // SAFETY: the preconditions of `Backend::reduce_scatter` include those of
-        // `Comm::reduce_scatter`.
-        self.reduction("reduce_scatter", op, args, |comm, dtype, red| unsafe {
-            comm.reduce_scatter(from.cast(), to.cast(), count, dtype, red, stream(args))
-        })
-    }
-
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: true,
-            at: from as usize,
-            count,
-            dtype: self.data_type("send", args)?,
-            peer,
-            args: *args,
-        };
-        self.message("send", message)
-    }
-
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: false,
-            at: to as usize,
-            count,
-            dtype: self.data_type("recv", args)?,
-            peer,
-            args: *args,
-        };
-        self.message("recv", message)
-    }
-
-    unsafe fn all_to_all(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        if !self.comm.library().features().has("ncclAlltoAll") {
-            // SAFETY: `compose::all_to_all` has the preconditions of `Backend::all_to_all`.
-            return unsafe { compose::all_to_all(self, from, to, count, args) };
+                dtype: self.data_type(op)?,
+                peer,
+                args: *args,
+            }),
+            Op::Recv { count, peer, .. } => self.message(Message {
+                is_send: false,
+                at: to as usize,
+                count,
+                dtype: self.data_type(op)?,
+                peer,
+                args: *args,
+            }),
+            Op::Barrier => self.barrier(args),
+            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
+                Err(self.refused(op.name(), "a library raises no flags"))
+            }
         }
-        let dtype = self.data_type("all_to_all", args)?;
-        // SAFETY: the preconditions of `Backend::all_to_all` include those of `Comm::all_to_all`.
-        self.call("all_to_all", args.timeout, |comm| unsafe {
-            comm.all_to_all(from.cast(), to.cast(), count, dtype, stream(args))
-        })
-    }
-
-    fn barrier(&self, args: &CallArgs) -> Result<()> {
-        let library = self.comm.library();
-        let mut host = [0f32];
-        let word: *mut c_void = if library.uses_host_memory() {
-            host.as_mut_ptr().cast()
-        } else if let Some(memory) = self.word.get() {
-            memory.as_ptr()
-        } else {
-            // The memory need not be initialized, because the barrier ignores the sum.
-            let memory = Memory::new(library, size_of::<f32>())
-                .map_err(|error| self.refused("barrier", error.to_string()))?;
-            self.word.get_or_init(|| memory).as_ptr()
-        };
-        // SAFETY: `word` points to one f32 in memory that the library can access, and all_reduce
-        // may run in place. If the f32 is in host memory, the call blocks, so the f32 outlives the
-        // operation.
-        self.call("barrier", args.timeout, |comm| unsafe {
-            comm.all_reduce(word, word, 1, ncclFloat32, RedOp::SUM, stream(args))
-        })
     }
 
     unsafe fn register(&self, at: *mut u8, bytes: usize) -> Result<u64> {

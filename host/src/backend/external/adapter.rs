@@ -1,5 +1,6 @@
 //! Implements [`Backend`] for the handle of an external library.
 
+use core::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use fusewire_backend_abi::{FusewireCall, REDUCE_NONE};
@@ -11,48 +12,23 @@ use super::handle::{External, lacks, nanoseconds};
 use super::library::text;
 use crate::Result;
 use crate::backend::{Backend, CallArgs, backend_error, compose};
+use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
 
-/// Converts `args` and `op` to the C struct that the table's functions take.
-fn call_of(args: &CallArgs, op: Option<ReduceOp>) -> FusewireCall {
+/// Converts the arguments of a call to the C struct that the table's functions take.
+fn call_of(op: &Op, reduce: ReduceOp, args: &CallArgs) -> FusewireCall {
     FusewireCall {
         struct_bytes: size_of::<FusewireCall>() as u32,
-        dtype: args.dtype as u32,
-        reduction: op.map_or(REDUCE_NONE, |op| op.code() as u32),
+        dtype: op.dtype().map_or(0, |dtype| dtype as u32),
+        reduction: op.reduction().map_or(REDUCE_NONE, |code| code as u32),
         reserved: 0,
-        factor: match op {
-            Some(ReduceOp::PreMulSum(factor)) => factor,
+        factor: match reduce {
+            ReduceOp::PreMulSum(factor) => factor,
             _ => 0.0,
         },
         timeout_ns: nanoseconds(args.timeout),
         stream: args.stream,
     }
-}
-
-/// Calls a function of the table. If the function is null, evaluates the expression after `else`,
-/// which composes the operation from other operations. Without `else`, returns an error.
-macro_rules! forward {
-    ($self:ident.$function:ident($($arg:expr),*), $args:expr, $op:expr) => {
-        match $self.library.table.$function {
-            Some(function) => {
-                let given = call_of($args, $op);
-                $self.call(stringify!($function), |handle, error| {
-                    // SAFETY: the caller of the trait method guarantees valid buffers. Handle, call
-                    // and error are live.
-                    unsafe { function(handle, $($arg,)* &raw const given, error) }
-                })
-            }
-            None => Err(lacks(&$self.name, stringify!($function))),
-        }
-    };
-    ($self:ident.$function:ident($($arg:expr),*), $args:expr, else $composed:expr) => {
-        if $self.library.table.$function.is_some() {
-            forward!($self.$function($($arg),*), $args, None)
-        } else {
-            // SAFETY: the composition has the same preconditions as the trait method.
-            unsafe { $composed }
-        }
-    };
 }
 
 impl Backend for External {
@@ -78,46 +54,37 @@ impl Backend for External {
         self.size
     }
 
-    fn supports(
-        &self,
-        operation: Operation,
-        dtype: DType,
-        reduction: Option<ReductionCode>,
-    ) -> bool {
+    fn supports(&self, op: &Op) -> bool {
         let table = &self.library.table;
         let Some(supports) = table.supports else {
             return false;
         };
-        let has = |operation: Operation, dtype: DType, reduction: u32| {
+        let dtype = op.dtype().unwrap_or(DType::F32) as u32;
+        let has = |operation: Operation, reduction: u32| {
             // SAFETY: the handle is live, and `supports` may be called at any time.
-            unsafe { supports(self.handle, operation as u32, dtype as u32, reduction) == 1 }
+            unsafe { supports(self.handle, operation as u32, dtype, reduction) == 1 }
         };
-        let own = |there: bool| {
-            if there {
-                has(operation, dtype, REDUCE_NONE)
-            } else {
-                has(Operation::Send, dtype, REDUCE_NONE) && has(Operation::Recv, dtype, REDUCE_NONE)
+        let moves = |operation| has(operation, REDUCE_NONE);
+        let messages = || moves(Operation::Send) && moves(Operation::Recv);
+        match *op {
+            Op::AllReduce { reduction, .. }
+            | Op::Reduce { reduction, .. }
+            | Op::ReduceScatter { reduction, .. } => has(op.operation(), reduction as u32),
+            Op::AllGather { .. } | Op::Broadcast { .. } | Op::Send { .. } | Op::Recv { .. } => {
+                moves(op.operation())
             }
-        };
-        match operation {
-            Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => has(
-                operation,
-                dtype,
-                reduction.map_or(REDUCE_NONE, |code| code as u32),
-            ),
-            Operation::AllGather | Operation::Broadcast | Operation::Send | Operation::Recv => {
-                has(operation, dtype, REDUCE_NONE)
+            Op::AllToAll { .. }
+            | Op::AllToAllV { .. }
+            | Op::AllGatherV { .. }
+            | Op::Scatter { .. }
+            | Op::Gather { .. } => match self.is_native(op) {
+                true => moves(op.operation()),
+                false => messages(),
+            },
+            Op::Barrier => {
+                table.barrier.is_some() || has(Operation::AllReduce, ReductionCode::Sum as u32)
             }
-            Operation::AllToAll => own(table.all_to_all.is_some()),
-            Operation::AllToAllV => own(table.all_to_all_v.is_some()),
-            Operation::AllGatherV => own(table.all_gather_v.is_some()),
-            Operation::Scatter => own(table.scatter.is_some()),
-            Operation::Gather => own(table.gather.is_some()),
-            Operation::Barrier => {
-                table.barrier.is_some()
-                    || has(Operation::AllReduce, DType::F32, ReductionCode::Sum as u32)
-            }
-            _ => false,
+            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => false,
         }
     }
 
@@ -139,180 +106,63 @@ impl Backend for External {
     fn group_end(&self) -> Result<()> {
         let function = self.library.table.group_end;
         let function = function.ok_or_else(|| lacks(&self.name, "group_end"))?;
-        // SAFETY: handle and error are live. The callers of `send` and `recv` guarantee that the
+        // SAFETY: handle and error are live. The callers of `execute` guarantee that the
         // buffers are valid until the group has completed.
         self.call("group_end", |handle, error| unsafe {
             function(handle, error)
         })
     }
 
-    unsafe fn all_reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.all_reduce(from.cast(), to.cast(), count as u64),
-            args,
-            Some(op)
-        )
-    }
-
-    unsafe fn reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.reduce(from.cast(), to.cast(), count as u64, root),
-            args,
-            Some(op)
-        )
-    }
-
-    unsafe fn broadcast(
-        &self,
-        buffer: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.broadcast(buffer.cast(), count as u64, root),
-            args,
-            None
-        )
-    }
-
-    unsafe fn all_gather(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.all_gather(from.cast(), to.cast(), count as u64),
-            args,
-            None
-        )
-    }
-
-    unsafe fn reduce_scatter(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.reduce_scatter(from.cast(), to.cast(), count as u64),
-            args,
-            Some(op)
-        )
-    }
-
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        forward!(self.send(from.cast(), count as u64, peer), args, None)
-    }
-
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        forward!(self.recv(to.cast(), count as u64, peer), args, None)
-    }
-
-    unsafe fn all_to_all(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.all_to_all(from.cast(), to.cast(), count as u64),
-            args,
-            else compose::all_to_all(self, from, to, count, args)
-        )
-    }
-
-    unsafe fn all_to_all_v(
-        &self,
-        from: *const u8,
-        from_counts: &[u64],
-        to: *mut u8,
-        to_counts: &[u64],
-        args: &CallArgs,
-    ) -> Result<()> {
-        self.lengths("all_to_all_v", from_counts)?;
-        self.lengths("all_to_all_v", to_counts)?;
-        forward!(
-            self.all_to_all_v(from.cast(), from_counts.as_ptr(), to.cast(), to_counts.as_ptr()),
-            args,
-            else compose::all_to_all_v(self, from, from_counts, to, to_counts, args)
-        )
-    }
-
-    unsafe fn all_gather_v(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        counts: &[u64],
-        args: &CallArgs,
-    ) -> Result<()> {
-        self.lengths("all_gather_v", counts)?;
-        forward!(
-            self.all_gather_v(from.cast(), to.cast(), counts.as_ptr()),
-            args,
-            else compose::all_gather_v(self, from, to, counts, args)
-        )
-    }
-
-    unsafe fn scatter(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.scatter(from.cast(), to.cast(), count as u64, root),
-            args,
-            else compose::scatter(self, from, to, count, root, args)
-        )
-    }
-
-    unsafe fn gather(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        forward!(
-            self.gather(from.cast(), to.cast(), count as u64, root),
-            args,
-            else compose::gather(self, from, to, count, root, args)
-        )
-    }
-
-    fn barrier(&self, args: &CallArgs) -> Result<()> {
-        let Some(function) = self.library.table.barrier else {
-            return compose::barrier(self, args);
-        };
-        let given = call_of(args, None);
-        self.call("barrier", |handle, error| {
-            // SAFETY: handle, call and error are live.
-            unsafe { function(handle, &raw const given, error) }
-        })
+    unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
+        if !self.is_native(op) {
+            if *op == Op::Barrier {
+                return compose::barrier(self, args);
+            }
+            // SAFETY: this method and the function have the same preconditions.
+            return unsafe { compose::by_messages(self, op, operands, args) };
+        }
+        let from = operands.input().as_ptr().cast();
+        let to: *mut c_void = operands.output().as_mut_ptr().cast();
+        let (outputs, inputs) = operands.host_counts();
+        let given = call_of(op, operands.reduction(), args);
+        let call = &raw const given;
+        let table = &self.library.table;
+        macro_rules! forward {
+            ($function:ident($($arg:expr),*)) => {{
+                let function = table.$function;
+                let function = function.ok_or_else(|| lacks(&self.name, stringify!($function)))?;
+                self.call(stringify!($function), |handle, error| {
+                    // SAFETY: the caller of this method guarantees valid buffers. Handle, call and
+                    // error are live.
+                    unsafe { function(handle, $($arg,)* call, error) }
+                })
+            }};
+        }
+        match *op {
+            Op::AllReduce { count, .. } => forward!(all_reduce(from, to, count as u64)),
+            Op::Reduce { count, root, .. } => forward!(reduce(from, to, count as u64, root)),
+            Op::ReduceScatter { count, .. } => forward!(reduce_scatter(from, to, count as u64)),
+            Op::Broadcast { count, root, .. } => forward!(broadcast(to, count as u64, root)),
+            Op::AllGather { count, .. } => forward!(all_gather(from, to, count as u64)),
+            Op::AllGatherV { .. } => {
+                self.lengths(op.name(), outputs)?;
+                forward!(all_gather_v(from, to, outputs.as_ptr()))
+            }
+            Op::Scatter { count, root, .. } => forward!(scatter(from, to, count as u64, root)),
+            Op::Gather { count, root, .. } => forward!(gather(from, to, count as u64, root)),
+            Op::AllToAll { count, .. } => forward!(all_to_all(from, to, count as u64)),
+            Op::AllToAllV { .. } => {
+                self.lengths(op.name(), outputs)?;
+                self.lengths(op.name(), inputs)?;
+                forward!(all_to_all_v(from, inputs.as_ptr(), to, outputs.as_ptr()))
+            }
+            Op::Send { count, peer, .. } => forward!(send(from, count as u64, peer)),
+            Op::Recv { count, peer, .. } => forward!(recv(to, count as u64, peer)),
+            Op::Barrier => forward!(barrier()),
+            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
+                Err(lacks(&self.name, op.name()))
+            }
+        }
     }
 
     unsafe fn register(&self, at: *mut u8, bytes: usize) -> Result<u64> {
@@ -392,6 +242,20 @@ impl Backend for External {
 }
 
 impl External {
+    /// Returns false if the table lacks the function of an operation that others can replace.
+    fn is_native(&self, op: &Op) -> bool {
+        let table = &self.library.table;
+        match op {
+            Op::AllToAll { .. } => table.all_to_all.is_some(),
+            Op::AllToAllV { .. } => table.all_to_all_v.is_some(),
+            Op::AllGatherV { .. } => table.all_gather_v.is_some(),
+            Op::Scatter { .. } => table.scatter.is_some(),
+            Op::Gather { .. } => table.gather.is_some(),
+            Op::Barrier => table.barrier.is_some(),
+            _ => true,
+        }
+    }
+
     /// Checks that there is one count per rank, because the library reads this number of counts.
     fn lengths(&self, operation: &'static str, counts: &[u64]) -> Result<()> {
         if counts.len() == self.size as usize {

@@ -20,15 +20,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use fusewire_device::DType;
-use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::FailureKind;
-use fusewire_device::session::Operation;
 
 use self::route::HierarchyRoute;
-use super::gloo::{Gloo, Message};
-use super::{Backend, CallArgs, Reach, Route, Setup, backend_error};
+use super::gloo::{Gloo, GlooCall, Message};
+use super::{Backend, CallArgs, Reach, Route, Setup, backend_error, compose};
+use crate::collective::{Op, Operands};
 use crate::comm::Communicator;
-use crate::options::{Determinism, ReduceOp};
+use crate::options::Determinism;
 use crate::store::{PrefixStore, Store};
 use crate::{Error, Result};
 
@@ -78,22 +77,22 @@ impl fmt::Debug for Hierarchy {
 /// Arguments and deadline of one call. All steps of the call share the deadline.
 #[derive(Clone, Copy)]
 struct Clock {
-    args: CallArgs,
+    args: GlooCall,
     until: Instant,
 }
 
 impl Clock {
-    fn start(args: &CallArgs) -> Self {
+    fn start(op: &Op, args: &CallArgs) -> Self {
         Self {
-            args: *args,
+            args: GlooCall::new(op, args),
             until: Instant::now() + args.timeout,
         }
     }
 
     /// Returns the call's arguments with the remaining time.
-    fn args(&self) -> CallArgs {
+    fn args(&self) -> GlooCall {
         let left = self.until.saturating_duration_since(Instant::now());
-        CallArgs {
+        GlooCall {
             timeout: left.max(Duration::from_millis(1)),
             ..self.args
         }
@@ -125,7 +124,10 @@ impl Hierarchy {
         // The first rank of a host identifies the host.
         let first = here.first().copied().unwrap_or(setup.rank);
         let mut firsts = vec![0u32; setup.size as usize];
-        let args = CallArgs::new(DType::U32, timeout);
+        let args = GlooCall {
+            dtype: DType::U32,
+            timeout,
+        };
         // SAFETY: `first` is one u32, and `firsts` holds one u32 per rank.
         unsafe {
             all.all_gather(
@@ -240,21 +242,78 @@ impl Hierarchy {
         }]
     }
 
-    fn choose_route(
+    fn choose_route(&self, op: &Op) -> HierarchyRoute {
+        route::choose(
+            op,
+            &route::Topology {
+                bitwise: self.determinism == Determinism::Bitwise,
+                even: self.is_even(),
+                alone: self.hosts.iter().all(|ranks| ranks.len() == 1),
+            },
+        )
+    }
+
+    /// Reduces on all ranks.
+    ///
+    /// # Safety
+    /// The preconditions of [`Backend::execute`].
+    unsafe fn all_reduce(
         &self,
-        operation: Operation,
-        dtype: DType,
-        code: Option<ReductionCode>,
+        op: &Op,
+        operands: &Operands<'_>,
         count: usize,
-    ) -> HierarchyRoute {
-        route::choose(&route::RouteParams {
-            operation,
-            reduction: code.map(|code| (dtype, code)),
-            bytes: count * dtype.size(),
-            bitwise: self.determinism == Determinism::Bitwise,
-            even: self.is_even(),
-            alone: self.hosts.iter().all(|ranks| ranks.len() == 1),
-        })
+        clock: &Clock,
+    ) -> Result<()> {
+        let (from, to) = (operands.input().as_ptr(), operands.output().as_mut_ptr());
+        let reduce = operands.reduction();
+        // SAFETY: every route has the preconditions of this method.
+        unsafe {
+            match self.choose_route(op) {
+                HierarchyRoute::Gathered => {
+                    self.reduce_gathered(from, to, count, reduce, None, clock)
+                }
+                HierarchyRoute::Ordered => self.all_reduce_ordered(from, to, count, reduce, clock),
+                HierarchyRoute::Shards => self.all_reduce_shards(from, to, count, reduce, clock),
+                HierarchyRoute::Leaders => self.all_reduce_leaders(from, to, count, reduce, clock),
+                HierarchyRoute::Flat | HierarchyRoute::Messages => self
+                    .all
+                    .all_reduce(from, to, count, reduce, &clock.args())
+                    .map_err(self.between_failed("all_reduce")),
+            }
+        }
+    }
+
+    /// Reduces to `root`.
+    ///
+    /// # Safety
+    /// The preconditions of [`Backend::execute`].
+    unsafe fn reduce(
+        &self,
+        op: &Op,
+        operands: &Operands<'_>,
+        (count, root): (usize, u32),
+        clock: &Clock,
+    ) -> Result<()> {
+        let (from, to) = (operands.input().as_ptr(), operands.output().as_mut_ptr());
+        let reduce = operands.reduction();
+        // SAFETY: every route has the preconditions of this method.
+        unsafe {
+            match self.choose_route(op) {
+                HierarchyRoute::Gathered => {
+                    self.reduce_gathered(from, to, count, reduce, Some(root), clock)
+                }
+                HierarchyRoute::Ordered => {
+                    self.reduce_ordered(from, to, count, reduce, root, clock)
+                }
+                HierarchyRoute::Leaders => {
+                    self.reduce_leaders(from, to, count, reduce, root, clock)
+                }
+                _ => self
+                    .all
+                    .reduce(from, to, count, reduce, root, &clock.args())
+                    .map_err(self.between_failed("reduce")),
+            }
+        }
     }
 }
 
@@ -302,28 +361,20 @@ impl Backend for Hierarchy {
         self.coordinates.len() as u32
     }
 
-    fn supports(
-        &self,
-        operation: Operation,
-        dtype: DType,
-        reduction: Option<ReductionCode>,
-    ) -> bool {
-        operation != Operation::AllReduceNorm && reduction.is_none_or(|code| code.supports(dtype))
+    fn supports(&self, op: &Op) -> bool {
+        match (op.dtype(), op.reduction()) {
+            (Some(dtype), Some(code)) => code.supports(dtype),
+            _ => true,
+        }
     }
 
     fn is_bitwise(&self) -> bool {
         self.determinism == Determinism::Bitwise
     }
 
-    fn route(
-        &self,
-        operation: Operation,
-        dtype: DType,
-        reduction: Option<ReductionCode>,
-        count: usize,
-    ) -> Option<Route> {
-        let route = self.choose_route(operation, dtype, reduction, count);
-        Some(Route::new(self.host_count(), route.why(operation)))
+    fn route(&self, op: &Op) -> Option<Route> {
+        let route = self.choose_route(op);
+        Some(Route::new(self.host_count(), route.why(op)))
     }
 
     fn group_start(&self) -> Result<()> {
@@ -334,140 +385,51 @@ impl Backend for Hierarchy {
         self.end_group()
     }
 
-    unsafe fn all_reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let clock = Clock::start(args);
-        // SAFETY: every route has the preconditions of `Backend::all_reduce`.
+    unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
+        let (from, to) = (operands.input().as_ptr(), operands.output().as_mut_ptr());
+        let (reduce, clock) = (operands.reduction(), Clock::start(op, args));
+        let route = self.choose_route(op);
+        // SAFETY: every route, and `by_messages`, has the preconditions of `Backend::execute`.
         unsafe {
-            match self.choose_route(Operation::AllReduce, args.dtype, Some(op.code()), count) {
-                HierarchyRoute::Gathered => self.reduce_gathered(from, to, count, op, None, &clock),
-                HierarchyRoute::Ordered => self.all_reduce_ordered(from, to, count, op, &clock),
-                HierarchyRoute::Shards => self.all_reduce_shards(from, to, count, op, &clock),
-                HierarchyRoute::Leaders => self.all_reduce_leaders(from, to, count, op, &clock),
-                _ => self
-                    .all
-                    .all_reduce(from, to, count, op, args)
-                    .map_err(self.between_failed("all_reduce")),
-            }
-        }
-    }
-
-    unsafe fn reduce(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let clock = Clock::start(args);
-        // SAFETY: every route has the preconditions of `Backend::reduce`.
-        unsafe {
-            match self.choose_route(Operation::Reduce, args.dtype, Some(op.code()), count) {
-                HierarchyRoute::Gathered => {
-                    self.reduce_gathered(from, to, count, op, Some(root), &clock)
+            match *op {
+                Op::AllReduce { count, .. } => self.all_reduce(op, operands, count, &clock),
+                Op::Reduce { count, root, .. } => self.reduce(op, operands, (count, root), &clock),
+                Op::ReduceScatter { count, .. } if route == HierarchyRoute::Shards => {
+                    self.reduce_scatter_shards(from, to, count, reduce, &clock)
                 }
-                HierarchyRoute::Ordered => self.reduce_ordered(from, to, count, op, root, &clock),
-                HierarchyRoute::Leaders => self.reduce_leaders(from, to, count, op, root, &clock),
-                _ => self
+                Op::ReduceScatter { count, .. } => {
+                    self.reduce_scatter_ordered(from, to, count, reduce, &clock)
+                }
+                Op::Broadcast { count, root, .. } if route == HierarchyRoute::Leaders => {
+                    self.broadcast_leaders(to, count, root, &clock)
+                }
+                Op::Broadcast { count, root, .. } => self
                     .all
-                    .reduce(from, to, count, op, root, args)
-                    .map_err(self.between_failed("reduce")),
-            }
-        }
-    }
-
-    unsafe fn broadcast(
-        &self,
-        buffer: *mut u8,
-        count: usize,
-        root: u32,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let clock = Clock::start(args);
-        // SAFETY: every route has the preconditions of `Backend::broadcast`.
-        unsafe {
-            match self.choose_route(Operation::Broadcast, args.dtype, None, count) {
-                HierarchyRoute::Leaders => self.broadcast_leaders(buffer, count, root, &clock),
-                _ => self
-                    .all
-                    .broadcast(buffer, count, root, args)
+                    .broadcast(to, count, root, &clock.args())
                     .map_err(self.between_failed("broadcast")),
-            }
-        }
-    }
-
-    unsafe fn all_gather(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let clock = Clock::start(args);
-        // SAFETY: every route has the preconditions of `Backend::all_gather`.
-        unsafe {
-            match self.choose_route(Operation::AllGather, args.dtype, None, count) {
-                HierarchyRoute::Shards => self.all_gather_shards(from, to, count, &clock),
-                _ => self
+                Op::AllGather { count, .. } if route == HierarchyRoute::Shards => {
+                    self.all_gather_shards(from, to, count, &clock)
+                }
+                Op::AllGather { count, .. } => self
                     .all
-                    .all_gather(from, to, count, args)
+                    .all_gather(from, to, count, &clock.args())
                     .map_err(self.between_failed("all_gather")),
+                Op::AllToAll { .. }
+                | Op::AllToAllV { .. }
+                | Op::AllGatherV { .. }
+                | Op::Scatter { .. }
+                | Op::Gather { .. } => compose::by_messages(self, op, operands, args),
+                Op::Send { peer, .. } => self.message(Message::send(op, from, peer, args), "send"),
+                Op::Recv { peer, .. } => self.message(Message::recv(op, to, peer, args), "recv"),
+                Op::Barrier => self
+                    .all
+                    .barrier(args.timeout)
+                    .map_err(self.between_failed("barrier")),
+                Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
+                    Err(backend_error(NAME, op.name(), "not over several hosts"))
+                }
             }
         }
-    }
-
-    unsafe fn reduce_scatter(
-        &self,
-        from: *const u8,
-        to: *mut u8,
-        count: usize,
-        op: ReduceOp,
-        args: &CallArgs,
-    ) -> Result<()> {
-        let clock = Clock::start(args);
-        // SAFETY: every route has the preconditions of `Backend::reduce_scatter`.
-        unsafe {
-            match self.choose_route(Operation::ReduceScatter, args.dtype, Some(op.code()), count) {
-                HierarchyRoute::Shards => self.reduce_scatter_shards(from, to, count, op, &clock),
-                _ => self.reduce_scatter_ordered(from, to, count, op, &clock),
-            }
-        }
-    }
-
-    unsafe fn send(&self, from: *const u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: true,
-            at: from as usize,
-            bytes: args.bytes(count),
-            peer,
-            timeout: args.timeout,
-        };
-        self.message(message, "send")
-    }
-
-    unsafe fn recv(&self, to: *mut u8, count: usize, peer: u32, args: &CallArgs) -> Result<()> {
-        let message = Message {
-            is_send: false,
-            at: to as usize,
-            bytes: args.bytes(count),
-            peer,
-            timeout: args.timeout,
-        };
-        self.message(message, "recv")
-    }
-
-    fn barrier(&self, args: &CallArgs) -> Result<()> {
-        self.all
-            .barrier(args)
-            .map_err(self.between_failed("barrier"))
     }
 
     fn abort(&self) {

@@ -5,11 +5,8 @@
 //! shows no gain from the hierarchy: with four ranks and 64 MiB, Gloo over all ranks took 249 ms,
 //! the routes of `levels` took 347 ms, and the route in rank order took 478 ms (best of three).
 
-use fusewire_device::DType;
-use fusewire_device::element::ReductionCode;
-use fusewire_device::session::Operation;
-
 use crate::backend::gloo::data_type;
+use crate::collective::Op;
 
 /// Maximum input size in bytes for which an ordered reduction gathers all inputs on every rank.
 /// Gathering takes one exchange over the network instead of two, but each rank receives the whole
@@ -41,12 +38,8 @@ pub(super) enum HierarchyRoute {
     Messages,
 }
 
-/// Inputs of [`choose`].
-pub(super) struct RouteParams {
-    pub(super) operation: Operation,
-    pub(super) reduction: Option<(DType, ReductionCode)>,
-    /// Size of the data in bytes. For operations on rows: size of one row in bytes.
-    pub(super) bytes: usize,
+/// Properties of the communicator that [`choose`] depends on.
+pub(super) struct Topology {
     pub(super) bitwise: bool,
     /// True if all hosts have the same number of ranks.
     pub(super) even: bool,
@@ -54,43 +47,42 @@ pub(super) struct RouteParams {
     pub(super) alone: bool,
 }
 
-pub(super) fn choose(params: &RouteParams) -> HierarchyRoute {
-    let RouteParams {
-        operation,
-        bytes,
+pub(super) fn choose(op: &Op, topology: &Topology) -> HierarchyRoute {
+    let Topology {
+        bitwise,
         even,
         alone,
-        ..
-    } = *params;
-    if let Some((dtype, code)) = params.reduction {
+    } = *topology;
+    let bytes = op.bytes();
+    if let (Some(dtype), Some(code)) = (op.dtype(), op.reduction()) {
         // The module `ordered` reduces without Gloo, so it also serves types and reductions that
         // Gloo lacks.
-        if params.bitwise || data_type(dtype, code).is_none() {
-            return match operation {
-                Operation::ReduceScatter => HierarchyRoute::Ordered,
+        if bitwise || data_type(dtype, code).is_none() {
+            return match op {
+                Op::ReduceScatter { .. } => HierarchyRoute::Ordered,
                 _ if bytes <= GATHERED_BYTES => HierarchyRoute::Gathered,
                 _ => HierarchyRoute::Ordered,
             };
         }
     }
-    match operation {
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast if alone => {
+    match op {
+        Op::AllReduce { .. } | Op::Reduce { .. } | Op::Broadcast { .. } if alone => {
             HierarchyRoute::Flat
         }
-        Operation::AllReduce if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
-        Operation::AllReduce | Operation::Reduce | Operation::Broadcast => HierarchyRoute::Leaders,
+        Op::AllReduce { .. } if even && bytes >= SHARDS_BYTES => HierarchyRoute::Shards,
+        Op::AllReduce { .. } | Op::Reduce { .. } | Op::Broadcast { .. } => HierarchyRoute::Leaders,
         // Gloo has no reduce_scatter, so the flat route would reduce all rows on all ranks.
-        Operation::ReduceScatter if even && !alone => HierarchyRoute::Shards,
-        Operation::ReduceScatter => HierarchyRoute::Ordered,
-        Operation::AllGather if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
-        Operation::AllGather | Operation::Barrier => HierarchyRoute::Flat,
+        Op::ReduceScatter { .. } if even && !alone => HierarchyRoute::Shards,
+        Op::ReduceScatter { .. } => HierarchyRoute::Ordered,
+        Op::AllGather { .. } if even && !alone && bytes >= ROW_BYTES => HierarchyRoute::Shards,
+        Op::AllGather { .. } | Op::Barrier => HierarchyRoute::Flat,
         _ => HierarchyRoute::Messages,
     }
 }
 
 impl HierarchyRoute {
     /// Returns the steps of the route, and the reason for its choice.
-    pub(super) const fn why(self, operation: Operation) -> &'static str {
+    pub(super) const fn why(self, op: &Op) -> &'static str {
         match self {
             Self::Gathered => {
                 "gloo gathers all inputs, every rank reduces them in rank order (one exchange, for \
@@ -100,12 +92,12 @@ impl HierarchyRoute {
                 "ranks exchange shards (kernels on each host, gloo between hosts), each reduces \
                  its own in rank order"
             }
-            Self::Shards => match operation {
-                Operation::AllGather => {
+            Self::Shards => match op {
+                Op::AllGather { .. } => {
                     "each rank gathers from its peers by gloo, then kernels on each host (all \
                      hosts have equally many ranks)"
                 }
-                Operation::ReduceScatter => {
+                Op::ReduceScatter { .. } => {
                     "kernels reduce on each host, each rank exchanges with its peers by gloo (all \
                      hosts have equally many ranks)"
                 }
@@ -128,30 +120,47 @@ impl HierarchyRoute {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fusewire_device::DType;
+    use fusewire_device::element::ReductionCode;
 
-    const SUM: Option<(DType, ReductionCode)> = Some((DType::F32, ReductionCode::Sum));
+    const DTYPE: DType = DType::F32;
+    const SUM: ReductionCode = ReductionCode::Sum;
 
-    fn route(operation: Operation, bytes: usize, bitwise: bool, even: bool) -> HierarchyRoute {
-        choose(&RouteParams {
-            operation,
-            reduction: match operation {
-                Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter => SUM,
-                _ => None,
-            },
-            bytes,
+    fn all_reduce(bytes: usize) -> Op {
+        Op::AllReduce {
+            count: bytes / DTYPE.size(),
+            dtype: DTYPE,
+            reduction: SUM,
+        }
+    }
+
+    fn route(op: &Op, bitwise: bool, even: bool) -> HierarchyRoute {
+        let topology = Topology {
             bitwise,
             even,
             alone: false,
-        })
+        };
+        choose(op, &topology)
     }
 
     #[test]
-    fn bits_are_only_promised_by_ways_in_rank_order() {
-        use Operation::{AllReduce, Reduce, ReduceScatter};
-        for operation in [AllReduce, Reduce, ReduceScatter] {
-            for bytes in [0, 4, GATHERED_BYTES + 4, 1 << 26] {
+    fn bits_are_only_promised_by_routes_in_rank_order() {
+        for bytes in [0, 4, GATHERED_BYTES + 4, 1 << 26] {
+            let (count, dtype, reduction) = (bytes / 4, DTYPE, SUM);
+            let reduce = Op::Reduce {
+                count,
+                dtype,
+                reduction,
+                root: 0,
+            };
+            let scatter = Op::ReduceScatter {
+                count,
+                dtype,
+                reduction,
+            };
+            for op in [all_reduce(bytes), reduce, scatter] {
                 for even in [false, true] {
-                    let route = route(operation, bytes, true, even);
+                    let route = route(&op, true, even);
                     assert!(
                         matches!(route, HierarchyRoute::Gathered | HierarchyRoute::Ordered),
                         "{route:?}"
@@ -163,22 +172,12 @@ mod tests {
 
     #[test]
     fn shards_need_hosts_of_one_size() {
-        let large = 1 << 26;
-        assert_eq!(
-            route(Operation::AllReduce, large, false, true),
-            HierarchyRoute::Shards
-        );
-        assert_eq!(
-            route(Operation::AllReduce, large, false, false),
-            HierarchyRoute::Leaders
-        );
-        assert_eq!(
-            route(Operation::AllReduce, 64, false, true),
-            HierarchyRoute::Leaders
-        );
-        assert_eq!(
-            route(Operation::AllGather, large, true, false),
-            HierarchyRoute::Flat
-        );
+        let large = all_reduce(1 << 26);
+        assert_eq!(route(&large, false, true), HierarchyRoute::Shards);
+        assert_eq!(route(&large, false, false), HierarchyRoute::Leaders);
+        assert_eq!(route(&all_reduce(64), false, true), HierarchyRoute::Leaders);
+        let (count, dtype) = (1 << 24, DTYPE);
+        let gather = Op::AllGather { count, dtype };
+        assert_eq!(route(&gather, true, false), HierarchyRoute::Flat);
     }
 }

@@ -1,19 +1,19 @@
 //! Operations that overlap with a consumer or a producer stream, bound to their kernels.
 
-use super::NO_ROOT;
-use super::checks::{apart, reducible, same_type, within};
+use crate::collective::{Collective, Op, Operands};
 use crate::comm::observe::OpInfo;
 use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
 use crate::options::ReduceOp;
+use crate::plan::Plan;
 use crate::stream::{Event, Stream};
 use crate::tensor::{Input, Output, Tensor};
 use crate::{Error, Result};
 use fusewire_device::DType;
 use fusewire_device::args::RawBuffer;
+use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
-use fusewire_device::session::Operation;
 use fusewire_kernels::Exchange;
 use fusewire_kernels::overlap::{
     ALL_GATHER_WITH_FLAGS, AllGatherWithFlagsParams, FAILED, REDUCE_SCATTER_ON_ARRIVAL_ANY,
@@ -27,11 +27,6 @@ fn instance(dtype: DType, op: ReduceOp) -> &'static Kernel<ReduceScatterOnArriva
         _ => None,
     };
     compiled.unwrap_or(const { &REDUCE_SCATTER_ON_ARRIVAL_ANY })
-}
-
-/// All that ranks must agree on, in a word.
-fn agreed(count: usize, span: usize) -> u64 {
-    count as u64 ^ (span as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 impl Communicator {
@@ -74,15 +69,18 @@ impl Communicator {
         flags: &'a ReadyFlags,
         chunk: usize,
     ) -> Result<PreparedOp<'a>> {
-        let name = Operation::AllGatherWithFlags.name();
+        let (count, dtype) = (input.len(), input.dtype());
+        let op = Op::AllGatherWithFlags {
+            count,
+            dtype,
+            chunk,
+        };
+        let collective = Collective::new(op, Operands::new(output, input));
+        self.check_operands(&collective)?;
+        self.check_streams(op.name(), consumer, [output, input], flags, count, chunk)?;
         let (to, from) = (Output::from(output), Input::from(input));
-        same_type(name, &to, &from)?;
-        self.rows(name, "output", to.count, from.count)?;
-        within(name, &to, &from, self.rank() as usize * from.count)?;
-        self.beside(name, consumer, [output, input], flags, from.count, chunk)?;
-        let (size, count) = (from.dtype.size(), from.count);
-        let plan = self.plan_rows(Operation::AllGatherWithFlags, count, from.dtype, 1, None);
-        let call = self.call(&plan, Some(from.dtype), None, NO_ROOT, agreed(count, chunk));
+        let plan = self.plan_checked(&op);
+        let call = op.call(plan.algorithm).0;
         let len = self.chunks(count, chunk) as u64;
         let params = AllGatherWithFlagsParams {
             header: self.header(call, count as u64),
@@ -96,7 +94,7 @@ impl Communicator {
                 at: flags.arrivals().cast(),
                 len,
             },
-            exchange: self.exchange_of(&plan, (&from, false), None, to.count * size),
+            exchange: self.overlap_exchange(&plan, &from, to.count),
             tiles: Tiles {
                 span: chunk.max(1) as u64,
                 wanted: 0,
@@ -178,14 +176,17 @@ impl Communicator {
         target: u32,
         op: ReduceOp,
     ) -> Result<PreparedOp<'a>> {
-        let name = Operation::ReduceScatterOnArrival.name();
-        let (to, from) = (Output::from(output), Input::from(input));
-        same_type(name, &to, &from)?;
-        self.rows(name, "input", from.count, to.count)?;
-        reducible(name, from.dtype, op)?;
-        let own = self.rank() as usize * to.count;
-        apart(name, &to, &from, Some(own))?;
-        self.beside(name, producer, [output, input], tiles, to.count, tile)?;
+        let (count, dtype) = (output.len(), output.dtype());
+        let operation = Op::ReduceScatterOnArrival {
+            count,
+            dtype,
+            reduction: op.code(),
+            tile,
+        };
+        let name = operation.name();
+        let operands = Operands::new(output, input).with_reduction(op);
+        self.check_operands(&Collective::new(operation, operands))?;
+        self.check_streams(name, producer, [output, input], tiles, count, tile)?;
         if target == 0 || target >= FAILED {
             return Err(invalid(
                 name,
@@ -193,16 +194,9 @@ impl Communicator {
             ));
         }
         self.check_free_multiprocessors(name)?;
-        let (dtype, count, size) = (from.dtype, to.count, from.dtype.size());
-        let rows = u64::from(self.size());
-        let plan = self.plan_rows(
-            Operation::ReduceScatterOnArrival,
-            count,
-            dtype,
-            rows,
-            Some(op),
-        );
-        let call = self.call(&plan, Some(dtype), Some(op), NO_ROOT, agreed(count, tile));
+        let (to, from) = (Output::from(output), Input::from(input));
+        let plan = self.plan_checked(&operation);
+        let call = operation.call(plan.algorithm).0;
         let params = ReduceScatterOnArrivalParams {
             header: self.header(call, count as u64),
             source: from.raw_bytes(),
@@ -214,7 +208,7 @@ impl Communicator {
             exchange: Exchange {
                 scalar: op.scalar(dtype),
                 chunk: plan.chunk.min(tile.max(1) as u64),
-                ..self.exchange_of(&plan, (&from, false), None, count * size)
+                ..self.overlap_exchange(&plan, &from, count)
             },
             tiles: Tiles {
                 span: tile.max(1) as u64,
@@ -232,8 +226,17 @@ impl Communicator {
         Ok(prepared.keeping(tiles.keep()))
     }
 
-    /// What is refused of both: `count` elements a rank in chunks of `span`.
-    fn beside(
+    /// Returns the arguments of an overlapped kernel, which writes `written` elements.
+    fn overlap_exchange(&self, plan: &Plan, input: &Input<'_>, written: usize) -> Exchange {
+        let size = input.dtype.size();
+        let source_at = WindowAddr(self.inner.addr_of(input.ptr, input.count * size));
+        let copied = !source_at.is_some();
+        self.exchange_at(plan, [source_at, WindowAddr::NONE], size, written, copied)
+    }
+
+    /// Checks the streams, devices and words of an overlapped operation of `count` elements per
+    /// rank in chunks of `span` elements.
+    fn check_streams(
         &self,
         name: &'static str,
         compute: &Stream,
@@ -327,7 +330,7 @@ impl Communicator {
         compute.record(&cleared)?;
         self.stream.wait_event(&cleared)?;
         self.stream.branch();
-        let work = self.enqueue(prepared)?;
+        let work = self.submit(prepared)?;
         flags.used_on(&self.stream)?;
         Ok(work)
     }

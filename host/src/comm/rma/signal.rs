@@ -37,7 +37,7 @@ impl Window {
     /// As there.
     pub fn signal_async(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<Work> {
         self.comm
-            .enqueue(&self.prepare_signal(peer, signal, update)?)
+            .submit(&self.prepare_signal(peer, signal, update)?)
     }
 
     /// Waits until signal `signal` of this rank, as `sender` has left it or summed over all ranks,
@@ -69,7 +69,7 @@ impl Window {
         value: u64,
     ) -> Result<Work> {
         self.comm
-            .enqueue(&self.prepare_wait(signal, sender, compare, value)?)
+            .submit(&self.prepare_wait(signal, sender, compare, value)?)
     }
 
     /// Signal `signal` of this rank now: of one sender, or summed.

@@ -25,8 +25,7 @@ impl Window {
     /// # Errors
     /// As there.
     pub fn put_async(&self, source: &Tensor, peer: u32, at: usize) -> Result<Work> {
-        self.comm
-            .enqueue(&self.prepare_put(source, peer, at, None)?)
+        self.comm.submit(&self.prepare_put(source, peer, at, None)?)
     }
 
     /// As [`Window::put`], then adds 1 to signal `signal` at the peer.
@@ -50,7 +49,7 @@ impl Window {
         signal: u32,
     ) -> Result<Work> {
         self.comm
-            .enqueue(&self.prepare_put(source, peer, at, Some(signal))?)
+            .submit(&self.prepare_put(source, peer, at, Some(signal))?)
     }
 
     /// Reads `target.len()` elements of `peer`'s part, from element `at` on.
@@ -66,7 +65,7 @@ impl Window {
     /// # Errors
     /// As there.
     pub fn get_async(&self, target: &Tensor, peer: u32, at: usize) -> Result<Work> {
-        self.comm.enqueue(&self.prepare_get(target, peer, at)?)
+        self.comm.submit(&self.prepare_get(target, peer, at)?)
     }
 
     /// Checks a transfer of `tensor` to or from element `at` of a part; the byte offset.

@@ -163,7 +163,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// As [`KernelLaunch::launch`].
     pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
         self.expect_faults();
-        self.comm.enqueue(&self.prepare()?)
+        self.comm.submit(&self.prepare()?)
     }
 
     /// Checks the launch against the kernel's contract and binds the arguments.

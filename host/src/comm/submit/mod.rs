@@ -141,7 +141,7 @@ impl Communicator {
     }
 
     /// Enqueues a prepared operation.
-    pub(super) fn enqueue(&self, prepared: &PreparedOp<'_>) -> Result<Work> {
+    pub(super) fn submit(&self, prepared: &PreparedOp<'_>) -> Result<Work> {
         self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;

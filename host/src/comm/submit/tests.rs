@@ -14,7 +14,8 @@ use fusewire_kernels::vocab::VocabParams;
 use super::PreparedOp;
 use crate::comm::Communicator;
 use crate::{
-    Algorithm, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel, run_threads,
+    Algorithm, Collective, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel,
+    run_threads,
 };
 use fusewire_device::session::Operation;
 
@@ -120,8 +121,7 @@ fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
     for (algorithm, field, text) in fields {
         expect_failure(algorithm, text, |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
-            let views = ((&output).into(), (&input).into());
-            let prepared = comm.prepare_all_reduce(&views.0, &views.1, ReduceOp::Sum)?;
+            let prepared = comm.prepare(&Collective::all_reduce(&output, &input, ReduceOp::Sum))?;
             let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
@@ -212,9 +212,8 @@ fn a_vector_operation_with_short_counts_fails_on_all_ranks_and_writes_nothing() 
         expect_failure(Algorithm::Auto, "element 1 of 1", |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
             let counts = [COUNT as u64 / 2; 2];
-            let views = ((&output).into(), (&input).into());
-            let splits = Some((&counts[..], &counts[..]));
-            let prepared = comm.prepare_all_to_all_v(&views.0, &views.1, splits, None)?;
+            let collective = Collective::all_to_all_v(&output, &input, &counts, &counts);
+            let prepared = comm.prepare(&collective)?;
             let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });

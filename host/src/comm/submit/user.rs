@@ -83,7 +83,7 @@ impl Communicator {
         self.expect_faults();
         let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, USER);
         prepared.attributes = Some(attributes);
-        self.enqueue(&prepared)
+        self.submit(&prepared)
     }
 
     /// As [`Communicator::launch`], without waiting.
@@ -100,6 +100,6 @@ impl Communicator {
         tensors: [Option<&Tensor>; 3],
     ) -> Result<Work> {
         self.expect_faults();
-        self.enqueue(&PreparedOp::new(self, kernel, params, tensors, false, USER))
+        self.submit(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 }

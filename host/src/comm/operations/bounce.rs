@@ -1,35 +1,37 @@
 //! Bounce buffers: device memory to which blocking calls on a GPU copy slices, and from which they
 //! copy the results back.
 
-use super::Communicator;
-use super::submit::{capture_of_slices, invalid};
+use super::Lifetime;
 use crate::Result;
+use crate::collective::{Collective, Operands};
+use crate::comm::Communicator;
+use crate::comm::submit::{capture_of_slices, invalid};
 use crate::tensor::{Input, Output, Tensor};
 
 /// Device memory that an operation uses in place of a slice.
 #[derive(Debug)]
-pub(super) struct BounceBuffer {
+struct BounceBuffer {
     tensor: Tensor,
     slice: *mut u8,
 }
 
 impl BounceBuffer {
     /// Returns the bounce buffer as the operation's output, or `own` if there is none.
-    pub(super) fn output<'a>(bounce: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
+    fn output<'a>(bounce: &'a Option<Self>, own: Output<'a>) -> Output<'a> {
         bounce
             .as_ref()
             .map_or(own, |bounce| Output::from(&bounce.tensor))
     }
 
     /// Returns the bounce buffer as the operation's input, or `own` if there is none.
-    pub(super) fn input<'a>(bounce: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
+    fn input<'a>(bounce: &'a Option<Self>, own: Input<'a>) -> Input<'a> {
         bounce
             .as_ref()
             .map_or(own, |bounce| Input::from(&bounce.tensor))
     }
 
     /// Copies the result back to the slice.
-    pub(super) fn copy_back(self) -> Result<()> {
+    fn copy_back(self) -> Result<()> {
         let bytes = self.tensor.len() * self.tensor.dtype().size();
         // SAFETY: `slice` is the address of the caller's argument of this many bytes, which the
         // blocking call borrows exclusively.
@@ -41,17 +43,41 @@ impl BounceBuffer {
 }
 
 impl Communicator {
-    /// Returns device memory with the elements of `slice`, or `None` if `slice` is a tensor or the
-    /// communicator's device can access it.
+    /// Returns true if an operand is a slice, and the communicator's device cannot access it.
     #[inline]
-    pub(super) fn bounce_buffer(&self, slice: &Input<'_>) -> Result<Option<BounceBuffer>> {
-        if !self.inner.device.is_gpu() || !slice.is_slice {
-            return Ok(None);
-        }
-        self.new_bounce_buffer(slice).map(Some)
+    pub(super) fn needs_bounce_buffers(&self, operands: &Operands<'_>) -> bool {
+        self.inner.device.is_gpu() && (operands.output.is_slice || operands.input.is_slice)
     }
 
+    /// Runs a checked collective on copies of its slices.
     #[cold]
+    pub(super) fn execute_bounced(&self, collective: Collective<'_>) -> Result<()> {
+        let Collective { op, operands } = collective;
+        let Operands { output, input, .. } = operands;
+        let bounced = |slice: &Input<'_>| match slice.is_slice {
+            true => self.new_bounce_buffer(slice).map(Some),
+            false => Ok(None),
+        };
+        let in_place = output.is_slice && core::ptr::eq(output.ptr, input.ptr);
+        let for_output = bounced(&output.as_input())?;
+        let for_input = match in_place {
+            true => None,
+            false => bounced(&input)?,
+        };
+        let output = BounceBuffer::output(&for_output, output);
+        let input = match in_place {
+            true => output.as_input(),
+            false => BounceBuffer::input(&for_input, input),
+        };
+        let operands = Operands {
+            output,
+            input,
+            ..operands
+        };
+        self.run(&self.bind(&Collective::new(op, operands), Lifetime::Call)?)?;
+        for_output.map_or(Ok(()), BounceBuffer::copy_back)
+    }
+
     fn new_bounce_buffer(&self, slice: &Input<'_>) -> Result<BounceBuffer> {
         if self.stream().is_capturing() {
             return Err(capture_of_slices());
@@ -70,7 +96,11 @@ impl Communicator {
     }
 
     /// Fails if `argument` is a slice that the device cannot access.
-    pub(super) fn refuse_slice(&self, operation: &'static str, argument: &Input<'_>) -> Result<()> {
+    pub(in crate::comm) fn refuse_slice(
+        &self,
+        operation: &'static str,
+        argument: &Input<'_>,
+    ) -> Result<()> {
         if self.inner.device.is_gpu() && argument.is_slice {
             return Err(invalid(
                 operation,

@@ -1,0 +1,476 @@
+//! Collectives, sends and receives by torchcomms' names.
+//!
+//! Every operation has a blocking form, which takes slices or tensors, and an asynchronous form
+//! (`_async`), which takes tensors and keeps them alive. Each method makes a [`Collective`] and
+//! passes it to [`Communicator::execute`] or [`Communicator::enqueue`].
+//!
+//! The suffix `_single` means one contiguous buffer of rank-ordered rows. Forms without it, where
+//! both exist, take a list of tensors: one for each rank.
+//!
+//! Nothing else lives in this file: `operations/` checks a collective, plans it and binds it to a
+//! kernel.
+
+use super::{Communicator, Work};
+use crate::Result;
+use crate::collective::{Collective, Op, Operands};
+use crate::options::ReduceOp;
+use crate::tensor::{Input, Output, Tensor};
+
+impl Communicator {
+    /// Reduces every rank's `buffer` element by element. Every rank gets the result, in place.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_reduce<'a>(&self, buffer: impl Into<Output<'a>>, op: ReduceOp) -> Result<()> {
+        self.execute(Collective::all_reduce_in_place(buffer, op))
+    }
+
+    /// Enqueues [`Communicator::all_reduce`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_reduce_async(&self, buffer: &Tensor, op: ReduceOp) -> Result<Work> {
+        self.enqueue(Collective::all_reduce_in_place(buffer, op))
+    }
+
+    /// Reduces every rank's `input` element by element to every rank's `output` of the same length.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_reduce_into<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.execute(Collective::all_reduce(output, input, op))
+    }
+
+    /// Enqueues [`Communicator::all_reduce_into`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_reduce_into_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Work> {
+        self.enqueue(Collective::all_reduce(output, input, op))
+    }
+
+    /// Reduces every rank's `buffer` element by element. The root gets the result in place, other ranks
+    /// keep their values.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn reduce<'a>(&self, buffer: impl Into<Output<'a>>, root: u32, op: ReduceOp) -> Result<()> {
+        self.execute(Collective::reduce_in_place(buffer, root, op))
+    }
+
+    /// Enqueues [`Communicator::reduce`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn reduce_async(&self, buffer: &Tensor, root: u32, op: ReduceOp) -> Result<Work> {
+        self.enqueue(Collective::reduce_in_place(buffer, root, op))
+    }
+
+    /// Reduces every rank's `input` element by element to the root's `output`. Elsewhere `output` is
+    /// not used and may be empty.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn reduce_into<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        root: u32,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.execute(Collective::reduce(output, input, root, op))
+    }
+
+    /// Enqueues [`Communicator::reduce_into`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn reduce_into_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        root: u32,
+        op: ReduceOp,
+    ) -> Result<Work> {
+        self.enqueue(Collective::reduce(output, input, root, op))
+    }
+
+    /// Reduces row r of every rank's `input` to the `output` of rank r. An input has as many rows as
+    /// there are ranks, each as long as `output`.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn reduce_scatter_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.execute(Collective::reduce_scatter(output, input, op))
+    }
+
+    /// Enqueues [`Communicator::reduce_scatter_single`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn reduce_scatter_single_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<Work> {
+        self.enqueue(Collective::reduce_scatter(output, input, op))
+    }
+
+    /// Copies the `input` of rank r to row r of every rank's `output`, which has as many rows as there
+    /// are ranks.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_gather_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+    ) -> Result<()> {
+        self.execute(Collective::all_gather(output, input))
+    }
+
+    /// Enqueues [`Communicator::all_gather_single`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_gather_single_async(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        self.enqueue(Collective::all_gather(output, input))
+    }
+
+    /// Copies the root's `buffer` to every rank's.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn broadcast<'a>(&self, buffer: impl Into<Output<'a>>, root: u32) -> Result<()> {
+        self.execute(Collective::broadcast(buffer, root))
+    }
+
+    /// Enqueues [`Communicator::broadcast`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn broadcast_async(&self, buffer: &Tensor, root: u32) -> Result<Work> {
+        self.enqueue(Collective::broadcast(buffer, root))
+    }
+
+    /// Copies row r of the root's `input` to the `output` of rank r. Elsewhere `input` may be empty.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn scatter_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        root: u32,
+    ) -> Result<()> {
+        self.execute(Collective::scatter(output, input, root))
+    }
+
+    /// Enqueues [`Communicator::scatter_single`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn scatter_single_async(&self, output: &Tensor, input: &Tensor, root: u32) -> Result<Work> {
+        self.enqueue(Collective::scatter(output, input, root))
+    }
+
+    /// Copies the `input` of rank r to row r of the root's `output`. Elsewhere `output` may be empty.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn gather_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        root: u32,
+    ) -> Result<()> {
+        self.execute(Collective::gather(output, input, root))
+    }
+
+    /// Enqueues [`Communicator::gather_single`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn gather_single_async(&self, output: &Tensor, input: &Tensor, root: u32) -> Result<Work> {
+        self.enqueue(Collective::gather(output, input, root))
+    }
+
+    /// Sends row r of `input` to rank r, where it becomes row s of `output` if this rank is s.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_to_all_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+    ) -> Result<()> {
+        self.execute(Collective::all_to_all(output, input, self.size()))
+    }
+
+    /// Enqueues [`Communicator::all_to_all_single`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_to_all_single_async(&self, output: &Tensor, input: &Tensor) -> Result<Work> {
+        self.enqueue(Collective::all_to_all(output, input, self.size()))
+    }
+
+    /// Sends `input` to `peer`, which must receive the same number of elements of the same type.
+    /// Returns when `input` may be reused.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn send<'a>(&self, input: impl Into<Input<'a>>, peer: u32) -> Result<()> {
+        self.execute(Collective::send(input, peer))
+    }
+
+    /// Enqueues [`Communicator::send`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn send_async(&self, input: &Tensor, peer: u32) -> Result<Work> {
+        self.enqueue(Collective::send(input, peer))
+    }
+
+    /// Receives `output` from `peer`.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn recv<'a>(&self, output: impl Into<Output<'a>>, peer: u32) -> Result<()> {
+        self.execute(Collective::recv(output, peer))
+    }
+
+    /// Enqueues [`Communicator::recv`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn recv_async(&self, output: &Tensor, peer: u32) -> Result<Work> {
+        self.enqueue(Collective::recv(output, peer))
+    }
+
+    /// Blocks until every rank has called this method.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn barrier(&self) -> Result<()> {
+        self.execute(Collective::barrier())
+    }
+
+    /// Enqueues [`Communicator::barrier`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn barrier_async(&self) -> Result<Work> {
+        self.enqueue(Collective::barrier())
+    }
+
+    /// Copies the `input` of rank r, which has `counts[r]` elements, to row r of every rank's
+    /// `output`. Rows are contiguous. `counts` is equal on all ranks.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_gather_v_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        counts: &'a [u64],
+    ) -> Result<()> {
+        self.execute(Collective::all_gather_v(output, input, counts))
+    }
+
+    /// Enqueues [`Communicator::all_gather_v_single`] on the communicator's stream. `counts` is a
+    /// tensor of u64 in device memory, which a replayed graph reads again.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_gather_v_single_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        counts: &Tensor,
+    ) -> Result<Work> {
+        let op = self.all_gather_v_of(output, counts)?;
+        let operands = Operands::new(output, input).with_device_counts(counts);
+        self.enqueue(Collective::new(op, operands))
+    }
+
+    /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` elements from it.
+    /// The parts are contiguous, in rank order. If sender and receiver give different numbers, both
+    /// fail with a mismatch.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_to_all_v_single<'a>(
+        &self,
+        output: impl Into<Output<'a>>,
+        input: impl Into<Input<'a>>,
+        output_splits: &'a [u64],
+        input_splits: &'a [u64],
+    ) -> Result<()> {
+        self.execute(Collective::all_to_all_v(
+            output,
+            input,
+            output_splits,
+            input_splits,
+        ))
+    }
+
+    /// Enqueues [`Communicator::all_to_all_v_single`] on the communicator's stream. `splits` is a
+    /// tensor of u64 in device memory: the output's splits, then the input's. A replayed graph
+    /// reads them again. If the splits add up to more elements than a tensor has, nothing moves: on
+    /// the CPU the call fails, on a GPU the kernel fails.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_to_all_v_single_async(
+        &self,
+        output: &Tensor,
+        input: &Tensor,
+        splits: &Tensor,
+    ) -> Result<Work> {
+        let dtype = input.dtype();
+        let operands = Operands::new(output, input).with_device_counts(splits);
+        self.enqueue(Collective::new(Op::AllToAllV { dtype }, operands))
+    }
+
+    /// Copies the `input` of rank r to `outputs[r]` of every rank.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_gather(&self, outputs: &[Tensor], input: &Tensor) -> Result<()> {
+        self.execute_list(self.list_all_gather(outputs, input)?)
+    }
+
+    /// Enqueues [`Communicator::all_gather`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_gather_async(&self, outputs: &[Tensor], input: &Tensor) -> Result<Work> {
+        self.enqueue_list(self.list_all_gather(outputs, input)?)
+    }
+
+    /// Runs [`Communicator::all_gather`] with inputs of different lengths: `outputs[r]` has the length
+    /// of the input of rank r.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_gather_v(&self, outputs: &[Tensor], input: &Tensor) -> Result<()> {
+        self.execute_list(self.list_all_gather_v(outputs, input)?)
+    }
+
+    /// Enqueues [`Communicator::all_gather_v`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_gather_v_async(&self, outputs: &[Tensor], input: &Tensor) -> Result<Work> {
+        self.enqueue_list(self.list_all_gather_v(outputs, input)?)
+    }
+
+    /// Reduces `inputs[r]` of every rank to the `output` of rank r.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn reduce_scatter(&self, output: &Tensor, inputs: &[Tensor], op: ReduceOp) -> Result<()> {
+        self.execute_list(self.list_reduce_scatter(output, inputs, op)?)
+    }
+
+    /// Enqueues [`Communicator::reduce_scatter`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn reduce_scatter_async(
+        &self,
+        output: &Tensor,
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_reduce_scatter(output, inputs, op)?)
+    }
+
+    /// Runs [`Communicator::reduce_scatter`] with different lengths: `inputs[r]` has the same length on
+    /// all ranks, and another one for each r.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn reduce_scatter_v(&self, output: &Tensor, inputs: &[Tensor], op: ReduceOp) -> Result<()> {
+        self.execute_list(self.list_reduce_scatter_v(output, inputs, op)?)
+    }
+
+    /// Enqueues [`Communicator::reduce_scatter_v`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn reduce_scatter_v_async(
+        &self,
+        output: &Tensor,
+        inputs: &[Tensor],
+        op: ReduceOp,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_reduce_scatter_v(output, inputs, op)?)
+    }
+
+    /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks has a length
+    /// of its own.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn all_to_all(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<()> {
+        self.execute_list(self.list_all_to_all(outputs, inputs)?)
+    }
+
+    /// Enqueues [`Communicator::all_to_all`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn all_to_all_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Work> {
+        self.enqueue_list(self.list_all_to_all(outputs, inputs)?)
+    }
+
+    /// Copies `inputs[r]` of the root to the `output` of rank r. Elsewhere `inputs` is empty.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn scatter(&self, output: &Tensor, inputs: &[Tensor], root: u32) -> Result<()> {
+        self.execute_list(self.list_scatter(output, inputs, root)?)
+    }
+
+    /// Enqueues [`Communicator::scatter`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn scatter_async(&self, output: &Tensor, inputs: &[Tensor], root: u32) -> Result<Work> {
+        self.enqueue_list(self.list_scatter(output, inputs, root)?)
+    }
+
+    /// Copies the `input` of rank r to `outputs[r]` of the root. Elsewhere `outputs` is empty.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::execute`].
+    pub fn gather(&self, outputs: &[Tensor], input: &Tensor, root: u32) -> Result<()> {
+        self.execute_list(self.list_gather(outputs, input, root)?)
+    }
+
+    /// Enqueues [`Communicator::gather`] on the communicator's stream.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::enqueue`].
+    pub fn gather_async(&self, outputs: &[Tensor], input: &Tensor, root: u32) -> Result<Work> {
+        self.enqueue_list(self.list_gather(outputs, input, root)?)
+    }
+}

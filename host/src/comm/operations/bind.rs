@@ -1,0 +1,371 @@
+//! Binds collectives to kernels.
+
+use std::sync::Arc;
+
+use super::{Lifetime, instances};
+use crate::Result;
+use crate::collective::{Collective, Counts, Op, Operands};
+use crate::comm::Communicator;
+use crate::comm::observe::OpInfo;
+use crate::comm::submit::PreparedOp;
+use crate::cpu::last_level_bytes;
+use crate::gpu::{Scratch, Upload};
+use crate::options::Algorithm;
+use crate::plan::Plan;
+use fusewire_device::args::RawBuffer;
+use fusewire_device::comm::WindowAddr;
+use fusewire_device::native::Kernel;
+use fusewire_device::packet;
+use fusewire_kernels::Exchange;
+use fusewire_kernels::all_reduce::{
+    AllReducePacketParams, ReductionParams, select_all_reduce_packet,
+};
+use fusewire_kernels::barrier::{BARRIER, BarrierParams};
+use fusewire_kernels::movement::{
+    ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, MovementParams, SCATTER,
+};
+use fusewire_kernels::nvls::ALL_GATHER_NVLS;
+use fusewire_kernels::point::{RECV, RecvParams, SEND, SendParams};
+use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, AllToAllVParams};
+
+/// Minimum size in bytes of staged results that bypass the caches.
+const STAGED_STREAMING_BYTES: usize = 4 << 20;
+
+/// A checked and planned collective.
+#[derive(Clone, Copy)]
+struct Planned<'b, 'a> {
+    op: &'b Op,
+    operands: &'b Operands<'a>,
+    plan: &'b Plan,
+    info: OpInfo,
+}
+
+impl Communicator {
+    /// Plans a checked collective and binds it to a kernel or to a call of the backend.
+    #[inline]
+    pub(super) fn bind<'a>(
+        &self,
+        collective: &Collective<'a>,
+        lifetime: Lifetime,
+    ) -> Result<PreparedOp<'a>> {
+        let Collective { op, operands } = collective;
+        let plan = self.plan_checked(op);
+        let info = OpInfo {
+            call: op.call(plan.algorithm).0,
+            input_count: operands.input.count as u64,
+            output_count: operands.output.count as u64,
+        };
+        if let Some(backend) = &self.inner.backend {
+            return self.bind_backend(backend, collective, info);
+        }
+        let planned = Planned {
+            op,
+            operands,
+            plan: &plan,
+            info,
+        };
+        match op {
+            Op::AllReduce { .. } if plan.algorithm == Algorithm::Packet => {
+                Ok(self.bind_packets(planned))
+            }
+            Op::AllReduce { .. } | Op::Reduce { .. } | Op::ReduceScatter { .. } => {
+                Ok(self.bind_reduction(planned))
+            }
+            Op::Broadcast { .. } => Ok(self.bind_movement(planned, &BROADCAST)),
+            Op::Scatter { .. } => Ok(self.bind_movement(planned, &SCATTER)),
+            Op::Gather { .. } => Ok(self.bind_movement(planned, &GATHER)),
+            Op::AllToAll { .. } => Ok(self.bind_movement(planned, &ALL_TO_ALL)),
+            Op::AllGather { .. } if plan.algorithm == Algorithm::Nvls => {
+                Ok(self.bind_movement(planned, &ALL_GATHER_NVLS))
+            }
+            Op::AllGather { .. } => Ok(self.bind_movement(planned, &ALL_GATHER)),
+            Op::AllGatherV { .. } => self.bind_all_gather_v(planned, lifetime),
+            Op::AllToAllV { .. } => self.bind_all_to_all_v(planned, lifetime),
+            Op::Send { .. } => {
+                let source = operands.input.raw_bytes();
+                let header = self.header(info.call, source.len);
+                Ok(self.bound(planned, &SEND, SendParams { header, source }))
+            }
+            Op::Recv { .. } => {
+                let target = operands.output.as_input().raw_bytes();
+                let header = self.header(info.call, target.len);
+                Ok(self.bound(planned, &RECV, RecvParams { header, target }))
+            }
+            Op::Barrier => {
+                let header = self.header(info.call, 0);
+                Ok(self.bound(planned, &BARRIER, BarrierParams { header }))
+            }
+            // Made by the methods of `overlap.rs` only, which bind the streams and flags too.
+            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
+                Err(super::invalid(
+                    op.name(),
+                    "needs flags and a second stream: use the method of this name".to_owned(),
+                ))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn bound<'a, P: Copy>(
+        &self,
+        planned: Planned<'_, 'a>,
+        kernel: &Kernel<P>,
+        params: P,
+    ) -> PreparedOp<'a> {
+        let tensors = planned.operands.tensors();
+        let borrowed = planned.operands.is_borrowed();
+        PreparedOp::new(self, kernel, params, tensors, borrowed, planned.info)
+    }
+
+    #[inline(always)]
+    fn bind_packets<'a>(&self, planned: Planned<'_, 'a>) -> PreparedOp<'a> {
+        let Planned { op, operands, .. } = planned;
+        let kernel = match (op.dtype(), op.reduction()) {
+            (Some(dtype), Some(code)) => select_all_reduce_packet(dtype, code),
+            _ => None,
+        };
+        let Some(kernel) = kernel else {
+            return self.bind_reduction(planned);
+        };
+        debug_assert!(
+            op.bytes() <= packet::capacity(self.inner.constants.workspace.packet_slot) as usize
+        );
+        let params = AllReducePacketParams {
+            header: self.header(planned.info.call, op.count() as u64),
+            source: operands.input.raw(),
+            target: operands.output.as_input().raw(),
+        };
+        self.bound(planned, kernel, params)
+    }
+
+    /// Binds a kernel of rounds that reduces.
+    fn bind_reduction<'a>(&self, planned: Planned<'_, 'a>) -> PreparedOp<'a> {
+        let Planned {
+            op, operands, plan, ..
+        } = planned;
+        let (dtype, reduce) = (operands.input.dtype, operands.reduce);
+        let select: instances::Select = match (op, plan.algorithm) {
+            (Op::ReduceScatter { .. }, Algorithm::Nvls) => instances::reduce_scatter_nvls,
+            (Op::ReduceScatter { .. }, _) => instances::reduce_scatter,
+            (_, Algorithm::Nvls) => instances::all_reduce_nvls,
+            (_, Algorithm::Signal) => instances::all_reduce_signal,
+            _ => instances::reduce_shards,
+        };
+        // In place, one-shot kernels would overwrite the input before all peers have read it.
+        let staged = plan.algorithm == Algorithm::Signal
+            && !matches!(op, Op::ReduceScatter { .. })
+            && operands.is_in_place();
+        let params = ReductionParams {
+            header: self.header(planned.info.call, op.count() as u64),
+            source: operands.input.raw_bytes(),
+            target: operands.output.as_input().raw_bytes(),
+            exchange: Exchange {
+                scalar: reduce.scalar(dtype),
+                ..self.exchange_of(planned, op.count(), staged, true)
+            },
+        };
+        self.bound(planned, select(dtype, reduce), params)
+    }
+
+    /// Binds a kernel that only moves bytes.
+    fn bind_movement<'a>(
+        &self,
+        planned: Planned<'_, 'a>,
+        kernel: &Kernel<MovementParams>,
+    ) -> PreparedOp<'a> {
+        let Planned {
+            op, operands, plan, ..
+        } = planned;
+        // In place, a row would be overwritten before its peer has read it.
+        let staged = matches!(op, Op::AllToAll { .. }) && operands.is_in_place();
+        // Peers write the output by multicast only.
+        let shared = plan.algorithm == Algorithm::Nvls;
+        let params = MovementParams {
+            header: self.header(planned.info.call, op.count() as u64),
+            source: operands.input.raw_bytes(),
+            target: operands.output.as_input().raw_bytes(),
+            exchange: self.exchange_of(planned, operands.output.count, staged, shared),
+        };
+        self.bound(planned, kernel, params)
+    }
+
+    fn bind_all_gather_v<'a>(
+        &self,
+        planned: Planned<'_, 'a>,
+        lifetime: Lifetime,
+    ) -> Result<PreparedOp<'a>> {
+        let operands = planned.operands;
+        let words = self.device_words(operands.counts, lifetime)?;
+        let params = AllGatherVParams {
+            header: self.header(planned.info.call, 0),
+            source: operands.input.raw_bytes(),
+            target: operands.output.as_input().raw_bytes(),
+            counts: self.one_each(words.outputs),
+            exchange: self.exchange_of(planned, operands.output.count, false, false),
+        };
+        Ok(words.kept_by(self.bound(planned, &ALL_GATHER_V, params)))
+    }
+
+    fn bind_all_to_all_v<'a>(
+        &self,
+        planned: Planned<'_, 'a>,
+        lifetime: Lifetime,
+    ) -> Result<PreparedOp<'a>> {
+        let operands = planned.operands;
+        let words = self.device_words(operands.counts, lifetime)?;
+        let params = AllToAllVParams {
+            header: self.header(planned.info.call, 0),
+            source: operands.input.raw_bytes(),
+            target: operands.output.as_input().raw_bytes(),
+            send_counts: self.one_each(words.inputs),
+            receive_counts: self.one_each(words.outputs),
+            exchange: self.exchange_of(planned, operands.output.count, false, false),
+        };
+        Ok(words.kept_by(self.bound(planned, &ALL_TO_ALL_V, params)))
+    }
+
+    /// Returns the arguments that kernels of rounds share. The input is staged if it is in no
+    /// window, or if `staged` is true. `shared` is true if peers write the output. Each rank writes
+    /// `written` elements of results.
+    fn exchange_of(
+        &self,
+        planned: Planned<'_, '_>,
+        written: usize,
+        staged: bool,
+        shared: bool,
+    ) -> Exchange {
+        let Planned {
+            op, operands, plan, ..
+        } = planned;
+        // On other ranks than the root, an unused buffer may have another type.
+        let size = op.dtype().map_or(1, |dtype| dtype.size());
+        let addr = |at: *const u8, count: usize| WindowAddr(self.inner.addr_of(at, count * size));
+        let source_at = match staged {
+            true => WindowAddr::NONE,
+            false => addr(operands.input.ptr, operands.input.count),
+        };
+        let target_at = match shared {
+            true => addr(operands.output.ptr, operands.output.count),
+            false => WindowAddr::NONE,
+        };
+        let copied = !source_at.is_some() || shared && !target_at.is_some();
+        self.exchange_at(plan, [source_at, target_at], size, written, copied)
+    }
+
+    /// Returns the arguments of kernels of rounds for window addresses of input and output, and
+    /// elements of `size` bytes. `copied` is true if the kernel goes through staging.
+    pub(super) fn exchange_at(
+        &self,
+        plan: &Plan,
+        [source_at, target_at]: [WindowAddr; 2],
+        size: usize,
+        written: usize,
+        copied: bool,
+    ) -> Exchange {
+        Exchange {
+            source_at,
+            target_at,
+            scalar: 0,
+            chunk: plan.chunk,
+            size: size as u32,
+            policy: self.policy(written * size, copied),
+        }
+    }
+
+    /// Returns the cache policy for results of `bytes` bytes a rank: 1 if they bypass the caches.
+    /// Results that are copied bypass them if they are larger than a core's cache, because lines
+    /// that another core has read must be fetched back before they can be written. Others bypass
+    /// them if the results of all ranks are larger than half of the last-level cache; the other
+    /// half has the inputs. Ranks need not agree.
+    fn policy(&self, bytes: usize, copied: bool) -> u32 {
+        let all = (bytes as u64).saturating_mul(u64::from(self.size()));
+        let cached = if copied {
+            bytes < STAGED_STREAMING_BYTES
+        } else {
+            all <= last_level_bytes() / 2
+        };
+        u32::from(!cached)
+    }
+
+    /// Returns a count for each rank as parameters of a kernel.
+    fn one_each(&self, at: *const u64) -> RawBuffer {
+        RawBuffer {
+            at: at.cast_mut().cast(),
+            len: u64::from(self.size()),
+        }
+    }
+
+    /// Returns row lengths where the kernels of the communicator's device can read them. Copies
+    /// lengths in host memory if the device cannot read them there, or if they may not outlive the
+    /// launch.
+    fn device_words(&self, counts: Counts<'_>, lifetime: Lifetime) -> Result<DeviceWords> {
+        let (outputs, inputs) = match counts {
+            Counts::None => (&[][..], &[][..]),
+            Counts::Host(outputs, inputs) => (outputs, inputs),
+            Counts::Device(tensor) => {
+                return Ok(DeviceWords::contiguous(
+                    tensor.as_ptr().cast_const().cast(),
+                    self.size() as usize,
+                    Kept::ByTensor,
+                ));
+            }
+        };
+        let ranks = outputs.len();
+        if let Some(on_gpu) = &self.inner.on_gpu {
+            let words = [outputs, inputs].concat();
+            let bytes = bytemuck::cast_slice(&words);
+            let (copy, upload) = self.table_on_gpu(on_gpu.gpu(), bytes)?;
+            let at = copy.address() as *const u64;
+            return Ok(DeviceWords::contiguous(
+                at,
+                ranks,
+                Kept::OnGpu(copy, upload),
+            ));
+        }
+        if lifetime == Lifetime::Call && !self.stream.is_capturing() {
+            return Ok(DeviceWords {
+                outputs: outputs.as_ptr(),
+                inputs: inputs.as_ptr(),
+                kept: Kept::ByTensor,
+            });
+        }
+        let words: Arc<[u64]> = [outputs, inputs].concat().into();
+        let at = words.as_ptr();
+        Ok(DeviceWords::contiguous(at, ranks, Kept::OnHost(words)))
+    }
+}
+
+/// Row lengths that a kernel reads.
+struct DeviceWords {
+    outputs: *const u64,
+    inputs: *const u64,
+    kept: Kept,
+}
+
+/// Owner of the memory of [`DeviceWords`].
+enum Kept {
+    /// A tensor of the operands, or the caller for the duration of the call.
+    ByTensor,
+    OnHost(Arc<[u64]>),
+    OnGpu(Scratch, Option<Upload>),
+}
+
+impl DeviceWords {
+    /// Lengths of the outputs of `ranks` ranks at `at`, then those of the inputs.
+    fn contiguous(at: *const u64, ranks: usize, kept: Kept) -> Self {
+        Self {
+            outputs: at,
+            inputs: at.wrapping_add(ranks),
+            kept,
+        }
+    }
+
+    /// Keeps copies alive as long as the launch.
+    fn kept_by(self, prepared: PreparedOp<'_>) -> PreparedOp<'_> {
+        match self.kept {
+            Kept::ByTensor => prepared,
+            Kept::OnHost(words) => prepared.keeping(Arc::new(words)),
+            Kept::OnGpu(copy, upload) => prepared.keeping(Arc::new(copy)).uploading(upload),
+        }
+    }
+}

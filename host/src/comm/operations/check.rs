@@ -1,0 +1,417 @@
+//! Checks that are made before anything moves.
+
+use crate::Result;
+use crate::collective::{Collective, Counts, Op, Operands};
+use crate::comm::Communicator;
+use crate::comm::submit::invalid;
+use crate::options::ReduceOp;
+use crate::tensor::{Input, Output, Tensor};
+use fusewire_device::DType;
+use fusewire_device::element::ReductionCode;
+
+impl Communicator {
+    /// Checks the buffers of a collective against the operation and against each other.
+    #[inline]
+    pub(super) fn check_operands(&self, collective: &Collective<'_>) -> Result<()> {
+        let Collective { op, operands } = collective;
+        let Operands {
+            output,
+            input,
+            reduce,
+            ..
+        } = operands;
+        let (name, rank) = (op.name(), self.rank() as usize);
+        match *op {
+            Op::AllReduce {
+                count,
+                dtype,
+                reduction,
+            } => {
+                types(name, dtype, output, input)?;
+                length(name, "output", output.count, count)?;
+                length(name, "input", input.count, count)?;
+                reducible(name, dtype, reduction, *reduce)?;
+                apart(name, output, input, Some(0))
+            }
+            Op::Reduce {
+                count,
+                dtype,
+                reduction,
+                root,
+            } => {
+                self.rank_of(name, "root", root)?;
+                if root == self.rank() {
+                    types(name, dtype, output, input)?;
+                    length(name, "output", output.count, count)?;
+                    apart(name, output, input, Some(0))?;
+                }
+                same_type(name, dtype, input.dtype)?;
+                length(name, "input", input.count, count)?;
+                reducible(name, dtype, reduction, *reduce)
+            }
+            Op::ReduceScatter {
+                count,
+                dtype,
+                reduction,
+            }
+            | Op::ReduceScatterOnArrival {
+                count,
+                dtype,
+                reduction,
+                ..
+            } => {
+                types(name, dtype, output, input)?;
+                length(name, "output", output.count, count)?;
+                self.rows(name, "input", input.count, count)?;
+                reducible(name, dtype, reduction, *reduce)?;
+                apart(name, output, input, Some(rank * count))
+            }
+            Op::Broadcast { count, dtype, root } => {
+                self.rank_of(name, "root", root)?;
+                types(name, dtype, output, input)?;
+                length(name, "output", output.count, count)?;
+                length(name, "input", input.count, count)?;
+                if !operands.is_in_place() {
+                    return Err(invalid(
+                        name,
+                        "output and input differ: a broadcast has one buffer".to_owned(),
+                    ));
+                }
+                Ok(())
+            }
+            Op::AllGather { count, dtype } | Op::AllGatherWithFlags { count, dtype, .. } => {
+                types(name, dtype, output, input)?;
+                length(name, "input", input.count, count)?;
+                self.rows(name, "output", output.count, count)?;
+                within(name, output, input, rank * count)
+            }
+            Op::AllGatherV { count, dtype, .. } => {
+                types(name, dtype, output, input)?;
+                length(name, "output", output.count, count)?;
+                self.check_gathered_counts(name, operands)
+            }
+            Op::Scatter { count, dtype, root } => {
+                self.rank_of(name, "root", root)?;
+                same_type(name, dtype, output.dtype)?;
+                length(name, "output", output.count, count)?;
+                if root == self.rank() {
+                    types(name, dtype, output, input)?;
+                    self.rows(name, "input", input.count, count)?;
+                    apart(name, output, input, Some(rank * count))?;
+                }
+                Ok(())
+            }
+            Op::Gather { count, dtype, root } => {
+                self.rank_of(name, "root", root)?;
+                same_type(name, dtype, input.dtype)?;
+                length(name, "input", input.count, count)?;
+                if root == self.rank() {
+                    types(name, dtype, output, input)?;
+                    self.rows(name, "output", output.count, count)?;
+                    within(name, output, input, rank * count)?;
+                }
+                Ok(())
+            }
+            Op::AllToAll { count, dtype } => {
+                types(name, dtype, output, input)?;
+                length(name, "output", output.count, input.count)?;
+                let ranks = self.size() as usize;
+                if !input.count.is_multiple_of(ranks) {
+                    return Err(invalid(
+                        name,
+                        format!("{} elements are no multiple of {ranks} ranks", input.count),
+                    ));
+                }
+                self.rows(name, "input", input.count, count)?;
+                apart(name, output, input, Some(0))
+            }
+            Op::AllToAllV { dtype } => {
+                types(name, dtype, output, input)?;
+                self.check_splits(name, operands)?;
+                apart(name, output, input, None)
+            }
+            Op::Send { count, dtype, peer } => {
+                self.peer_of(name, peer)?;
+                same_type(name, dtype, input.dtype)?;
+                length(name, "input", input.count, count)
+            }
+            Op::Recv { count, dtype, peer } => {
+                self.peer_of(name, peer)?;
+                same_type(name, dtype, output.dtype)?;
+                length(name, "output", output.count, count)
+            }
+            Op::Barrier => Ok(()),
+        }
+    }
+
+    /// Checks the row lengths of an all_gather_v.
+    fn check_gathered_counts(&self, name: &'static str, operands: &Operands<'_>) -> Result<()> {
+        let (output, input) = (&operands.output, &operands.input);
+        let Some((counts, _)) = self.readable_counts(name, &operands.counts, 1)? else {
+            return Ok(());
+        };
+        let total = self.total(name, "counts", counts)?;
+        length(name, "output", output.count, total)?;
+        let rank = self.rank() as usize;
+        length(name, "input", input.count, counts[rank] as usize)?;
+        let before: u64 = counts[..rank].iter().sum();
+        within(name, output, input, before as usize)
+    }
+
+    /// Checks the row lengths of an all_to_all_v.
+    fn check_splits(&self, name: &'static str, operands: &Operands<'_>) -> Result<()> {
+        let Some((outputs, inputs)) = self.readable_counts(name, &operands.counts, 2)? else {
+            return Ok(());
+        };
+        let sent = self.total(name, "input splits", inputs)?;
+        let received = self.total(name, "output splits", outputs)?;
+        at_most(name, "input", sent, operands.input.count)?;
+        at_most(name, "output", received, operands.output.count)
+    }
+
+    /// Returns the row lengths of the output and of the input, or `None` if they are in a GPU's
+    /// memory, which the host would have to wait for. A tensor has `lists` lengths per rank.
+    pub(in crate::comm) fn readable_counts<'a>(
+        &self,
+        name: &'static str,
+        counts: &Counts<'a>,
+        lists: usize,
+    ) -> Result<Option<(&'a [u64], &'a [u64])>> {
+        let ranks = self.size() as usize;
+        match *counts {
+            Counts::None => Ok(Some((&[], &[]))),
+            Counts::Host(outputs, inputs) => Ok(Some((outputs, inputs))),
+            Counts::Device(tensor) => {
+                let slice = device_counts(name, tensor)?;
+                if tensor.len() != lists * ranks {
+                    let (what, needed) = match lists {
+                        1 => ("counts", "as many are needed"),
+                        _ => ("splits", "twice as many are needed"),
+                    };
+                    return Err(invalid(
+                        name,
+                        format!("{} {what} for {ranks} ranks; {needed}", tensor.len()),
+                    ));
+                }
+                Ok(slice.map(|slice| slice.split_at(ranks)))
+            }
+        }
+    }
+
+    fn rank_of(&self, operation: &'static str, what: &str, rank: u32) -> Result<()> {
+        if rank < self.size() {
+            return Ok(());
+        }
+        Err(invalid(
+            operation,
+            format!("{what} {rank}; ranks are 0 to {}", self.size() - 1),
+        ))
+    }
+
+    fn peer_of(&self, operation: &'static str, peer: u32) -> Result<()> {
+        self.rank_of(operation, "peer", peer)?;
+        if peer == self.rank() {
+            return Err(invalid(
+                operation,
+                format!("peer {peer} is this rank itself; copy instead"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn rows(&self, operation: &'static str, what: &str, count: usize, row: usize) -> Result<()> {
+        let needed = row.checked_mul(self.size() as usize);
+        if needed == Some(count) {
+            return Ok(());
+        }
+        Err(invalid(
+            operation,
+            format!(
+                "{what} has {count} elements; {} rows of {row} are needed",
+                self.size()
+            ),
+        ))
+    }
+
+    fn total(&self, operation: &'static str, what: &str, counts: &[u64]) -> Result<usize> {
+        if counts.len() != self.size() as usize {
+            return Err(invalid(
+                operation,
+                format!("{} {what} for {} ranks", counts.len(), self.size()),
+            ));
+        }
+        counts
+            .iter()
+            .try_fold(0u64, |sum, count| sum.checked_add(*count))
+            .and_then(|sum| usize::try_from(sum).ok())
+            .ok_or_else(|| invalid(operation, format!("the sum of the {what} overflows")))
+    }
+}
+
+/// Returns the counts in a tensor of u64, or `None` if the tensor is in a GPU's memory.
+fn device_counts<'a>(operation: &'static str, counts: &'a Tensor) -> Result<Option<&'a [u64]>> {
+    if counts.dtype() != DType::U64 || !(counts.as_ptr() as usize).is_multiple_of(8) {
+        return Err(invalid(
+            operation,
+            "counts are a tensor of u64, aligned to 8 bytes".to_owned(),
+        ));
+    }
+    if counts.device().is_gpu() {
+        return Ok(None);
+    }
+    // SAFETY: the tensor holds this many aligned u64.
+    Ok(Some(unsafe {
+        core::slice::from_raw_parts(counts.as_ptr().cast(), counts.len())
+    }))
+}
+
+/// Checks that output and input have the operation's type.
+#[inline]
+fn types(
+    operation: &'static str,
+    dtype: DType,
+    output: &Output<'_>,
+    input: &Input<'_>,
+) -> Result<()> {
+    if output.dtype != input.dtype {
+        return Err(invalid(
+            operation,
+            format!(
+                "output is {}, input is {}",
+                output.dtype.name(),
+                input.dtype.name()
+            ),
+        ));
+    }
+    same_type(operation, dtype, input.dtype)
+}
+
+#[inline]
+fn same_type(operation: &'static str, dtype: DType, buffer: DType) -> Result<()> {
+    if dtype == buffer {
+        return Ok(());
+    }
+    Err(invalid(
+        operation,
+        format!(
+            "a buffer is {}, the operation is on {}",
+            buffer.name(),
+            dtype.name()
+        ),
+    ))
+}
+
+#[inline]
+fn length(operation: &'static str, what: &str, count: usize, needed: usize) -> Result<()> {
+    if count == needed {
+        return Ok(());
+    }
+    Err(invalid(
+        operation,
+        format!("{what} has {count} elements; {needed} are needed"),
+    ))
+}
+
+fn at_most(operation: &'static str, what: &str, needed: usize, count: usize) -> Result<()> {
+    if needed <= count {
+        return Ok(());
+    }
+    Err(invalid(
+        operation,
+        format!("{what} has {count} elements; the splits need {needed}"),
+    ))
+}
+
+/// Checks that the reduction of the buffers is the operation's, and that the type supports it.
+#[inline]
+fn reducible(
+    operation: &'static str,
+    dtype: DType,
+    code: ReductionCode,
+    reduce: ReduceOp,
+) -> Result<()> {
+    if reduce.code() != code {
+        return Err(invalid(
+            operation,
+            format!(
+                "the operands are for {}, the operation is {}",
+                reduce.code().name(),
+                code.name()
+            ),
+        ));
+    }
+    if let ReduceOp::PreMulSum(factor) = reduce
+        && dtype.is_integer()
+        && (factor.fract() != 0.0 || factor.abs() > 9e15)
+    {
+        return Err(invalid(
+            operation,
+            format!(
+                "the factor {factor} is no integer, but the elements are {}",
+                dtype.name()
+            ),
+        ));
+    }
+    supports_reduction(operation, dtype, code)
+}
+
+/// Checks that the type supports the reduction.
+#[inline]
+pub(super) fn supports_reduction(
+    operation: &'static str,
+    dtype: DType,
+    code: ReductionCode,
+) -> Result<()> {
+    if code.supports(dtype) {
+        return Ok(());
+    }
+    Err(invalid(
+        operation,
+        format!(
+            "elements of {} have no reduction {}",
+            dtype.name(),
+            code.name()
+        ),
+    ))
+}
+
+/// Checks that output and input do not overlap, except if the output begins `in_place` elements
+/// after the input, where the operation works in place.
+#[inline]
+fn apart(
+    operation: &'static str,
+    output: &Output<'_>,
+    input: &Input<'_>,
+    in_place: Option<usize>,
+) -> Result<()> {
+    let size = input.dtype.size();
+    let (from, to) = (input.ptr as usize, output.ptr as usize);
+    if in_place.is_some_and(|at| to == from.wrapping_add(at * size)) {
+        return Ok(());
+    }
+    if to < from + input.count * size && from < to + output.count * size {
+        return Err(overlap(operation));
+    }
+    Ok(())
+}
+
+/// Checks that output and input do not overlap, except if the input begins `at` elements after the
+/// output, where the operation works in place.
+fn within(
+    operation: &'static str,
+    output: &Output<'_>,
+    input: &Input<'_>,
+    at: usize,
+) -> Result<()> {
+    if input.ptr as usize == (output.ptr as usize).wrapping_add(at * input.dtype.size()) {
+        return Ok(());
+    }
+    apart(operation, output, input, None)
+}
+
+fn overlap(operation: &'static str) -> crate::Error {
+    invalid(
+        operation,
+        "output and input overlap in a way that the operation cannot work in place with".to_owned(),
+    )
+}

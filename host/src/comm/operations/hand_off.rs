@@ -1,0 +1,222 @@
+//! Collectives that a backend carries out.
+
+use std::sync::Arc;
+
+use fusewire_device::DType;
+
+use crate::Result;
+use crate::backend::{Backend, CallArgs, backend_error};
+use crate::collective::{Collective, Counts, Op, Operands};
+use crate::comm::Communicator;
+use crate::comm::observe::OpInfo;
+use crate::comm::submit::{PreparedOp, invalid};
+use crate::cpu::HostFn;
+use crate::options::ReduceOp;
+use crate::tensor::{Input, Output};
+
+/// A collective that a closure on a stream's thread passes to the backend, once or (in a graph)
+/// several times.
+pub(super) struct BackendCall {
+    backend: Arc<dyn Backend>,
+    args: CallArgs,
+    op: Op,
+    reduce: ReduceOp,
+    input: Buffer,
+    output: Buffer,
+    counts: RowCounts,
+}
+
+/// Address and number of elements of a buffer.
+#[derive(Clone, Copy)]
+struct Buffer {
+    at: usize,
+    len: usize,
+}
+
+/// Row lengths that each call reads.
+enum RowCounts {
+    None,
+    /// Lengths of the output and of the input.
+    Copied(Vec<u64>, Vec<u64>),
+    /// Address of the lengths in a tensor in CPU memory, the number of the output's and the number
+    /// of the input's.
+    InTensor(usize, usize, usize),
+}
+
+impl RowCounts {
+    fn read(&self) -> (Vec<u64>, Vec<u64>) {
+        let read = |at: usize, count: usize| {
+            (0..count)
+                // SAFETY: the launch keeps the tensor alive, and `at` is the address of `count`
+                // aligned u64 in it.
+                .map(|index| unsafe { (at as *const u64).add(index).read_volatile() })
+                .collect()
+        };
+        match self {
+            Self::None => Default::default(),
+            Self::Copied(output, input) => (output.clone(), input.clone()),
+            Self::InTensor(at, output, input) => {
+                (read(*at, *output), read(*at + 8 * *output, *input))
+            }
+        }
+    }
+}
+
+impl BackendCall {
+    fn run(&self) -> Result<()> {
+        let counts = self.counts.read();
+        self.check_counts(&counts.0, &counts.1)?;
+        let dtype = self.op.dtype().unwrap_or(DType::U8);
+        let (from, to) = (self.input.at as *const u8, self.output.at as *mut u8);
+        // SAFETY: `Communicator::check_operands` has checked the buffers against the operation, and
+        // the launch keeps them alive (`PreparedOp`).
+        let operands = unsafe {
+            Operands::new(
+                Output::from_raw(to, self.output.len, dtype),
+                Input::from_raw(from, self.input.len, dtype),
+            )
+        };
+        let operands = operands
+            .with_reduction(self.reduce)
+            .with_splits(&counts.0, &counts.1);
+        if matches!(self.op, Op::AllToAll { .. }) && self.input.at == self.output.at {
+            self.all_to_all_in_place(operands)?;
+        } else {
+            // SAFETY: as for `operands` above. No other operation overlaps in a way that the
+            // trait forbids.
+            unsafe { self.backend.execute(&self.op, &operands, &self.args)? };
+        }
+        self.backend.async_error()
+    }
+
+    /// Fails if the lengths, which a tensor may have changed since the call was checked, exceed the
+    /// buffers.
+    fn check_counts(&self, output: &[u64], input: &[u64]) -> Result<()> {
+        let (sends, holds) = (self.input.len as u64, self.output.len as u64);
+        let total = |counts: &[u64]| {
+            let add = |sum: u64, count: &u64| sum.checked_add(*count);
+            counts.iter().try_fold(0, add).unwrap_or(u64::MAX)
+        };
+        let fits = match self.op {
+            Op::AllGatherV { .. } => {
+                total(output) <= holds && output[self.backend.rank() as usize] == sends
+            }
+            Op::AllToAllV { .. } => total(output) <= holds && total(input) <= sends,
+            _ => true,
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(backend_error(
+            self.backend.name(),
+            self.op.name(),
+            "the counts add up to more elements than the buffers hold",
+        ))
+    }
+
+    /// Runs all_to_all with equal input and output, which backends do not support, through a copy
+    /// of the input.
+    fn all_to_all_in_place(&self, operands: Operands<'_>) -> Result<()> {
+        if self.args.stream != 0 {
+            return Err(invalid(
+                "all_to_all",
+                "a library cannot run it in place on a GPU: use an output of its own".to_owned(),
+            ));
+        }
+        let dtype = operands.input.dtype;
+        let bytes = operands.input.count * dtype.size();
+        // SAFETY: the input is readable, because the launch keeps it alive.
+        let bytes = unsafe { core::slice::from_raw_parts(operands.input.ptr, bytes) };
+        let mut copy = vec![0u64; bytes.len().div_ceil(8)];
+        bytemuck::cast_slice_mut(&mut copy)[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: `copy` holds the input, is aligned for every type, and outlives the call, which
+        // blocks on the CPU.
+        let input = unsafe { Input::from_raw(copy.as_ptr().cast(), self.input.len, dtype) };
+        let operands = Operands { input, ..operands };
+        // SAFETY: as in `run`; the buffers do not overlap now.
+        unsafe { self.backend.execute(&self.op, &operands, &self.args) }
+    }
+}
+
+impl Communicator {
+    /// Binds a collective to a call of the backend.
+    pub(super) fn bind_backend<'a>(
+        &self,
+        backend: &Arc<dyn Backend>,
+        collective: &Collective<'a>,
+        info: OpInfo,
+    ) -> Result<PreparedOp<'a>> {
+        let Collective { op, operands } = collective;
+        self.check_supported(&**backend, op)?;
+        let ranks = self.size() as usize;
+        let counts = match operands.counts {
+            Counts::None => RowCounts::None,
+            Counts::Host(output, input) => RowCounts::Copied(output.to_vec(), input.to_vec()),
+            Counts::Device(tensor) if tensor.device().is_gpu() => {
+                return Err(invalid(
+                    op.name(),
+                    "the library takes counts from the host: use the form with slices of counts"
+                        .to_owned(),
+                ));
+            }
+            Counts::Device(tensor) => {
+                let inputs = tensor.len().saturating_sub(ranks);
+                RowCounts::InTensor(tensor.as_ptr() as usize, ranks, inputs)
+            }
+        };
+        let call = BackendCall {
+            backend: Arc::clone(backend),
+            args: self.call_args(),
+            op: *op,
+            reduce: operands.reduce,
+            input: Buffer {
+                at: operands.input.ptr as usize,
+                len: operands.input.count,
+            },
+            output: Buffer {
+                at: operands.output.ptr as usize,
+                len: operands.output.count,
+            },
+            counts,
+        };
+        let run: HostFn = Arc::new(move || call.run());
+        let borrowed = operands.is_borrowed();
+        Ok(PreparedOp::hand_off(
+            run,
+            operands.tensors(),
+            borrowed,
+            info,
+        ))
+    }
+
+    fn check_supported(&self, backend: &dyn Backend, op: &Op) -> Result<()> {
+        if backend.supports(op) {
+            return Ok(());
+        }
+        let (dtype, code) = (op.dtype(), op.reduction());
+        let dtype = dtype.map_or(String::new(), |dtype| format!(" of {}", dtype.name()));
+        let reduction = code.map_or(String::new(), |code| format!(" with {}", code.name()));
+        Err(backend_error(
+            backend.name(),
+            op.name(),
+            format!(
+                "the library ({}) has no {}{dtype}{reduction}",
+                backend.version(),
+                op.name(),
+            ),
+        ))
+    }
+
+    /// Returns the arguments of every call of the backend.
+    pub(in crate::comm) fn call_args(&self) -> CallArgs {
+        let timeout = if self.timeout_ns == 0 {
+            self.inner.options.timeout
+        } else {
+            core::time::Duration::from_nanos(self.timeout_ns)
+        };
+        CallArgs {
+            stream: self.stream.as_raw() as u64,
+            ..CallArgs::new(timeout)
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Collectives on lists of tensors, torchcomms' forms without `_single`.
+//!
+//! A list whose tensors are contiguous in memory is used in place. Any other list goes through one
+//! contiguous copy.
+
+use std::sync::Arc;
+
+use fusewire_device::DType;
+
+use crate::Result;
+use crate::collective::{Collective, Op, Operands};
+use crate::comm::submit::invalid;
+use crate::comm::{Communicator, Work};
+use crate::cpu::HostFn;
+use crate::gpu::Copy;
+use crate::options::ReduceOp;
+use crate::stream::Task;
+use crate::tensor::Tensor;
+
+/// A list of tensors as contiguous rows.
+struct Rows {
+    /// The contiguous memory.
+    whole: Tensor,
+    /// The tensors, if they are not in the contiguous memory.
+    parts: Option<Vec<Tensor>>,
+}
+
+impl Rows {
+    /// Creates the rows of `list`, which must have a tensor of `dtype` for each of `ranks` ranks.
+    fn new(
+        operation: &'static str,
+        what: &str,
+        list: &[Tensor],
+        ranks: u32,
+        dtype: DType,
+    ) -> Result<Self> {
+        if list.len() != ranks as usize {
+            return Err(invalid(
+                operation,
+                format!("{} {what} for {ranks} ranks", list.len()),
+            ));
+        }
+        if let Some(other) = list.iter().find(|tensor| tensor.dtype() != dtype) {
+            return Err(invalid(
+                operation,
+                format!("{what} of {} and of {}", other.dtype().name(), dtype.name()),
+            ));
+        }
+        if let Some(whole) = Tensor::joined(list) {
+            return Ok(Self { whole, parts: None });
+        }
+        let count = list.iter().map(Tensor::len).sum();
+        Ok(Self {
+            whole: Tensor::on_device(list[0].device(), dtype, count)?,
+            parts: Some(list.to_vec()),
+        })
+    }
+
+    /// Returns the copies of the tensors to the contiguous memory.
+    fn pack(&self) -> Step {
+        self.each(|whole, part| (whole, part))
+    }
+
+    /// Returns the copies of the contiguous memory to the tensors.
+    fn unpack(&self) -> Step {
+        self.each(|whole, part| (part, whole))
+    }
+
+    /// Returns a copy for each tensor. `order` gets the address in the contiguous memory and that of
+    /// the tensor, and returns the target and the source.
+    fn each(&self, order: impl Fn(u64, u64) -> (u64, u64)) -> Step {
+        let parts = self.parts.as_ref()?;
+        let mut at = self.whole.as_ptr() as u64;
+        let copies = parts.iter().map(|part| {
+            let bytes = (part.len() * part.dtype().size()) as u64;
+            let (to, from) = order(at, part.as_ptr() as u64);
+            at += bytes;
+            Copy {
+                to,
+                from,
+                bytes,
+                keep: [self.whole.keep(), part.keep()],
+            }
+        });
+        Some(copies.collect())
+    }
+}
+
+/// Checks that all tensors of a list have `count` elements.
+fn rows_of(operation: &'static str, what: &str, list: &[Tensor], count: usize) -> Result<()> {
+    match list.iter().position(|tensor| tensor.len() != count) {
+        None => Ok(()),
+        Some(rank) => Err(invalid(
+            operation,
+            format!(
+                "{what} {rank} has {} elements; {count} are needed",
+                list[rank].len()
+            ),
+        )),
+    }
+}
+
+/// A step before or after the collectives.
+type Step = Option<Arc<[Copy]>>;
+
+/// Collectives on contiguous tensors that carry out one operation on lists.
+pub(in crate::comm) struct ListCollective {
+    /// Copies of the inputs to contiguous memory.
+    before: Step,
+    parts: Vec<Part>,
+    /// Row lengths of the output and of the input, if the operation has them.
+    splits: (Vec<u64>, Vec<u64>),
+    /// Copies of the outputs from contiguous memory.
+    after: Step,
+}
+
+struct Part {
+    op: Op,
+    reduce: ReduceOp,
+    output: Option<Tensor>,
+    input: Option<Tensor>,
+}
+
+impl Part {
+    fn new(op: Op, output: &Tensor, input: &Tensor) -> Self {
+        Self {
+            op,
+            reduce: ReduceOp::Sum,
+            output: Some(output.clone()),
+            input: Some(input.clone()),
+        }
+    }
+}
+
+impl ListCollective {
+    fn new(part: Part) -> Self {
+        Self {
+            before: None,
+            parts: vec![part],
+            splits: Default::default(),
+            after: None,
+        }
+    }
+
+    fn collectives(&self) -> impl Iterator<Item = Collective<'_>> {
+        self.parts.iter().map(|part| {
+            let operands = match (&part.output, &part.input) {
+                (Some(output), Some(input)) => Operands::new(output, input),
+                (Some(output), None) => Operands::of_output(output),
+                (None, Some(input)) => Operands::of_input(input),
+                (None, None) => Operands::none(),
+            };
+            let operands = operands.with_reduction(part.reduce);
+            let (outputs, inputs) = (self.splits.0.as_slice(), self.splits.1.as_slice());
+            Collective::new(part.op, operands.with_splits(outputs, inputs))
+        })
+    }
+}
+
+impl Communicator {
+    /// Runs the steps and collectives of an operation on lists.
+    pub(in crate::comm) fn execute_list(&self, list: ListCollective) -> Result<()> {
+        self.step_now(list.before.clone())?;
+        for collective in list.collectives() {
+            self.execute(collective)?;
+        }
+        self.step_now(list.after)
+    }
+
+    /// Enqueues the steps and collectives of an operation on lists.
+    pub(in crate::comm) fn enqueue_list(&self, list: ListCollective) -> Result<Work> {
+        self.step_later(list.before.clone(), None)?;
+        let mut last = None;
+        for collective in list.collectives() {
+            last = Some(self.enqueue(collective)?);
+        }
+        let after = self.step_later(list.after, last.as_ref())?;
+        after
+            .or(last)
+            .ok_or_else(|| invalid("list", "nothing was enqueued".to_owned()))
+    }
+
+    fn step_now(&self, step: Step) -> Result<()> {
+        let Some(step) = step else { return Ok(()) };
+        let recording = self.stream().recording()?;
+        self.chain(&recording)?;
+        let task = Task::Copies(step);
+        if recording.is_some() {
+            return self.stream().enqueue_in(recording, task).map(drop);
+        }
+        self.stream()
+            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
+    }
+
+    /// Enqueues a step. The result of its work includes the failure of the operation `follows`.
+    fn step_later(&self, step: Step, follows: Option<&Work>) -> Result<Option<Work>> {
+        let Some(step) = step else { return Ok(None) };
+        let recording = self.stream().recording()?;
+        self.chain(&recording)?;
+        if self.stream().device().is_gpu() {
+            let ticket = self.stream().enqueue_in(recording, Task::Copies(step))?;
+            return Ok(Some(Work::following(
+                self.stream().clone(),
+                ticket,
+                follows.cloned(),
+            )));
+        }
+        let (inner, follows) = (Arc::clone(&self.inner), follows.cloned());
+        let task = Task::Copies(step);
+        let checked: HostFn = Arc::new(move || {
+            inner.check()?;
+            // The operation has ended, because the stream runs its work in order. In a graph, the
+            // first failure ends the replay.
+            follows.as_ref().and_then(Work::result).unwrap_or(Ok(()))?;
+            task.execute()
+        });
+        let ticket = self.stream().enqueue(Task::Host(checked))?;
+        Ok(Some(Work::new(self.stream().clone(), ticket)))
+    }
+
+    pub(in crate::comm) fn list_all_gather(
+        &self,
+        outputs: &[Tensor],
+        input: &Tensor,
+    ) -> Result<ListCollective> {
+        rows_of("all_gather", "output", outputs, input.len())?;
+        self.list_all_gather_v(outputs, input)
+    }
+
+    pub(in crate::comm) fn list_all_gather_v(
+        &self,
+        outputs: &[Tensor],
+        input: &Tensor,
+    ) -> Result<ListCollective> {
+        let (name, dtype) = ("all_gather_v", input.dtype());
+        let rows = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        let after = rows.unpack();
+        if outputs.iter().all(|row| row.len() == input.len()) {
+            let count = input.len();
+            let part = Part::new(Op::AllGather { count, dtype }, &rows.whole, input);
+            return Ok(ListCollective {
+                after,
+                ..ListCollective::new(part)
+            });
+        }
+        let counts = lengths(outputs);
+        let op = Op::AllGatherV {
+            count: rows.whole.len(),
+            dtype,
+            digest: Op::digest(&counts),
+        };
+        Ok(ListCollective {
+            splits: (counts, Vec::new()),
+            after,
+            ..ListCollective::new(Part::new(op, &rows.whole, input))
+        })
+    }
+
+    pub(in crate::comm) fn list_reduce_scatter(
+        &self,
+        output: &Tensor,
+        inputs: &[Tensor],
+        reduce: ReduceOp,
+    ) -> Result<ListCollective> {
+        let (name, dtype) = ("reduce_scatter", output.dtype());
+        rows_of(name, "input", inputs, output.len())?;
+        let rows = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
+        let op = Op::ReduceScatter {
+            count: output.len(),
+            dtype,
+            reduction: reduce.code(),
+        };
+        Ok(ListCollective {
+            before: rows.pack(),
+            ..ListCollective::new(Part {
+                reduce,
+                ..Part::new(op, output, &rows.whole)
+            })
+        })
+    }
+
+    pub(in crate::comm) fn list_reduce_scatter_v(
+        &self,
+        output: &Tensor,
+        inputs: &[Tensor],
+        reduce: ReduceOp,
+    ) -> Result<ListCollective> {
+        let (name, dtype) = ("reduce_scatter_v", output.dtype());
+        if inputs.len() != self.size() as usize {
+            return Err(invalid(
+                name,
+                format!("{} inputs for {} ranks", inputs.len(), self.size()),
+            ));
+        }
+        let own = &inputs[self.rank() as usize];
+        if own.len() != output.len() {
+            return Err(invalid(
+                name,
+                format!(
+                    "input {} has {} elements, the output {}",
+                    self.rank(),
+                    own.len(),
+                    output.len()
+                ),
+            ));
+        }
+        if inputs.iter().all(|input| input.len() == output.len()) {
+            return self.list_reduce_scatter(output, inputs, reduce);
+        }
+        if inputs.iter().any(|input| input.dtype() != dtype) {
+            return Err(invalid(name, "types differ".to_owned()));
+        }
+        // A reduction to each rank in turn moves no more bytes than the inputs have.
+        let parts = (0..).zip(inputs).map(|(root, input)| {
+            let op = Op::Reduce {
+                count: input.len(),
+                dtype,
+                reduction: reduce.code(),
+                root,
+            };
+            let target = if root == self.rank() { output } else { input };
+            Part {
+                reduce,
+                ..Part::new(op, target, input)
+            }
+        });
+        Ok(ListCollective {
+            before: None,
+            parts: parts.collect(),
+            splits: Default::default(),
+            after: None,
+        })
+    }
+
+    pub(in crate::comm) fn list_all_to_all(
+        &self,
+        outputs: &[Tensor],
+        inputs: &[Tensor],
+    ) -> Result<ListCollective> {
+        let name = "all_to_all";
+        let Some(dtype) = inputs.first().map(Tensor::dtype) else {
+            return Err(invalid(name, "0 inputs".to_owned()));
+        };
+        let sources = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
+        let targets = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        let part = Part::new(Op::AllToAllV { dtype }, &targets.whole, &sources.whole);
+        Ok(ListCollective {
+            before: sources.pack(),
+            splits: (lengths(outputs), lengths(inputs)),
+            after: targets.unpack(),
+            ..ListCollective::new(part)
+        })
+    }
+
+    pub(in crate::comm) fn list_scatter(
+        &self,
+        output: &Tensor,
+        inputs: &[Tensor],
+        root: u32,
+    ) -> Result<ListCollective> {
+        let (name, count, dtype) = ("scatter", output.len(), output.dtype());
+        let op = Op::Scatter { count, dtype, root };
+        if root != self.rank() {
+            return Ok(ListCollective::new(Part {
+                input: None,
+                ..Part::new(op, output, output)
+            }));
+        }
+        rows_of(name, "input", inputs, count)?;
+        let rows = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
+        Ok(ListCollective {
+            before: rows.pack(),
+            ..ListCollective::new(Part::new(op, output, &rows.whole))
+        })
+    }
+
+    pub(in crate::comm) fn list_gather(
+        &self,
+        outputs: &[Tensor],
+        input: &Tensor,
+        root: u32,
+    ) -> Result<ListCollective> {
+        let (name, count, dtype) = ("gather", input.len(), input.dtype());
+        let op = Op::Gather { count, dtype, root };
+        if root != self.rank() {
+            return Ok(ListCollective::new(Part {
+                output: None,
+                ..Part::new(op, input, input)
+            }));
+        }
+        rows_of(name, "output", outputs, count)?;
+        let rows = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        Ok(ListCollective {
+            after: rows.unpack(),
+            ..ListCollective::new(Part::new(op, &rows.whole, input))
+        })
+    }
+}
+
+/// Returns the length of each tensor.
+fn lengths(list: &[Tensor]) -> Vec<u64> {
+    list.iter().map(|tensor| tensor.len() as u64).collect()
+}
