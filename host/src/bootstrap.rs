@@ -31,7 +31,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use crate::store::{PrefixStore, Store, StoreSecret, TcpStore, TcpStoreServer};
-use crate::{Error, Result, notice};
+use crate::{Error, Result};
 
 /// Rank of this process and number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -400,7 +400,7 @@ fn store_from_variables(
         let open = !server.wants_secret() && variable(BIND).is_none();
         let one_host = is_on_one_host(variable, rank, size);
         if open && let Some(message) = exposure(&host, server.addresses(), one_host) {
-            notice::warn(message);
+            crate::store::notice::warn(message);
         }
         Some(server)
     } else {
@@ -445,9 +445,7 @@ fn host_server(
         None => TcpStoreServer::bind_with((host, port), None),
     };
     bound.map_err(|error| {
-        let busy = matches!(&error, Error::Store { source: Some(source), .. }
-            if source.kind() == ErrorKind::AddrInUse);
-        let reason = if busy {
+        let reason = if error.kind() == Some(ErrorKind::AddrInUse) {
             "another process listens there, such as another job or a second rank 0; choose a free \
              port"
                 .to_owned()

@@ -9,16 +9,6 @@ use thiserror::Error as ThisError;
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
 
-/// Formats the subject of a store operation for a message: the key, address or path.
-fn subject(operation: &str, key: &str) -> String {
-    match operation {
-        _ if key.is_empty() => String::new(),
-        "connect" => format!(" to {key}"),
-        "open" => format!(" of {key}"),
-        _ => format!(" of key \"{key}\""),
-    }
-}
-
 /// Error of this crate. Each variant names the operation that failed. If a next step is known, the
 /// message states it.
 ///
@@ -31,30 +21,8 @@ fn subject(operation: &str, key: &str) -> String {
 #[non_exhaustive]
 pub enum Error {
     /// A [`Store`](crate::store::Store) call failed.
-    #[error("store {operation}{} failed: {detail}", subject(operation, key))]
-    Store {
-        /// Name of the store operation, such as `set`.
-        operation: &'static str,
-        /// The key. For `connect` and `open`: the address or path. May be empty.
-        key: String,
-        /// Description of the failure.
-        detail: String,
-        /// The underlying operating system error.
-        #[source]
-        source: Option<Arc<io::Error>>,
-    },
-
-    /// A key did not appear in a [`Store`](crate::store::Store) in time.
-    #[error(
-        "key \"{key}\" did not appear in the store within {seconds} s; the rank that sets it has \
-         not come this far, or uses another store"
-    )]
-    StoreTimeout {
-        /// The first key that was missing.
-        key: String,
-        /// Duration of the wait in seconds.
-        seconds: f64,
-    },
+    #[error(transparent)]
+    Store(#[from] crate::store::Error),
 
     /// The environment does not give a valid rank, size or store.
     #[error("bootstrap failed: {detail}")]
@@ -221,6 +189,7 @@ impl fmt::Debug for Error {
         macro_rules! fields {
             ($($name:ident { $($field:ident),* },)*) => {
                 match self {
+                    Self::Store(error) => f.debug_tuple("Store").field(error).finish(),
                     Self::Timeout(failure) => f.debug_tuple("Timeout").field(failure).finish(),
                     Self::Mismatch(failure) => f.debug_tuple("Mismatch").field(failure).finish(),
                     Self::Failed(failure) => f.debug_tuple("Failed").field(failure).finish(),
@@ -232,8 +201,6 @@ impl fmt::Debug for Error {
             };
         }
         fields! {
-            Store { operation, key, detail, source },
-            StoreTimeout { key, seconds },
             Bootstrap { detail },
             MemoryMap { operation, bytes, source },
             PeerSegment { rank, detail },
@@ -254,26 +221,6 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// Creates a store error without an operating system error.
-    pub(crate) fn store(operation: &'static str, key: &str, detail: impl Into<String>) -> Self {
-        Self::Store {
-            operation,
-            key: key.to_owned(),
-            detail: detail.into(),
-            source: None,
-        }
-    }
-
-    /// Creates a store error caused by the operating system.
-    pub(crate) fn store_io(operation: &'static str, key: &str, error: io::Error) -> Self {
-        Self::Store {
-            operation,
-            key: key.to_owned(),
-            detail: error.to_string(),
-            source: Some(Arc::new(error)),
-        }
-    }
-
     /// Creates a bootstrap error.
     pub(crate) fn bootstrap(detail: impl Into<String>) -> Self {
         Self::Bootstrap {
@@ -302,19 +249,10 @@ mod tests {
 
     #[test]
     fn debug_is_the_message_and_alternate_the_structure() {
-        let error = Error::store_io(
-            "set",
-            "key",
-            std::io::Error::from(std::io::ErrorKind::NotFound),
-        );
+        let error = Error::from(crate::store::Error::call("set", "key", "why"));
         assert_eq!(format!("{error:?}"), error.to_string());
         let structure = format!("{error:#?}");
-        for part in [
-            "Store {",
-            "operation: \"set\"",
-            "key: \"key\"",
-            "source: Some(",
-        ] {
+        for part in ["Store(", "operation: \"set\"", "key: \"key\""] {
             assert!(structure.contains(part), "{structure}");
         }
         // `main` prints a returned error with `{:?}`.

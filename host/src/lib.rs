@@ -43,12 +43,10 @@ pub mod gpu;
 #[cfg(feature = "hip")]
 pub mod hip;
 mod memory;
-mod notice;
 mod options;
 mod plan;
 mod process;
 pub mod reference;
-pub mod store;
 mod stream;
 mod tensor;
 #[doc(hidden)]
@@ -56,6 +54,8 @@ pub mod testing;
 pub mod transport;
 
 pub use self::collective::{Collective, Op, Operands};
+pub use fusewire_store as store;
+
 #[doc(hidden)]
 pub use self::comm::bench_rendezvous;
 pub use self::comm::{

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-use fusewire::Error;
+use fusewire::store::Error;
 use fusewire::store::{Store, StoreOptions, StoreProtocol, TcpStore, TcpStoreServer};
 use fusewire_tests::process::free_port;
 use fusewire_tests::skip::skip;
@@ -167,7 +167,7 @@ fn use_server(store: &TcpStore, port: u16, new: bool) {
     // This wait times out. The next wait completes while other clients add to a key.
     let error = store.wait(&["k", "never"], SHORT).unwrap_err();
     assert!(
-        matches!(&error, Error::StoreTimeout { key, .. } if key == "never"),
+        matches!(&error, Error::Timeout { key, .. } if key == "never"),
         "{error}"
     );
     thread::scope(|scope| {

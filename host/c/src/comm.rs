@@ -145,8 +145,9 @@ pub unsafe extern "C" fn fusewire_comm_create(
         } else {
             None
         };
-        let client: Arc<dyn Store> =
-            Arc::new(TcpStore::connect(host, port, parsed.options.timeout)?);
+        let client: Arc<dyn Store> = Arc::new(
+            TcpStore::connect(host, port, parsed.options.timeout).map_err(fusewire::Error::from)?,
+        );
         parsed.options.store = Some(client);
         parsed.options.rank_size = Some((rank, size));
         let made = new_comm(&parsed.backend, device, name, parsed.options)?;

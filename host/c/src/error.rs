@@ -6,7 +6,7 @@ use core::panic::AssertUnwindSafe;
 use std::ffi::CString;
 use std::panic::catch_unwind;
 
-use fusewire::{Error, FailureKind};
+use fusewire::{Error, FailureKind, store};
 
 /// Codes that functions return: `FUSEWIRE_OK`, or the kind of failure.
 pub mod codes {
@@ -59,14 +59,16 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::InvalidArgument { .. } => codes::FUSEWIRE_ERROR_ARGUMENT,
-            Error::Timeout(_) | Error::StoreTimeout { .. } => codes::FUSEWIRE_ERROR_TIMEOUT,
+            Error::Timeout(_) | Error::Store(store::Error::Timeout { .. }) => {
+                codes::FUSEWIRE_ERROR_TIMEOUT
+            }
             Error::Mismatch(_) => codes::FUSEWIRE_ERROR_MISMATCH,
             Error::Failed(failure) => match failure.kind {
                 FailureKind::Dead => codes::FUSEWIRE_ERROR_PEER,
                 FailureKind::Abort => codes::FUSEWIRE_ERROR_ABORTED,
                 _ => codes::FUSEWIRE_ERROR_FAILED,
             },
-            Error::Store { .. } | Error::Bootstrap { .. } => codes::FUSEWIRE_ERROR_BOOTSTRAP,
+            Error::Store(_) | Error::Bootstrap { .. } => codes::FUSEWIRE_ERROR_BOOTSTRAP,
             Error::Communicator { .. } => codes::FUSEWIRE_ERROR_COMMUNICATOR,
             Error::NoDevice { .. }
             | Error::Driver { .. }

@@ -70,10 +70,7 @@ fn open_at(directory: &Path, name: &str, user: u32, size: u32) -> Result<FileSto
         match FileStore::open(&path) {
             // The last rank that opened another store of the job has removed the directory since
             // `make_private` returned.
-            Err(Error::Store {
-                source: Some(source),
-                ..
-            }) if source.kind() == ErrorKind::NotFound && tries < TRIES => tries += 1,
+            Err(error) if error.kind() == Some(ErrorKind::NotFound) && tries < TRIES => tries += 1,
             opened => break opened?,
         }
     };

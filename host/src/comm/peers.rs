@@ -22,7 +22,7 @@ use fusewire_device::layout::CommState;
 
 use super::observe::Recorder;
 use super::{Inner, nanoseconds};
-use crate::{Activity, notice, process};
+use crate::{Activity, process};
 
 /// Longest time between two looks at the communicators.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -195,7 +195,7 @@ fn work() {
             .filter_map(WatchedLaunches::report)
             .collect();
         for message in messages {
-            notice::warn(message);
+            crate::store::notice::warn(message);
         }
         for (entry, key) in polled[1..].iter().zip(keys) {
             let ended = entry.revents != 0 || (entry.fd < 0 && process::has_ended(key.0, key.1));

@@ -11,7 +11,7 @@ use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
 use crate::memory::MemoryDescriptor;
 use crate::options::Options;
-use crate::store::{MemoryStore, Store, TcpStore, TcpStoreServer};
+use crate::store::{self, MemoryStore, Store, TcpStore, TcpStoreServer};
 use crate::{Error, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -21,26 +21,26 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 struct LateStore(TcpStore);
 
 impl Store for LateStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
         self.0.set(key, value)
     }
-    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+    fn get(&self, key: &str, timeout: Duration) -> store::Result<Vec<u8>> {
         self.0.get(key, timeout)
     }
-    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+    fn wait(&self, keys: &[&str], timeout: Duration) -> store::Result<()> {
         thread::sleep(Duration::from_millis(300));
         self.0.wait(keys, timeout)
     }
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+    fn add(&self, key: &str, amount: i64) -> store::Result<i64> {
         self.0.add(key, amount)
     }
-    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> store::Result<Vec<u8>> {
         self.0.compare_set(key, expected, desired)
     }
-    fn check(&self, keys: &[&str]) -> Result<bool> {
+    fn check(&self, keys: &[&str]) -> store::Result<bool> {
         self.0.check(keys)
     }
-    fn delete(&self, key: &str) -> Result<bool> {
+    fn delete(&self, key: &str) -> store::Result<bool> {
         self.0.delete(key)
     }
 }

@@ -140,7 +140,7 @@ pub fn load_library(
         while let Some(family) = families.get(next.fetch_add(1, Ordering::Relaxed)) {
             done.push(load(family)?);
         }
-        Ok(done)
+        Ok::<_, Error>(done)
     };
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let mut modules = thread::scope(|scope| {

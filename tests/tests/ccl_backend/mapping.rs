@@ -289,43 +289,29 @@ fn messages() {
 #[test]
 fn composed() {
     let fake = Fake::new();
-    let rooted = |all: fn(usize, u32) -> String, own: fn(usize, u32) -> String| {
-        move |rank: u32| -> (Vec<String>, String) {
-            let all = if rank == ROOT {
-                (0..RANKS).map(|peer| all(5, peer)).collect()
-            } else {
-                vec![]
-            };
-            (all, own(5, ROOT))
-        }
+    // For each peer the send, then the receive. Empty rows need neither.
+    let by_peer = |sent: &dyn Fn(u32) -> usize, received: &dyn Fn(u32) -> usize| {
+        let pair = |peer: u32| {
+            let (sent, received) = (sent(peer), received(peer));
+            let send = (sent > 0).then(|| send(sent, peer));
+            send.into_iter()
+                .chain((received > 0).then(|| recv(received, peer)))
+        };
+        group((0..RANKS).flat_map(pair).collect())
     };
+    let on_root = |rank: u32| move |_: u32| if rank == ROOT { COUNT } else { 0 };
+    let of_root = |peer: u32| if peer == ROOT { COUNT } else { 0 };
     check(
         &fake,
         |comm| comm.scatter_single(&floats(COUNT)?, &floats(3 * COUNT)?, ROOT),
-        |rank| {
-            let (mut calls, own) = rooted(send, recv)(rank);
-            calls.push(own);
-            group(calls)
-        },
+        |rank| by_peer(&on_root(rank), &of_root),
     );
     check(
         &fake,
         |comm| comm.gather_single(&floats(3 * COUNT)?, &floats(COUNT)?, ROOT),
-        |rank| {
-            let (mut calls, own) = rooted(recv, send)(rank);
-            calls.insert(0, own);
-            group(calls)
-        },
+        |rank| by_peer(&of_root, &on_root(rank)),
     );
-    let gathered = |rank: u32| {
-        let own = rank as usize + 2;
-        let sends = (0..RANKS).map(|peer| send(own, peer));
-        group(
-            sends
-                .chain((0..RANKS).map(|peer| recv(peer as usize + 2, peer)))
-                .collect(),
-        )
-    };
+    let gathered = |rank: u32| by_peer(&|_| rank as usize + 2, &|peer| peer as usize + 2);
     check(
         &fake,
         |comm| {
@@ -364,14 +350,7 @@ fn composed() {
             let got: Vec<u64> = (0..3).map(|from| split(from, rank) as u64).collect();
             comm.all_to_all_v_single(&floats(3)?, &floats(3)?, &got, &sent)
         },
-        |rank| {
-            let pair = |peer: u32| {
-                let (sent, got) = (split(rank, peer), split(peer, rank));
-                let send = (sent > 0).then(|| send(sent, peer));
-                send.into_iter().chain((got > 0).then(|| recv(got, peer)))
-            };
-            group((0..RANKS).flat_map(pair).collect())
-        },
+        |rank| by_peer(&|to| split(rank, to), &|from| split(from, rank)),
     );
 }
 

@@ -118,7 +118,7 @@ fn announce(setup: &Setup, id: &Result<ncclUniqueId>) -> Result<()> {
             .collect(),
         Err(error) => error.to_string().into_bytes(),
     };
-    setup.store.set(ID, &word)
+    Ok(setup.store.set(ID, &word)?)
 }
 
 fn learn(setup: &Setup, init: impl Fn(String) -> Error) -> Result<ncclUniqueId> {

@@ -11,8 +11,7 @@ use fusewire_backend_abi::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES,
 };
 
-use crate::Error;
-use crate::store::Store;
+use crate::store::{Error, Store};
 
 /// Store, and the struct with the C functions that access it. The value is in an `Arc`, so neither
 /// field moves.
@@ -59,7 +58,7 @@ fn invalid(detail: impl Into<String>) -> StoreFailure {
 
 fn failed(error: &Error) -> StoreFailure {
     let code = match error {
-        Error::StoreTimeout { .. } => CODE_TIMEOUT,
+        Error::Timeout { .. } => CODE_TIMEOUT,
         Error::InvalidArgument { .. } => CODE_INVALID,
         _ => CODE_STORE,
     };

@@ -8,7 +8,7 @@ use crate::bootstrap::{RankSize, store_from_env};
 use crate::comm::Communicator;
 use crate::device::Device;
 use crate::options::Options;
-use crate::store::Store;
+use crate::store::{self, Store};
 
 impl Communicator {
     /// Joins the communicator `"world"` as the rank that the environment names (`fusewire run`,
@@ -45,43 +45,43 @@ struct EnvStore {
 }
 
 impl Store for EnvStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
         self.store.set(key, value)
     }
-    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+    fn get(&self, key: &str, timeout: Duration) -> store::Result<Vec<u8>> {
         self.store.get(key, timeout)
     }
-    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+    fn wait(&self, keys: &[&str], timeout: Duration) -> store::Result<()> {
         self.store.wait(keys, timeout)
     }
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+    fn add(&self, key: &str, amount: i64) -> store::Result<i64> {
         self.store.add(key, amount)
     }
-    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> store::Result<Vec<u8>> {
         self.store.compare_set(key, expected, desired)
     }
-    fn check(&self, keys: &[&str]) -> Result<bool> {
+    fn check(&self, keys: &[&str]) -> store::Result<bool> {
         self.store.check(keys)
     }
-    fn delete(&self, key: &str) -> Result<bool> {
+    fn delete(&self, key: &str) -> store::Result<bool> {
         self.store.delete(key)
     }
-    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn append(&self, key: &str, value: &[u8]) -> store::Result<()> {
         self.store.append(key, value)
     }
-    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> store::Result<Vec<Vec<u8>>> {
         self.store.multi_get(keys, timeout)
     }
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> store::Result<()> {
         self.store.multi_set(pairs)
     }
-    fn num_keys(&self) -> Result<u64> {
+    fn num_keys(&self) -> store::Result<u64> {
         self.store.num_keys()
     }
-    fn list_keys(&self) -> Result<Vec<String>> {
+    fn list_keys(&self) -> store::Result<Vec<String>> {
         self.store.list_keys()
     }
-    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
+    fn barrier(&self, key: &str, size: u32, timeout: Duration) -> store::Result<()> {
         self.store.barrier(key, size, timeout)
     }
 }

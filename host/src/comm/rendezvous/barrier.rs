@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
-use crate::{Error, Result};
+use crate::Result;
+use crate::store::Error as StoreError;
 
 impl Rendezvous<'_> {
     /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
@@ -76,12 +77,12 @@ impl Rendezvous<'_> {
         self.store
             .wait(&[key], self.timeout)
             .map_err(|error| match error {
-                Error::StoreTimeout { .. } => self.refuse(format!(
+                StoreError::Timeout { .. } => self.refuse(format!(
                     "not all of the {} ranks joined within {:.1} s",
                     self.size,
                     started.elapsed().as_secs_f64()
                 )),
-                other => other,
+                other => other.into(),
             })
     }
 }

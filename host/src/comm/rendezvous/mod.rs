@@ -105,7 +105,7 @@ impl Rendezvous<'_> {
             self.store.set(&key, &own)?;
             return Ok(own);
         }
-        self.store.get(&key, self.timeout)
+        Ok(self.store.get(&key, self.timeout)?)
     }
 
     fn peer_info_key(&self, class: &str, rank: u32) -> String {

@@ -5,7 +5,8 @@ use core::time::Duration;
 use super::Rendezvous;
 use super::claim::number_key;
 use super::waiting::WaitProgress;
-use crate::store::is_hang_up;
+
+use crate::store::Error as StoreError;
 use crate::{Error, Result};
 
 /// How long a rank waits for another one to find the missing rank.
@@ -43,27 +44,28 @@ impl Rendezvous<'_> {
     pub(super) fn outcome(&self, class: &str) -> Result<Outcome> {
         let key = self.outcome_key(class);
         let read = |timeout| {
-            self.store
-                .get(&key, timeout)
-                .and_then(|bytes| Outcome::from_bytes(&bytes).ok_or_else(|| self.unreadable(0)))
+            let bytes = self.store.get(&key, timeout)?;
+            Outcome::from_bytes(&bytes).ok_or_else(|| self.unreadable(0))
         };
         let mut waiting = WaitProgress::new(self.timeout);
         loop {
             match read(waiting.slice(self.rank)) {
-                Err(Error::StoreTimeout { .. }) if waiting.is_over() => break,
-                Err(Error::StoreTimeout { .. }) => match self.look_at_first(class, &mut waiting) {
-                    Err(Error::Communicator { detail, .. }) => {
-                        return self.publish(class, Outcome::Refused(detail));
+                Err(Error::Store(StoreError::Timeout { .. })) if waiting.is_over() => break,
+                Err(Error::Store(StoreError::Timeout { .. })) => {
+                    match self.look_at_first(class, &mut waiting) {
+                        Err(Error::Communicator { detail, .. }) => {
+                            return self.publish(class, Outcome::Refused(detail));
+                        }
+                        looked => looked?,
                     }
-                    looked => looked?,
-                },
+                }
                 Err(error) => return Err(self.server_ended(error)),
                 outcome => return outcome,
             }
         }
         if self.store.add(&format!("{key}/late"), 1)? != 1 {
             return match read(GRACE) {
-                Err(Error::StoreTimeout { .. }) => Err(self.refuse(format!(
+                Err(Error::Store(StoreError::Timeout { .. })) => Err(self.refuse(format!(
                     "not all of the {} ranks joined within {:.1} s",
                     self.size,
                     self.timeout.as_secs_f64()
@@ -81,10 +83,7 @@ impl Rendezvous<'_> {
     /// Explains the end of the store's server while this rank waited.
     fn server_ended(&self, error: Error) -> Error {
         match &error {
-            Error::Store {
-                source: Some(source),
-                ..
-            } if is_hang_up(source) => self.refuse(format!(
+            Error::Store(store) if store.is_disconnect() => self.refuse(format!(
                 "the store's server ended while rank {} waited for the other ranks ({error}); \
                  unless a launcher serves the store, rank 0 does: see why that ended",
                 self.rank

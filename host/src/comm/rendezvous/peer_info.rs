@@ -5,6 +5,7 @@ use super::waiting::WaitProgress;
 use super::{Rendezvous, class};
 use crate::comm::topology::{LocalRanks, Locality, Topology};
 use crate::memory::MemoryDescriptor;
+use crate::store::Error as StoreError;
 use crate::{Error, Result};
 
 /// Number of ranks whose peer info is read in one request.
@@ -70,7 +71,7 @@ impl Rendezvous<'_> {
             )));
         }
         let mut infos = Vec::new();
-        let get = |keys: &[&str]| self.store.multi_get(keys, self.timeout);
+        let get = |keys: &[&str]| Ok(self.store.multi_get(keys, self.timeout)?);
         for (first, count) in local_ranks.runs {
             self.read_peer_infos(class, first, count, get, |rank, info| {
                 let PublishedInfo {
@@ -108,15 +109,15 @@ impl Rendezvous<'_> {
         let mut waiting = WaitProgress::new(self.timeout);
         let get = |keys: &[&str]| loop {
             match self.store.multi_get(keys, waiting.slice(self.rank)) {
-                Err(Error::StoreTimeout { .. }) if waiting.is_over() => {
+                Err(StoreError::Timeout { .. }) if waiting.is_over() => {
                     break Err(self.missing(self.first_missing(class)?));
                 }
-                Err(Error::StoreTimeout { .. }) => {
+                Err(StoreError::Timeout { .. }) => {
                     self.look_at_all(class, &mut waiting, |rank, info| {
                         self.verify(rank, info, what, own).map(drop)
                     })?;
                 }
-                other => break other,
+                other => break other.map_err(Error::from),
             }
         };
         self.read_peer_infos(class, 0, self.size, get, |rank, info| {

@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use super::Rendezvous;
 use super::outcome::Outcome;
-use crate::{Error, Result, notice};
+use crate::Result;
+use crate::store::Error as StoreError;
 
 /// Longest wait of rank 0 before it looks whether the rendezvous can still succeed.
 const SLICE: Duration = Duration::from_millis(500);
@@ -153,7 +154,7 @@ impl Rendezvous<'_> {
         }
         let duplicate = match self.store.get(&key, SLICE) {
             // The key was deleted: the rendezvous has ended.
-            Err(Error::StoreTimeout { .. }) => return Ok(()),
+            Err(StoreError::Timeout { .. }) => return Ok(()),
             duplicate => duplicate?,
         };
         let missing = self.first_missing(class)?;
@@ -167,7 +168,7 @@ impl Rendezvous<'_> {
         if missing.is_empty() || !waiting.reports() {
             return;
         }
-        notice::warn(format_args!(
+        crate::store::notice::warn(format_args!(
             "communicator \"{}\": rank {} has waited {:.0} s for {}, which {} not joined; it waits \
              up to {:.0} s{}",
             self.name,
@@ -207,8 +208,8 @@ impl Rendezvous<'_> {
     fn published(&self, key: &str) -> Result<Option<Outcome>> {
         match self.store.get(key, self.timeout) {
             Ok(bytes) => Ok(Outcome::from_bytes(&bytes)),
-            Err(Error::StoreTimeout { .. }) => Ok(None),
-            Err(other) => Err(other),
+            Err(StoreError::Timeout { .. }) => Ok(None),
+            Err(other) => Err(other.into()),
         }
     }
 }

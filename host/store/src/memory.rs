@@ -47,7 +47,7 @@ impl MemoryStore {
                 .checked_sub(start.elapsed())
                 .filter(|left| !left.is_zero())
             else {
-                return Err(Error::StoreTimeout {
+                return Err(Error::Timeout {
                     key: (*missing).to_owned(),
                     seconds: timeout.as_secs_f64(),
                 });
@@ -82,7 +82,7 @@ impl Store for MemoryStore {
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let sum = self.table().add(key.as_bytes(), amount);
         self.shared.changed.notify_all();
-        sum.map_err(|detail| Error::store("add", key, detail))
+        sum.map_err(|detail| Error::call("add", key, detail))
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {

@@ -6,8 +6,11 @@
 //! [`Store::compare_set`] on an absent key returns the same value as in PyTorch.
 
 mod client_connection;
+mod error;
 mod file;
 mod memory;
+#[doc(hidden)]
+pub mod notice;
 mod prefix;
 mod secret;
 mod server;
@@ -24,15 +27,13 @@ mod tests;
 use core::fmt;
 use core::time::Duration;
 
-pub(crate) use client_connection::is_hang_up;
+pub use error::{Error, Result};
 pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use secret::StoreSecret;
 pub use server::{StoreTraffic, TcpStoreServer};
 pub use tcp::{StoreOptions, StoreProtocol, TcpStore};
-
-use crate::Result;
 
 /// A key-value store that several ranks share.
 ///
@@ -43,15 +44,15 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// every later call of every rank sees the new value.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached or the value is too
+    /// [`Error::Call`] when the store cannot be reached or the value is too
     /// large.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists, then returns its value.
     ///
     /// # Errors
-    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when the key does not appear within
-    /// `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    /// [`Error::Timeout`] when the key does not appear within
+    /// `timeout`, [`Error::Call`] when the store cannot be reached.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Waits until every one of `keys` exists.
@@ -64,7 +65,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// 0. The store keeps the count as decimal text.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the value at `key` is not a decimal number, when
+    /// [`Error::Call`] when the value at `key` is not a decimal number, when
     /// the new count overflows, or when the store cannot be reached.
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
@@ -73,30 +74,30 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// not empty, stores nothing and returns `expected` (as PyTorch does).
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    /// [`Error::Call`] when the store cannot be reached.
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
 
     /// Returns true if all of `keys` exist.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    /// [`Error::Call`] when the store cannot be reached.
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
     /// Removes `key`. Returns true if the key existed.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    /// [`Error::Call`] when the store cannot be reached.
     fn delete(&self, key: &str) -> Result<bool>;
 
     /// Appends `value` to the value at `key`. An absent key counts as an empty value.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store does not support appending (a server of
+    /// [`Error::Call`] when the store does not support appending (a server of
     /// PyTorch before 2.1 does not), when the value becomes too large, or when the store cannot be
     /// reached.
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         let _ = value;
-        Err(crate::Error::store(
+        Err(crate::Error::call(
             "append",
             key,
             "this store has no append",
@@ -127,9 +128,9 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// `TCPStore` clients that were given a world size count themselves.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot count, or cannot be reached.
+    /// [`Error::Call`] when the store cannot count, or cannot be reached.
     fn num_keys(&self) -> Result<u64> {
-        Err(crate::Error::store(
+        Err(crate::Error::call(
             "num_keys",
             "",
             "this store does not count its keys",
@@ -140,10 +141,10 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// its prefix.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot list its keys (a PyTorch server
+    /// [`Error::Call`] when the store cannot list its keys (a PyTorch server
     /// before 2.15 then closes the connection), or cannot be reached.
     fn list_keys(&self) -> Result<Vec<String>> {
-        Err(crate::Error::store(
+        Err(crate::Error::call(
             "list_keys",
             "",
             "this store does not list its keys",
@@ -154,8 +155,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// callers and is never reset, so each barrier needs a new key.
     ///
     /// # Errors
-    /// [`Error::StoreTimeout`](crate::Error::StoreTimeout) when fewer than `size` callers enter
-    /// within `timeout`, [`Error::Store`](crate::Error::Store) when the store cannot be reached, or
+    /// [`Error::Timeout`] when fewer than `size` callers enter
+    /// within `timeout`, [`Error::Call`] when the store cannot be reached, or
     /// when its server does not support barriers (a PyTorch server before 2.15 then closes the
     /// connection).
     fn barrier(&self, key: &str, size: u32, timeout: Duration) -> Result<()> {
@@ -166,3 +167,7 @@ pub trait Store: Send + Sync + fmt::Debug {
         self.wait(&[&all], timeout)
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -82,7 +82,7 @@ impl TcpStoreServer {
     /// If `FUSEWIRE_STORE_SECRET` is set, clients must have the secret in this variable.
     ///
     /// # Errors
-    /// [`Error::Store`] when the address cannot be bound or the thread cannot be started.
+    /// [`Error::Call`] when the address cannot be bound or the thread cannot be started.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         Self::bind_with(address, StoreSecret::from_env())
     }
@@ -94,7 +94,7 @@ impl TcpStoreServer {
     /// Same as [`TcpStoreServer::bind`].
     pub fn bind_with(address: impl ToSocketAddrs, secret: Option<StoreSecret>) -> Result<Self> {
         let limit = secret.is_none().then_some(MAX_OPEN_BYTES);
-        Self::start(address, secret, limit).map_err(|error| Error::store_io("bind", "", error))
+        Self::start(address, secret, limit).map_err(|error| Error::io("bind", "", error))
     }
 
     /// Binds like [`TcpStoreServer::bind_with`]. The server keeps at most `limit` bytes.

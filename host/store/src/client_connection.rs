@@ -6,6 +6,7 @@ use std::net::TcpStream;
 
 use super::secret::{self, Role, StoreSecret};
 use super::wire::{self, Dialect, Query, Writer};
+use crate::error::is_disconnect;
 
 /// The first requests of a connection, which reveal the protocol of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,19 +122,11 @@ pub(super) fn unexpected(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the server sent {what}"))
 }
 
-/// Returns true if the error means that the peer has closed the connection.
-pub(crate) fn is_hang_up(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
-    )
-}
-
 /// Replaces the messages of the two most common failures with what they mean to a store client.
 pub(super) fn describe(error: io::Error) -> io::Error {
     let meaning = match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "the server did not answer in time",
-        _ if is_hang_up(&error) => {
+        _ if is_disconnect(error.kind()) => {
             "the server closed the connection: it has stopped, or it refused the request"
         }
         _ => return error,
@@ -159,7 +152,7 @@ pub(super) fn authenticate(connection: &mut TcpStream, secret: &StoreSecret) -> 
     connection.write_all(&[&[secret::HELLO][..], &own].concat())?;
     // A PyTorch server does not know the first byte and closes the connection.
     let no_secret = |error: io::Error| {
-        if is_hang_up(&error) {
+        if is_disconnect(error.kind()) {
             denied("the server knows no secrets, but FUSEWIRE_STORE_SECRET is set here")
         } else {
             error

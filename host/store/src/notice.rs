@@ -4,7 +4,7 @@ use core::fmt;
 use std::io::Write;
 
 /// Logs `message` as a `tracing` warning, and writes it to stderr if the program has no subscriber.
-pub(crate) fn warn(message: impl fmt::Display) {
+pub fn warn(message: impl fmt::Display) {
     tracing::warn!("{message}");
     if !tracing::dispatcher::has_been_set() {
         // A single write keeps the lines of several ranks from interleaving. The result is ignored,

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use super::{StoreProtocol, TcpStore};
-use crate::store::client_connection::{Greeting, authenticate, describe, greet, is_hang_up};
+use crate::client_connection::{Greeting, authenticate, describe, greet};
+use crate::error::is_disconnect;
 use crate::{Error, Result, notice};
 
 /// Time after which the user is warned that no server answers.
@@ -32,11 +33,11 @@ impl TcpStore {
             };
             if error.kind() == ErrorKind::PermissionDenied {
                 let address = self.address();
-                return Err(Error::store_io("connect", &address, error));
+                return Err(Error::io("connect", &address, error));
             }
             if start.elapsed() + pause >= timeout {
                 let address = self.address();
-                return Err(Error::Store {
+                return Err(Error::Call {
                     operation: "connect",
                     key: address,
                     detail: format!(
@@ -112,7 +113,7 @@ impl TcpStore {
                     }
                     // A server that does not know the greeting closes the connection. Try the next
                     // greeting.
-                    Err(error) if is_hang_up(&error) => failure = describe(error),
+                    Err(error) if is_disconnect(error.kind()) => failure = describe(error),
                     Err(error) => return Err(error),
                 }
             }
@@ -156,7 +157,7 @@ impl TcpStore {
         let answer = connection
             .set_read_timeout(Some(self.io_timeout()))
             .and_then(|()| talk(&mut connection))
-            .map_err(|error| Error::store_io(operation, key, describe(error)))?;
+            .map_err(|error| Error::io(operation, key, describe(error)))?;
         self.put_back(connection);
         Ok(answer)
     }

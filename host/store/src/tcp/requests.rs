@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::net::TcpStream;
 
 use super::TcpStore;
-use crate::store::Store;
-use crate::store::client_connection::{
+use crate::Store;
+use crate::client_connection::{
     cancel_wait, describe, read_array, read_vector, stop_waiting, unexpected,
 };
-use crate::store::wire::{self, Dialect, Query, Writer};
+use crate::wire::{self, Dialect, Query, Writer};
 use crate::{Error, Result};
 
 /// Prefix of every key on the wire. PyTorch's `TCPStore` uses the same prefix, so PyTorch clients
@@ -42,7 +42,7 @@ impl TcpStore {
             }
             Ok(None)
         })()
-        .map_err(|error| Error::store_io(operation, first, describe(error)))?;
+        .map_err(|error| Error::io(operation, first, describe(error)))?;
         // A legacy server cannot cancel a wait. Its late answer could be mistaken for the answer to
         // the next request, so this connection is not reused.
         if !legacy || answer.is_some() {
@@ -58,7 +58,7 @@ impl TcpStore {
                 break;
             }
         }
-        Err(Error::StoreTimeout {
+        Err(Error::Timeout {
             key: missing.to_owned(),
             seconds: timeout.as_secs_f64(),
         })
@@ -68,7 +68,7 @@ impl TcpStore {
     /// server uses that protocol.
     fn current_only(&self, operation: &'static str, key: &str, query: Query) -> Result<Writer> {
         if self.dialect() == Dialect::Legacy {
-            return Err(Error::store(
+            return Err(Error::call(
                 operation,
                 key,
                 "the server speaks the protocol of PyTorch before 2.1, which has no such request",
@@ -178,7 +178,7 @@ impl Store for TcpStore {
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         if self.dialect() == Dialect::Legacy {
-            return Err(Error::store(
+            return Err(Error::call(
                 "append",
                 key,
                 "the server speaks the protocol of PyTorch before 2.1, which has no append",
@@ -293,12 +293,12 @@ impl Store for TcpStore {
             }
             Ok(passed)
         })()
-        .map_err(|error| Error::store_io("barrier", key, describe(error)))?;
+        .map_err(|error| Error::io("barrier", key, describe(error)))?;
         self.put_back(connection);
         if passed {
             return Ok(());
         }
-        Err(Error::StoreTimeout {
+        Err(Error::Timeout {
             key: key.to_owned(),
             seconds: timeout.as_secs_f64(),
         })

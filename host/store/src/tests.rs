@@ -88,7 +88,7 @@ fn counters_are_decimal_text() {
         store.set("n", b"forty").unwrap();
         assert!(matches!(
             store.add("n", 1),
-            Err(Error::Store {
+            Err(Error::Call {
                 operation: "add",
                 ..
             })
@@ -142,12 +142,12 @@ fn timeouts_name_the_missing_key_and_leave_the_store_usable() {
         let error = store.wait(&["here", "missing"], SHORT).unwrap_err();
         assert!(start.elapsed() >= SHORT);
         match error {
-            Error::StoreTimeout { key, .. } => assert!(key.ends_with("missing"), "{key}"),
+            Error::Timeout { key, .. } => assert!(key.ends_with("missing"), "{key}"),
             other => panic!("{other}"),
         }
         assert!(matches!(
             store.get("missing", SHORT),
-            Err(Error::StoreTimeout { .. })
+            Err(Error::Timeout { .. })
         ));
         assert_eq!(store.get("here", SHORT).unwrap(), b"1");
         store.set("missing", b"2").unwrap();
@@ -295,7 +295,7 @@ fn several_keys_in_one_call() {
         assert_eq!(values, [&b"\0\xff"[..], b"1", b"", b"1"]);
         assert_eq!(store.num_keys().unwrap() - before, 3);
         let error = store.multi_get(&["a", "missing"], SHORT).unwrap_err();
-        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
         thread::scope(|scope| {
             let late = scope.spawn(|| store.multi_get(&["a", "late"], LONG).unwrap());
             thread::sleep(Duration::from_millis(20));
@@ -326,7 +326,7 @@ fn old_clients_are_served() {
     assert_eq!(old.num_keys().unwrap(), 4);
     assert!(matches!(
         old.wait(&["k", "late"], SHORT),
-        Err(Error::StoreTimeout { key, .. }) if key == "late"
+        Err(Error::Timeout { key, .. }) if key == "late"
     ));
     assert!(old.delete("k").unwrap());
     assert!(!old.check(&["k"]).unwrap());
@@ -541,7 +541,7 @@ fn keys_are_listed_and_barriers_wait_for_all() {
         after.retain(|key| !before.contains(key));
         assert_eq!(after, ["a/c", "b"]);
         let error = store.barrier("alone", 2, SHORT).unwrap_err();
-        assert!(matches!(error, Error::StoreTimeout { .. }), "{error}");
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
         let entered = AtomicU32::new(0);
         thread::scope(|scope| {
             for _ in 0..4 {

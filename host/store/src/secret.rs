@@ -50,10 +50,13 @@ impl StoreSecret {
     /// Returns a secret of the given bytes. Use at least 16 random bytes.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when `bytes` is empty.
+    /// [`Error::InvalidArgument`] when `bytes` is empty.
     pub fn new(bytes: &[u8]) -> Result<Self> {
         if bytes.is_empty() {
-            return Err(Error::bootstrap("the secret of a store is empty"));
+            return Err(Error::invalid(
+                "store options",
+                "the secret of a store is empty",
+            ));
         }
         Ok(Self(bytes.into()))
     }

@@ -18,15 +18,15 @@ use crate::Result;
 /// Key under which PyTorch's `TCPStore` counts workers. Unlike other keys, it has no prefix.
 const WORKERS: &[u8] = b"init/";
 
-/// Client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of the server of a PyTorch
+/// Client of a [`TcpStoreServer`](crate::TcpStoreServer) or of the server of a PyTorch
 /// `TCPStore`, including versions before 2.1, which number their requests differently.
 ///
 /// Each call has exclusive use of one connection while it runs, so a thread that waits for a key
 /// does not block the thread that sets the key. Idle connections are kept and reused.
 ///
-/// A PyTorch server before 2.1 does not support [`Store::append`](crate::store::Store::append). A
+/// A PyTorch server before 2.1 does not support [`Store::append`](crate::Store::append). A
 /// PyTorch server before 2.1, or one of any version with `use_libuv=False`, does not wake clients
-/// that wait for a key that [`Store::compare_set`](crate::store::Store::compare_set) has created.
+/// that wait for a key that [`Store::compare_set`](crate::Store::compare_set) has created.
 #[derive(Debug)]
 pub struct TcpStore {
     host: String,
@@ -44,8 +44,8 @@ impl TcpStore {
     /// that does not wait for a key.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when no server answers in time or the server and the
-    /// client do not have the same secret, [`Error::Bootstrap`](crate::Error::Bootstrap) when an
+    /// [`Error::Call`] when no server answers in time or the server and the
+    /// client do not have the same secret, [`Error::InvalidArgument`] when an
     /// environment variable has an invalid value.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
@@ -77,10 +77,10 @@ impl TcpStore {
     /// Counts this client as a worker of a PyTorch master: `TCPStore(host, port, world_size,
     /// is_master=True)` returns when `world_size` clients, including the master, have been counted.
     /// Every `TCPStore` that has a world size counts itself.
-    /// [`TcpStoreServer`](crate::store::TcpStoreServer) does not wait for workers.
+    /// [`TcpStoreServer`](crate::TcpStoreServer) does not wait for workers.
     ///
     /// # Errors
-    /// [`Error::Store`](crate::Error::Store) when the store cannot be reached.
+    /// [`Error::Call`] when the store cannot be reached.
     pub fn join_as_worker(&self) -> Result<()> {
         let request = self.query(Query::Add).vector(WORKERS).i64(1).finish();
         let key = String::from_utf8_lossy(WORKERS);

@@ -2,7 +2,7 @@
 
 use core::str::FromStr;
 
-use crate::store::StoreSecret;
+use crate::StoreSecret;
 use crate::{Error, Result};
 
 /// Protocol of a TCP store server.
@@ -13,7 +13,7 @@ pub enum StoreProtocol {
     #[default]
     Auto,
     /// The protocol of PyTorch 2.1 and later, and of
-    /// [`TcpStoreServer`](crate::store::TcpStoreServer).
+    /// [`TcpStoreServer`](crate::TcpStoreServer).
     Current,
     /// The protocol of PyTorch before 2.1.
     Legacy,
@@ -28,9 +28,10 @@ impl FromStr for StoreProtocol {
             "auto" => Ok(Self::Auto),
             "current" => Ok(Self::Current),
             "legacy" => Ok(Self::Legacy),
-            _ => Err(Error::bootstrap(format!(
-                "FUSEWIRE_STORE_PROTOCOL=\"{text}\" must be auto, current or legacy"
-            ))),
+            _ => Err(Error::invalid(
+                "store options",
+                format!("FUSEWIRE_STORE_PROTOCOL=\"{text}\" must be auto, current or legacy"),
+            )),
         }
     }
 }
@@ -50,7 +51,7 @@ impl StoreOptions {
     /// `auto`) and the secret in `FUSEWIRE_STORE_SECRET`.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when the protocol has another value.
+    /// [`Error::InvalidArgument`] when the protocol has another value.
     pub fn from_env() -> Result<Self> {
         let protocol = match std::env::var("FUSEWIRE_STORE_PROTOCOL") {
             Ok(text) if !text.is_empty() => text.parse()?,

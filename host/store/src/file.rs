@@ -56,7 +56,7 @@ impl FileStore {
     /// Opens the store at `path`, or creates it with read and write permission for this user only.
     ///
     /// # Errors
-    /// [`Error::Store`] when the file cannot be opened, or is not a store.
+    /// [`Error::Call`] when the file cannot be opened, or is not a store.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let file = OpenOptions::new()
@@ -67,7 +67,7 @@ impl FileStore {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
-            .map_err(|error| Error::store_io("open", &path.to_string_lossy(), error))?;
+            .map_err(|error| Error::io("open", &path.to_string_lossy(), error))?;
         let store = Self {
             log: Mutex::new(Log {
                 file,
@@ -103,8 +103,8 @@ impl FileStore {
                 call(&mut log)
             })
             .map_err(|failure| match failure {
-                Failure::Io(error) => Error::store_io(operation, key, error),
-                Failure::Detail(detail) => Error::store(operation, key, detail),
+                Failure::Io(error) => Error::io(operation, key, error),
+                Failure::Detail(detail) => Error::call(operation, key, detail),
             })
     }
 
@@ -130,7 +130,7 @@ impl FileStore {
             };
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                return Err(Error::StoreTimeout {
+                return Err(Error::Timeout {
                     key: missing.to_owned(),
                     seconds: timeout.as_secs_f64(),
                 });
