@@ -41,13 +41,16 @@ struct Planned<'b, 'a> {
 }
 
 impl Communicator {
-    /// Plans a checked collective and binds it to a kernel or to a call of the backend.
+    /// Plans a checked collective, binds it to a kernel or to a call of the backend, and passes it
+    /// to `submit`. A returned [`PreparedOp`] would be copied on its way to `submit`, which takes a
+    /// quarter of the time of a barrier.
     #[inline]
-    pub(super) fn bind<'a>(
+    pub(super) fn bind<'a, R>(
         &self,
         collective: &Collective<'a>,
         lifetime: Lifetime,
-    ) -> Result<PreparedOp<'a>> {
+        submit: impl FnOnce(PreparedOp<'a>) -> Result<R>,
+    ) -> Result<R> {
         let Collective { op, operands } = collective;
         let plan = self.plan_checked(op);
         let info = OpInfo {
@@ -56,7 +59,7 @@ impl Communicator {
             output_count: operands.output.count as u64,
         };
         if let Some(backend) = &self.inner.backend {
-            return self.bind_backend(backend, collective, info);
+            return submit(self.bind_backend(backend, collective, info)?);
         }
         let planned = Planned {
             op,
@@ -65,37 +68,38 @@ impl Communicator {
             info,
         };
         match op {
-            Op::AllReduce { .. } if plan.algorithm == Algorithm::Packet => {
-                Ok(self.bind_packets(planned))
+            Op::AllReduce {
+                dtype, reduction, ..
+            } if plan.algorithm == Algorithm::Packet
+                && let Some(kernel) = select_all_reduce_packet(*dtype, *reduction) =>
+            {
+                submit(self.bind_packets(planned, kernel))
             }
             Op::AllReduce { .. } | Op::Reduce { .. } | Op::ReduceScatter { .. } => {
-                Ok(self.bind_reduction(planned))
+                submit(self.bind_reduction(planned))
             }
-            Op::Broadcast { .. } => Ok(self.bind_movement(planned, &BROADCAST)),
-            Op::Scatter { .. } => Ok(self.bind_movement(planned, &SCATTER)),
-            Op::Gather { .. } => Ok(self.bind_movement(planned, &GATHER)),
-            Op::AllToAll { .. } => Ok(self.bind_movement(planned, &ALL_TO_ALL)),
-            Op::AllGather { .. } if plan.algorithm == Algorithm::Nvls => {
-                Ok(self.bind_movement(planned, &ALL_GATHER_NVLS))
-            }
-            Op::AllGather { .. } => Ok(self.bind_movement(planned, &ALL_GATHER)),
-            Op::AllGatherV { .. } => self.bind_all_gather_v(planned, lifetime),
-            Op::AllToAllV { .. } => self.bind_all_to_all_v(planned, lifetime),
+            Op::Broadcast { .. }
+            | Op::Scatter { .. }
+            | Op::Gather { .. }
+            | Op::AllToAll { .. }
+            | Op::AllGather { .. } => submit(self.bind_movement(planned)),
+            Op::AllGatherV { .. } => submit(self.bind_all_gather_v(planned, lifetime)?),
+            Op::AllToAllV { .. } => submit(self.bind_all_to_all_v(planned, lifetime)?),
             Op::Send { .. } => {
                 let source = operands.input.raw_bytes();
                 let header = self.header(info.call, source.len);
-                Ok(self.bound(planned, &SEND, SendParams { header, source }))
+                submit(self.bound(planned, &SEND, SendParams { header, source }))
             }
             Op::Recv { .. } => {
                 let target = operands.output.as_input().raw_bytes();
                 let header = self.header(info.call, target.len);
-                Ok(self.bound(planned, &RECV, RecvParams { header, target }))
+                submit(self.bound(planned, &RECV, RecvParams { header, target }))
             }
             Op::Barrier => {
                 let header = self.header(info.call, 0);
-                Ok(self.bound(planned, &BARRIER, BarrierParams { header }))
+                submit(self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // Made by the methods of `overlap.rs` only, which bind the streams and flags too.
+            // The methods of `overlap.rs` bind these, together with flags and streams.
             Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
                 Err(super::invalid(
                     op.name(),
@@ -118,15 +122,12 @@ impl Communicator {
     }
 
     #[inline(always)]
-    fn bind_packets<'a>(&self, planned: Planned<'_, 'a>) -> PreparedOp<'a> {
+    fn bind_packets<'a>(
+        &self,
+        planned: Planned<'_, 'a>,
+        kernel: &Kernel<AllReducePacketParams>,
+    ) -> PreparedOp<'a> {
         let Planned { op, operands, .. } = planned;
-        let kernel = match (op.dtype(), op.reduction()) {
-            (Some(dtype), Some(code)) => select_all_reduce_packet(dtype, code),
-            _ => None,
-        };
-        let Some(kernel) = kernel else {
-            return self.bind_reduction(planned);
-        };
         debug_assert!(
             op.bytes() <= packet::capacity(self.inner.constants.workspace.packet_slot) as usize
         );
@@ -168,14 +169,18 @@ impl Communicator {
     }
 
     /// Binds a kernel that only moves bytes.
-    fn bind_movement<'a>(
-        &self,
-        planned: Planned<'_, 'a>,
-        kernel: &Kernel<MovementParams>,
-    ) -> PreparedOp<'a> {
+    fn bind_movement<'a>(&self, planned: Planned<'_, 'a>) -> PreparedOp<'a> {
         let Planned {
             op, operands, plan, ..
         } = planned;
+        let kernel: &Kernel<MovementParams> = match op {
+            Op::Broadcast { .. } => &BROADCAST,
+            Op::Scatter { .. } => &SCATTER,
+            Op::Gather { .. } => &GATHER,
+            Op::AllToAll { .. } => &ALL_TO_ALL,
+            _ if plan.algorithm == Algorithm::Nvls => &ALL_GATHER_NVLS,
+            _ => &ALL_GATHER,
+        };
         // In place, a row would be overwritten before its peer has read it.
         let staged = matches!(op, Op::AllToAll { .. }) && operands.is_in_place();
         // Peers write the output by multicast only.

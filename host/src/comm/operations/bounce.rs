@@ -74,7 +74,8 @@ impl Communicator {
             input,
             ..operands
         };
-        self.run(&self.bind(&Collective::new(op, operands), Lifetime::Call)?)?;
+        let collective = Collective::new(op, operands);
+        self.bind(&collective, Lifetime::Call, |prepared| self.run(&prepared))?;
         for_output.map_or(Ok(()), BounceBuffer::copy_back)
     }
 

@@ -38,13 +38,12 @@ impl Communicator {
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
-    #[inline]
     pub fn execute(&self, collective: Collective<'_>) -> Result<()> {
         self.check_operands(&collective)?;
         if self.needs_bounce_buffers(&collective.operands) {
             return self.execute_bounced(collective);
         }
-        self.run(&self.bind(&collective, Lifetime::Call)?)
+        self.bind(&collective, Lifetime::Call, |prepared| self.run(&prepared))
     }
 
     /// Enqueues a collective on the communicator's stream. All buffers must be tensors, which are
@@ -63,13 +62,15 @@ impl Communicator {
                     .to_owned(),
             ));
         }
-        self.submit(&self.bind(&collective, Lifetime::Launch)?)
+        self.bind(&collective, Lifetime::Launch, |prepared| {
+            self.submit(&prepared)
+        })
     }
 
     /// Checks a collective and binds it to a kernel or to a call of the backend.
     pub(super) fn prepare<'a>(&self, collective: &Collective<'a>) -> Result<PreparedOp<'a>> {
         self.check_operands(collective)?;
-        self.bind(collective, Lifetime::Launch)
+        self.bind(collective, Lifetime::Launch, Ok)
     }
 
     /// Returns the plan of an operation. It is the same on all ranks, whatever their buffers.
