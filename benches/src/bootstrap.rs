@@ -7,8 +7,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
-use fusewire::bench_rendezvous;
 use fusewire::store::{TcpStore, TcpStoreServer};
+use fusewire::testing::bench_rendezvous;
 
 /// Parameters of the measurement.
 #[derive(Debug, clap::Args)]

@@ -5,6 +5,7 @@ use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::session::{Call, Operation};
 
+use crate::digest::{self, mixed};
 use crate::options::{Algorithm, ReduceOp};
 use crate::tensor::{Input, Output, Tensor};
 
@@ -275,7 +276,7 @@ impl Op {
     /// Returns the digest of row lengths for [`Op::AllGatherV`]. It does not depend on the compiler
     /// or the machine.
     pub fn digest(counts: &[u64]) -> u64 {
-        counts.iter().fold(0, |digest, count| mixed(digest, *count))
+        digest::of_words(counts)
     }
 
     /// Returns the call word of the operation: its description, and a fingerprint of all that must
@@ -317,13 +318,6 @@ impl Op {
         let own = Call::new(fields.operation, dtype, 0, algorithm, peer as u16, 0).0;
         Call(own & !0xffff | both)
     }
-}
-
-/// Adds `word` to a digest.
-const fn mixed(digest: u64, word: u64) -> u64 {
-    (digest ^ word)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        .rotate_left(23)
 }
 
 /// Row lengths of an [`Op::AllGatherV`] or [`Op::AllToAllV`].

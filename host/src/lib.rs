@@ -34,6 +34,7 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod digest;
 mod error;
 #[cfg_attr(
     not(any(feature = "cuda", feature = "hip")),
@@ -46,7 +47,7 @@ mod memory;
 mod options;
 mod plan;
 mod process;
-pub mod reference;
+
 mod stream;
 mod tensor;
 #[doc(hidden)]
@@ -56,8 +57,6 @@ pub mod transport;
 pub use self::collective::{Collective, Op, Operands};
 pub use fusewire_store as store;
 
-#[doc(hidden)]
-pub use self::comm::bench_rendezvous;
 pub use self::comm::{
     Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
     HookHandle, InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
@@ -67,7 +66,7 @@ pub use self::comm::{
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Error, Result};
-pub use self::options::{Algorithm, CallOptions, Determinism, GridMode, Options, ReduceOp};
+pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp};
 pub use self::plan::Plan;
 pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};

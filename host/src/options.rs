@@ -10,6 +10,7 @@ use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 
 use crate::store::Store;
+use crate::testing::TestOptions;
 use crate::{Error, Result};
 
 /// Operation that combines the elements of all ranks.
@@ -190,27 +191,6 @@ impl Determinism {
     }
 }
 
-/// Determines whether ranks that share a GPU launch separate grids or one common grid.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum GridMode {
-    /// Each rank launches its own grids, as if it had a GPU to itself. Creating the communicator
-    /// checks that the blocks of all ranks fit on the GPU at the same time. The GPU may still run
-    /// the grids in sequence.
-    #[default]
-    Separate,
-    /// The blocks of all ranks run in one grid, in which all blocks are resident at the same time.
-    /// For tests and sanitizers. The ranks must be threads of one process and share one GPU. The
-    /// image `fusewire-kernels-multi-rank-grid` must exist (`fusewire-build build
-    /// --multi-rank-grid`).
-    ///
-    /// A collective is launched when all ranks have called it. Every call blocks until then,
-    /// including the `_async` forms. All ranks must call the collectives of all their communicators
-    /// in the same order. Operations that only some ranks launch (send, recv, batches, windows,
-    /// user kernels) run as with [`GridMode::Separate`]. Collectives cannot be captured.
-    MultiRankGrid,
-}
-
 /// Options of one call. See [`crate::Communicator::with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -273,24 +253,10 @@ pub struct Options {
     /// on a GPU, which leaves the remaining SMs to computation. More than 1 block on a CPU is for
     /// tests: every block runs on a separate thread. Agreed.
     pub blocks: u32,
-    /// Number of lanes of a block on the CPU. Use 1 in production. The values 32, 64 and 128 are
-    /// for tests: every lane is a thread. Agreed.
-    pub lanes: u32,
-    /// Number of lanes of a warp on the CPU, for tests: a power of two up to 64, which divides the
-    /// block into 1 to 8 warps. 0 selects one warp of all lanes of the block, or warps of 64 lanes
-    /// if the block has more. Agreed.
-    pub warp: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
-    /// Number of polls before a wait yields the core. The default depends on the number of cores
-    /// and ranks.
-    pub spins: Option<u32>,
-    /// First epoch number, for tests of wrap-around. Default: 0. Agreed.
-    pub first_epoch: u64,
     /// Guarantee about the bits of the results of reductions. Agreed.
     pub determinism: Determinism,
-    /// Grid mode of launches by ranks that share a GPU. Default: [`GridMode::Separate`]. Agreed.
-    pub grid_mode: GridMode,
     /// If true, a watchdog ends the process after the communicator has failed. The watchdog first
     /// writes the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
     /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for the constructors
@@ -310,27 +276,19 @@ pub struct Options {
     pub flight_recorder_entries: usize,
     /// Maximum size in bytes of an object in the object collectives. Default: 64 MiB. Agreed.
     pub max_object_bytes: u64,
-    /// Network for tests between teams of ranks ([`crate::testing`]).
-    pub(crate) test_network: Option<TestNetworkOptions>,
+    /// Options for tests. Not a stable interface.
+    #[doc(hidden)]
+    pub testing: TestOptions,
     /// Hints by name, as torchcomms programs pass them. [`Options::HINTS`] lists the known hints.
     /// An unknown hint is logged as a warning.
     pub hints: BTreeMap<String, String>,
-}
-
-/// Network for tests ([`crate::testing`]).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TestNetworkOptions {
-    /// Number of ranks that reach each other by load and store. Agreed.
-    pub(crate) team: u32,
-    /// Seed of the delays and the order of requests.
-    pub(crate) seed: u64,
 }
 
 impl Options {
     /// Returns the number of ranks of a team that reach each other by load and store, of `size`
     /// ranks.
     pub(crate) fn team(&self, size: u32) -> u32 {
-        self.test_network.map_or(size, |network| network.team)
+        self.testing.network.map_or(size, |network| network.team)
     }
 
     /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
@@ -410,13 +368,8 @@ impl Default for Options {
             channel_slot_bytes: 64 << 10,
             channel_depth: 4,
             blocks: 0,
-            lanes: 1,
-            warp: 0,
             threads: 0,
-            spins: None,
-            first_epoch: 0,
             determinism: Determinism::Bitwise,
-            grid_mode: GridMode::Separate,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
             enable_reconfigure: false,
             store: None,
@@ -426,7 +379,7 @@ impl Default for Options {
                 .and_then(|entries| entries.parse().ok())
                 .unwrap_or(2000),
             max_object_bytes: 64 << 20,
-            test_network: None,
+            testing: TestOptions::default(),
             hints: BTreeMap::new(),
         }
     }

@@ -5,9 +5,8 @@
 
 use std::sync::OnceLock;
 
-use fusewire::{
-    Communicator, DType, Device, GridMode, Options, Result, Stream, Tensor, run_threads_on,
-};
+use fusewire::testing::GridMode;
+use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run_threads_on};
 
 /// Returns the device of the tests.
 ///
@@ -54,7 +53,7 @@ pub fn run_threads<R: Send>(
 ) -> Vec<Result<R>> {
     let mut options = options.clone();
     if grid_mode() == GridMode::MultiRankGrid {
-        options.grid_mode = GridMode::MultiRankGrid;
+        options.testing.grid_mode = GridMode::MultiRankGrid;
     }
     run_threads_on(device(), "fusewire", size, &options, body)
 }

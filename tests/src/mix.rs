@@ -1,9 +1,10 @@
 //! A mix of all operations and of user kernels, issued in a fixed order. The inputs change each
 //! round, and every output element is checked.
 
+use fusewire::testing::reference;
 use fusewire::{
     CallOptions, Communicator, Compare, DType, Error, Norm, ReduceOp, Result, SignalUpdate, Tensor,
-    VocabParallel, Window, WindowOptions, reference,
+    VocabParallel, Window, WindowOptions,
 };
 use fusewire_kernels::one_sided::RingPut;
 use vocab_argmax::{VOCAB_ARGMAX, VocabArgmax};

@@ -5,7 +5,7 @@
 //! Inputs depend on rank, index and call, and the inputs of adjacent ranks nearly cancel. A
 //! missing, repeated, stale or reordered contribution therefore changes bits of the result.
 
-pub use fusewire::reference::{fill, narrow, reduce, widen};
+pub use fusewire::testing::reference::{fill, narrow, reduce, widen};
 use fusewire::{DType, Operation, ReduceOp};
 use half::{bf16, f16};
 

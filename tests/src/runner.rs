@@ -7,10 +7,9 @@ use std::thread;
 
 use fusewire::bootstrap::RankSize;
 use fusewire::store::{MemoryStore, Store};
-use fusewire::testing::connect_teams_by_network;
-use fusewire::{
-    Algorithm, Communicator, Determinism, Error, GridMode, Operation, Options, new_comm,
-};
+use fusewire::testing::GridMode;
+use fusewire::testing::TestNetwork;
+use fusewire::{Algorithm, Communicator, Determinism, Error, Operation, Options, new_comm};
 
 use crate::backends;
 use crate::cases::{self, Case};
@@ -67,18 +66,21 @@ impl Setup {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(60);
         // Tests run concurrently, so a long wait must yield the core.
-        options.spins = Some(200);
-        (options.lanes, options.warp) = (self.lanes, self.warp);
+        options.testing.spins = Some(200);
+        (options.testing.lanes, options.testing.warp) = (self.lanes, self.warp);
         options.blocks = self.blocks;
         options.algorithm = self.algorithm;
         options.staging_bytes = self.staging;
         options.packet_slot_bytes = 4096;
         options.channel_slot_bytes = 2048;
         options.channel_depth = 3;
-        options.first_epoch = self.first_epoch;
+        options.testing.first_epoch = self.first_epoch;
         options.abort_process_on_timeout_or_error = Some(false);
         if self.team > 0 {
-            connect_teams_by_network(&mut options, self.team, u64::from(self.ranks));
+            options.testing.network = Some(TestNetwork {
+                team: self.team,
+                seed: u64::from(self.ranks),
+            });
         }
         if !backends::is_bitwise(self.backend) || self.algorithm == Algorithm::Nvls {
             options.determinism = Determinism::Any;
@@ -101,7 +103,7 @@ impl Setup {
             Some((rank, store)) => {
                 options.store = Some(store);
                 options.rank_size = Some((rank, self.ranks));
-                options.grid_mode = grid_mode();
+                options.testing.grid_mode = grid_mode();
                 rank
             }
             None => RankSize::from_env()?.rank,
@@ -350,7 +352,7 @@ fn run_rank(comm: Communicator, setup: &Setup, cases: &[Case]) -> Result<u64, St
         // A send launches a kernel on only two ranks, but a multi-rank grid starts only when every
         // rank has launched.
         let apart = case.operation == Operation::Send
-            && rank.comm().options().grid_mode == GridMode::MultiRankGrid;
+            && rank.comm().options().testing.grid_mode == GridMode::MultiRankGrid;
         if apart || !backends::supports(rank.comm(), case) {
             unsupported += 1;
             continue;

@@ -6,9 +6,10 @@ use core::time::Duration;
 use std::sync::Barrier;
 use std::time::Instant;
 
+use fusewire::testing::GridMode;
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Device, Error, GridMode, Norm, Options, ReduceOp,
-    Result, SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
+    Algorithm, CallOptions, Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result,
+    SignalUpdate, Tensor, VocabParallel, WindowOptions, new_comm, run_threads_on,
 };
 use fusewire_tests::device;
 use fusewire_tests::fake::Fake;
@@ -84,7 +85,7 @@ fn options(grid_mode: GridMode, timeout: Duration) -> Options {
     let mut options = Options::default();
     options.timeout = timeout;
     options.blocks = 2;
-    options.grid_mode = grid_mode;
+    options.testing.grid_mode = grid_mode;
     options
 }
 

@@ -5,8 +5,9 @@
 use core::ffi::c_void;
 use core::time::Duration;
 
+use fusewire::testing::GridMode;
 use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result, Tensor};
-use fusewire::{GridMode, new_comm, run_threads_on};
+use fusewire::{new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{grid_mode, run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
@@ -250,7 +251,7 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     let mut options = setup.options();
     options.packet_slot_bytes = 8192;
     if device.is_gpu() {
-        options.grid_mode = grid_mode();
+        options.testing.grid_mode = grid_mode();
     }
     let results = run_threads_on(device, "fusewire", setup.ranks, &options, |comm| {
         let mut out = Vec::new();

@@ -1,6 +1,6 @@
 //! The memory of a measurement: inputs, outputs, and the guards around them.
 
-use fusewire::reference::{Difference, first_difference, widen};
+use fusewire::testing::reference::{Difference, first_difference, widen};
 use fusewire::{Communicator, Result, Tensor};
 
 use super::Settings;

@@ -1,6 +1,6 @@
 //! The inputs of every rank, and the expected outputs.
 
-use fusewire::reference::{fill, reduce, rms_norm};
+use fusewire::testing::reference::{fill, reduce, rms_norm};
 use fusewire::{DType, ReduceOp};
 
 use super::operation::{EPSILON, Kind, ROOT, counts, hidden, split};

@@ -90,7 +90,7 @@ fn replays(comm: &Communicator, replays: u64) -> Result<()> {
 fn options(blocks: u32, (lanes, warp): (u32, u32)) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
-    (options.blocks, options.lanes, options.warp) = (blocks, lanes, warp);
+    (options.blocks, options.testing.lanes, options.testing.warp) = (blocks, lanes, warp);
     options
 }
 
@@ -105,7 +105,7 @@ fn on_memory(ranks: u32, options: &Options, test: impl Fn(&Communicator) -> Resu
 fn on_networks(ranks: u32, options: &Options, test: impl Fn(&Communicator) -> Result<()> + Sync) {
     for seed in [1, 2] {
         let mut options = options.clone();
-        fusewire::testing::connect_by_network(&mut options, seed);
+        options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed });
         on_memory(ranks, &options, &test);
     }
 }

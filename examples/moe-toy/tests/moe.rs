@@ -100,8 +100,8 @@ fn replays(comm: &Communicator, replays: u32) -> Result<()> {
 fn options(blocks: u32, lanes: u32) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
-    (options.blocks, options.lanes) = (blocks, lanes);
-    options.warp = lanes.min(32);
+    (options.blocks, options.testing.lanes) = (blocks, lanes);
+    options.testing.warp = lanes.min(32);
     options
 }
 
@@ -115,7 +115,10 @@ fn on_memory(ranks: u32, options: &Options, test: impl Fn(&Communicator) -> Resu
 /// Runs `test` on ranks that are connected by a network.
 fn on_network(ranks: u32, options: &Options, test: impl Fn(&Communicator) -> Result<()> + Sync) {
     let mut options = options.clone();
-    fusewire::testing::connect_by_network(&mut options, u64::from(ranks));
+    options.testing.network = Some(fusewire::testing::TestNetwork {
+        team: 1,
+        seed: u64::from(ranks),
+    });
     on_memory(ranks, &options, test);
 }
 

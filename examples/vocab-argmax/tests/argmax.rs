@@ -1,6 +1,6 @@
 //! Compares the kernel with a sequential argmax, with one lane and with many lanes.
 
-use fusewire::testing::connect_teams_by_network;
+use fusewire::testing::TestNetwork;
 use fusewire::{DType, Options, Tensor, run_threads};
 use vocab_argmax::VocabArgmax;
 
@@ -25,11 +25,14 @@ fn equals_a_sequential_argmax() {
     let shared = shared.map(|(ranks, lanes)| (ranks, lanes, ranks));
     for (ranks, lanes, team) in shared.into_iter().chain(by_network) {
         let mut options = Options::default();
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
         // Blocks of 64 lanes have four warps.
-        options.warp = lanes.min(16);
+        options.testing.warp = lanes.min(16);
         if team < ranks {
-            connect_teams_by_network(&mut options, team, u64::from(ranks * lanes));
+            options.testing.network = Some(TestNetwork {
+                team,
+                seed: u64::from(ranks * lanes),
+            });
         }
         for result in run_threads(ranks, &options, |comm| {
             let rank = comm.rank() as usize;

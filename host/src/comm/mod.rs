@@ -345,7 +345,7 @@ impl Communicator {
         let in_workspace = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
         match &inner.on_gpu {
             Some(on_gpu) => on_gpu.constants().unwrap_or(in_workspace),
-            None if inner.options.lanes == 1 => &raw const *inner.constants,
+            None if inner.options.testing.lanes == 1 => &raw const *inner.constants,
             None => in_workspace,
         }
     }

@@ -15,7 +15,7 @@ use super::reconfigure::random;
 use crate::gpu::Gpu;
 use crate::gpu::multi_rank_grid::{MultiRankGrid, MultiRankGridOptions};
 use crate::memory::MemoryDescriptor;
-use crate::options::GridMode;
+use crate::testing::GridMode;
 use crate::{Error, Result};
 
 /// Kernel families of the library that all ranks launch together: the same kernel, in the same
@@ -55,7 +55,7 @@ pub(super) const KEY: &str = "grid";
 
 impl CommConfig {
     fn is_multi_rank_grid(&self) -> bool {
-        self.options.grid_mode == GridMode::MultiRankGrid
+        self.options.testing.grid_mode == GridMode::MultiRankGrid
     }
 
     fn no_grid(&self, detail: &str) -> Error {

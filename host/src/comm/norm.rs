@@ -1,13 +1,10 @@
 //! What a fused norm reads and writes.
-
-use core::hash::{Hash, Hasher};
-use std::hash::DefaultHasher;
-
 use fusewire_device::DType;
 use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 use super::submit::invalid;
 use crate::Result;
+use crate::digest;
 use crate::options::Algorithm;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -403,16 +400,22 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
     /// result.
     pub(super) fn agreed(&self, spec: NormSpec) -> u64 {
         let norm = self.norm;
-        let mut hasher = DefaultHasher::new();
-        (self.rows, self.hidden, spec.0, self.stride()).hash(&mut hasher);
-        norm.epsilon.to_bits().hash(&mut hasher);
-        [
+        let present = [
             norm.bias.is_some(),
             norm.residual.is_some(),
             norm.residual_out.is_some(),
-        ]
-        .hash(&mut hasher);
-        hasher.finish()
+        ];
+        let present = present
+            .iter()
+            .fold(0, |bits, is| bits << 1 | u64::from(*is));
+        digest::of_words(&[
+            self.rows as u64,
+            self.hidden as u64,
+            u64::from(spec.0),
+            self.stride(),
+            u64::from(norm.epsilon.to_bits()),
+            present,
+        ])
     }
 
     /// Scales from one group's first to the next one's; 0 where they are not column-major.

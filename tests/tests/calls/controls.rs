@@ -188,7 +188,7 @@ unsafe fn leaves_early(block: Block<impl Machine>, constants: *const CommConst, 
 #[test]
 fn the_emulator_reports_a_lane_that_leaves() {
     let mut options = Options::default();
-    options.lanes = 32;
+    options.testing.lanes = 32;
     options.timeout = Duration::from_secs(5);
     for result in run_threads(1, &options, |comm| {
         let params = LeavesEarlyParams {

@@ -41,7 +41,7 @@ fn plan(rank: u32) -> Plan {
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options.max_object_bytes = 100_000;
     options
 }

@@ -7,7 +7,7 @@ use fusewire_tests::device::run_threads;
 fn every_operation_on_slices_and_tensors() {
     for (size, lanes) in [(1, 1), (2, 1), (3, 1), (4, 1), (2, 32), (3, 64)] {
         let mut options = Options::default();
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
         options.timeout = core::time::Duration::from_secs(20);
         for result in run_threads(size, &options, |comm| {
             let n = comm.size() as usize;

@@ -1,7 +1,7 @@
 //! Compares every operation, type and reduction that the libraries support with the sequential
 //! reference.
 
-use fusewire::reference::{self, fill, first_difference};
+use fusewire::testing::reference::{self, fill, first_difference};
 use fusewire::{
     Bf16, Communicator, DType, E4m3, E5m2, Element, Error, F16, Op, ReduceOp, ReductionCode,
     Result, Tensor,

@@ -1,6 +1,6 @@
 //! Compares the results of every operation of the sample backend with the sequential reference.
 
-use fusewire::reference::{self, fill, first_difference};
+use fusewire::testing::reference::{self, fill, first_difference};
 use fusewire::{
     Communicator, DType, Device, Element, Error, Op, ReduceOp, ReductionCode, Result, new_comm,
 };

@@ -113,7 +113,7 @@ fn an_overlap_is_reported_by_name() {
         // One replay waits for the other rank while a second replay is launched concurrently.
         let barrier = Barrier::new(2);
         let mut options = options();
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
         let results = run_threads(2, &options, |comm| {
             let streams = [stream(), stream()];
             let (first, ..) = graph(&comm, &streams[0], 100)?;

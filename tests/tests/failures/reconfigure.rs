@@ -18,7 +18,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options.enable_reconfigure = true;
     options
 }

@@ -104,7 +104,7 @@ fn several_graphs_take_turns_with_eager_launches_on_several_streams() {
     let count = replays(3000);
     for (ranks, first_epoch) in [(3, 0), (2, (1 << 31) - 40), (2, (1 << 32) - 40)] {
         let mut options = options();
-        options.first_epoch = first_epoch;
+        options.testing.first_epoch = first_epoch;
         all(ranks, &options, |comm| {
             let streams = [stream(), stream(), stream()];
             let mixes = [Mix::new(&comm)?, Mix::new(&comm)?, Mix::new(&comm)?];

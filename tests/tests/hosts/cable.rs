@@ -85,7 +85,7 @@ fn sums_of_large() -> bool {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
     // The ranks of both ends share the cores of this machine.
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     let comm = Communicator::from_env(Device::Cpu, options.clone()).expect("a communicator");
     let (store, rank) = (Arc::clone(comm.store()), comm.rank());
     options.determinism = Determinism::Any;

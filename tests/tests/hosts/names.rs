@@ -3,9 +3,9 @@
 
 use core::time::Duration;
 
+use fusewire::testing::reference;
 use fusewire::{
     Communicator, DType, Determinism, Device, Op, Operation, Options, ReduceOp, ReductionCode,
-    reference,
 };
 use fusewire_tests::cases::{self, Case, REDUCING};
 use fusewire_tests::oracle;

@@ -22,7 +22,7 @@ fn options(algorithm: Algorithm) -> Options {
     let mut options = Options::default();
     options.algorithm = algorithm;
     options.determinism = Determinism::Any;
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options.abort_process_on_timeout_or_error = Some(false);
     options
 }

@@ -65,7 +65,7 @@ fn options() -> Options {
     options.timeout = Duration::from_secs(20);
     options.determinism = fusewire::Determinism::Any;
     options.blocks = 2;
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options.abort_process_on_timeout_or_error = Some(false);
     options
 }

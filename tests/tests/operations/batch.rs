@@ -9,7 +9,7 @@ use fusewire_tests::device::{run_threads, stream, tensor};
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(30);
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options.channel_slot_bytes = 1024;
     options.channel_depth = 2;
     options
@@ -67,7 +67,7 @@ fn every_pair_in_order() {
     let mut several = options();
     several.blocks = 2;
     let mut lanes = options();
-    lanes.lanes = 32;
+    lanes.testing.lanes = 32;
     for (ranks, options) in [(4, options()), (3, several), (2, lanes)] {
         all(ranks, &options, |comm| {
             let (rank, size) = (comm.rank(), comm.size());

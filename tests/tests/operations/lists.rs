@@ -8,7 +8,7 @@ use fusewire_tests::device::{run_threads, stream, tensor};
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(30);
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options
 }
 

@@ -183,7 +183,7 @@ fn run_case(name: &str, usual: Call, odd: Call, ranks: u32, who: u32, options: &
     });
     let context = format!(
         "{name}, {ranks} ranks, rank {who} differs, lanes {}",
-        options.lanes
+        options.testing.lanes
     );
     for (rank, result) in results.into_iter().enumerate() {
         let (first, again) = result.expect("joined");
@@ -225,7 +225,7 @@ fn different_calls_are_reported_at_once() {
 fn different_calls_are_reported_with_lanes_as_threads() {
     let mut options = Options::default();
     options.timeout = TIMEOUT;
-    options.lanes = 32;
+    options.testing.lanes = 32;
     for (i, (name, usual, odd)) in CASES.iter().enumerate() {
         run_case(name, *usual, *odd, 3, i as u32 % 3, &options);
     }
@@ -378,8 +378,8 @@ fn options_that_must_agree_are_compared_at_bootstrap() {
         |options| options.packet_slot_bytes *= 2,
         |options| options.channel_depth += 1,
         |options| options.blocks = 2,
-        |options| options.lanes = 32,
-        |options| options.first_epoch = 7,
+        |options| options.testing.lanes = 32,
+        |options| options.testing.first_epoch = 7,
     ];
     for (i, change) in changes.into_iter().enumerate() {
         let store = Arc::new(MemoryStore::new());
@@ -409,7 +409,7 @@ fn local_options_may_differ() {
     let join = |rank: u32| -> Result<f32> {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(20 + u64::from(rank));
-        options.spins = Some(1 + rank * 100);
+        options.testing.spins = Some(1 + rank * 100);
         let comm = Communicator::new(Device::Cpu, rank, 2, store.clone(), "local", options)?;
         let x = comm.alloc(DType::F32, 1)?;
         x.copy_from(&[1.0f32])?;
@@ -429,8 +429,8 @@ fn a_wrong_packet_header_is_seen_without_a_stall() {
     // header can reveal the mismatch in time.
     let mut options = Options::default();
     options.timeout = TIMEOUT;
-    options.lanes = 32;
-    options.spins = Some(300_000);
+    options.testing.lanes = 32;
+    options.testing.spins = Some(300_000);
     for result in run_threads(2, &options, |comm| {
         let op = [ReduceOp::Sum, ReduceOp::Max][comm.rank() as usize];
         Ok(comm.all_reduce(&mut f32s(16), op))

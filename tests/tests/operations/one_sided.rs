@@ -11,7 +11,7 @@ fn puts_go_round_a_ring_eager_and_replayed() {
     for (ranks, lanes) in [(1, 1), (2, 1), (3, 1), (5, 1), (2, 32), (3, 64)] {
         let mut options = Options::default();
         options.timeout = Duration::from_secs(20);
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
         for result in run_threads(ranks, &options, |comm| {
             for count in [0usize, 1, 333, 5000] {
                 let source = tensor(DType::U64, count)?;

@@ -4,7 +4,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-use fusewire::reference::{fill, reduce};
+use fusewire::testing::reference::{fill, reduce};
 use fusewire::{
     Communicator, DType, Error, FailureKind, Operation, Options, ReadyFlags, ReduceOp, Result,
     Stream, Tensor,
@@ -15,7 +15,7 @@ fn options(lanes: u32, blocks: u32) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);
     if !device().is_gpu() {
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
     }
     options.blocks = blocks;
     options

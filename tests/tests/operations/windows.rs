@@ -11,7 +11,7 @@ use fusewire_tests::device::{run_threads, stream, tensor};
 fn options() -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(30);
-    options.spins = Some(200);
+    options.testing.spins = Some(200);
     options
 }
 
@@ -399,7 +399,7 @@ fn the_device_window_in_a_kernel() {
     }
     for (ranks, lanes) in [(1, 1), (3, 1), (8, 1), (2, 32), (2, 64)] {
         let mut options = options();
-        options.lanes = lanes;
+        options.testing.lanes = lanes;
         all(ranks, &options, |comm| {
             let size = comm.size() as usize;
             let window = comm.alloc_window(DType::U64, size, WindowOptions::default())?;

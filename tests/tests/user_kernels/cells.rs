@@ -146,7 +146,7 @@ fn ranks_of_a_team_update_cells_by_the_owners_proxy() {
     let collected = Collected::default();
     for seed in 1..3 {
         let mut options = options(2, 1);
-        fusewire::testing::connect_teams_by_network(&mut options, 2, seed);
+        options.testing.network = Some(fusewire::testing::TestNetwork { team: 2, seed });
         for result in run_threads(4, &options, |comm| check_counts(&comm, 2, &collected)) {
             result.expect("every rank succeeds");
         }
@@ -339,7 +339,7 @@ fn a_lane_waits_for_each_ticket_before_the_next_on_a_network() {
             // By load and store, the tickets have their values at once.
             all((2, 1, lanes), run);
             let mut options = options(1, lanes);
-            fusewire::testing::connect_by_network(&mut options, 1);
+            options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed: 1 });
             for message in failing(&options, run) {
                 let texts = [
                     "in kernel keeps_a_ticket #",
@@ -410,7 +410,7 @@ fn a_cell_or_rank_that_does_not_exist_is_named() {
     ] {
         fails(&text, |comm| run(comm, cells, mistake));
         let mut options = options(1, 1);
-        fusewire::testing::connect_by_network(&mut options, 1);
+        options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed: 1 });
         for message in failing(&options, |comm| run(comm, cells, mistake)) {
             assert_contains(&message, &["in kernel misuses_cells #", &text]);
         }

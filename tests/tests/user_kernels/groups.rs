@@ -24,7 +24,7 @@ const SHAPES: [(u32, u32); 7] = [
 
 fn shape(blocks: u32, lanes: u32, warp: u32) -> Options {
     let mut options = options(blocks, lanes);
-    options.warp = warp;
+    options.testing.warp = warp;
     options
 }
 

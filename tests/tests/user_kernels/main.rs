@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
 
-use fusewire::testing::connect_teams_by_network;
+use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, DType, Element, Options, Result, Tensor, run_threads};
 use fusewire_device::comm::Rank;
 use fusewire_device::native::SafeKernel;
@@ -49,8 +49,8 @@ fn options(blocks: u32, lanes: u32) -> Options {
     let mut options = Options::default();
     options.timeout = Duration::from_secs(20);
     options.blocks = blocks;
-    options.lanes = lanes;
-    options.warp = if lanes == 64 { 16 } else { 0 };
+    options.testing.lanes = lanes;
+    options.testing.warp = if lanes == 64 { 16 } else { 0 };
     options
 }
 
@@ -75,7 +75,7 @@ fn on_networks(shape: (u32, u32, u32), test: impl Fn(&Communicator) -> Result<()
     let teams = ranks > 2 && ranks.is_multiple_of(2);
     for (seed, team) in [(1, 1), (2, if teams { 2 } else { 1 })] {
         let mut options = options(blocks, lanes);
-        connect_teams_by_network(&mut options, team, seed);
+        options.testing.network = Some(TestNetwork { team, seed });
         for result in run_threads(ranks, &options, |comm| test(&comm)) {
             result.unwrap_or_else(|error| panic!("network {seed}, {shape:?}: {error}"));
         }
@@ -114,7 +114,7 @@ fn fails(text: &str, test: impl Fn(&Communicator) -> Result<()> + Sync) {
 /// Returns options for ranks that a network connects.
 fn by_network(lanes: u32) -> Options {
     let mut options = options(1, lanes);
-    connect_teams_by_network(&mut options, 1, 3);
+    options.testing.network = Some(TestNetwork { team: 1, seed: 3 });
     options
 }
 

@@ -1,7 +1,7 @@
 //! The remote face of windows, on ranks that reach each other by load and store and on a network
 //! that delays and reorders: the same kernels must give the same results.
 
-use fusewire::testing::connect_teams_by_network;
+use fusewire::testing::TestNetwork;
 use fusewire::{
     Communicator, Compare as HostCompare, DType, Options, Result, SignalUpdate, WindowAccess,
     WindowOptions,
@@ -464,7 +464,7 @@ fn the_network_finds_a_kernel_that_trusts_the_order_of_stores() {
     #[cfg(target_arch = "x86_64")]
     all((2, 1, 1), run);
     let mut options = super::options(1, 1);
-    fusewire::testing::connect_by_network(&mut options, 1);
+    options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed: 1 });
     let results = fusewire::run_threads(2, &options, |comm| run(&comm));
     let errors: Vec<String> = results
         .into_iter()
@@ -498,7 +498,7 @@ fn loads_and_stores_of_a_peer_need_more_than_a_network() {
     for lanes in [1, 32] {
         all((2, 1, lanes), run);
         let mut options = super::options(1, lanes);
-        fusewire::testing::connect_by_network(&mut options, 1);
+        options.testing.network = Some(fusewire::testing::TestNetwork { team: 1, seed: 1 });
         for message in failing(&options, run) {
             let texts = [
                 "in kernel takes_direct #",
@@ -597,7 +597,7 @@ fn fails_on_rank_0(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
 fn a_failure_reaches_the_ranks_of_all_teams() {
     for team in [1, 2, 4] {
         let mut options = options(1, 1);
-        connect_teams_by_network(&mut options, team, 5);
+        options.testing.network = Some(TestNetwork { team, seed: 5 });
         for message in failing_on(4, &options, |comm| {
             comm.barrier()?;
             comm.kernel(FailsOnRank0 {}).launch()
@@ -636,7 +636,7 @@ fn enters(s: &mut Session<impl Machine>) -> Result<(), Aborted> {
 /// Returns options for teams of two ranks that a network connects.
 fn teams_of_two() -> Options {
     let mut options = options(1, 1);
-    connect_teams_by_network(&mut options, 2, 5);
+    options.testing.network = Some(TestNetwork { team: 2, seed: 5 });
     options
 }
 

@@ -1,9 +1,8 @@
 //! A communicator put together from its parts.
 
-use core::hash::{Hash, Hasher};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::hash::DefaultHasher;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use fusewire_device::layout::{
     CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, NEAR_RANKS, WorkspaceLayout,
@@ -18,6 +17,7 @@ use crate::comm::reconfigure::random;
 use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};
 use crate::device::isa;
+use crate::digest;
 use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::memory::Memory;
 use crate::stream::Stream;
@@ -72,24 +72,23 @@ impl Communicator {
         let gpu = workspace.gpu().cloned();
         // Without random numbers the address and the time must do.
         let identity = random().unwrap_or_else(|_| {
-            let mut hasher = DefaultHasher::new();
-            (
-                std::process::id(),
-                workspaces[0].ptr() as usize,
-                std::time::SystemTime::now(),
-            )
-                .hash(&mut hasher);
-            hasher.finish()
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            digest::of_words(&[
+                u64::from(std::process::id()),
+                workspaces[0].ptr() as u64,
+                now.map_or(0, |now| now.as_nanos() as u64),
+            ])
         });
-        if gpu.is_some() && options.test_network.is_some() {
+        if gpu.is_some() && options.testing.network.is_some() {
             return Err(Error::InvalidArgument {
                 operation: "new_comm",
                 detail: "the network for tests connects ranks on the CPU".to_owned(),
             });
         }
         let network = options
-            .test_network
-            .map(|_| TestNetwork::new(options.blocks, options.lanes));
+            .testing
+            .network
+            .map(|_| TestNetwork::new(options.blocks, options.testing.lanes));
         let members = options.team(team_size);
         let team_first = team_rank / members * members;
         let windows = Windows::new(gpu.as_ref(), team_first..team_first + members)?;
@@ -97,8 +96,6 @@ impl Communicator {
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
             .transpose()?;
-        let mut hasher = DefaultHasher::new();
-        prefix.hash(&mut hasher);
         let team = &workspaces[team_first as usize..][..members as usize];
         let addresses = team.iter().map(|workspace| workspace.ptr() as u64);
         let addresses: Box<[u64]> = addresses.collect();
@@ -121,14 +118,14 @@ impl Communicator {
             team_first,
             team_size: members,
             max_blocks: options.blocks,
-            spins: options.spins.unwrap_or(if on_gpu.is_some() {
+            spins: options.testing.spins.unwrap_or(if on_gpu.is_some() {
                 GPU_SPINS
-            } else if team_size <= cores() && options.lanes == 1 {
+            } else if team_size <= cores() && options.testing.lanes == 1 {
                 4_000
             } else {
                 1
             }),
-            id: hasher.finish(),
+            id: digest::of_text(&prefix),
             generation,
             timeout_ns: nanoseconds(options.timeout),
             windows: windows.table(),
@@ -185,7 +182,7 @@ impl Communicator {
         });
         Inner::watch(&inner);
         peers::watch(&inner);
-        if let Some(network) = inner.options.test_network {
+        if let Some(network) = inner.options.testing.network {
             network::start(&inner, network.seed)?;
         }
         Ok(Self {

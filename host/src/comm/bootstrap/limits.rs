@@ -1,8 +1,5 @@
 //! Which ranks and options are possible, and what of them must be equal on all ranks.
 
-use core::hash::{Hash, Hasher};
-use std::hash::DefaultHasher;
-
 use fusewire_device::layout::LAYOUT_VERSION;
 use fusewire_device::native::{MAX_WARP, MAX_WARPS};
 
@@ -10,6 +7,7 @@ use crate::comm::MAX_SIZE;
 use crate::comm::on_gpu::BLOCKS;
 use crate::cpu::{MAX_THREADS, is_warp};
 use crate::device::Device;
+use crate::digest;
 use crate::options::Options;
 use crate::{Error, Result};
 
@@ -19,6 +17,10 @@ const MAX_PACKETS: u64 = 256 << 20;
 /// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64
 /// bits.
 const MAX_OPTION: u64 = 1 << 30;
+
+/// Greatest first epoch. A signal has 48 bits of the epoch, and waits compare epochs without
+/// wrapping.
+const MAX_FIRST_EPOCH: u64 = 1 << 47;
 
 impl Options {
     /// Bytes of workspace (signals, slots and staging) that a communicator of `size` ranks with
@@ -75,24 +77,30 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     if let Some(reason) = options.determinism.refuses(options.algorithm) {
         return refuse(reason.to_owned());
     }
-    if !matches!(options.lanes, 1 | 32 | 64 | 128) {
+    if !matches!(options.testing.lanes, 1 | 32 | 64 | 128) {
         return refuse(format!(
             "{} lanes; 1, 32, 64 or 128 are possible",
-            options.lanes
+            options.testing.lanes
         ));
     }
-    let threads = options.blocks * options.lanes;
-    if options.lanes > 1 && threads > MAX_THREADS {
+    let threads = options.blocks * options.testing.lanes;
+    if options.testing.lanes > 1 && threads > MAX_THREADS {
         return refuse(format!(
             "{} blocks of {} lanes; each lane is a thread, and a launch has at most {MAX_THREADS}",
-            options.blocks, options.lanes
+            options.blocks, options.testing.lanes
         ));
     }
-    if options.warp != 0 && !is_warp(options.warp, options.lanes) {
+    if options.testing.warp != 0 && !is_warp(options.testing.warp, options.testing.lanes) {
         return refuse(format!(
             "warps of {} lanes in blocks of {}; a block consists of 1 to {MAX_WARPS} warps, whose \
              lanes are a power of two, up to {MAX_WARP}",
-            options.warp, options.lanes
+            options.testing.warp, options.testing.lanes
+        ));
+    }
+    if options.testing.first_epoch > MAX_FIRST_EPOCH {
+        return refuse(format!(
+            "first epoch {}; {MAX_FIRST_EPOCH} at most, because a signal has 48 bits of it",
+            options.testing.first_epoch
         ));
     }
     if options.threads > 512 || !options.threads.is_multiple_of(64) {
@@ -130,19 +138,25 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     Ok(())
 }
 
-/// Hash of everything that must be equal on all ranks.
+/// Returns the digest of everything that must be equal on all ranks.
 pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    LAYOUT_VERSION.hash(&mut hasher);
-    size.hash(&mut hasher);
-    options.algorithm.hash(&mut hasher);
-    options.determinism.hash(&mut hasher);
-    options.grid_mode.hash(&mut hasher);
-    options.max_object_bytes.hash(&mut hasher);
-    (options.blocks, options.threads).hash(&mut hasher);
-    (options.lanes, options.warp, options.team(size)).hash(&mut hasher);
-    options.first_epoch.hash(&mut hasher);
-    (options.staging_bytes, options.packet_slot_bytes).hash(&mut hasher);
-    (options.channel_slot_bytes, options.channel_depth).hash(&mut hasher);
-    hasher.finish()
+    let testing = &options.testing;
+    digest::of_words(&[
+        u64::from(LAYOUT_VERSION),
+        u64::from(size),
+        options.algorithm as u64,
+        options.determinism as u64,
+        testing.grid_mode as u64,
+        options.max_object_bytes,
+        u64::from(options.blocks),
+        u64::from(options.threads),
+        u64::from(testing.lanes),
+        u64::from(testing.warp),
+        u64::from(options.team(size)),
+        testing.first_epoch,
+        options.staging_bytes,
+        options.packet_slot_bytes,
+        options.channel_slot_bytes,
+        options.channel_depth,
+    ])
 }

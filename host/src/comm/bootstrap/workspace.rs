@@ -35,9 +35,9 @@ pub(super) fn write_state(
     // SAFETY: the new workspace is nobody else's yet.
     unsafe { workspace.write(0, bytemuck::bytes_of(&state))? };
     let mut block_state: BlockState = bytemuck::Zeroable::zeroed();
-    block_state.sequence = options.first_epoch;
-    block_state.rounds = options.first_epoch;
-    block_state.packet_epoch = options.first_epoch;
+    block_state.sequence = options.testing.first_epoch;
+    block_state.rounds = options.testing.first_epoch;
+    block_state.packet_epoch = options.testing.first_epoch;
     block_state.busy = BlockState::idle(
         block_state.sequence,
         block_state.rounds,
@@ -45,9 +45,9 @@ pub(super) fn write_state(
     );
     // No operation yet, but the sequence number that peers compare with.
     let mut progress: Progress = bytemuck::Zeroable::zeroed();
-    progress.call = options.first_epoch << 40;
-    progress.count = options.first_epoch << 48;
-    progress.step = options.first_epoch << 40;
+    progress.call = options.testing.first_epoch << 40;
+    progress.count = options.testing.first_epoch << 48;
+    progress.step = options.testing.first_epoch << 40;
     for block in 0..u64::from(options.blocks) {
         // SAFETY: as above.
         unsafe {

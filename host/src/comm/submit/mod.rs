@@ -91,7 +91,7 @@ impl Communicator {
     fn single(&self, prepared: &PreparedOp<'_>) -> Option<NativeEntry> {
         match prepared.entry {
             Entry::Native(entry)
-                if self.inner.options.lanes == 1 && self.inner.options.blocks == 1 =>
+                if self.inner.options.testing.lanes == 1 && self.inner.options.blocks == 1 =>
             {
                 Some(entry)
             }

@@ -67,7 +67,7 @@ impl<'a> PreparedOp<'a> {
         // SAFETY: the parameters fit, by the assertion above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
         let entry = if comm.inner.on_gpu.is_none() {
-            let lanes = comm.inner.options.lanes;
+            let lanes = comm.inner.options.testing.lanes;
             Entry::Native(kernel.native.entry(comm.inner.isa, lanes))
         } else {
             Entry::Gpu(*kernel)

@@ -136,8 +136,8 @@ impl Communicator {
         };
         let grid = Grid {
             blocks,
-            lanes: options.lanes,
-            warp: options.warp,
+            lanes: options.testing.lanes,
+            warp: options.testing.warp,
             shared_bytes: SHARED_BYTES as u32,
             order,
         };

@@ -13,6 +13,7 @@ use fusewire_kernels::vocab::VocabParams;
 
 use super::PreparedOp;
 use crate::comm::Communicator;
+use crate::testing::TestOptions;
 use crate::{
     Algorithm, Collective, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel,
     run_threads,
@@ -58,7 +59,10 @@ fn expect_failure(
         let options = Options {
             algorithm,
             blocks,
-            lanes,
+            testing: TestOptions {
+                lanes,
+                ..TestOptions::default()
+            },
             timeout: Duration::from_secs(20),
             abort_process_on_timeout_or_error: Some(false),
             ..Options::default()
