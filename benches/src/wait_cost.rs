@@ -25,7 +25,6 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use fusewire::Device;
-use fusewire::gpu::Gpu;
 use fusewire::gpu::images::{Images, LIBRARY_IMAGES};
 use serde_json::Value;
 
@@ -173,7 +172,7 @@ fn check_program(program: &Path) -> Result<()> {
 /// Checks that the unbounded images exist and differ from the library's images. Returns a
 /// description of the GPU.
 fn check_images(arguments: &Arguments) -> Result<String> {
-    let gpu = Gpu::open(Device::Cuda(arguments.gpu))?;
+    let gpu = fusewire::open_gpu(Device::Cuda(arguments.gpu))?;
     let properties = gpu.properties();
     let folder = &arguments.unbounded;
     let given = Images::in_folders(&properties.architecture, vec![folder.clone()]);

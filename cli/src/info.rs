@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use fusewire::Device;
-use fusewire::gpu::Gpu;
 use fusewire::gpu::driver::Properties;
 use serde::Serialize;
 
@@ -171,7 +170,7 @@ fn gpus(
             gpu.memory >> 30,
             gpu.version
         );
-        match Gpu::open(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
+        match fusewire::open_gpu(device(gpu.ordinal)).and_then(|gpu| gpu.load().map(|()| gpu)) {
             Ok(gpu) => {
                 // Opening the device tests whether fabric handles work. If they do not work, the
                 // NVLink domain is unknown.

@@ -510,26 +510,6 @@ pub fn host_id() -> Result<String> {
     Ok(id.trim().to_owned())
 }
 
-/// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`, or `None` if the variable is not set. The value
-/// is the domain's name, or an empty string if the GPUs are in no domain.
-///
-/// # Errors
-/// [`Error::Bootstrap`] if the name is not valid Unicode or is longer than 256 bytes.
-#[cfg_attr(
-    not(feature = "cuda"),
-    expect(dead_code, reason = "asked by NVIDIA GPUs alone")
-)]
-pub(crate) fn nvlink_domain() -> Result<Option<String>> {
-    const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
-    match env::var(NAME) {
-        Ok(name) if name.len() <= 256 => Ok(Some(name)),
-        Err(env::VarError::NotPresent) => Ok(None),
-        _ => Err(Error::bootstrap(format!(
-            "{NAME} is no name of an NVLink domain: it has more than 256 bytes, or is not Unicode"
-        ))),
-    }
-}
-
 /// Returns the value of an environment variable, or `None` if the variable is unset or empty.
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())

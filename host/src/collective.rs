@@ -5,8 +5,9 @@ use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::session::{Call, Operation};
 
+use crate::algorithm::Algorithm;
 use crate::digest::{self, mixed};
-use crate::options::{Algorithm, ReduceOp};
+use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
 /// Root in the call word of an operation that has none.

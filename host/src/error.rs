@@ -1,10 +1,16 @@
 //! The crate's error type. Each variant names the operation that failed.
 
+mod failure;
+mod transport;
+
 use core::fmt;
 use std::io;
 use std::sync::Arc;
 
 use thiserror::Error as ThisError;
+
+pub use self::failure::{Activity, Failure};
+pub use self::transport::TransportFailure;
 
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
@@ -116,17 +122,17 @@ pub enum Error {
 
     /// An operation did not complete in time.
     #[error("{}", .0)]
-    Timeout(Box<crate::comm::Failure>),
+    Timeout(Box<Failure>),
 
     /// Ranks called different operations, or the same operation with different counts or types.
     #[error("{}", .0)]
-    Mismatch(Box<crate::comm::Failure>),
+    Mismatch(Box<Failure>),
 
     /// A kernel stopped for a reason other than a timeout or mismatch, such as an access outside
     /// of its memory, the end of another rank's process, or an abort.
     /// [`Failure::kind`](crate::Failure::kind) names the reason.
     #[error("{}", .0)]
-    Failed(Box<crate::comm::Failure>),
+    Failed(Box<Failure>),
 
     /// The ranks could not create a communicator.
     #[error("communicator \"{name}\": {detail}")]
@@ -167,7 +173,7 @@ pub enum Error {
         /// The peer: its URL without the secret, or another description.
         peer: String,
         /// Kind of the failure. Callers match on the kind to decide how to continue.
-        kind: crate::transport::TransportFailure,
+        kind: TransportFailure,
         /// Description of the failure, and what to do next.
         detail: String,
     },

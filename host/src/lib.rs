@@ -26,6 +26,7 @@
 //! A [`Communicator`] may be used from several threads, but all ranks must issue its operations in
 //! the same order.
 
+mod algorithm;
 pub mod backend;
 pub mod bootstrap;
 mod collective;
@@ -33,6 +34,7 @@ mod comm;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod descriptor;
 mod device;
 mod digest;
 mod error;
@@ -41,6 +43,7 @@ mod error;
     expect(unused, unreachable_code, reason = "there is no driver to open")
 )]
 pub mod gpu;
+mod gpus;
 #[cfg(feature = "hip")]
 pub mod hip;
 mod memory;
@@ -53,20 +56,23 @@ mod tensor;
 #[doc(hidden)]
 pub mod testing;
 pub mod transport;
+mod user_kernels;
 
 pub use self::collective::{Collective, Op, Operands};
 pub use fusewire_store as store;
 
+pub use self::algorithm::Algorithm;
 pub use self::comm::{
-    Activity, AllGatherP, Batch, Candidate, Communicator, Failure, FlightRecord, HookArguments,
-    HookHandle, InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind,
-    P2pOp, Queue, ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments,
-    ReplayEdge, ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions,
-    Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
+    AllGatherP, Batch, Candidate, Communicator, FlightRecord, HookArguments, HookHandle,
+    InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp, Queue,
+    ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge,
+    ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work,
+    WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
-pub use self::error::{Error, Result};
-pub use self::options::{Algorithm, CallOptions, Determinism, Options, ReduceOp};
+pub use self::error::{Activity, Error, Failure, Result};
+pub use self::gpus::open as open_gpu;
+pub use self::options::{CallOptions, Determinism, Options, ReduceOp};
 pub use self::plan::Plan;
 pub use self::stream::{Event, Graph, GraphExec, Stream, Ticket};
 pub use self::tensor::{Input, Output, Tensor};

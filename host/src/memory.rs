@@ -50,7 +50,7 @@ impl Memory {
     pub(crate) fn create(device: Device, bytes: u64, name: &str) -> Result<Self> {
         Ok(match device {
             Device::Cpu => Self::Host(Segment::create(bytes, name)?),
-            _ => Self::Device(gpu::Memory::create(&Gpu::open(device)?, bytes)?),
+            _ => Self::Device(gpu::Memory::create(&crate::gpus::open(device)?, bytes)?),
         })
     }
 
@@ -62,7 +62,7 @@ impl Memory {
                 Ok(Self::Host(Segment::open(descriptor, rank)?))
             }
             (Device::Cuda(_) | Device::Hip(_), MemoryDescriptor::Device(descriptor)) => {
-                let gpu = Gpu::open(device)?;
+                let gpu = crate::gpus::open(device)?;
                 Ok(Self::Device(gpu::Memory::open(&gpu, descriptor, rank)?))
             }
             _ => Err(Error::PeerSegment {

@@ -13,9 +13,10 @@ use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
 
+use crate::algorithm::Algorithm;
 use crate::backend::{Backend, Route};
 use crate::collective::Op;
-use crate::options::{Algorithm, Determinism, Options};
+use crate::options::{Determinism, Options};
 
 /// Plan of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

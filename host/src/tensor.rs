@@ -10,7 +10,7 @@ use fusewire_device::{DType, Element};
 
 use crate::cpu::Segment;
 use crate::device::Device;
-use crate::gpu::{self, Gpu};
+use crate::gpu;
 use crate::memory::Memory;
 use crate::{Error, Result};
 
@@ -116,7 +116,11 @@ impl Tensor {
                     detail: "the address is null".to_owned(),
                 });
             }
-            _ => Memory::Device(gpu::Memory::adopt(&Gpu::open(device)?, at as u64, bytes)),
+            _ => Memory::Device(gpu::Memory::adopt(
+                &crate::gpus::open(device)?,
+                at as u64,
+                bytes,
+            )),
         };
         Ok(Self::from_allocation(
             Allocation::new(memory, keep),

@@ -180,7 +180,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode> {
         "no rounds"
     );
     let device = Device::Cuda(arguments.gpu);
-    let gpu = match Gpu::open(device) {
+    let gpu = match fusewire::open_gpu(device) {
         Ok(gpu) => gpu,
         Err(error @ fusewire::Error::NoDevice { .. }) => {
             eprintln!("versus cuda needs an NVIDIA GPU: {error}");

@@ -31,14 +31,14 @@ pub(crate) struct Gloo {
 
 /// Type of the elements and timeout of a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GlooCall {
-    pub(super) dtype: DType,
-    pub(super) timeout: Duration,
+pub(crate) struct GlooCall {
+    pub(crate) dtype: DType,
+    pub(crate) timeout: Duration,
 }
 
 impl GlooCall {
     /// Creates the arguments of a call on the elements of `op`.
-    pub(super) fn new(op: &Op, args: &CallArgs) -> Self {
+    pub(crate) fn new(op: &Op, args: &CallArgs) -> Self {
         Self {
             dtype: op.dtype().unwrap_or(DType::U8),
             timeout: args.timeout,
@@ -46,23 +46,23 @@ impl GlooCall {
     }
 
     /// Returns the size of `count` elements in bytes.
-    pub(super) const fn bytes(&self, count: usize) -> usize {
+    pub(crate) const fn bytes(&self, count: usize) -> usize {
         count * self.dtype.size()
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Message {
-    pub(super) is_send: bool,
-    pub(super) at: usize,
-    pub(super) bytes: usize,
-    pub(super) peer: u32,
-    pub(super) timeout: Duration,
+pub(crate) struct Message {
+    pub(crate) is_send: bool,
+    pub(crate) at: usize,
+    pub(crate) bytes: usize,
+    pub(crate) peer: u32,
+    pub(crate) timeout: Duration,
 }
 
 impl Message {
     /// Creates the message of a send.
-    pub(super) fn send(op: &Op, from: *const u8, peer: u32, args: &CallArgs) -> Self {
+    pub(crate) fn send(op: &Op, from: *const u8, peer: u32, args: &CallArgs) -> Self {
         Self {
             is_send: true,
             at: from as usize,
@@ -73,7 +73,7 @@ impl Message {
     }
 
     /// Creates the message of a receive.
-    pub(super) fn recv(op: &Op, to: *mut u8, peer: u32, args: &CallArgs) -> Self {
+    pub(crate) fn recv(op: &Op, to: *mut u8, peer: u32, args: &CallArgs) -> Self {
         Self {
             is_send: false,
             ..Self::send(op, to, peer, args)
@@ -107,7 +107,7 @@ impl sys::Rendezvous for Rendezvous {
     }
 }
 
-pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
+pub(crate) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
     if setup.device.is_gpu() {
         return Err(backend_error(
             "gloo",
@@ -129,7 +129,7 @@ pub(super) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
 
 /// Returns Gloo's type for a reduction of `dtype`. Gloo has no u32. i32 is used instead, because
 /// sums, products and bit operations give the same bits for both types.
-pub(super) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
+pub(crate) const fn data_type(dtype: DType, code: ReductionCode) -> Option<sys::DataType> {
     Some(match dtype {
         DType::U32 if !matches!(code, ReductionCode::Min | ReductionCode::Max) => {
             sys::DataType::I32
@@ -167,7 +167,7 @@ const fn reduction(code: ReductionCode) -> sys::ReduceOp {
 /// # Safety
 /// `from` is readable and `to` is writable for `count` elements of `dtype`. `from` and `to` may be
 /// equal.
-pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
+pub(crate) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DType, by: Scale) {
     macro_rules! each {
         ($t:ty) => {
             for at in 0..count {
@@ -204,14 +204,14 @@ pub(super) unsafe fn scale(from: *const u8, to: *mut u8, count: usize, dtype: DT
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     Times(ReduceOp),
     Over(u32),
 }
 
 impl Gloo {
     /// Connects rank `rank` with the other `size - 1` ranks. The rendezvous uses `store`.
-    pub(super) fn connect(
+    pub(crate) fn connect(
         rank: u32,
         size: u32,
         store: Arc<dyn Store>,
@@ -300,7 +300,7 @@ impl Gloo {
     }
 
     /// Sends and receives all `messages` at once.
-    pub(super) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
+    pub(crate) fn exchange(&self, messages: &[Message], operation: &'static str) -> Result<()> {
         let Some(timeout) = messages.iter().map(|message| message.timeout).max() else {
             return Ok(());
         };
@@ -340,7 +340,7 @@ impl Gloo {
     ///
     /// # Safety
     /// `from` is readable and `to` writable for `count` elements. They may be equal.
-    pub(super) unsafe fn all_reduce(
+    pub(crate) unsafe fn all_reduce(
         &self,
         from: *const u8,
         to: *mut u8,
@@ -366,7 +366,7 @@ impl Gloo {
     ///
     /// # Safety
     /// The preconditions of [`Gloo::all_reduce`]. Only the root uses `to`.
-    pub(super) unsafe fn reduce(
+    pub(crate) unsafe fn reduce(
         &self,
         from: *const u8,
         to: *mut u8,
@@ -405,7 +405,7 @@ impl Gloo {
     ///
     /// # Safety
     /// `buffer` is readable and writable for `count` elements.
-    pub(super) unsafe fn broadcast(
+    pub(crate) unsafe fn broadcast(
         &self,
         buffer: *mut u8,
         count: usize,
@@ -424,7 +424,7 @@ impl Gloo {
     ///
     /// # Safety
     /// `from` is readable for `count` elements, and `to` is writable for one row per rank.
-    pub(super) unsafe fn all_gather(
+    pub(crate) unsafe fn all_gather(
         &self,
         from: *const u8,
         to: *mut u8,
@@ -443,7 +443,7 @@ impl Gloo {
     ///
     /// # Safety
     /// `from` is readable for one row of `count` elements per rank, and `to` writable for one row.
-    pub(super) unsafe fn reduce_scatter(
+    pub(crate) unsafe fn reduce_scatter(
         &self,
         from: *const u8,
         to: *mut u8,
@@ -472,7 +472,7 @@ impl Gloo {
     /// # Safety
     /// `from` is readable and `to` is writable for one row of `count` elements per rank. They do
     /// not overlap.
-    pub(super) unsafe fn all_to_all(
+    pub(crate) unsafe fn all_to_all(
         &self,
         from: *const u8,
         to: *mut u8,
@@ -487,7 +487,7 @@ impl Gloo {
         }
     }
 
-    pub(super) fn barrier(&self, timeout: Duration) -> Result<()> {
+    pub(crate) fn barrier(&self, timeout: Duration) -> Result<()> {
         self.context
             .barrier(sys::Call::new().timeout(timeout))
             .map_err(|error| self.failed("barrier", &error))

@@ -16,9 +16,7 @@ mod ccl;
 pub mod compose;
 mod external;
 #[cfg(feature = "gloo")]
-mod gloo;
-#[cfg(feature = "gloo")]
-mod hierarchy;
+pub(crate) mod gloo;
 #[cfg(feature = "gloo")]
 mod interface;
 mod registry;
@@ -29,8 +27,6 @@ use std::sync::Arc;
 
 pub use self::ccl::adopt_nccl;
 pub use self::external::register_external_backend;
-#[cfg(feature = "gloo")]
-pub(crate) use self::hierarchy::Hierarchy;
 pub use self::registry::{Factory, Reach, Setup, backend_names, is_backend, register_backend};
 pub(crate) use self::registry::{check_name, create};
 

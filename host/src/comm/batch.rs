@@ -13,10 +13,10 @@ use super::{Communicator, Work};
 use fusewire_device::DType;
 
 use crate::Result;
+use crate::algorithm::Algorithm;
 use crate::collective::Collective;
 #[cfg(feature = "gloo")]
 use crate::collective::Op;
-use crate::options::Algorithm;
 use crate::tensor::Tensor;
 
 /// Whether a [`P2pOp`] sends or receives.

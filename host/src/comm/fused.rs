@@ -15,7 +15,7 @@ use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
-use crate::options::Algorithm;
+use crate::algorithm::Algorithm;
 use crate::plan::{self, Agreed};
 use crate::tensor::{Input, Output};
 

@@ -10,8 +10,9 @@ mod over_gloo {
 
     use super::super::observe::Hooks;
     use super::{CommConfig, Communicator, Result};
-    use crate::backend::{Hierarchy, Reach};
+    use crate::backend::Reach;
     use crate::bootstrap::host_id;
+    use crate::comm::hierarchy::Hierarchy;
 
     impl CommConfig {
         /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this

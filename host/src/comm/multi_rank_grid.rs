@@ -12,10 +12,9 @@ use super::Inner;
 use super::bootstrap::CommConfig;
 use super::on_gpu::THREADS;
 use super::reconfigure::random;
-use crate::gpu::Gpu;
 use crate::gpu::multi_rank_grid::{MultiRankGrid, MultiRankGridOptions};
 use crate::memory::MemoryDescriptor;
-use crate::testing::GridMode;
+use crate::options::testing::GridMode;
 use crate::{Error, Result};
 
 /// Kernel families of the library that all ranks launch together: the same kernel, in the same
@@ -120,7 +119,7 @@ impl CommConfig {
                 )));
             }
         }
-        let gpu = Gpu::open(self.device)?;
+        let gpu = crate::gpus::open(self.device)?;
         let threads = match self.options.threads {
             0 => THREADS,
             threads => threads,
@@ -170,7 +169,7 @@ impl CommConfig {
     }
 
     fn make_grid(&self) -> Result<(u64, Arc<MultiRankGrid>)> {
-        let gpu = Gpu::open(self.device)?;
+        let gpu = crate::gpus::open(self.device)?;
         let image = gpu.multi_rank_grid(&grid_kernels())?;
         let options = MultiRankGridOptions {
             timeout: self.options.timeout,

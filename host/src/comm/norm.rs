@@ -4,8 +4,8 @@ use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 use super::submit::invalid;
 use crate::Result;
+use crate::algorithm::Algorithm;
 use crate::digest;
-use crate::options::Algorithm;
 use crate::tensor::{Input, Output, Tensor};
 
 /// How the scales of groups lie in memory.

@@ -168,7 +168,7 @@ impl CommConfig {
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
     ) -> Result<()> {
-        let gpu = Gpu::open(self.device)?;
+        let gpu = crate::gpus::open(self.device)?;
         let own = gpu.properties().uuid;
         let mut here = HashMap::<u32, u32>::new();
         for info in infos.filter(|info| info.uuid() == Some(own)) {

@@ -246,7 +246,7 @@ impl ReadyFlags {
         if !stream.device().is_gpu() {
             return stream.enqueue(Task::Host(on_cpu));
         }
-        let gpu = gpu::Gpu::open(stream.device())?;
+        let gpu = crate::gpus::open(stream.device())?;
         let (this, raw) = (self.clone(), RawStream(stream.as_raw() as usize));
         stream.enqueue(Task::Call(Arc::new(move || {
             let at = this.as_ptr().wrapping_add(index) as u64;

@@ -14,11 +14,11 @@ use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
-use super::failure::{Activity, Failure};
 use super::observe::OpInfo;
 use super::{Communicator, Inner};
+use crate::algorithm::Algorithm;
+use crate::error::{Activity, Failure};
 use crate::memory::Memory;
-use crate::options::Algorithm;
 use crate::{Error, Result};
 
 /// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use crate::Result;
 use crate::bootstrap::host_id;
 use crate::device::Device;
-use crate::gpu::Gpu;
 
 /// Where a rank runs, which decides whose memory it reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +24,7 @@ impl Locality {
     /// That of a rank of this process, with memory on `device`.
     pub(super) fn of(device: Device) -> Result<Self> {
         let domain = if device.is_gpu() {
-            Gpu::open(device)?.properties().domain.clone()
+            crate::gpus::open(device)?.properties().domain.clone()
         } else {
             None
         };

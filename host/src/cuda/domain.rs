@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 
 use crate::Result;
-use crate::bootstrap::nvlink_domain;
 
 /// Soname of the management library, which the driver installs.
 const SONAME: &str = "libnvidia-ml.so.1";
@@ -147,6 +146,26 @@ pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
     }
     let nvml = NVML.get_or_init(|| Nvml::open(SONAME));
     Ok(nvml.as_ref().and_then(|nvml| nvml.domain(bus)))
+}
+
+/// Returns the value of `FUSEWIRE_NVLINK_DOMAIN`, or `None` if the variable is not set. The value
+/// is the domain's name, or an empty string if the GPUs are in no domain.
+///
+/// # Errors
+/// [`Error::Bootstrap`] if the name is not valid Unicode or is longer than 256 bytes.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "asked by NVIDIA GPUs alone")
+)]
+fn nvlink_domain() -> Result<Option<String>> {
+    const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
+    match std::env::var(NAME) {
+        Ok(name) if name.len() <= 256 => Ok(Some(name)),
+        Err(std::env::VarError::NotPresent) => Ok(None),
+        _ => Err(crate::Error::bootstrap(format!(
+            "{NAME} is no name of an NVLink domain: it has more than 256 bytes, or is not Unicode"
+        ))),
+    }
 }
 
 #[cfg(test)]

@@ -95,22 +95,15 @@ pub struct LoadedModule {
     pub time: Duration,
 }
 
-/// Returns the error for a device whose driver is not compiled into this build.
-#[cfg(not(all(feature = "cuda", feature = "hip")))]
-fn not_built(device: Device, feature: &str) -> Error {
-    Error::NoDevice {
-        device: device.to_string(),
-        detail: format!("the crate fusewire was built without the feature {feature}"),
-    }
-}
-
 impl Gpu {
-    /// Returns the GPU `device`.
+    /// Returns the GPU `device`. The first call for a device opens its driver by `driver`.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if there is no driver or no such GPU; [`Error::InvalidArgument`] for the
-    /// CPU.
-    pub fn open(device: Device) -> Result<Arc<Self>> {
+    /// The errors of `driver`.
+    pub(crate) fn open_with(
+        device: Device,
+        driver: impl FnOnce() -> Result<Arc<dyn Driver>>,
+    ) -> Result<Arc<Self>> {
         static OPEN: OnceLock<Mutex<HashMap<Device, Arc<Gpu>>>> = OnceLock::new();
         let mut open = OPEN
             .get_or_init(Mutex::default)
@@ -119,22 +112,7 @@ impl Gpu {
         if let Some(gpu) = open.get(&device) {
             return Ok(Arc::clone(gpu));
         }
-        let driver = match device {
-            #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => crate::cuda::open(ordinal)?,
-            #[cfg(feature = "hip")]
-            Device::Hip(ordinal) => crate::hip::open(ordinal)?,
-            #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => return Err(not_built(device, "cuda")),
-            #[cfg(not(feature = "hip"))]
-            Device::Hip(_) => return Err(not_built(device, "hip")),
-            Device::Cpu => {
-                return Err(Error::InvalidArgument {
-                    operation: "open GPU",
-                    detail: "the CPU device has no driver".to_owned(),
-                });
-            }
-        };
+        let driver = driver()?;
         let gpu = Arc::new(Self {
             device,
             driver,

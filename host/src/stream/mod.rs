@@ -15,8 +15,8 @@ pub(crate) use self::task::{Recording, Task};
 use self::task::{RecordingKind, failing};
 use crate::cpu::{self, HostFn, Node};
 use crate::device::Device;
+use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
-use crate::gpu::{self, Gpu};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -83,7 +83,9 @@ impl Stream {
     pub fn on_device(device: Device) -> Result<Self> {
         match device {
             Device::Cpu => Ok(Self::new()),
-            _ => Ok(Self(Kind::Gpu(gpu::Stream::new(&Gpu::open(device)?)?))),
+            _ => Ok(Self(Kind::Gpu(gpu::Stream::new(&crate::gpus::open(
+                device,
+            )?)?))),
         }
     }
 
@@ -113,7 +115,7 @@ impl Stream {
         }
         let raw = gpu::driver::RawStream(raw as usize);
         Ok(Self(Kind::Gpu(gpu::Stream::adopt(
-            &Gpu::open(device)?,
+            &crate::gpus::open(device)?,
             raw,
         ))))
     }

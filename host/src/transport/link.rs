@@ -20,9 +20,10 @@ use super::outgoing::{self, Operation, Outgoing};
 use super::pending::Pending;
 use super::provider::{ByteTransport, Notify};
 use super::serve;
-use super::socket::{Listener, Receiver, Socket, WakeFd, entry, poll};
+use super::socket::{Listener, Receiver, Socket};
 use super::url::{Nonce, Url};
 use super::wire::{Hello, VERSION, Verb, Welcome};
+use crate::descriptor::{WakeFd, entry, poll};
 use crate::{Error, Result};
 
 /// State that a link shares with its two threads.

@@ -52,7 +52,6 @@
 //! connection is not encrypted.
 
 mod direct;
-mod failure;
 mod inbox;
 mod key;
 mod link;
@@ -71,14 +70,12 @@ mod tests;
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use failure::TransportFailure;
+pub use crate::error::TransportFailure;
 pub use key::{RemoteBuffer, RemoteKey};
 pub use memory::{Memory, View, ViewMut};
 pub use pending::Pending;
 pub use provider::{ByteTransport, Notify, Provider, SharedMemory, Tcp};
 pub use url::{Nonce, Url};
-
-pub(crate) use socket::{WakeFd, counted, credentials, entry, poll};
 
 use crate::{Error, Result};
 

@@ -16,8 +16,9 @@ use super::key::RemoteBuffer;
 use super::link::Core;
 use super::memory::StorageRange;
 use super::pending::Pending;
-use super::socket::{GONE, Receiver, Socket, entry, poll};
+use super::socket::{GONE, Receiver, Socket};
 use super::wire::{Answer, Request, Verb};
+use crate::descriptor::{entry, poll};
 use crate::{Error, Result};
 
 /// Approximate maximum number of bytes that the thread that starts an operation sends itself.

@@ -7,8 +7,9 @@ use super::TransportFailure;
 use super::link::Core;
 use super::memory::Target;
 use super::outgoing::GRACE;
-use super::socket::{GONE, Listener, Receiver, Socket, entry, poll};
+use super::socket::{GONE, Listener, Receiver, Socket};
 use super::wire::{Answer, Hello, MAX_DATA_BYTES, Refusal, Request, VERSION, Verb, Welcome};
+use crate::descriptor::{entry, poll};
 
 /// Time limit for the first message on a new connection.
 const HELLO_TIME: Duration = Duration::from_secs(5);

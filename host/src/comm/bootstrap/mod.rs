@@ -26,7 +26,6 @@ use crate::Result;
 use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
 use crate::device::Device;
-use crate::gpu::Gpu;
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::store::Store;
@@ -106,7 +105,7 @@ impl Communicator {
         let rendezvous = config.rendezvous();
         if config.device.is_gpu() {
             // Before any kernel can wait for another: loading one may wait for the device.
-            Gpu::open(config.device)?.load()?;
+            crate::gpus::open(config.device)?.load()?;
         }
         let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
         write_state(&workspace, &layout, options, config.generation)?;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::{Lifetime, instances};
 use crate::Result;
+use crate::algorithm::Algorithm;
 use crate::collective::{Collective, Counts, Op, Operands};
 use crate::comm::Communicator;
 use crate::comm::observe::OpInfo;
 use crate::comm::submit::PreparedOp;
 use crate::cpu::last_level_bytes;
 use crate::gpu::{Scratch, Upload};
-use crate::options::Algorithm;
 use crate::plan::Plan;
 use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;

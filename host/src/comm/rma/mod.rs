@@ -20,11 +20,11 @@ pub use self::queue::Queue;
 pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;
+use crate::algorithm::Algorithm;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::WindowPart;
 use crate::comm::{Communicator, Inner};
 use crate::gpu::Scratch;
-use crate::options::Algorithm;
 use crate::tensor::{Allocation, Tensor};
 
 /// How a peer's part of a window is reached.

@@ -15,9 +15,10 @@ use fusewire_device::window::scratch_bytes;
 use super::{PreparedOp, invalid};
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
-use crate::comm::{Communicator, Queue, Window, Work, user_kernels};
+use crate::comm::{Communicator, Queue, Window, Work};
 use crate::cpu::report_faults;
 use crate::tensor::Tensor;
+use crate::user_kernels;
 use crate::{DType, Result};
 
 impl<'a, T> From<&'a Tensor> for Buffer<'a, T> {

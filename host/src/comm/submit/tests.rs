@@ -13,7 +13,7 @@ use fusewire_kernels::vocab::VocabParams;
 
 use super::PreparedOp;
 use crate::comm::Communicator;
-use crate::testing::TestOptions;
+use crate::options::testing::TestOptions;
 use crate::{
     Algorithm, Collective, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel,
     run_threads,

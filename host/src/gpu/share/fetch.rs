@@ -11,8 +11,8 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::message::{self, REPLY_BYTES, Reply};
 use super::token::Token;
+use crate::descriptor::{credentials, entry, poll};
 use crate::process;
-use crate::transport::{credentials, entry, poll};
 
 /// Interval between checks that the owner process is still running, if no process descriptor is
 /// available. Also the interval between requests to a busy server.

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::token::Random;
-use crate::transport::counted;
+use crate::descriptor::counted;
 
 /// Bytes of a request.
 pub(super) const REQUEST_BYTES: usize = 24;

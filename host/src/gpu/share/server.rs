@@ -17,8 +17,8 @@ use super::failed;
 use super::message::{self, REQUEST_BYTES, Reply};
 use super::token::{Random, Token, same, socket_name};
 use crate::Result;
+use crate::descriptor::{WakeFd, credentials, entry, poll};
 use crate::process::start_time;
-use crate::transport::{WakeFd, credentials, entry, poll};
 
 /// Time limit for a peer to send its request after the connection was accepted.
 pub(super) const CALLER_TIME: Duration = Duration::from_secs(2);

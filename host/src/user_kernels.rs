@@ -11,15 +11,15 @@ use fusewire_device::session::Call;
 
 /// A kernel that this process has launched.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct UserKernel {
-    pub(super) name: &'static str,
-    pub(super) contract: &'static Contract,
+pub(crate) struct UserKernel {
+    pub(crate) name: &'static str,
+    pub(crate) contract: &'static Contract,
 }
 
 static KERNELS: RwLock<BTreeMap<u16, UserKernel>> = RwLock::new(BTreeMap::new());
 
 /// Registers a kernel. Returns its code in call words.
-pub(super) fn register(info: &KernelInfo) -> u16 {
+pub(crate) fn register(info: &KernelInfo) -> u16 {
     let code = code(info.name);
     let known = KERNELS
         .read()
@@ -40,7 +40,7 @@ pub(super) fn register(info: &KernelInfo) -> u16 {
 }
 
 /// Returns the kernel of a call word, if this process has launched it.
-pub(super) fn find(call: Call) -> Option<UserKernel> {
+pub(crate) fn find(call: Call) -> Option<UserKernel> {
     let code = call.kernel()?;
     KERNELS
         .read()
@@ -61,7 +61,7 @@ fn code(name: &str) -> u16 {
 }
 
 /// Fills the two values into an author's text.
-pub(super) fn fill(text: &str, a: u64, b: u64) -> String {
+pub(crate) fn fill(text: &str, a: u64, b: u64) -> String {
     text.replace("{a}", &a.to_string())
         .replace("{b}", &b.to_string())
 }

@@ -23,8 +23,8 @@ use fusewire_device::DType;
 use fusewire_device::layout::FailureKind;
 
 use self::route::HierarchyRoute;
-use super::gloo::{Gloo, GlooCall, Message};
-use super::{Backend, CallArgs, Reach, Route, Setup, backend_error, compose};
+use crate::backend::gloo::{Gloo, GlooCall, Message};
+use crate::backend::{Backend, CallArgs, Reach, Route, Setup, backend_error, compose};
 use crate::collective::{Op, Operands};
 use crate::comm::Communicator;
 use crate::options::Determinism;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Kind of failure of a [`Transport`](super::Transport) call.
+/// Kind of failure of a [`Transport`](crate::transport::Transport) call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TransportFailure {

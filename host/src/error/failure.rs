@@ -8,9 +8,9 @@ use fusewire_device::layout::{FailureKind, FailureRecord};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait::WaitKind;
 
-use super::user_kernels;
-use crate::Error;
-use crate::options::Algorithm;
+use super::Error;
+use crate::algorithm::Algorithm;
+use crate::user_kernels;
 
 /// Code of a wait for a tile, and its name in messages.
 const TILE: u64 = WaitKind::Tile as u64;
@@ -47,7 +47,7 @@ pub struct Activity {
 
 impl Activity {
     /// Decodes a call word; `count` is in elements.
-    pub(super) fn new(call: u64, sequence: u64, count: u64) -> Self {
+    pub(crate) fn new(call: u64, sequence: u64, count: u64) -> Self {
         let call = Call(call);
         let operation = call.operation();
         let activity = Self {
@@ -94,7 +94,7 @@ impl Activity {
     /// Decodes progress words of a rank in a communicator of `size` ranks. The call has no root
     /// there, but its fingerprint covers the root: the root is known if exactly one rank gives
     /// this fingerprint.
-    pub(super) fn from_progress(call: u64, sequence: u64, count: u64, size: u32) -> Self {
+    pub(crate) fn from_progress(call: u64, sequence: u64, count: u64, size: u32) -> Self {
         let mut activity = Self::from_launch(Call::from_progress(call).0, sequence, count);
         if is_rooted(activity.operation) {
             let call = Call(call);
