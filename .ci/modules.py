@@ -15,11 +15,13 @@ from pathlib import Path
 KNOWN = {
     "build/src": {("error", "process", "toolchain"), ("compile", "recipe"), ("native", "verify")},
     "device-api/src": {
-        ("comm", "net"),
-        ("args", "bulk", "faults", "group", "native", "session", "window"),
+        ("args", "bulk", "comm", "faults", "group", "native", "net", "session", "wait", "window"),
     },
+    "examples/tp-encoder/src": {("cuda", "join")},
     "host/c/src": {("comm", "memory", "operations", "overlap", "types", "work")},
     "host/ccl-sys/src": {("comm", "library")},
+    "tests/ccl-fake/src": {("comm", "record")},
+    "tests/models/src": {("step", "windows")},
 }
 
 USE = re.compile(r"\bcrate::(?:\{(.*?)\};|([A-Za-z_0-9]+))", re.DOTALL)

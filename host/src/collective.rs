@@ -51,7 +51,8 @@ pub enum Op {
     /// Copies the input of rank r to row r of every output.
     AllGather { count: usize, dtype: DType },
     /// [`Op::AllGather`] with a row length for each rank. `count` is the sum of the lengths,
-    /// `digest` a hash of them ([`Op::digest`]).
+    /// `digest` is [`Op::digest`] of them. If the lengths are in a GPU's memory, the host does not
+    /// read them, and all ranks pass the same digest, such as 0.
     AllGatherV {
         count: usize,
         dtype: DType,
@@ -252,11 +253,20 @@ impl Op {
         }
     }
 
+    /// Returns true if only Fusewire's kernels run the operation, together with flags and a second
+    /// stream.
+    pub(crate) const fn needs_flags(&self) -> bool {
+        matches!(
+            self,
+            Self::AllGatherWithFlags { .. } | Self::ReduceScatterOnArrival { .. }
+        )
+    }
+
     /// Returns the number of bytes that [`Op::count`] elements have.
     #[inline]
     pub const fn bytes(&self) -> usize {
         match self.dtype() {
-            Some(dtype) => self.count() * dtype.size(),
+            Some(dtype) => self.count().saturating_mul(dtype.size()),
             None => 0,
         }
     }
@@ -446,6 +456,26 @@ impl<'a> Operands<'a> {
     /// reduce.
     pub const fn reduction(&self) -> ReduceOp {
         self.reduce
+    }
+
+    /// Drops the buffers that `op` does not use on this rank, so that neither kernels nor backends
+    /// see them.
+    #[inline]
+    pub(crate) fn drop_unused(&mut self, op: &Op, rank: u32) {
+        let (output, input) = match *op {
+            Op::Reduce { root, .. } | Op::Gather { root, .. } => (root == rank, true),
+            Op::Scatter { root, .. } => (true, root == rank),
+            Op::Send { .. } => (false, true),
+            Op::Recv { .. } => (true, false),
+            Op::Barrier => (false, false),
+            _ => (true, true),
+        };
+        if !output {
+            self.output = Output::EMPTY;
+        }
+        if !input {
+            self.input = Input::EMPTY;
+        }
     }
 
     /// Returns the tensors that a launch must keep alive.

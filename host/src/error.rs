@@ -28,7 +28,7 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 pub enum Error {
     /// A [`Store`](crate::store::Store) call failed.
     #[error(transparent)]
-    Store(#[from] crate::store::Error),
+    Store(crate::store::Error),
 
     /// The environment does not give a valid rank, size or store.
     #[error("bootstrap failed: {detail}")]
@@ -222,6 +222,17 @@ impl fmt::Debug for Error {
             Object { operation, rank, detail },
             Transport { operation, peer, kind, detail },
             StreamTimeout { seconds },
+        }
+    }
+}
+
+impl From<crate::store::Error> for Error {
+    fn from(error: crate::store::Error) -> Self {
+        match error {
+            crate::store::Error::InvalidArgument { operation, detail } => {
+                Self::InvalidArgument { operation, detail }
+            }
+            error => Self::Store(error),
         }
     }
 }

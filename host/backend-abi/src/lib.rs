@@ -367,7 +367,7 @@ pub struct FusewireBackendTable {
     pub scatter: Option<RootedFn>,
     /// Gathers every rank's `count` elements as row r of the root's `to`. May be null.
     pub gather: Option<RootedFn>,
-    /// Returns when all ranks have called `barrier`. May be null.
+    /// Returns when all ranks have called `barrier`. May be null on the CPU.
     pub barrier: Option<
         unsafe extern "C" fn(
             handle: *mut c_void,

@@ -3,23 +3,23 @@
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 
-use super::{Backend, CallArgs};
+use super::{Backend, CallArgs, backend_error};
 use crate::Result;
 use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output};
 
-/// A rank's rows: the first byte of each, and the number of elements.
+/// A row: the offset of its first byte, and the number of elements.
 type Row = (usize, usize);
 
 /// Executes an all_gather_v, scatter, gather, all_to_all or all_to_all_v by sends and receives of
-/// `backend`. Passes other operations to the backend.
+/// `backend`.
 ///
 /// # Safety
 /// The preconditions of [`Backend::execute`].
 ///
 /// # Errors
-/// The errors of [`Backend::execute`].
+/// The errors of [`Backend::execute`], and [`crate::Error::Backend`] for other operations.
 pub unsafe fn by_messages<B: Backend + ?Sized>(
     backend: &B,
     op: &Op,
@@ -27,10 +27,11 @@ pub unsafe fn by_messages<B: Backend + ?Sized>(
     args: &CallArgs,
 ) -> Result<()> {
     let (rank, ranks) = (backend.rank(), backend.size() as usize);
-    let Some(dtype) = op.dtype() else {
-        // SAFETY: this function and the called one have the same preconditions.
-        return unsafe { backend.execute(op, operands, args) };
+    let refused = || {
+        let detail = "it cannot be composed of sends and receives";
+        backend_error(backend.name(), op.name(), detail)
     };
+    let dtype = op.dtype().ok_or_else(refused)?;
     let size = dtype.size();
     let equal = |count: usize| (0..ranks).map(move |row| (row * count * size, count));
     let of = |counts: &[u64]| {
@@ -62,16 +63,20 @@ pub unsafe fn by_messages<B: Backend + ?Sized>(
             (only(root, count), equal(count).collect())
         }
         Op::Gather { count, root, .. } => (only(root, count), none()),
-        // SAFETY: this function and the called one have the same preconditions.
-        _ => return unsafe { backend.execute(op, operands, args) },
+        _ => return Err(refused()),
     };
+    if sent.iter().chain(&received).all(|(_, count)| *count == 0) {
+        return Ok(());
+    }
     let (from, to) = (operands.input.ptr, operands.output.ptr);
     let own = rank as usize;
     // In place, this rank's row is where it belongs.
-    let in_place = core::ptr::eq(
-        from.wrapping_add(sent[own].0),
-        to.wrapping_add(received[own].0),
-    );
+    let may_be_in_place = !matches!(op, Op::AllToAll { .. } | Op::AllToAllV { .. });
+    let in_place = may_be_in_place
+        && core::ptr::eq(
+            from.wrapping_add(sent[own].0),
+            to.wrapping_add(received[own].0),
+        );
     backend.group_start()?;
     let messages = (0u32..).zip(sent.into_iter().zip(received)).try_for_each(
         |(peer, ((sent_at, sent), (received_at, received)))| {
@@ -102,12 +107,14 @@ pub unsafe fn by_messages<B: Backend + ?Sized>(
     messages.and(ended)
 }
 
-/// Executes a barrier as an all_reduce of one element in host memory. Only for backends that access
-/// host memory and block.
+/// Executes a barrier as an all_reduce of one element in host memory.
+///
+/// # Safety
+/// The backend accesses host memory, and blocks until the operation is complete.
 ///
 /// # Errors
 /// The errors of [`Backend::execute`].
-pub fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
+pub unsafe fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> {
     let (count, dtype, reduction) = (1, DType::F32, ReductionCode::Sum);
     let op = Op::AllReduce {
         count,
@@ -116,7 +123,7 @@ pub fn barrier<B: Backend + ?Sized>(backend: &B, args: &CallArgs) -> Result<()> 
     };
     let mut word = [0f32];
     let operands = Operands::in_place(&mut word).with_reduction(ReduceOp::Sum);
-    // SAFETY: the operands are one f32, which outlives the blocking call. The element is in host
-    // memory, which the backends of this function access.
+    // SAFETY: the operands are one f32 in host memory, which the backend accesses by the
+    // precondition. The element outlives the call, which blocks.
     unsafe { backend.execute(&op, &operands, args) }
 }

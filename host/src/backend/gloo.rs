@@ -512,6 +512,9 @@ impl Backend for Gloo {
     }
 
     fn supports(&self, op: &Op) -> bool {
+        if op.needs_flags() {
+            return false;
+        }
         match (op.dtype(), op.reduction()) {
             (Some(dtype), Some(code)) => data_type(dtype, code).is_some() && code.supports(dtype),
             _ => true,

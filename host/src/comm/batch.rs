@@ -170,7 +170,10 @@ impl Communicator {
             output_count: bytes(&ops, P2pKind::Recv),
         };
         let mut table = self.matched(&ops)?;
-        if self.inner.backend.is_some() {
+        if let Some(backend) = &self.inner.backend {
+            for op in ops.iter().filter(|op| !op.tensor.is_empty()) {
+                self.check_supported(&**backend, &op.collective())?;
+            }
             return Ok(self.hand_off_batch(ops, op_info));
         }
         for at in 0..table.len() {

@@ -128,7 +128,7 @@ impl Communicator {
         )
         .keeping(keep([input, &sent]));
         let exchange = self
-            .prepare(&Collective::all_to_all(&received, &sent, self.size()))?
+            .prepare(Collective::all_to_all(&received, &sent, self.size()))?
             .detached()
             .owning(keep([&sent, &received]));
         let sum = PreparedOp::new(

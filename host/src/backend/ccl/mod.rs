@@ -114,7 +114,8 @@ impl Ccl {
     ) -> Result<()> {
         let dtype = self.data_type(op)?;
         if !self.supports(op) {
-            return Err(self.refused(op.name(), format!("no {} of it", reduce.code().name())));
+            let of = op.dtype().map_or("elements", DType::name);
+            return Err(self.refused(op.name(), format!("no {} of {of}", reduce.code().name())));
         }
         self.call(op.name(), args.timeout, |comm| {
             if let Some(reduction) = map::reduction(reduce.code()) {
@@ -239,6 +240,9 @@ impl Backend for Ccl {
     }
 
     fn supports(&self, op: &Op) -> bool {
+        if op.needs_flags() {
+            return false;
+        }
         match (op.dtype(), op.reduction()) {
             (Some(dtype), Some(code)) => map::reduces(&self.comm.library(), dtype, code),
             _ => true,

@@ -116,7 +116,11 @@ impl Backend for External {
     unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
         if !self.is_native(op) {
             if *op == Op::Barrier {
-                return compose::barrier(self, args);
+                if args.stream != 0 {
+                    return Err(lacks(&self.name, "barrier"));
+                }
+                // SAFETY: without a stream, calls work on host memory and block.
+                return unsafe { compose::barrier(self, args) };
             }
             // SAFETY: this method and the function have the same preconditions.
             return unsafe { compose::by_messages(self, op, operands, args) };

@@ -54,8 +54,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) when ranks do not fit together (size,
-    /// options, hosts), [`Error::StoreTimeout`](crate::Error::StoreTimeout) when a rank does not
-    /// come, and the errors of store and memory.
+    /// options, hosts), [`Error::Store`](crate::Error::Store) when a rank does not join in
+    /// time, and the errors of store and memory.
     pub fn new(
         device: Device,
         rank: u32,

@@ -38,6 +38,9 @@ const NAME: &str = "fusewire";
 /// error.
 const GRACE: Duration = Duration::from_millis(500);
 
+/// Longest timeout of a call. A longer one would overflow the clock.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+
 /// Position of a rank: its host, and its index on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Coordinates {
@@ -85,7 +88,7 @@ impl Clock {
     fn start(op: &Op, args: &CallArgs) -> Self {
         Self {
             args: GlooCall::new(op, args),
-            until: Instant::now() + args.timeout,
+            until: Instant::now() + args.timeout.min(LONGEST),
         }
     }
 
@@ -259,7 +262,7 @@ impl Hierarchy {
     /// The preconditions of [`Backend::execute`].
     unsafe fn all_reduce(
         &self,
-        op: &Op,
+        route: HierarchyRoute,
         operands: &Operands<'_>,
         count: usize,
         clock: &Clock,
@@ -268,7 +271,7 @@ impl Hierarchy {
         let reduce = operands.reduction();
         // SAFETY: every route has the preconditions of this method.
         unsafe {
-            match self.choose_route(op) {
+            match route {
                 HierarchyRoute::Gathered => {
                     self.reduce_gathered(from, to, count, reduce, None, clock)
                 }
@@ -289,7 +292,7 @@ impl Hierarchy {
     /// The preconditions of [`Backend::execute`].
     unsafe fn reduce(
         &self,
-        op: &Op,
+        route: HierarchyRoute,
         operands: &Operands<'_>,
         (count, root): (usize, u32),
         clock: &Clock,
@@ -298,7 +301,7 @@ impl Hierarchy {
         let reduce = operands.reduction();
         // SAFETY: every route has the preconditions of this method.
         unsafe {
-            match self.choose_route(op) {
+            match route {
                 HierarchyRoute::Gathered => {
                     self.reduce_gathered(from, to, count, reduce, Some(root), clock)
                 }
@@ -362,6 +365,9 @@ impl Backend for Hierarchy {
     }
 
     fn supports(&self, op: &Op) -> bool {
+        if op.needs_flags() {
+            return false;
+        }
         match (op.dtype(), op.reduction()) {
             (Some(dtype), Some(code)) => code.supports(dtype),
             _ => true,
@@ -392,8 +398,10 @@ impl Backend for Hierarchy {
         // SAFETY: every route, and `by_messages`, has the preconditions of `Backend::execute`.
         unsafe {
             match *op {
-                Op::AllReduce { count, .. } => self.all_reduce(op, operands, count, &clock),
-                Op::Reduce { count, root, .. } => self.reduce(op, operands, (count, root), &clock),
+                Op::AllReduce { count, .. } => self.all_reduce(route, operands, count, &clock),
+                Op::Reduce { count, root, .. } => {
+                    self.reduce(route, operands, (count, root), &clock)
+                }
                 Op::ReduceScatter { count, .. } if route == HierarchyRoute::Shards => {
                     self.reduce_scatter_shards(from, to, count, reduce, &clock)
                 }

@@ -99,12 +99,9 @@ impl Communicator {
                 let header = self.header(info.call, 0);
                 submit(self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // The methods of `overlap.rs` bind these, together with flags and streams.
+            // `checked` refuses these. The methods of `overlap.rs` bind them.
             Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                Err(super::invalid(
-                    op.name(),
-                    "needs flags and a second stream: use the method of this name".to_owned(),
-                ))
+                unreachable!("{} without its flags", op.name())
             }
         }
     }
@@ -242,7 +239,6 @@ impl Communicator {
         let Planned {
             op, operands, plan, ..
         } = planned;
-        // On other ranks than the root, an unused buffer may have another type.
         let size = op.dtype().map_or(1, |dtype| dtype.size());
         let addr = |at: *const u8, count: usize| WindowAddr(self.inner.addr_of(at, count * size));
         let source_at = match staged {
@@ -331,7 +327,7 @@ impl Communicator {
             return Ok(DeviceWords {
                 outputs: outputs.as_ptr(),
                 inputs: inputs.as_ptr(),
-                kept: Kept::ByTensor,
+                kept: Kept::ByCaller,
             });
         }
         let words: Arc<[u64]> = [outputs, inputs].concat().into();
@@ -349,8 +345,10 @@ struct DeviceWords {
 
 /// Owner of the memory of [`DeviceWords`].
 enum Kept {
-    /// A tensor of the operands, or the caller for the duration of the call.
+    /// A tensor of the operands.
     ByTensor,
+    /// The caller, for the duration of the call.
+    ByCaller,
     OnHost(Arc<[u64]>),
     OnGpu(Scratch, Option<Upload>),
 }
@@ -369,6 +367,7 @@ impl DeviceWords {
     fn kept_by(self, prepared: PreparedOp<'_>) -> PreparedOp<'_> {
         match self.kept {
             Kept::ByTensor => prepared,
+            Kept::ByCaller => prepared.borrowing(),
             Kept::OnHost(words) => prepared.keeping(Arc::new(words)),
             Kept::OnGpu(copy, upload) => prepared.keeping(Arc::new(copy)).uploading(upload),
         }

@@ -58,7 +58,11 @@ impl Communicator {
             true => self.new_bounce_buffer(slice).map(Some),
             false => Ok(None),
         };
-        let in_place = output.is_slice && core::ptr::eq(output.ptr, input.ptr);
+        // An empty slice may begin where another operand begins.
+        let in_place = output.is_slice
+            && input.is_slice
+            && (output.count, output.dtype) == (input.count, input.dtype)
+            && core::ptr::eq(output.ptr, input.ptr);
         let for_output = bounced(&output.as_input())?;
         let for_input = match in_place {
             true => None,

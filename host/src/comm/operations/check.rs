@@ -1,5 +1,7 @@
 //! Checks that are made before anything moves.
 
+use std::borrow::Cow;
+
 use crate::Result;
 use crate::collective::{Collective, Counts, Op, Operands};
 use crate::comm::Communicator;
@@ -21,6 +23,9 @@ impl Communicator {
             ..
         } = operands;
         let (name, rank) = (op.name(), self.rank() as usize);
+        for tensor in operands.tensors().into_iter().flatten() {
+            self.check_device(name, tensor)?;
+        }
         match *op {
             Op::AllReduce {
                 count,
@@ -85,10 +90,14 @@ impl Communicator {
                 self.rows(name, "output", output.count, count)?;
                 within(name, output, input, rank * count)
             }
-            Op::AllGatherV { count, dtype, .. } => {
+            Op::AllGatherV {
+                count,
+                dtype,
+                digest,
+            } => {
                 types(name, dtype, output, input)?;
                 length(name, "output", output.count, count)?;
-                self.check_gathered_counts(name, operands)
+                self.check_gathered_counts(name, operands, digest)
             }
             Op::Scatter { count, dtype, root } => {
                 self.rank_of(name, "root", root)?;
@@ -116,13 +125,15 @@ impl Communicator {
                 types(name, dtype, output, input)?;
                 length(name, "output", output.count, input.count)?;
                 let ranks = self.size() as usize;
-                if !input.count.is_multiple_of(ranks) {
+                if count.checked_mul(ranks) != Some(input.count) {
                     return Err(invalid(
                         name,
-                        format!("{} elements are no multiple of {ranks} ranks", input.count),
+                        format!(
+                            "{} elements are no {ranks} rows of {count}, one per rank",
+                            input.count
+                        ),
                     ));
                 }
-                self.rows(name, "input", input.count, count)?;
                 apart(name, output, input, Some(0))
             }
             Op::AllToAllV { dtype } => {
@@ -145,12 +156,23 @@ impl Communicator {
     }
 
     /// Checks the row lengths of an all_gather_v.
-    fn check_gathered_counts(&self, name: &'static str, operands: &Operands<'_>) -> Result<()> {
+    fn check_gathered_counts(
+        &self,
+        name: &'static str,
+        operands: &Operands<'_>,
+        digest: u64,
+    ) -> Result<()> {
         let (output, input) = (&operands.output, &operands.input);
         let Some((counts, _)) = self.readable_counts(name, &operands.counts, 1)? else {
             return Ok(());
         };
-        let total = self.total(name, "counts", counts)?;
+        let total = self.total(name, "counts", &counts)?;
+        if Op::digest(&counts) != digest {
+            return Err(invalid(
+                name,
+                "the digest of the operation is not that of the counts (Op::digest)".to_owned(),
+            ));
+        }
         length(name, "output", output.count, total)?;
         let rank = self.rank() as usize;
         length(name, "input", input.count, counts[rank] as usize)?;
@@ -163,8 +185,8 @@ impl Communicator {
         let Some((outputs, inputs)) = self.readable_counts(name, &operands.counts, 2)? else {
             return Ok(());
         };
-        let sent = self.total(name, "input splits", inputs)?;
-        let received = self.total(name, "output splits", outputs)?;
+        let sent = self.total(name, "input splits", &inputs)?;
+        let received = self.total(name, "output splits", &outputs)?;
         at_most(name, "input", sent, operands.input.count)?;
         at_most(name, "output", received, operands.output.count)
     }
@@ -176,16 +198,18 @@ impl Communicator {
         name: &'static str,
         counts: &Counts<'a>,
         lists: usize,
-    ) -> Result<Option<(&'a [u64], &'a [u64])>> {
+    ) -> Result<Option<(Cow<'a, [u64]>, Cow<'a, [u64]>)>> {
         let ranks = self.size() as usize;
         match *counts {
-            Counts::None => Ok(Some((&[], &[]))),
-            Counts::Host(outputs, inputs) => Ok(Some((outputs, inputs))),
+            Counts::None => Ok(Some((Cow::Borrowed(&[]), Cow::Borrowed(&[])))),
+            Counts::Host(outputs, inputs) => {
+                Ok(Some((Cow::Borrowed(outputs), Cow::Borrowed(inputs))))
+            }
             Counts::Device(tensor) => {
-                let slice = device_counts(name, tensor)?;
+                let counts = device_counts(name, tensor)?;
                 if tensor.len() != lists * ranks {
                     let (what, needed) = match lists {
-                        1 => ("counts", "as many are needed"),
+                        1 => ("counts", "one per rank is needed"),
                         _ => ("splits", "twice as many are needed"),
                     };
                     return Err(invalid(
@@ -193,9 +217,25 @@ impl Communicator {
                         format!("{} {what} for {ranks} ranks; {needed}", tensor.len()),
                     ));
                 }
-                Ok(slice.map(|slice| slice.split_at(ranks)))
+                Ok(counts.map(|counts| {
+                    let (outputs, inputs) = counts.split_at(ranks);
+                    (Cow::Owned(outputs.to_vec()), Cow::Owned(inputs.to_vec()))
+                }))
             }
         }
+    }
+
+    /// Fails if a tensor is on another device than the communicator.
+    #[inline]
+    fn check_device(&self, operation: &'static str, tensor: &Tensor) -> Result<()> {
+        let (device, own) = (tensor.device(), self.device());
+        if device == own {
+            return Ok(());
+        }
+        Err(invalid(
+            operation,
+            format!("a tensor is on {device}, the communicator is on {own}"),
+        ))
     }
 
     fn rank_of(&self, operation: &'static str, what: &str, rank: u32) -> Result<()> {
@@ -248,8 +288,9 @@ impl Communicator {
     }
 }
 
-/// Returns the counts in a tensor of u64, or `None` if the tensor is in a GPU's memory.
-fn device_counts<'a>(operation: &'static str, counts: &'a Tensor) -> Result<Option<&'a [u64]>> {
+/// Returns a copy of the counts in a tensor of u64, or `None` if the tensor is in a GPU's memory.
+/// Another thread may write the tensor, so all checks must use one copy.
+fn device_counts(operation: &'static str, counts: &Tensor) -> Result<Option<Vec<u64>>> {
     if counts.dtype() != DType::U64 || !(counts.as_ptr() as usize).is_multiple_of(8) {
         return Err(invalid(
             operation,
@@ -259,10 +300,12 @@ fn device_counts<'a>(operation: &'static str, counts: &'a Tensor) -> Result<Opti
     if counts.device().is_gpu() {
         return Ok(None);
     }
-    // SAFETY: the tensor holds this many aligned u64.
-    Ok(Some(unsafe {
-        core::slice::from_raw_parts(counts.as_ptr().cast(), counts.len())
-    }))
+    let at = counts.as_ptr().cast::<u64>();
+    let read = |index| {
+        // SAFETY: the tensor holds `len` aligned u64, and `index < len`.
+        unsafe { at.add(index).read_volatile() }
+    };
+    Ok(Some((0..counts.len()).map(read).collect()))
 }
 
 /// Checks that output and input have the operation's type.

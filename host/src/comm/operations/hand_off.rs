@@ -117,12 +117,6 @@ impl BackendCall {
     /// Runs all_to_all with equal input and output, which backends do not support, through a copy
     /// of the input.
     fn all_to_all_in_place(&self, operands: Operands<'_>) -> Result<()> {
-        if self.args.stream != 0 {
-            return Err(invalid(
-                "all_to_all",
-                "a library cannot run it in place on a GPU: use an output of its own".to_owned(),
-            ));
-        }
         let dtype = operands.input.dtype;
         let bytes = operands.input.count * dtype.size();
         // SAFETY: the input is readable, because the launch keeps it alive.
@@ -147,7 +141,6 @@ impl Communicator {
         info: OpInfo,
     ) -> Result<PreparedOp<'a>> {
         let Collective { op, operands } = collective;
-        self.check_supported(&**backend, op)?;
         let ranks = self.size() as usize;
         let counts = match operands.counts {
             Counts::None => RowCounts::None,
@@ -189,7 +182,20 @@ impl Communicator {
         ))
     }
 
-    fn check_supported(&self, backend: &dyn Backend, op: &Op) -> Result<()> {
+    /// Fails if the backend cannot execute a checked collective.
+    pub(in crate::comm) fn check_supported(
+        &self,
+        backend: &dyn Backend,
+        collective: &Collective<'_>,
+    ) -> Result<()> {
+        let Collective { op, operands } = collective;
+        let all_to_all = matches!(op, Op::AllToAll { .. });
+        if all_to_all && operands.is_in_place() && self.device().is_gpu() && op.count() > 0 {
+            return Err(invalid(
+                op.name(),
+                "a library cannot run it in place on a GPU: use an output of its own".to_owned(),
+            ));
+        }
         if backend.supports(op) {
             return Ok(());
         }

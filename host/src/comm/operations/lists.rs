@@ -160,6 +160,7 @@ impl ListCollective {
 impl Communicator {
     /// Runs the steps and collectives of an operation on lists.
     pub(in crate::comm) fn execute_list(&self, list: ListCollective) -> Result<()> {
+        self.check_list(&list)?;
         self.step_now(list.before.clone())?;
         for collective in list.collectives() {
             self.execute(collective)?;
@@ -169,15 +170,20 @@ impl Communicator {
 
     /// Enqueues the steps and collectives of an operation on lists.
     pub(in crate::comm) fn enqueue_list(&self, list: ListCollective) -> Result<Work> {
+        self.check_list(&list)?;
         self.step_later(list.before.clone(), None)?;
         let mut last = None;
         for collective in list.collectives() {
             last = Some(self.enqueue(collective)?);
         }
         let after = self.step_later(list.after, last.as_ref())?;
-        after
-            .or(last)
-            .ok_or_else(|| invalid("list", "nothing was enqueued".to_owned()))
+        Ok(after.or(last).expect("a list has at least one collective"))
+    }
+
+    /// Checks all collectives before anything is copied.
+    fn check_list(&self, list: &ListCollective) -> Result<()> {
+        list.collectives()
+            .try_for_each(|collective| self.checked(collective).map(drop))
     }
 
     fn step_now(&self, step: Step) -> Result<()> {
@@ -362,8 +368,10 @@ impl Communicator {
         let op = Op::Scatter { count, dtype, root };
         if root != self.rank() {
             return Ok(ListCollective::new(Part {
+                op,
+                reduce: ReduceOp::Sum,
+                output: Some(output.clone()),
                 input: None,
-                ..Part::new(op, output, output)
             }));
         }
         rows_of(name, "input", inputs, count)?;
@@ -384,8 +392,10 @@ impl Communicator {
         let op = Op::Gather { count, dtype, root };
         if root != self.rank() {
             return Ok(ListCollective::new(Part {
+                op,
+                reduce: ReduceOp::Sum,
                 output: None,
-                ..Part::new(op, input, input)
+                input: Some(input.clone()),
             }));
         }
         rows_of(name, "output", outputs, count)?;

@@ -39,7 +39,7 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
     pub fn execute(&self, collective: Collective<'_>) -> Result<()> {
-        self.check_operands(&collective)?;
+        let collective = self.checked(collective)?;
         if self.needs_bounce_buffers(&collective.operands) {
             return self.execute_bounced(collective);
         }
@@ -53,7 +53,7 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
     /// The result of the [`Work`] is the failure of the operation while it runs.
     pub fn enqueue(&self, collective: Collective<'_>) -> Result<Work> {
-        self.check_operands(&collective)?;
+        let collective = self.checked(collective)?;
         if collective.operands.is_borrowed() {
             return Err(invalid(
                 collective.op.name(),
@@ -68,9 +68,25 @@ impl Communicator {
     }
 
     /// Checks a collective and binds it to a kernel or to a call of the backend.
-    pub(super) fn prepare<'a>(&self, collective: &Collective<'a>) -> Result<PreparedOp<'a>> {
-        self.check_operands(collective)?;
-        self.bind(collective, Lifetime::Launch, Ok)
+    pub(super) fn prepare<'a>(&self, collective: Collective<'a>) -> Result<PreparedOp<'a>> {
+        self.bind(&self.checked(collective)?, Lifetime::Launch, Ok)
+    }
+
+    /// Checks a collective, and drops the buffers that it does not use on this rank.
+    #[inline]
+    fn checked<'a>(&self, mut collective: Collective<'a>) -> Result<Collective<'a>> {
+        collective.operands.drop_unused(&collective.op, self.rank());
+        self.check_operands(&collective)?;
+        if collective.op.needs_flags() {
+            return Err(invalid(
+                collective.op.name(),
+                "needs flags and a second stream: use the method of this name".to_owned(),
+            ));
+        }
+        if let Some(backend) = &self.inner.backend {
+            self.check_supported(&**backend, &collective)?;
+        }
+        Ok(collective)
     }
 
     /// Returns the plan of an operation. It is the same on all ranks, whatever their buffers.
@@ -92,7 +108,7 @@ impl Communicator {
         Ok(Op::AllGatherV {
             count: output.len(),
             dtype: output.dtype(),
-            digest: readable.map_or(0, |(counts, _)| Op::digest(counts)),
+            digest: readable.map_or(0, |(counts, _)| Op::digest(&counts)),
         })
     }
 

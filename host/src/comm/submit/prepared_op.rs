@@ -96,6 +96,12 @@ impl<'a> PreparedOp<'a> {
         self
     }
 
+    /// Marks the operation as one that uses memory of the caller, so that it cannot be captured.
+    pub(in crate::comm) fn borrowing(mut self) -> Self {
+        self.borrowed = true;
+        self
+    }
+
     /// Gives the launch a shape of its own.
     pub(in crate::comm) fn shaped(mut self, attributes: LaunchAttributes) -> Self {
         self.attributes = Some(attributes);

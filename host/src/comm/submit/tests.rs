@@ -125,7 +125,7 @@ fn an_all_reduce_with_a_short_buffer_fails_on_all_ranks_and_writes_nothing() {
     for (algorithm, field, text) in fields {
         expect_failure(algorithm, text, |comm, is_short| {
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
-            let prepared = comm.prepare(&Collective::all_reduce(&output, &input, ReduceOp::Sum))?;
+            let prepared = comm.prepare(Collective::all_reduce(&output, &input, ReduceOp::Sum))?;
             let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
@@ -217,7 +217,7 @@ fn a_vector_operation_with_short_counts_fails_on_all_ranks_and_writes_nothing() 
             let (input, output) = (filled(comm, COUNT, 1.0)?, filled(comm, COUNT, BEFORE)?);
             let counts = [COUNT as u64 / 2; 2];
             let collective = Collective::all_to_all_v(&output, &input, &counts, &counts);
-            let prepared = comm.prepare(&collective)?;
+            let prepared = comm.prepare(collective)?;
             let outcome = run(comm, prepared, is_short, field);
             Ok((outcome, output))
         });
