@@ -99,7 +99,7 @@ impl Communicator {
                 let header = self.header(info.call, 0);
                 submit(self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // `checked` refuses these. The methods of `overlap.rs` bind them.
+            // `check_collective` refuses these. The methods of `overlap.rs` bind them.
             Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
                 unreachable!("{} without its flags", op.name())
             }

@@ -183,7 +183,7 @@ impl Communicator {
     /// Checks all collectives before anything is copied.
     fn check_list(&self, list: &ListCollective) -> Result<()> {
         list.collectives()
-            .try_for_each(|collective| self.checked(collective).map(drop))
+            .try_for_each(|mut collective| self.check_collective(&mut collective))
     }
 
     fn step_now(&self, step: Step) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! | step | function | sees |
 //! |---|---|---|
-//! | check | [`Communicator::check_operands`] | operation and buffers |
+//! | check | [`Communicator::check_collective`] | operation and buffers |
 //! | plan | [`Communicator::plan`] | the operation and values that all ranks agree on |
 //! | bind | [`Communicator::bind`] | all of these, and the kernels or the backend |
 //! | submit | [`Communicator::run`], [`Communicator::submit`] | a [`PreparedOp`] |
@@ -38,8 +38,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
-    pub fn execute(&self, collective: Collective<'_>) -> Result<()> {
-        let collective = self.checked(collective)?;
+    pub fn execute(&self, mut collective: Collective<'_>) -> Result<()> {
+        self.check_collective(&mut collective)?;
         if self.needs_bounce_buffers(&collective.operands) {
             return self.execute_bounced(collective);
         }
@@ -52,8 +52,8 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
     /// The result of the [`Work`] is the failure of the operation while it runs.
-    pub fn enqueue(&self, collective: Collective<'_>) -> Result<Work> {
-        let collective = self.checked(collective)?;
+    pub fn enqueue(&self, mut collective: Collective<'_>) -> Result<Work> {
+        self.check_collective(&mut collective)?;
         if collective.operands.is_borrowed() {
             return Err(invalid(
                 collective.op.name(),
@@ -68,15 +68,16 @@ impl Communicator {
     }
 
     /// Checks a collective and binds it to a kernel or to a call of the backend.
-    pub(super) fn prepare<'a>(&self, collective: Collective<'a>) -> Result<PreparedOp<'a>> {
-        self.bind(&self.checked(collective)?, Lifetime::Launch, Ok)
+    pub(super) fn prepare<'a>(&self, mut collective: Collective<'a>) -> Result<PreparedOp<'a>> {
+        self.check_collective(&mut collective)?;
+        self.bind(&collective, Lifetime::Launch, Ok)
     }
 
     /// Checks a collective, and drops the buffers that it does not use on this rank.
     #[inline]
-    fn checked<'a>(&self, mut collective: Collective<'a>) -> Result<Collective<'a>> {
+    fn check_collective(&self, collective: &mut Collective<'_>) -> Result<()> {
         collective.operands.drop_unused(&collective.op, self.rank());
-        self.check_operands(&collective)?;
+        self.check_operands(collective)?;
         if collective.op.needs_flags() {
             return Err(invalid(
                 collective.op.name(),
@@ -84,9 +85,9 @@ impl Communicator {
             ));
         }
         if let Some(backend) = &self.inner.backend {
-            self.check_supported(&**backend, &collective)?;
+            self.check_supported(&**backend, collective)?;
         }
-        Ok(collective)
+        Ok(())
     }
 
     /// Returns the plan of an operation. It is the same on all ranks, whatever their buffers.
