@@ -23,9 +23,9 @@ pub enum Algorithm {
     /// The library that is the communicator's backend carries out the operation.
     HandOff = 6,
     /// Multicast (NVLink SHARP): the switch adds and copies. Applies to all_reduce, reduce_scatter
-    /// and all_gather, and needs [`Determinism::Any`]. If a rank's memory is in no window, or the
-    /// offset in the window differs between ranks, the same launch falls back to another algorithm.
-    /// The CPU emulates multicast with a loop over the ranks.
+    /// and all_gather, and needs [`crate::Determinism::Any`]. If a rank's memory is in no window,
+    /// or the offset in the window differs between ranks, the same launch falls back to another
+    /// algorithm. The CPU emulates multicast with a loop over the ranks.
     Nvls = 7,
 }
 

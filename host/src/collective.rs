@@ -513,7 +513,7 @@ impl<'a> Operands<'a> {
 ///
 /// let results = run_threads(2, &Options::default(), |comm| {
 ///     let input = vec![comm.rank() as f32 + 1.0; 4];
-///     let mut output = vec![0.0; 4];
+///     let mut output = vec![0.0f32; 4];
 ///     let sum = Collective::all_reduce(&mut output, &input, ReduceOp::Sum);
 ///     assert_eq!((sum.op().name(), sum.op().count()), ("all_reduce", 4));
 ///     comm.execute(sum)?;

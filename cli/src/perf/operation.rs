@@ -228,8 +228,8 @@ pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
 
-/// Returns the collective of a kind. A [`Kind::SendRecv`] gives its send. The fused norm, which is no
-/// collective of the library, gives `None`.
+/// Returns the collective of a kind. A [`Kind::SendRecv`] gives its send. The fused norm, which is
+/// no collective of the library, gives `None`.
 pub(crate) fn collective<'a>(
     comm: &Communicator,
     kind: Kind,

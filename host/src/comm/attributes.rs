@@ -11,7 +11,7 @@ const CLUSTERS_SINCE: u32 = 90;
 
 /// Shape of a user kernel's launch; zeros stand for the communicator's own.
 ///
-/// On the CPU a block has the communicator's lanes ([`Options::lanes`](crate::Options::lanes)) and
+/// On the CPU a block has the communicator's lanes (`TestOptions::lanes`) and
 /// [`SHARED_BYTES`](fusewire_device::arch::SHARED_BYTES) bytes of shared memory, all blocks run
 /// together, and a kernel begins when the one before it has ended: there `blocks` counts, `cluster`
 /// is checked as on a GPU, and the rest means nothing.

@@ -59,8 +59,8 @@ impl Communicator {
         self.enqueue(Collective::all_reduce(output, input, op))
     }
 
-    /// Reduces every rank's `buffer` element by element. The root gets the result in place, other ranks
-    /// keep their values.
+    /// Reduces every rank's `buffer` element by element. The root gets the result in place, other
+    /// ranks keep their values.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -76,8 +76,8 @@ impl Communicator {
         self.enqueue(Collective::reduce_in_place(buffer, root, op))
     }
 
-    /// Reduces every rank's `input` element by element to the root's `output`. Elsewhere `output` is
-    /// not used and may be empty.
+    /// Reduces every rank's `input` element by element to the root's `output`. Elsewhere `output`
+    /// is not used and may be empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -105,8 +105,8 @@ impl Communicator {
         self.enqueue(Collective::reduce(output, input, root, op))
     }
 
-    /// Reduces row r of every rank's `input` to the `output` of rank r. An input has as many rows as
-    /// there are ranks, each as long as `output`.
+    /// Reduces row r of every rank's `input` to the `output` of rank r. An input has as many rows
+    /// as there are ranks, each as long as `output`.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -132,8 +132,8 @@ impl Communicator {
         self.enqueue(Collective::reduce_scatter(output, input, op))
     }
 
-    /// Copies the `input` of rank r to row r of every rank's `output`, which has as many rows as there
-    /// are ranks.
+    /// Copies the `input` of rank r to row r of every rank's `output`, which has as many rows as
+    /// there are ranks.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -169,7 +169,8 @@ impl Communicator {
         self.enqueue(Collective::broadcast(buffer, root))
     }
 
-    /// Copies row r of the root's `input` to the `output` of rank r. Elsewhere `input` may be empty.
+    /// Copies row r of the root's `input` to the `output` of rank r. Elsewhere `input` may be
+    /// empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -190,7 +191,8 @@ impl Communicator {
         self.enqueue(Collective::scatter(output, input, root))
     }
 
-    /// Copies the `input` of rank r to row r of the root's `output`. Elsewhere `output` may be empty.
+    /// Copies the `input` of rank r to row r of the root's `output`. Elsewhere `output` may be
+    /// empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -365,8 +367,8 @@ impl Communicator {
         self.enqueue_list(self.list_all_gather(outputs, input)?)
     }
 
-    /// Runs [`Communicator::all_gather`] with inputs of different lengths: `outputs[r]` has the length
-    /// of the input of rank r.
+    /// Runs [`Communicator::all_gather`] with inputs of different lengths: `outputs[r]` has the
+    /// length of the input of rank r.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -403,8 +405,8 @@ impl Communicator {
         self.enqueue_list(self.list_reduce_scatter(output, inputs, op)?)
     }
 
-    /// Runs [`Communicator::reduce_scatter`] with different lengths: `inputs[r]` has the same length on
-    /// all ranks, and another one for each r.
+    /// Runs [`Communicator::reduce_scatter`] with different lengths: `inputs[r]` has the same
+    /// length on all ranks, and another one for each r.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -425,8 +427,8 @@ impl Communicator {
         self.enqueue_list(self.list_reduce_scatter_v(output, inputs, op)?)
     }
 
-    /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks has a length
-    /// of its own.
+    /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks has a
+    /// length of its own.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].

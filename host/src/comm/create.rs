@@ -86,6 +86,8 @@ pub fn new_comm(
         hooks: Hooks::default(),
         rendezvous_timeout: None,
         reach: Reach::Host,
+        parent: None,
+        processes: Vec::new(),
     };
     Communicator::form_over(backend, config)
 }
@@ -160,6 +162,8 @@ impl Communicator {
             hooks: Hooks::default(),
             rendezvous_timeout: None,
             reach: Reach::Host,
+            parent: None,
+            processes: Vec::new(),
         };
         Self::over(backend, config)
     }
@@ -212,10 +216,10 @@ impl Communicator {
         if let Some(backend) = &self.inner.backend
             && let Some(part) = part_of_backend(backend)?
         {
-            let part = Self::over(part, self.config(&name, rank as u32, ranks.len() as u32))?;
+            let part = Self::over(part, self.config(&name, rank as u32, ranks))?;
             return Ok(Some(part.part_of(self, ranks)));
         }
-        let part = self.sibling(&name, rank as u32, ranks.len() as u32)?;
+        let part = self.sibling(&name, rank as u32, ranks)?;
         Ok(Some(part.part_of(self, ranks)))
     }
 
@@ -228,8 +232,8 @@ impl Communicator {
     }
 
     /// A communicator of the same kind, options, hooks and store.
-    pub(super) fn sibling(&self, name: &str, rank: u32, size: u32) -> Result<Self> {
-        let config = self.config(name, rank, size);
+    pub(super) fn sibling(&self, name: &str, rank: u32, ranks: &[u32]) -> Result<Self> {
+        let (config, size) = (self.config(name, rank, ranks), ranks.len() as u32);
         let made = match &self.inner.backend {
             Some(backend) if backend.name() != "fusewire" => {
                 let made = backend::create(backend.name(), &config.setup(config.reach))?;
@@ -248,11 +252,13 @@ impl Communicator {
         })
     }
 
-    fn config(&self, name: &str, rank: u32, size: u32) -> CommConfig {
+    /// Returns the configuration of a communicator of the ranks `ranks` of this one, in which this
+    /// rank is `rank`.
+    fn config(&self, name: &str, rank: u32, ranks: &[u32]) -> CommConfig {
         CommConfig {
             device: self.inner.device,
             rank,
-            size,
+            size: ranks.len() as u32,
             prefix: format!("{}/{name}", self.inner.prefix),
             store: Arc::clone(&self.inner.store),
             name: name.to_owned(),
@@ -261,6 +267,8 @@ impl Communicator {
             hooks: self.inner.hooks.clone(),
             rendezvous_timeout: None,
             reach: self.inner.reach,
+            parent: Some(Arc::clone(&self.inner)),
+            processes: self.inner.other_processes(ranks.iter().copied()),
         }
     }
 }

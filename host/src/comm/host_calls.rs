@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use fusewire_device::layout::MAX_WINDOWS;
 
 use super::Communicator;
-use super::rendezvous::Rendezvous;
+use super::rendezvous::{Rendezvous, Watched};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
@@ -59,6 +59,10 @@ impl Communicator {
             rank: inner.rank,
             size: inner.size,
             timeout: inner.options.timeout,
+            watched: Watched {
+                communicator: Some(inner),
+                processes: inner.other_processes(0..inner.size),
+            },
         }
     }
 }

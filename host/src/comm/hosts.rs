@@ -41,6 +41,8 @@ mod over_gloo {
                 hooks: Hooks::default(),
                 rendezvous_timeout: self.rendezvous_timeout,
                 reach: Reach::Host,
+                parent: None,
+                processes: Vec::new(),
             };
             let local = Communicator::form(local)?;
             let made = Hierarchy::new(&self.setup(Reach::Network), local, here)?;

@@ -284,8 +284,8 @@ impl Communicator {
     pub fn dup(&self) -> Result<Self> {
         let call = self.next_host_call();
         let name = format!("{}.dup{call}", self.inner.name);
-        let dup = self.sibling(&name, self.rank(), self.size())?;
         let all: Vec<u32> = self.ranks().collect();
+        let dup = self.sibling(&name, self.rank(), &all)?;
         Ok(dup.part_of(self, &all))
     }
 

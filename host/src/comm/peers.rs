@@ -238,6 +238,21 @@ impl WatchedLaunches {
 }
 
 impl Inner {
+    /// Returns the processes of the ranks `members` on this host, except this process. Member i
+    /// becomes rank i.
+    pub(super) fn other_processes(
+        &self,
+        members: impl IntoIterator<Item = u32>,
+    ) -> Vec<(u32, (u32, u64))> {
+        let own = std::process::id();
+        let process = |rank: u32| self.processes.get(rank as usize).copied().flatten();
+        let members = (0..).zip(members.into_iter().map(process));
+        members
+            .filter_map(|(rank, process)| Some((rank, process?)))
+            .filter(|(_, (pid, _))| *pid != own)
+            .collect()
+    }
+
     /// Returns the timeout of a call in nanoseconds.
     pub(super) fn call_timeout(&self, timeout: Duration) -> u64 {
         let ns = nanoseconds(timeout);

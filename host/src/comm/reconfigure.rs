@@ -214,6 +214,8 @@ impl Candidate {
             hooks: Hooks::default(),
             rendezvous_timeout: None,
             reach: crate::backend::Reach::Host,
+            parent: None,
+            processes: Vec::new(),
         };
         join(config, &self.handle, options, None)
     }
@@ -261,6 +263,8 @@ impl Communicator {
             hooks: inner.hooks.clone(),
             rendezvous_timeout: None,
             reach: inner.reach,
+            parent: None,
+            processes: inner.member_processes(&options.members.by_rank()?),
         };
         // Kernels on several hosts find out anew who is where.
         let backend = inner
@@ -349,6 +353,15 @@ pub(super) fn random() -> Result<u64> {
 }
 
 impl Inner {
+    /// Returns the processes of those members of a new communicator that are ranks of this one.
+    fn member_processes(&self, members: &[InitHandle]) -> Vec<(u32, (u32, u64))> {
+        let rank = |member: &InitHandle| {
+            let is_own = (member.group, member.generation) == (self.constants.id, self.generation);
+            if is_own { member.rank } else { u32::MAX }
+        };
+        self.other_processes(members.iter().map(rank))
+    }
+
     /// This communicator was replaced by one of another generation.
     fn replace(&self, generation: u64) {
         let error = Error::Communicator {

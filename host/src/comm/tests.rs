@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::Communicator;
-use super::rendezvous::{Rendezvous, set_duplicate_grace};
+use super::rendezvous::{Rendezvous, Watched, set_duplicate_grace};
 use super::topology::Locality;
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
@@ -261,6 +261,7 @@ fn sizes_that_differ_are_named() {
                     rank,
                     size,
                     timeout: Duration::from_secs(60),
+                    watched: Watched::default(),
                 };
                 let nothing = MemoryDescriptor::Host(SegmentDescriptor {
                     pid: std::process::id(),

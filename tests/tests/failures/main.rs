@@ -1,6 +1,7 @@
 //! Tests ranks that fail, the errors on the other ranks, and communicators of the remaining ranks.
 
 mod flight_recorder;
+mod host_calls;
 mod overlap;
 mod ranks;
 mod reconfigure;

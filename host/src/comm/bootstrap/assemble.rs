@@ -57,6 +57,8 @@ impl Communicator {
             hooks,
             rendezvous_timeout: _,
             reach,
+            parent: _,
+            processes: _,
         } = config;
         let Parts {
             rank_and_size: (team_rank, team_size),

@@ -4,8 +4,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use crate::backend::Reach;
+use crate::comm::Inner;
 use crate::comm::observe::Hooks;
-use crate::comm::rendezvous::Rendezvous;
+use crate::comm::rendezvous::{Rendezvous, Watched};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
@@ -25,6 +26,10 @@ pub(in crate::comm) struct CommConfig {
     /// Timeout of the rendezvous; `options.timeout` if it is `None`.
     pub(in crate::comm) rendezvous_timeout: Option<Duration>,
     pub(in crate::comm) reach: Reach,
+    /// The communicator whose ranks form this one. Its failure ends the rendezvous.
+    pub(in crate::comm) parent: Option<Arc<Inner>>,
+    /// Processes of the ranks on this host, as far as they are known before the rendezvous.
+    pub(in crate::comm) processes: Vec<(u32, (u32, u64))>,
 }
 
 impl CommConfig {
@@ -36,6 +41,10 @@ impl CommConfig {
             rank: self.rank,
             size: self.size,
             timeout: self.rendezvous_timeout.unwrap_or(self.options.timeout),
+            watched: Watched {
+                communicator: self.parent.as_deref(),
+                processes: self.processes.clone(),
+            },
         }
     }
 }

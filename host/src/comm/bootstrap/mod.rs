@@ -79,6 +79,8 @@ impl Communicator {
             hooks: Hooks::default(),
             rendezvous_timeout: None,
             reach: Reach::Host,
+            parent: None,
+            processes: Vec::new(),
         })
     }
 

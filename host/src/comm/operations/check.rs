@@ -11,6 +11,9 @@ use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 
+/// Row lengths: the caller's, or a copy of those in a tensor.
+type Lengths<'a> = Cow<'a, [u64]>;
+
 impl Communicator {
     /// Checks the buffers of a collective against the operation and against each other.
     #[inline]
@@ -198,7 +201,7 @@ impl Communicator {
         name: &'static str,
         counts: &Counts<'a>,
         lists: usize,
-    ) -> Result<Option<(Cow<'a, [u64]>, Cow<'a, [u64]>)>> {
+    ) -> Result<Option<(Lengths<'a>, Lengths<'a>)>> {
         let ranks = self.size() as usize;
         match *counts {
             Counts::None => Ok(Some((Cow::Borrowed(&[]), Cow::Borrowed(&[])))),

@@ -66,8 +66,8 @@ impl Rows {
         self.each(|whole, part| (part, whole))
     }
 
-    /// Returns a copy for each tensor. `order` gets the address in the contiguous memory and that of
-    /// the tensor, and returns the target and the source.
+    /// Returns a copy for each tensor. `order` gets the address in the contiguous memory and that
+    /// of the tensor, and returns the target and the source.
     fn each(&self, order: impl Fn(u64, u64) -> (u64, u64)) -> Step {
         let parts = self.parts.as_ref()?;
         let mut at = self.whole.as_ptr() as u64;

@@ -101,8 +101,9 @@ impl Communicator {
         Ok(self.plan_checked(op))
     }
 
-    /// Returns the operation of an all_gather_v with row lengths in the tensor `counts`. On a GPU the
-    /// host does not read the lengths, so they are not compared between ranks before the launch.
+    /// Returns the operation of an all_gather_v with row lengths in the tensor `counts`. On a GPU
+    /// the host does not read the lengths, so they are not compared between ranks before the
+    /// launch.
     pub(super) fn all_gather_v_of(&self, output: &Tensor, counts: &Tensor) -> Result<Op> {
         let name = Operation::AllGatherV.name();
         let readable = self.readable_counts(name, &Counts::Device(counts), 1)?;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
-use crate::Result;
 use crate::store::Error as StoreError;
+use crate::{Error, Result};
 
 impl Rendezvous<'_> {
     /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
@@ -74,15 +74,14 @@ impl Rendezvous<'_> {
     }
 
     fn await_key(&self, key: &str, started: Instant) -> Result<()> {
-        self.store
-            .wait(&[key], self.timeout)
+        self.wait(&[key], self.timeout)
             .map_err(|error| match error {
-                StoreError::Timeout { .. } => self.refuse(format!(
+                Error::Store(StoreError::Timeout { .. }) => self.refuse(format!(
                     "not all of the {} ranks joined within {:.1} s",
                     self.size,
                     started.elapsed().as_secs_f64()
                 )),
-                other => other.into(),
+                other => other,
             })
     }
 }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::{RankClaim, Rendezvous};
+use super::{RankClaim, Rendezvous, Watched};
 use crate::Result;
 use crate::comm::topology::Locality;
 use crate::cpu::SegmentDescriptor;
@@ -31,6 +31,7 @@ pub fn bench_rendezvous(
         rank,
         size,
         timeout,
+        watched: Watched::default(),
     };
     let own = MemoryDescriptor::Host(SegmentDescriptor {
         pid: std::process::id(),

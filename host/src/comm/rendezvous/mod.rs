@@ -16,6 +16,7 @@ mod claim;
 mod outcome;
 mod peer_info;
 mod waiting;
+mod watched;
 
 use core::time::Duration;
 
@@ -24,6 +25,8 @@ pub(super) use self::claim::RankClaim;
 pub(super) use self::peer_info::PeerInfo;
 #[cfg(test)]
 pub(super) use self::waiting::set_duplicate_grace;
+pub(super) use self::watched::Watched;
+
 use super::topology::Locality;
 use crate::device::Device;
 use crate::memory::Memory;
@@ -38,6 +41,7 @@ pub(super) struct Rendezvous<'a> {
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) timeout: Duration,
+    pub(super) watched: Watched<'a>,
 }
 
 impl Rendezvous<'_> {
@@ -83,7 +87,7 @@ impl Rendezvous<'_> {
         self.store.set(&key(self.rank), &value)?;
         let keys: Vec<_> = (0..self.size).map(key).collect();
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let mut all = self.store.multi_get(&keys, self.timeout)?;
+        let mut all = self.multi_get(&keys, self.timeout)?;
         for value in &mut all {
             if !value.is_empty() {
                 value.remove(0);
@@ -105,7 +109,7 @@ impl Rendezvous<'_> {
             self.store.set(&key, &own)?;
             return Ok(own);
         }
-        Ok(self.store.get(&key, self.timeout)?)
+        self.get(&key, self.timeout)
     }
 
     fn peer_info_key(&self, class: &str, rank: u32) -> String {

@@ -44,7 +44,7 @@ impl Rendezvous<'_> {
     pub(super) fn outcome(&self, class: &str) -> Result<Outcome> {
         let key = self.outcome_key(class);
         let read = |timeout| {
-            let bytes = self.store.get(&key, timeout)?;
+            let bytes = self.get(&key, timeout)?;
             Outcome::from_bytes(&bytes).ok_or_else(|| self.unreadable(0))
         };
         let mut waiting = WaitProgress::new(self.timeout);

@@ -58,9 +58,7 @@ impl Rendezvous<'_> {
             self.linger(class);
             return Err(self.refuse(detail));
         }
-        let local_ranks = self
-            .store
-            .get(&self.host(class, &locality.host), self.timeout)?;
+        let local_ranks = self.get(&self.host(class, &locality.host), self.timeout)?;
         let local_ranks = LocalRanks::from_bytes(&local_ranks).ok_or_else(|| self.unreadable(0))?;
         let has_own = |(first, count): &(u32, u32)| (*first..first + count).contains(&self.rank);
         if !local_ranks.runs.iter().any(has_own) {
@@ -71,7 +69,7 @@ impl Rendezvous<'_> {
             )));
         }
         let mut infos = Vec::new();
-        let get = |keys: &[&str]| Ok(self.store.multi_get(keys, self.timeout)?);
+        let get = |keys: &[&str]| self.multi_get(keys, self.timeout);
         for (first, count) in local_ranks.runs {
             self.read_peer_infos(class, first, count, get, |rank, info| {
                 let PublishedInfo {
@@ -108,16 +106,16 @@ impl Rendezvous<'_> {
         let mut topology = Topology::default();
         let mut waiting = WaitProgress::new(self.timeout);
         let get = |keys: &[&str]| loop {
-            match self.store.multi_get(keys, waiting.slice(self.rank)) {
-                Err(StoreError::Timeout { .. }) if waiting.is_over() => {
+            match self.multi_get(keys, waiting.slice(self.rank)) {
+                Err(Error::Store(StoreError::Timeout { .. })) if waiting.is_over() => {
                     break Err(self.missing(self.first_missing(class)?));
                 }
-                Err(StoreError::Timeout { .. }) => {
+                Err(Error::Store(StoreError::Timeout { .. })) => {
                     self.look_at_all(class, &mut waiting, |rank, info| {
                         self.verify(rank, info, what, own).map(drop)
                     })?;
                 }
-                other => break other.map_err(Error::from),
+                other => break other,
             }
         };
         self.read_peer_infos(class, 0, self.size, get, |rank, info| {

@@ -44,9 +44,9 @@ impl TcpStore {
     /// that does not wait for a key.
     ///
     /// # Errors
-    /// [`Error::Call`] when no server answers in time or the server and the
-    /// client do not have the same secret, [`Error::InvalidArgument`] when an
-    /// environment variable has an invalid value.
+    /// [`crate::Error::Call`] when no server answers in time or the server and the client do not
+    /// have the same secret, [`crate::Error::InvalidArgument`] when an environment variable has an
+    /// invalid value.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
     }
@@ -80,7 +80,7 @@ impl TcpStore {
     /// [`TcpStoreServer`](crate::TcpStoreServer) does not wait for workers.
     ///
     /// # Errors
-    /// [`Error::Call`] when the store cannot be reached.
+    /// [`crate::Error::Call`] when the store cannot be reached.
     pub fn join_as_worker(&self) -> Result<()> {
         let request = self.query(Query::Add).vector(WORKERS).i64(1).finish();
         let key = String::from_utf8_lossy(WORKERS);

@@ -1,0 +1,99 @@
+//! Waits in the store that end early: when a rank that must join has ended, or when the
+//! communicator that makes the call has failed or was aborted.
+//!
+//! A rank may end after it has done its part. So a wait that finds a rank ended polls the store
+//! once more, and fails if the key is still missing.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use super::Rendezvous;
+use crate::comm::Inner;
+use crate::store::{self, Error as StoreError};
+use crate::{Error, Result, process};
+
+/// Longest time between two looks at the other ranks, if there are few of them.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Process id and start time.
+type Process = (u32, u64);
+
+/// Ranks and failures that end the waits of a rendezvous.
+#[derive(Clone, Default)]
+pub(in crate::comm) struct Watched<'a> {
+    /// Communicator whose failure ends the waits.
+    pub(in crate::comm) communicator: Option<&'a Inner>,
+    /// Ranks of the rendezvous whose processes are known, on this host.
+    pub(in crate::comm) processes: Vec<(u32, Process)>,
+}
+
+impl Watched<'_> {
+    /// Returns the time between two looks. Each look reads the status of every process.
+    fn look(&self) -> Duration {
+        LOOK.max(Duration::from_millis(self.processes.len() as u64 / 4))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.communicator.is_none() && self.processes.is_empty()
+    }
+}
+
+impl Rendezvous<'_> {
+    /// Waits for a key as [`store::Store::get`], and ends early as the module describes.
+    pub(super) fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.read(timeout, |timeout| self.store.get(key, timeout))
+    }
+
+    /// Waits for keys as [`store::Store::multi_get`], and ends early as the module describes.
+    pub(super) fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.read(timeout, |timeout| self.store.multi_get(keys, timeout))
+    }
+
+    /// Waits for keys as [`store::Store::wait`], and ends early as the module describes.
+    pub(super) fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.read(timeout, |timeout| self.store.wait(keys, timeout))
+    }
+
+    fn read<T>(
+        &self,
+        timeout: Duration,
+        mut read: impl FnMut(Duration) -> store::Result<T>,
+    ) -> Result<T> {
+        if self.watched.is_empty() {
+            return Ok(read(timeout)?);
+        }
+        let started = Instant::now();
+        loop {
+            // Looked at before the read: what a rank has published before it ended is found.
+            let doomed = self.doomed();
+            let left = timeout.saturating_sub(started.elapsed());
+            match read(self.watched.look().min(left).max(Duration::from_millis(1))) {
+                Err(StoreError::Timeout { key, .. }) => {
+                    if let Some(error) = doomed {
+                        return Err(error);
+                    }
+                    if started.elapsed() >= timeout {
+                        let seconds = timeout.as_secs_f64();
+                        return Err(StoreError::Timeout { key, seconds }.into());
+                    }
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Returns the reason why the rendezvous cannot succeed any more, if there is one.
+    fn doomed(&self) -> Option<Error> {
+        let watched = &self.watched;
+        if let Some(Err(error)) = watched.communicator.map(Inner::check) {
+            return Some(error);
+        }
+        let ended = |(_, (pid, start)): &&(u32, Process)| process::has_ended(*pid, *start);
+        let (rank, (pid, _)) = watched.processes.iter().find(ended)?;
+        Some(self.refuse(format!(
+            "rank {rank} has ended (its process {pid} is gone) while rank {} waited for it to join \
+             this call; the ranks that are left can go on by Communicator::reconfigure",
+            self.rank
+        )))
+    }
+}

@@ -1,0 +1,156 @@
+//! Tests calls that wait in the store: windows, dup, split, reconfigure. They must end when a rank
+//! that has not joined them dies, and when the communicator is aborted, long before the timeout.
+
+use core::time::Duration;
+use std::thread;
+use std::time::Instant;
+
+use fusewire::{
+    Communicator, DType, Device, InitHandle, Members, Options, ReconfigureOptions, Result, Tensor,
+    WindowOptions,
+};
+use fusewire_tests::process::{Host, Ranks, report, role};
+
+/// Timeout of the communicators. Without the end of the wait, the calls would last this long.
+const TIMEOUT: Duration = Duration::from_secs(40);
+/// Time limit of the tests' waits, longer than the timeout.
+const TEST_TIMEOUT: Duration = Duration::from_secs(100);
+/// The rank that never joins the call.
+const LATE: u32 = 2;
+
+const CALL: &str = "FUSEWIRE_TEST_HOST_CALL";
+const ABORTS: &str = "FUSEWIRE_TEST_ABORTS";
+
+const CALLS: [&str; 7] = [
+    "alloc",
+    "alloc_window",
+    "new_window",
+    "tensor_register",
+    "dup",
+    "split",
+    "reconfigure",
+];
+
+fn call(comm: &Communicator, name: &str, members: &[InitHandle]) -> Result<()> {
+    match name {
+        "alloc" => comm.alloc(DType::F32, 64).map(drop),
+        "alloc_window" => {
+            let options = WindowOptions::default();
+            comm.alloc_window(DType::F32, 64, options).map(drop)
+        }
+        "new_window" => {
+            let tensor = Tensor::new(DType::F32, 64)?;
+            comm.new_window(&tensor, WindowOptions::default()).map(drop)
+        }
+        "tensor_register" => {
+            let tensor = Tensor::new(DType::F32, 64)?;
+            comm.tensor_register(&tensor).map(drop)
+        }
+        "dup" => comm.dup().map(drop),
+        "split" => comm.split(&[2, 1, 0], "part").map(drop),
+        "reconfigure" => {
+            let members = Members::Ordered(members.to_vec());
+            let options = ReconfigureOptions::new(7, members);
+            comm.reconfigure(&options).map(drop)
+        }
+        other => panic!("no call {other}"),
+    }
+}
+
+/// Runs as a child process: calls the function that the parent names, and reports its error.
+fn child() -> bool {
+    if role().as_deref() != Some("host-call") {
+        return false;
+    }
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    options.enable_reconfigure = true;
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let own = comm.init_handle().expect("a handle").to_string();
+    let members = comm.all_gather_object(&own).expect("all handles");
+    let members: Vec<InitHandle> = members
+        .iter()
+        .map(|text| text.parse().expect("a handle"))
+        .collect();
+    comm.barrier().expect("a barrier");
+    report("ready");
+    if comm.rank() == LATE {
+        thread::sleep(TEST_TIMEOUT);
+        return true;
+    }
+    let name = std::env::var(CALL).expect("set by the parent");
+    let aborts = std::env::var(ABORTS).is_ok() && comm.rank() == 0;
+    let started = Instant::now();
+    let error = thread::scope(|scope| {
+        if aborts {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(300));
+                comm.abort();
+            });
+        }
+        call(&comm, &name, &members).expect_err("a rank is missing")
+    });
+    report(started.elapsed().as_secs_f64());
+    report(error);
+    true
+}
+
+/// Returns the errors of ranks 0 and 1, and the seconds that they waited.
+fn errors(test: &str, name: &str, aborts: bool) -> Vec<(String, f64)> {
+    let mut environment = vec![(CALL, name.to_owned())];
+    if aborts {
+        environment.push((ABORTS, "1".to_owned()));
+    }
+    let mut ranks = Ranks::start(test, "host-call", 3, Host::Parent, &environment);
+    for rank in &mut ranks.processes {
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("ready"));
+    }
+    // Long enough for the other ranks to wait in the call. If they are later, they find the end of
+    // the process in their first look.
+    thread::sleep(Duration::from_millis(300));
+    if !aborts {
+        ranks.processes[LATE as usize].signal(libc::SIGKILL);
+    }
+    let errors = ranks.processes[..LATE as usize].iter_mut().map(|rank| {
+        let seconds = rank.next_report(TEST_TIMEOUT).expect("the duration");
+        let error = rank.next_report(TEST_TIMEOUT).expect("the error");
+        (error, seconds.parse().expect("seconds"))
+    });
+    let errors = errors.collect();
+    for process in &mut ranks.processes {
+        process.signal(libc::SIGKILL);
+    }
+    errors
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_calls_that_wait_in_the_store() {
+    if child() {
+        return;
+    }
+    let test = "host_calls::a_rank_that_dies_ends_the_calls_that_wait_in_the_store";
+    for name in CALLS {
+        for (error, seconds) in errors(test, name, false) {
+            // In the split's order, rank 2 of the parent is rank 0.
+            let rank = if name == "split" { "rank 0" } else { "rank 2" };
+            let is_named = error.contains(rank) && error.contains("has ended");
+            assert!(is_named, "{name}: {error}");
+            assert!(seconds < TIMEOUT.as_secs_f64() / 2.0, "{name}: {seconds} s");
+        }
+    }
+}
+
+#[test]
+fn an_abort_ends_the_calls_that_wait_in_the_store() {
+    if child() {
+        return;
+    }
+    let test = "host_calls::an_abort_ends_the_calls_that_wait_in_the_store";
+    // A reconfiguration follows a failure, so an abort of the old communicator does not end it.
+    for name in CALLS.into_iter().filter(|name| *name != "reconfigure") {
+        for (error, seconds) in errors(test, name, true) {
+            assert!(error.contains("abort"), "{name}: {error}");
+            assert!(seconds < TIMEOUT.as_secs_f64() / 2.0, "{name}: {seconds} s");
+        }
+    }
+}
