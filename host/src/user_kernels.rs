@@ -49,7 +49,7 @@ pub(crate) fn find(call: Call) -> Option<UserKernel> {
         .copied()
 }
 
-/// The hash of a name, never 0 (FNV-1a, folded to 16 bits).
+/// Returns the hash of a name, which is never 0 (FNV-1a, folded to 16 bits).
 fn code(name: &str) -> u16 {
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
@@ -60,7 +60,7 @@ fn code(name: &str) -> u16 {
     }
 }
 
-/// Fills the two values into an author's text.
+/// Inserts the two values into the author's text.
 pub(crate) fn fill(text: &str, a: u64, b: u64) -> String {
     text.replace("{a}", &a.to_string())
         .replace("{b}", &b.to_string())

@@ -3,37 +3,38 @@
 use crate::gpu::{Gpu, Kernel};
 use crate::{Error, Result};
 
-/// Most blocks of a cluster that every GPU with clusters takes. More need a kernel that says so, on
-/// some GPUs.
+/// Portable maximum cluster size: the number of blocks that every GPU with clusters supports.
+/// Larger clusters need a kernel attribute, and not every GPU supports them.
 const MOST_OF_CLUSTER: u32 = 8;
-/// Compute capability from which on there are clusters.
+/// First compute capability with clusters.
 const CLUSTERS_SINCE: u32 = 90;
 
-/// Shape of a user kernel's launch; zeros stand for the communicator's own.
+/// Shape of a user kernel's launch. A value of zero selects the communicator's default.
 ///
 /// On the CPU a block has the communicator's lanes (`TestOptions::lanes`) and
 /// [`SHARED_BYTES`](fusewire_device::arch::SHARED_BYTES) bytes of shared memory, all blocks run
-/// together, and a kernel begins when the one before it has ended: there `blocks` counts, `cluster`
-/// is checked as on a GPU, and the rest means nothing.
+/// concurrently, and a kernel begins when the previous one has ended. So only `blocks` has an
+/// effect, `cluster` is checked as on a GPU, and the other attributes are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchAttributes {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Threads of a block (GPUs).
+    /// Threads per block (GPUs).
     pub threads: u32,
-    /// Bytes of dynamic shared memory (GPUs).
+    /// Bytes of dynamic shared memory per block (GPUs).
     pub shared_bytes: u32,
-    /// Blocks of a cluster (NVIDIA from sm_90 on): 1 to 8, a divisor of the blocks.
+    /// Blocks per cluster (NVIDIA, sm_90 and later): 1 to 8, a divisor of `blocks`.
     pub cluster: u32,
-    /// All blocks are resident together, or the launch is refused (GPUs).
+    /// Requires that all blocks are resident together; otherwise the launch is refused (GPUs).
     pub cooperative: bool,
-    /// May begin before the kernel before it on the stream has ended: programmatic dependent launch
-    /// (NVIDIA from sm_90 on; elsewhere an ordinary launch).
+    /// Lets the kernel begin before the previous kernel on the stream has ended: programmatic
+    /// dependent launch (NVIDIA, sm_90 and later; otherwise an ordinary launch).
     pub dependent: bool,
 }
 
 impl LaunchAttributes {
-    /// Refuses clusters that no device takes; `blocks` is what the launch comes to.
+    /// Refuses clusters that no device supports. `blocks` is the final number of blocks of the
+    /// launch.
     pub(super) fn check(&self, kernel: &str, blocks: u32) -> Result<()> {
         if self.cluster > MOST_OF_CLUSTER {
             return Err(Error::launch(format!(
@@ -51,8 +52,8 @@ impl LaunchAttributes {
         Ok(())
     }
 
-    /// Refuses what the GPU would refuse, before anything of the communicator's is touched: a
-    /// launch that fails later fails the communicator, for other ranks may wait for it.
+    /// Refuses a shape that the GPU would refuse, before the communicator's state changes. A launch
+    /// that fails later fails the communicator, because other ranks may wait for it.
     pub(super) fn check_on(
         &self,
         gpu: &Gpu,
@@ -105,7 +106,7 @@ impl LaunchAttributes {
     }
 }
 
-/// Whether a GPU has clusters, by its architecture (`sm_90`).
+/// Returns true if a GPU of this architecture (such as `sm_90`) has clusters.
 fn has_clusters(architecture: &str) -> bool {
     let number = architecture
         .strip_prefix("sm_")

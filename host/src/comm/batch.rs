@@ -1,4 +1,4 @@
-//! Batches: sends and receives that run all at once.
+//! Batches: sends and receives that run concurrently.
 
 use std::sync::Arc;
 
@@ -19,23 +19,23 @@ use crate::collective::Collective;
 use crate::collective::Op;
 use crate::tensor::Tensor;
 
-/// Whether a [`P2pOp`] sends or receives.
+/// Direction of a [`P2pOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum P2pKind {
-    /// To the peer.
+    /// Sends to the peer.
     Send,
-    /// From the peer.
+    /// Receives from the peer.
     Recv,
 }
 
 /// One operation of a [`Batch`].
 #[derive(Clone, Debug)]
 pub struct P2pOp {
-    /// Send or receive.
+    /// Direction: send or receive.
     pub kind: P2pKind,
-    /// What is sent or written.
+    /// Tensor that is sent, or that is received into.
     pub tensor: Tensor,
-    /// The other rank; this rank itself is allowed, where the batch both sends and receives.
+    /// The other rank. It may be this rank if the batch has matching sends and receives.
     pub peer: u32,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct RawMessage {
     pub(crate) peer: u32,
 }
 
-/// Sends and receives that are collected, then issued together: between different peers they have
-/// no order, so that no pattern of them (a ring, everybody to everybody) can wait for itself,
-/// whatever the sizes. Messages between the same two ranks keep the order of the calls.
+/// Sends and receives that are collected, then issued together. Messages to and from different
+/// peers are not ordered, so no pattern (ring, all-to-all) can deadlock, regardless of the sizes.
+/// Messages between the same two ranks keep the order of the calls.
 ///
-/// Made by [`Communicator::batch_op_create`].
+/// Created by [`Communicator::batch_op_create`].
 #[derive(Debug)]
 pub struct Batch {
     comm: Communicator,
@@ -72,20 +72,20 @@ pub struct Batch {
 /// Device memory of a batch: its operations and their progress.
 struct Table {
     ops: Box<[BatchOp]>,
-    /// Touched by the kernel only.
+    /// Accessed only by the kernel.
     progress: Box<[core::cell::UnsafeCell<u64>]>,
-    /// The memory that the operations name.
+    /// Keeps the memory of the operations allocated.
     _tensors: Vec<Tensor>,
 }
 
-// SAFETY: the operations are only read, and one launch at a time touches the progress (the
-// communicator's launches follow each other).
+// SAFETY: the operations are only read, and only one launch at a time accesses the progress,
+// because the communicator's launches are ordered.
 unsafe impl Sync for Table {}
-// SAFETY: as above.
+// SAFETY: see `Sync`; the pointers in the operations are not tied to a thread.
 unsafe impl Send for Table {}
 
 impl Communicator {
-    /// An empty batch.
+    /// Creates an empty batch.
     pub fn batch_op_create(&self) -> Batch {
         Batch {
             comm: self.clone(),
@@ -126,16 +126,16 @@ impl Batch {
         Ok(())
     }
 
-    /// What has been added since the last issue.
+    /// Returns the operations that have been added since the last issue.
     pub fn ops(&self) -> &[P2pOp] {
         &self.ops
     }
 
-    /// Runs the batch and waits for its end; it is empty afterwards.
+    /// Runs the batch and waits until it has completed. The batch is empty afterwards.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when sends and receives of this rank to itself do not
-    /// match; the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] if sends and receives of this rank to itself do not match;
+    /// the communicator's first failure.
     pub fn issue(&mut self) -> Result<()> {
         let ops = core::mem::take(&mut self.ops);
         if ops.is_empty() {
@@ -144,10 +144,10 @@ impl Batch {
         self.comm.run(&self.comm.prepare_batch(ops)?)
     }
 
-    /// Enqueues the batch on the communicator's stream; it is empty afterwards.
+    /// Enqueues the batch on the communicator's stream. The batch is empty afterwards.
     ///
     /// # Errors
-    /// As [`Batch::issue`]; a failure while running is the [`Work`]'s.
+    /// The errors of [`Batch::issue`]. The [`Work`] reports a failure while the batch runs.
     pub fn issue_async(&mut self) -> Result<Work> {
         let ops = core::mem::take(&mut self.ops);
         self.comm.submit(&self.comm.prepare_batch(ops)?)
@@ -187,11 +187,12 @@ impl Communicator {
         self.batch_of(table, tensors, call, op_info)
     }
 
-    /// Sends and receives raw memory, all at once; none of it with this rank itself, and none
-    /// empty.
+    /// Sends and receives raw memory concurrently. No message may be empty or have this rank as its
+    /// peer.
     ///
     /// # Safety
-    /// The memory must be readable, or writable, for its bytes during the call.
+    /// Memory that is sent must be readable, and memory that is received into writable, during the
+    /// call.
     #[cfg(feature = "gloo")]
     pub(crate) unsafe fn exchange_raw(&self, messages: &[RawMessage]) -> Result<()> {
         let mut table: Vec<BatchOp> = Vec::with_capacity(messages.len());
@@ -249,7 +250,7 @@ impl Communicator {
         Ok(PreparedOp::new(self, &BATCH, params, [None; 3], false, op_info).keeping(table))
     }
 
-    /// As [`Communicator::batch_of`], with the table in device memory: the operations, then the
+    /// Like [`Communicator::batch_of`], with the table in device memory: the operations, then the
     /// zeroed progress.
     fn batch_on_gpu(
         &self,
@@ -277,8 +278,8 @@ impl Communicator {
             .uploading(upload))
     }
 
-    /// The operations as the kernel takes them; sends of this rank to itself become copies to the
-    /// receive that they match.
+    /// Returns the operations in the kernel's format. A send of this rank to itself becomes a copy
+    /// to the matching receive.
     fn matched(&self, ops: &[P2pOp]) -> Result<Vec<BatchOp>> {
         let own = |wanted: P2pKind| {
             ops.iter()

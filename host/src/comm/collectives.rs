@@ -1,13 +1,13 @@
-//! Collectives, sends and receives by torchcomms' names.
+//! Collectives, sends and receives, with torchcomms' names.
 //!
 //! Every operation has a blocking form, which takes slices or tensors, and an asynchronous form
-//! (`_async`), which takes tensors and keeps them alive. Each method makes a [`Collective`] and
-//! passes it to [`Communicator::execute`] or [`Communicator::enqueue`].
+//! (`_async`), which takes tensors and keeps them allocated. Each method creates a [`Collective`]
+//! and passes it to [`Communicator::execute`] or [`Communicator::enqueue`].
 //!
-//! The suffix `_single` means one contiguous buffer of rank-ordered rows. Forms without it, where
-//! both exist, take a list of tensors: one for each rank.
+//! The suffix `_single` means one contiguous buffer of rank-ordered rows. If an operation also has
+//! a form without the suffix, that form takes a list of tensors, one for each rank.
 //!
-//! Nothing else lives in this file: `operations/` checks a collective, plans it and binds it to a
+//! This file only has these methods: `operations/` checks a collective, plans it and binds it to a
 //! kernel.
 
 use super::{Communicator, Work};
@@ -76,8 +76,8 @@ impl Communicator {
         self.enqueue(Collective::reduce_in_place(buffer, root, op))
     }
 
-    /// Reduces every rank's `input` element by element to the root's `output`. Elsewhere `output`
-    /// is not used and may be empty.
+    /// Reduces every rank's `input` element by element to the root's `output`. On other ranks
+    /// `output` is not used and may be empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -105,8 +105,8 @@ impl Communicator {
         self.enqueue(Collective::reduce(output, input, root, op))
     }
 
-    /// Reduces row r of every rank's `input` to the `output` of rank r. An input has as many rows
-    /// as there are ranks, each as long as `output`.
+    /// Reduces row r of every rank's `input` to the `output` of rank r. An input has one row per
+    /// rank, each as long as `output`.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -132,8 +132,8 @@ impl Communicator {
         self.enqueue(Collective::reduce_scatter(output, input, op))
     }
 
-    /// Copies the `input` of rank r to row r of every rank's `output`, which has as many rows as
-    /// there are ranks.
+    /// Copies the `input` of rank r to row r of every rank's `output`. An output has as many rows
+    /// as ranks.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -169,7 +169,7 @@ impl Communicator {
         self.enqueue(Collective::broadcast(buffer, root))
     }
 
-    /// Copies row r of the root's `input` to the `output` of rank r. Elsewhere `input` may be
+    /// Copies row r of the root's `input` to the `output` of rank r. On other ranks `input` may be
     /// empty.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl Communicator {
         self.enqueue(Collective::scatter(output, input, root))
     }
 
-    /// Copies the `input` of rank r to row r of the root's `output`. Elsewhere `output` may be
+    /// Copies the `input` of rank r to row r of the root's `output`. On other ranks `output` may be
     /// empty.
     ///
     /// # Errors
@@ -213,7 +213,8 @@ impl Communicator {
         self.enqueue(Collective::gather(output, input, root))
     }
 
-    /// Sends row r of `input` to rank r, where it becomes row s of `output` if this rank is s.
+    /// Sends row r of `input` to rank r, which receives it as row s of its `output` if this rank is
+    /// s.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -250,7 +251,8 @@ impl Communicator {
         self.enqueue(Collective::send(input, peer))
     }
 
-    /// Receives `output` from `peer`.
+    /// Receives into `output` from `peer`, which must send the same number of elements of the same
+    /// type.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -297,7 +299,7 @@ impl Communicator {
     }
 
     /// Enqueues [`Communicator::all_gather_v_single`] on the communicator's stream. `counts` is a
-    /// tensor of u64 in device memory, which a replayed graph reads again.
+    /// tensor of u64 in device memory, which a graph reads at each replay.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
@@ -313,7 +315,7 @@ impl Communicator {
     }
 
     /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` elements from it.
-    /// The parts are contiguous, in rank order. If sender and receiver give different numbers, both
+    /// The parts are contiguous, in rank order. If sender and receiver pass different numbers, both
     /// fail with a mismatch.
     ///
     /// # Errors
@@ -334,9 +336,9 @@ impl Communicator {
     }
 
     /// Enqueues [`Communicator::all_to_all_v_single`] on the communicator's stream. `splits` is a
-    /// tensor of u64 in device memory: the output's splits, then the input's. A replayed graph
-    /// reads them again. If the splits add up to more elements than a tensor has, nothing moves: on
-    /// the CPU the call fails, on a GPU the kernel fails.
+    /// tensor of u64 in device memory: the output's splits, then the input's. A graph reads it at
+    /// each replay. If the splits add up to more elements than a tensor has, no data moves: on the
+    /// CPU the call fails, on a GPU the kernel fails.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
@@ -406,7 +408,7 @@ impl Communicator {
     }
 
     /// Runs [`Communicator::reduce_scatter`] with different lengths: `inputs[r]` has the same
-    /// length on all ranks, and another one for each r.
+    /// length on all ranks, but the length may differ between values of r.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -427,8 +429,8 @@ impl Communicator {
         self.enqueue_list(self.list_reduce_scatter_v(output, inputs, op)?)
     }
 
-    /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks has a
-    /// length of its own.
+    /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks may use a
+    /// different length.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -444,7 +446,8 @@ impl Communicator {
         self.enqueue_list(self.list_all_to_all(outputs, inputs)?)
     }
 
-    /// Copies `inputs[r]` of the root to the `output` of rank r. Elsewhere `inputs` is empty.
+    /// Copies `inputs[r]` of the root to the `output` of rank r. On other ranks `inputs` may be
+    /// empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -460,7 +463,8 @@ impl Communicator {
         self.enqueue_list(self.list_scatter(output, inputs, root)?)
     }
 
-    /// Copies the `input` of rank r to `outputs[r]` of the root. Elsewhere `outputs` is empty.
+    /// Copies the `input` of rank r to `outputs[r]` of the root. On other ranks `outputs` may be
+    /// empty.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].

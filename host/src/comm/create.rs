@@ -1,4 +1,5 @@
-//! Communicators by the name of their backend, from each other, and from parts of each other.
+//! Communicators created by backend name, adopted from a backend, or split from another
+//! communicator.
 
 use std::sync::Arc;
 
@@ -17,15 +18,16 @@ use crate::memory::MemoryDescriptor;
 use crate::options::Options;
 use crate::store::{PrefixStore, Store};
 
-/// Makes a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`,
+/// Creates a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`,
 /// `ncclx`, `rccl`, `rcclx`, `gloo`, or one that [`backend::register_backend`],
-/// [`backend::register_external_backend`] or `FUSEWIRE_BACKEND_PATH_<NAME>` has added. Rank and
-/// size come from [`Options::rank_size`], else from the environment, and the store from
-/// [`Options::store`], else from `MASTER_ADDR` and `MASTER_PORT`. All ranks together.
+/// [`backend::register_external_backend`] or `FUSEWIRE_BACKEND_PATH_<NAME>` has added. Takes rank
+/// and size from [`Options::rank_size`] or else from the environment, and the store from
+/// [`Options::store`] or else from `MASTER_ADDR` and `MASTER_PORT`. All ranks must call this
+/// together.
 ///
-/// The defaults are torchcomms': where neither [`Options::abort_process_on_timeout_or_error`] nor
-/// `TORCHCOMM_ABORT_ON_ERROR` says otherwise, a watchdog ends the process when the communicator
-/// fails, unless [`Options::enable_reconfigure`] is set.
+/// The defaults are those of torchcomms: a watchdog ends the process when the communicator fails,
+/// unless [`Options::abort_process_on_timeout_or_error`], `TORCHCOMM_ABORT_ON_ERROR` or
+/// [`Options::enable_reconfigure`] disables it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -43,7 +45,7 @@ use crate::store::{PrefixStore, Store};
 ///
 /// # Errors
 /// [`crate::Error::InvalidArgument`] for a backend that is not in this build, or a hint with a
-/// wrong value; [`crate::Error::Backend`] where its library is missing; and as
+/// wrong value; [`crate::Error::Backend`] if the backend's library is missing; and the errors of
 /// [`Communicator::new`].
 pub fn new_comm(
     backend: &str,
@@ -93,11 +95,11 @@ pub fn new_comm(
 }
 
 impl CommConfig {
-    /// Joins the other ranks, on any hosts, and runs `make` before the rendezvous ends.
+    /// Joins the other ranks, on any hosts, and calls `make` before the rendezvous ends.
     fn within_rendezvous<R>(&self, make: impl FnOnce(Reach) -> Result<R>) -> Result<(R, Reach)> {
         let agreed = format!("workspace-{:016x}", agreed_hash(self.size, &self.options));
         let (rendezvous, host) = (self.rendezvous(), host_id()?);
-        // Nobody maps anything.
+        // A placeholder: backends share no workspace, so no rank maps this descriptor.
         let nothing = MemoryDescriptor::Host(SegmentDescriptor {
             pid: std::process::id(),
             fd: 0,
@@ -112,7 +114,7 @@ impl CommConfig {
         Ok((made, reach))
     }
 
-    /// What a backend is made from; its keys are apart.
+    /// Returns the arguments of a backend. Its store has a key prefix of its own.
     pub(super) fn setup(&self, reach: Reach) -> Setup {
         Setup {
             rank: self.rank,
@@ -130,7 +132,7 @@ impl CommConfig {
 }
 
 impl Communicator {
-    /// Joins the other ranks and makes the communicator of backend `name`.
+    /// Joins the other ranks and creates the communicator of backend `name`.
     pub(super) fn form_over(name: &str, config: CommConfig) -> Result<Self> {
         config.check_multi_rank_grid(Some(name))?;
         let (made, reach) =
@@ -138,11 +140,11 @@ impl Communicator {
         Self::over(made, CommConfig { reach, ..config })
     }
 
-    /// A communicator over a backend's communicator that exists already: an adopted `ncclComm_t`,
-    /// or a backend of your own that is in no list.
+    /// Wraps an existing communicator of a backend, such as an adopted `ncclComm_t` or a
+    /// [`Backend`] that is not registered.
     ///
     /// # Errors
-    /// As the memory of its state.
+    /// The errors of allocating the communicator's state.
     pub fn adopt(
         backend: Arc<dyn Backend>,
         name: &str,
@@ -168,16 +170,16 @@ impl Communicator {
         Self::over(backend, config)
     }
 
-    /// A communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes rank i.
-    /// Called by all ranks of this communicator together, each with the list that it belongs to, or
-    /// with an empty one, which gives `None`. The lists of different ranks may be different groups;
-    /// groups may overlap in later calls, and a split can be split again.
+    /// Creates a communicator of the ranks `ranks` of this one, in that order: `ranks[i]` becomes
+    /// rank i. All ranks of this communicator must call this together, each with the list that
+    /// contains it. A rank that passes an empty list gets `None`. Different ranks may pass disjoint
+    /// groups. Groups of different calls may overlap, and the result can be split again.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for a rank that is out of range or named twice, or a list
-    /// without this rank; and as [`Communicator::new`].
+    /// [`crate::Error::InvalidArgument`] for a rank that is out of range or listed twice, or a list
+    /// without this rank; and the errors of [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
-        // Counted also where the list is refused, so that ranks go on with the same keys.
+        // Counted even if the list is refused, so that the keys of later calls agree on all ranks.
         let call = self.next_host_call();
         let refuse = |detail: String| Err(invalid("split", detail));
         for (at, rank) in ranks.iter().enumerate() {
@@ -190,13 +192,13 @@ impl Communicator {
         }
         self.inner.check()?;
         let part_of_backend = |backend: &Arc<dyn Backend>| {
-            // The library takes one call at a time: this one comes after those that are enqueued.
+            // The library allows one call at a time, so this call follows the enqueued operations.
             self.synchronize()?;
             let part = backend.split(ranks);
             part.inspect_err(|error| self.inner.poison(error))
         };
         if ranks.is_empty() {
-            // The library may need the call of every rank.
+            // The library may require a call on every rank.
             self.inner
                 .backend
                 .as_ref()
@@ -210,7 +212,7 @@ impl Communicator {
                 self.rank()
             ));
         };
-        // The list is part of the key, which keeps the groups of one call apart.
+        // Including the list keeps the keys of the groups of one call distinct.
         let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
         let name = format!("{}.{name}.{call}.{}", self.inner.name, list.join("-"));
         if let Some(backend) = &self.inner.backend
@@ -223,7 +225,7 @@ impl Communicator {
         Ok(Some(part.part_of(self, ranks)))
     }
 
-    /// Records, for the flight record, which ranks of `parent` these are.
+    /// Records the ranks of `parent` that form this communicator, for the flight record.
     pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
         let world = parent.inner.world();
         let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();
@@ -231,7 +233,7 @@ impl Communicator {
         self
     }
 
-    /// A communicator of the same kind, options, hooks and store.
+    /// Creates a communicator of the same backend, options, hooks and store.
     pub(super) fn sibling(&self, name: &str, rank: u32, ranks: &[u32]) -> Result<Self> {
         let (config, size) = (self.config(name, rank, ranks), ranks.len() as u32);
         let made = match &self.inner.backend {
@@ -239,7 +241,8 @@ impl Communicator {
                 let made = backend::create(backend.name(), &config.setup(config.reach))?;
                 Self::over(made, config)?
             }
-            // Also a part of several hosts' ranks: it may be on one of them.
+            // Runs a rendezvous even if the parent spans hosts, because this group may be on one
+            // host.
             _ => {
                 validate(name, rank, size, &config.options)?;
                 Self::form(config)?
@@ -273,14 +276,13 @@ impl Communicator {
     }
 }
 
-/// The store of a communicator, for whoever has no other.
 impl Communicator {
-    /// The store of the ranks' rendezvous.
+    /// Returns the store of the ranks' rendezvous.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }
 
-    /// Sets the timeout of this value's calls, as torchcomms' `setTimeout`.
+    /// Sets the timeout of calls on this value, like torchcomms' `setTimeout`.
     pub fn set_timeout(&mut self, timeout: core::time::Duration) {
         self.timeout_ns = self.inner.call_timeout(timeout);
     }

@@ -1,4 +1,4 @@
-//! Fused operations: communication and the arithmetic around it in one launch.
+//! Fused operations: communication and adjacent arithmetic in one launch.
 
 use std::sync::Arc;
 
@@ -20,54 +20,58 @@ use crate::plan::{self, Agreed};
 use crate::tensor::{Input, Output};
 
 impl Communicator {
-    /// Sums `norm`'s input over all ranks, adds the residual, and normalises each row, in one
-    /// launch; for f32, f16 and bf16, and with fp8 output. Every rank gets all rows.
+    /// Sums `norm`'s input over all ranks, adds the residual, and normalizes each row, in one
+    /// launch. Supports f32, f16 and bf16, and fp8 output. Every rank gets all rows.
     ///
-    /// The sum is rounded to the input's type; the sum with the residual to the residual's (that is
-    /// `residual_out`); the norm is taken of these values and rounded to the input's type; fp8 is
-    /// of the rounded norm. So the bits are those of an all_reduce and separate steps after it,
-    /// whatever the algorithm and however many rows there are.
+    /// The sum over the ranks is rounded to the input's type. The sum with the residual, if there
+    /// is one, is rounded to the residual's type and is the value of `residual_out`. The norm is
+    /// computed from the rounded sum and rounded to the input's type, and fp8 is converted from the
+    /// rounded norm. So the result is bitwise equal to that of an all_reduce followed by separate
+    /// steps, for every algorithm and number of rows.
     ///
-    /// Zero rows are legal.
+    /// Zero rows are allowed.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure.
     pub fn all_reduce_norm(&self, norm: &Norm<'_>) -> Result<()> {
         self.run(&self.prepare_norm(Operation::AllReduceNorm, norm, true)?)
     }
 
-    /// As [`Communicator::all_reduce_norm`], enqueued. All buffers must be tensors: they are kept
-    /// alive as long as the launch, and any graph that holds it.
+    /// Enqueues [`Communicator::all_reduce_norm`]. All buffers must be tensors: the launch, and any
+    /// graph that contains it, keeps them allocated.
     ///
     /// # Errors
-    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    /// The errors of [`Communicator::all_reduce_norm`]; [`crate::Error::InvalidArgument`] if a
+    /// buffer is not a tensor.
     pub fn all_reduce_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
         self.submit(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
     }
 
-    /// As [`Communicator::all_reduce_norm`], of which rank r gets its part of the rows only, as in
-    /// a reduce_scatter: the input has as many times the output's rows as there are ranks, residual
-    /// and residual_out have the output's.
+    /// Computes the result of [`Communicator::all_reduce_norm`], of which each rank gets only its
+    /// part of the rows, as in a reduce_scatter. The input has the number of ranks times the
+    /// output's rows; `residual` and `residual_out` have as many rows as the output.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Communicator::all_reduce_norm`].
     pub fn reduce_scatter_norm(&self, norm: &Norm<'_>) -> Result<()> {
         self.run(&self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?)
     }
 
-    /// As [`Communicator::reduce_scatter_norm`], enqueued. All buffers must be tensors: they are
-    /// kept alive as long as the launch, and any graph that holds it.
+    /// Enqueues [`Communicator::reduce_scatter_norm`]. All buffers must be tensors: the launch, and
+    /// any graph that contains it, keeps them allocated.
     ///
     /// # Errors
-    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    /// The errors of [`Communicator::reduce_scatter_norm`]; [`crate::Error::InvalidArgument`] if a
+    /// buffer is not a tensor.
     pub fn reduce_scatter_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
         self.submit(&self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?)
     }
 
-    /// How [`Communicator::all_reduce_norm`] will reduce: the same on all ranks.
+    /// Returns the algorithm of [`Communicator::all_reduce_norm`] for `norm`, which is the same on
+    /// all ranks.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Communicator::all_reduce_norm`].
     pub fn plan_norm(&self, norm: &Norm<'_>) -> Result<Algorithm> {
         let checked = CheckedNorm::new(Operation::AllReduceNorm.name(), norm, 1)?;
         Ok(self.norm_algorithm(Operation::AllReduceNorm, &checked))
@@ -93,7 +97,8 @@ impl Communicator {
         if planned == Algorithm::TwoShot
             && output_bytes(norm, norm.spec(Route::TwoShot)) > room as usize
         {
-            // What peers write must fit staging, should one of them have to take it there.
+            // The rows that peers write must fit in staging, in case a peer uses staging for its
+            // output.
             return Algorithm::Signal;
         }
         planned
@@ -163,7 +168,7 @@ impl Communicator {
         Ok(prepared.owning(Arc::new(norm.tensors())))
     }
 
-    /// What holds for each buffer.
+    /// Checks the conditions that hold for each buffer.
     fn check_view(
         &self,
         name: &'static str,
@@ -190,8 +195,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Where rows that are too long for shared memory are kept, from where on staging for output is
-    /// left.
+    /// Returns the bytes of staging that hold rows too long for shared memory; 0 if rows fit.
     fn scratch(&self, hidden: usize) -> u64 {
         if hidden > shared_row(self.size()) {
             u64::from(self.options().blocks) * hidden as u64 * 4
@@ -200,8 +204,8 @@ impl Communicator {
         }
     }
 
-    /// Returns the parameters of both kernels. Packets use no window and no staging except for long
-    /// rows.
+    /// Returns the parameters of the signal or packet kernel. Packets use no window, and staging
+    /// only for long rows.
     fn norm_params(
         &self,
         name: &'static str,
@@ -219,8 +223,8 @@ impl Communicator {
         let raw = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |view| view.raw());
         let bytes = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |v| v.raw_bytes());
         let route = spec.route();
-        // Rows are written while peers still read the input, except if the rank that writes them is
-        // the one that has read them.
+        // Peers may still read the input when rows are written, unless the rank that writes a row
+        // is the only one that reads it (two-shot).
         let staged = norm.is_in_place() && route != Route::TwoShot;
         let (scratch, chunk) = if Call(call).algorithm() == Algorithm::Packet as u8 {
             self.check_scratch(name, norm, self.scratch(norm.hidden), 0)?;
@@ -258,8 +262,8 @@ impl Communicator {
         })
     }
 
-    /// Returns where long rows are kept in staging for output, after the data that peers write, and
-    /// the number of rows that are staged at once.
+    /// Returns the offset of long rows in the staging for output, after the data that peers write,
+    /// and the number of rows that are staged at once.
     fn norm_staging(
         &self,
         name: &'static str,
@@ -276,7 +280,7 @@ impl Communicator {
             Route::TwoShot => output_bytes(norm, spec),
             _ => 0,
         };
-        // The parts of staging begin on 16 bytes.
+        // Each part of staging is 16-byte aligned.
         let aligned = spec.out_bytes(hidden, size).is_multiple_of(16);
         let room = self.check_scratch(name, norm, scratch, if aligned { 0 } else { 32 })?;
         let input = self.options().staging_bytes as usize / (hidden * size * shards);
@@ -296,7 +300,7 @@ impl Communicator {
         Ok((scratch, chunk as u64))
     }
 
-    /// Bytes of staging for output beside `scratch` and `more`.
+    /// Returns the bytes of output staging that remain after `scratch` and `more` bytes.
     fn check_scratch(
         &self,
         name: &'static str,
@@ -320,13 +324,13 @@ impl Communicator {
     }
 }
 
-/// Where `scratch` bytes begin at the end of `staging` bytes, on a multiple of 16; none where they
-/// do not fit.
+/// Returns the offset of `scratch` bytes at the end of `staging` bytes, a multiple of 16; `None` if
+/// they do not fit.
 fn scratch_at(staging: u64, scratch: u64) -> Option<u64> {
     Some(staging.checked_sub(scratch)? / 16 * 16)
 }
 
-/// Bytes of all that is written of a row.
+/// Returns the bytes that are written for a row.
 fn output_bytes(norm: &CheckedNorm<'_, '_>, spec: NormSpec) -> usize {
     let (hidden, size) = (norm.hidden, norm.size());
     let kept = if norm.residual_out().is_some() {

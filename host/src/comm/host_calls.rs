@@ -1,4 +1,4 @@
-//! Collective calls of the host alone: ranks that share memory, exchange bytes or wait for each
+//! Collective calls that run on the host only: ranks share memory, exchange bytes or wait for each
 //! other through the store.
 
 use core::sync::atomic::Ordering;
@@ -11,20 +11,21 @@ use crate::memory::Memory;
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Number of the next collective host call.
+    /// Returns the number of the next collective host call.
     pub(super) fn next_host_call(&self) -> u64 {
         self.inner.host_calls.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Every rank's new segment of `bytes` bytes. All ranks together.
+    /// Shares a new segment of `bytes` bytes of every rank. All ranks must call this together.
     pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Memory>> {
         let memory = Memory::create(self.device(), bytes, "fusewire-window")?;
         self.share_memory(what, memory)
     }
 
-    /// Every rank's piece of memory. All ranks together.
+    /// Shares a piece of memory of every rank. All ranks must call this together.
     pub(super) fn share_memory(&self, what: &str, memory: Memory) -> Result<Vec<Memory>> {
-        // Counted also where the window is refused, so that ranks go on with the same keys.
+        // Counted even if the window is refused, so that the keys of later calls agree on all
+        // ranks.
         let what = format!("{what}-{}", self.next_host_call());
         if self.inner.windows.count() == MAX_WINDOWS {
             return Err(Error::Communicator {
@@ -38,13 +39,13 @@ impl Communicator {
         self.rendezvous().share(self.device(), &what, memory)
     }
 
-    /// Waits in the store until all ranks have joined.
+    /// Waits in the store until all ranks have called this.
     pub(super) fn host_barrier(&self, what: &str) -> Result<()> {
         self.rendezvous()
             .barrier(&format!("{what}-{}", self.next_host_call()))
     }
 
-    /// Every rank's bytes. All ranks together.
+    /// Returns the bytes of every rank. All ranks must call this together.
     pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let what = format!("{what}-{}", self.next_host_call());
         self.rendezvous().exchange(&what, own)

@@ -1,4 +1,4 @@
-//! Ranks on several hosts: kernels within each, another library between them.
+//! Communicators across hosts: Fusewire's kernels within each host, another library between hosts.
 
 use super::Communicator;
 use super::bootstrap::CommConfig;
@@ -15,8 +15,8 @@ mod over_gloo {
     use crate::comm::hierarchy::Hierarchy;
 
     impl CommConfig {
-        /// Ends the rendezvous of ranks that have found themselves on several hosts, `here` on this
-        /// one, and joins them: the ranks of each host among themselves, then all of them.
+        /// Ends the rendezvous of ranks on several hosts, of which `here` are on this one. Joins
+        /// the ranks of each host, then all ranks.
         pub(in crate::comm) fn over_hosts(
             self,
             agreed: &str,
@@ -24,7 +24,7 @@ mod over_gloo {
             _elsewhere: &(u32, String),
         ) -> Result<Communicator> {
             let mut options = self.options.clone();
-            // One record, one watchdog: the whole communicator's.
+            // Only the whole communicator has a flight record and a watchdog.
             options.flight_recorder_entries = 0;
             options.abort_process_on_timeout_or_error = Some(false);
             let local_rank = here.iter().position(|rank| *rank == self.rank);
@@ -34,7 +34,7 @@ mod over_gloo {
                 size: here.len() as u32,
                 store: Arc::clone(&self.store),
                 name: format!("{} on the host of rank {}", self.name, here[0]),
-                // Not to end with a number: that would be a rendezvous's.
+                // Must not end with a number, because the prefixes of rendezvous end with one.
                 prefix: format!("{}/host-{}", self.prefix, here[0]),
                 options,
                 generation: self.generation,
@@ -55,7 +55,7 @@ mod over_gloo {
 
 #[cfg(not(feature = "gloo"))]
 impl CommConfig {
-    /// Refuses: nothing in this build reaches another host.
+    /// Returns an error, because this build has no transport between hosts.
     pub(super) fn over_hosts(
         self,
         _agreed: &str,

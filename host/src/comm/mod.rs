@@ -79,17 +79,17 @@ use crate::stream::{Event, Stream};
 use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
 
-/// Most ranks of a communicator. The tables of a fused norm for this number of ranks still fit a
-/// block's shared memory.
+/// Maximum number of ranks of a communicator. The tables of a fused norm for this many ranks fit in
+/// a block's shared memory.
 pub const MAX_SIZE: u32 = fusewire_kernels::fused::MAX_RANKS;
 
-/// One rank's end of a communicator.
+/// A handle of one rank to a communicator.
 ///
-/// Operations must be called by all ranks in the same order. Blocking methods return when the
-/// result is there; those ending in `_async` enqueue on the communicator's stream and return a
-/// [`Work`]. A clone, or the value returned by [`Communicator::on`] or
-/// [`Communicator::with_timeout`], is the same communicator; [`Communicator::dup`] makes another
-/// one, with an order of its own.
+/// All ranks must call the same operations in the same order. Blocking methods return when the
+/// result is available; methods that end in `_async` enqueue the operation on the communicator's
+/// stream and return a [`Work`]. A clone, and the value returned by [`Communicator::on`] or
+/// [`Communicator::with_timeout`], refer to the same communicator. [`Communicator::dup`] creates
+/// another communicator, whose operations are ordered independently.
 ///
 /// After the first failure every call returns that failure.
 #[derive(Clone)]
@@ -97,7 +97,7 @@ pub struct Communicator {
     inner: Arc<Inner>,
     stream: Stream,
     timeout_ns: u64,
-    /// Algorithm asked for; the options' or the call's.
+    /// Algorithm requested by the options or by the call.
     algorithm: Algorithm,
 }
 
@@ -107,7 +107,7 @@ struct Inner {
     size: u32,
     device: Device,
     options: Options,
-    /// Whether there are more ranks than cores, as rank 0 sees it.
+    /// Set if the ranks outnumber the CPU cores of rank 0's host; rank 0 broadcasts the value.
     oversubscribed: bool,
     isa: Isa,
     constants: Box<CommConst>,
@@ -115,39 +115,41 @@ struct Inner {
     network: Option<TestNetwork>,
     workspace: Memory,
     workspaces: Vec<Memory>,
-    /// Their addresses, for kernels ([`CommConst::workspaces`]).
+    /// Addresses of the workspaces, for kernels ([`CommConst::workspaces`]).
     _addresses: Box<[u64]>,
-    /// Id and start time of each rank's process; empty where a backend takes care of its own.
+    /// Id and start time of each rank's process; empty for backends, which detect failures
+    /// themselves.
     processes: Vec<Option<(u32, u64)>>,
-    /// Whether all ranks can be parts of one multicast object, so that windows try to have one.
+    /// Set if all ranks can join one multicast object. New windows then try to bind one.
     multicast: bool,
-    /// What kernels on a GPU need; none on the CPU.
+    /// State for kernels on a GPU; `None` on the CPU.
     on_gpu: Option<OnGpu>,
-    /// Keys of this communicator start with this.
+    /// Prefix of this communicator's keys in the store.
     prefix: String,
     store: Arc<dyn Store>,
-    /// Collective host calls (windows, dups) so far: they name keys.
+    /// Number of collective host calls (windows, dups) so far, which is part of their keys.
     host_calls: AtomicU64,
-    /// The stream of the last launch, by its id, and a way to wait for it.
+    /// Id of the stream of the last launch.
     last_stream: AtomicUsize,
     order: Mutex<Option<(Stream, Event)>>,
     failure: OnceLock<Error>,
     /// Counts reconfigurations.
     generation: u64,
-    /// The library that carries the operations out, where it is not Fusewire's kernels.
+    /// Library that executes the operations; `None` for Fusewire's kernels.
     backend: Option<Arc<dyn Backend>>,
     reach: Reach,
     hooks: Hooks,
     recorder: Arc<Recorder>,
-    /// Longest timeout of a call in nanoseconds, if longer than the communicator's; or 0.
+    /// Longest timeout of a call in nanoseconds, or 0 if no call had a longer one than the
+    /// communicator's.
     longest_timeout_ns: Arc<AtomicU64>,
-    /// The ranks of this communicator as ranks of the one that it was split or duplicated from
-    /// first; empty where it has not been.
+    /// Ranks of this communicator in the numbering of the first ancestor that it was split or
+    /// duplicated from; unset if it has no ancestor.
     world: OnceLock<Vec<u32>>,
     finalized: AtomicBool,
-    /// Distinguishes this rank from every other rank of any communicator.
+    /// Number that identifies this rank among all ranks of all communicators.
     identity: u64,
-    /// Set once reconfigure has replaced this communicator.
+    /// Set once [`Communicator::reconfigure`] has replaced this communicator.
     replaced: OnceLock<Error>,
 }
 
@@ -168,32 +170,32 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// This rank.
+    /// Returns the rank of this process in the communicator.
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.inner.size
     }
 
-    /// Name, as in messages.
+    /// Returns the name that messages use.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The device that runs the kernels.
+    /// Returns the device that runs the kernels.
     pub fn device(&self) -> Device {
         self.inner.device
     }
 
-    /// Ranks of this communicator: 0 to size - 1.
+    /// Returns the ranks of this communicator: 0 to size - 1.
     pub fn ranks(&self) -> core::ops::Range<u32> {
         0..self.size()
     }
 
-    /// Name of the backend.
+    /// Returns the name of the backend.
     pub fn backend(&self) -> &str {
         self.inner
             .backend
@@ -201,7 +203,7 @@ impl Communicator {
             .map_or("fusewire", |backend| backend.name())
     }
 
-    /// Version of the backend.
+    /// Returns the version of the backend.
     pub fn backend_version(&self) -> String {
         self.inner.backend.as_ref().map_or_else(
             || env!("CARGO_PKG_VERSION").to_owned(),
@@ -209,28 +211,28 @@ impl Communicator {
         )
     }
 
-    /// The backend itself, where it is not Fusewire's kernels.
+    /// Returns the backend, or `None` if Fusewire's kernels execute the operations.
     pub fn backend_impl(&self) -> Option<&Arc<dyn Backend>> {
         self.inner.backend.as_ref()
     }
 
-    /// How often the communicator has been reconfigured.
+    /// Returns the number of reconfigurations that led to this communicator.
     pub fn generation(&self) -> u64 {
         self.inner.generation
     }
 
-    /// The options that it was made with.
+    /// Returns the options that the communicator was created with.
     pub fn options(&self) -> &Options {
         &self.inner.options
     }
 
-    /// The stream that asynchronous operations are enqueued on.
+    /// Returns the stream that asynchronous operations are enqueued on.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// This communicator with another stream. Launches of one communicator on several streams
-    /// run in the order in which they were issued.
+    /// Returns this communicator with another stream. Launches of one communicator on several
+    /// streams run in the order in which they were issued.
     #[must_use]
     pub fn on(&self, stream: &Stream) -> Self {
         Self {
@@ -239,7 +241,8 @@ impl Communicator {
         }
     }
 
-    /// This communicator with another timeout for the operations called on the returned value.
+    /// Returns this communicator with another timeout for the operations called on the returned
+    /// value.
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
@@ -248,11 +251,11 @@ impl Communicator {
         }
     }
 
-    /// This communicator with the timeout and hints of `options` for the operations called on the
-    /// returned value. Unknown hints are warned of.
+    /// Returns this communicator with the timeout and hints of `options`, which apply to the
+    /// operations called on the returned value. Logs a warning for unknown hints.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when a known hint has an unknown value, or one that the
+    /// [`Error::InvalidArgument`] if a known hint has an unknown value, or a value that the
     /// communicator's [`crate::Determinism`] excludes.
     pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
         let mut comm = self.clone();
@@ -276,11 +279,11 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Another communicator of the same ranks, with an order, epochs and workspaces of its own. All
-    /// ranks together.
+    /// Creates another communicator of the same ranks, with its own operation order, epochs and
+    /// workspaces. All ranks must call this together.
     ///
     /// # Errors
-    /// As [`Communicator::new`].
+    /// The errors of [`Communicator::new`].
     pub fn dup(&self) -> Result<Self> {
         let call = self.next_host_call();
         let name = format!("{}.dup{call}", self.inner.name);
@@ -289,17 +292,17 @@ impl Communicator {
         Ok(dup.part_of(self, &all))
     }
 
-    /// `count` zeroed elements in a new window: every rank contributes as many, and collectives
-    /// work on them without a copy. All ranks together. The memory stays until the communicator and
-    /// all its tensors are gone.
+    /// Allocates `count` zeroed elements in a new window, to which every rank contributes the same
+    /// number. Collectives work on them without a copy. All ranks must call this together. The
+    /// memory is freed once the communicator and all its tensors have been dropped.
     ///
     /// # Errors
-    /// [`Error::Communicator`] when ranks ask for different sizes or there are too many windows,
-    /// and as [`Tensor::new`].
+    /// [`Error::Communicator`] if ranks ask for different sizes or the communicator has too many
+    /// windows; and the errors of [`Tensor::new`].
     pub fn alloc(&self, dtype: DType, count: usize) -> Result<Tensor> {
         let bytes = bytes_of("alloc", dtype, count)?;
         if self.inner.backend.is_some() {
-            // A library registers what it wants to by itself.
+            // A backend registers memory itself.
             return self.tensor(dtype, count);
         }
         let parts = self.share("window", bytes)?;
@@ -311,8 +314,8 @@ impl Communicator {
         Ok(Tensor::from_allocation(allocation, dtype, count))
     }
 
-    /// Adds a window of every rank's part, with its multicast address where it has one; its number.
-    /// All ranks together.
+    /// Adds a window of every rank's part, with its multicast address if it has one, and returns
+    /// the window's number. All ranks must call this together.
     fn add_window(&self, parts: Vec<windows::WindowPart>, bytes: u64) -> Result<usize> {
         let (own, offset) = &parts[self.rank() as usize];
         let multicast = self.multicast(own, *offset)?;
@@ -325,7 +328,7 @@ impl Communicator {
         Ok(id)
     }
 
-    /// Waits for all work on the stream, then returns its first error.
+    /// Waits for all work on the stream and returns its first error.
     ///
     /// # Errors
     /// The first failure of asynchronous work since the last call.
@@ -333,15 +336,16 @@ impl Communicator {
         self.stream.synchronize()
     }
 
-    /// Bytes of workspace that this rank holds for the communicator: signals, slots and staging.
+    /// Returns the bytes of workspace that this rank holds for the communicator: signals, slots and
+    /// staging.
     pub fn workspace_bytes(&self) -> u64 {
         self.inner.workspace.bytes()
     }
 
-    /// Address of the communicator's constants in device memory: what a kernel of the user's takes.
+    /// Returns the device address of the communicator's constants, an argument of user kernels.
     pub fn constants(&self) -> *const CommConst {
         let inner = &*self.inner;
-        // As `Machine::CONSTANTS_IN_WORKSPACE` of the kernels that get them.
+        // Must match `Machine::CONSTANTS_IN_WORKSPACE` of the kernels that receive the address.
         let in_workspace = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
         match &inner.on_gpu {
             Some(on_gpu) => on_gpu.constants().unwrap_or(in_workspace),
@@ -350,7 +354,7 @@ impl Communicator {
         }
     }
 
-    /// Returns what the session of a launch needs.
+    /// Returns the header that a launch passes to its session.
     #[inline(always)]
     fn header(&self, call: u64, count: u64) -> LaunchHeader {
         LaunchHeader {
@@ -361,18 +365,19 @@ impl Communicator {
         }
     }
 
-    /// `count` zeroed elements on the communicator's device, in no window.
+    /// Allocates `count` zeroed elements on the communicator's device, outside any window.
     ///
     /// # Errors
-    /// As [`Tensor::on_device`].
+    /// The errors of [`Tensor::on_device`].
     pub fn tensor(&self, dtype: DType, count: usize) -> Result<Tensor> {
         Tensor::on_device(self.inner.device, dtype, count)
     }
 
-    /// Returns the address in a window of `tensor`, by which kernels name its memory to each other.
+    /// Returns the window address of `tensor`, by which kernels of different ranks refer to its
+    /// memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the tensor lies in no window of this communicator.
+    /// [`Error::InvalidArgument`] if the tensor is not in a window of this communicator.
     pub fn window_addr(&self, tensor: &Tensor) -> Result<fusewire_device::comm::WindowAddr> {
         let bytes = tensor.len() * tensor.dtype().size();
         let addr = self.inner.windows.addr_of(tensor.as_ptr(), bytes);

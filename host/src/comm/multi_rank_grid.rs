@@ -1,5 +1,5 @@
-//! Communicators whose ranks share a GPU in a multi-rank grid ([`GridMode::MultiRankGrid`]): the
-//! checks of their requirements, the grid itself, and the choice of launches for it.
+//! Communicators whose ranks share a GPU in a multi-rank grid ([`GridMode::MultiRankGrid`]): checks
+//! of the requirements, creation of the grid, and selection of the launches for it.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -17,8 +17,8 @@ use crate::memory::MemoryDescriptor;
 use crate::options::testing::GridMode;
 use crate::{Error, Result};
 
-/// Kernel families of the library that all ranks launch together: the same kernel, in the same
-/// order, on each rank.
+/// Kernel families of the library that all ranks launch together: each rank launches the same
+/// kernels in the same order.
 const GRID_FAMILIES: [&str; 8] = [
     "all_reduce",
     "barrier",
@@ -30,26 +30,26 @@ const GRID_FAMILIES: [&str; 8] = [
     "vocab",
 ];
 
-/// Returns whether a launch of `kernel` for `operation` is combined with those of all ranks. Other
-/// kernels are launched separately, also in this mode: those between two ranks (send, recv,
-/// batches, windows), those that wait for no peer (quantize), those that wait for a consumer or
-/// producer, which may be enqueued after another rank's launch (overlap), and user kernels, for
-/// which this library does not know which ranks launch them.
+/// Returns true if a launch of `kernel` for `operation` is combined with those of all ranks. Other
+/// kernels are launched separately, even in this mode: kernels between two ranks (send, recv,
+/// batches, windows), kernels that wait for no peer (quantize), kernels that wait for a consumer or
+/// producer, which may be enqueued after another rank's launch (overlap), and user kernels, because
+/// the library does not know which ranks launch them.
 pub(super) fn is_grid_launch(kernel: &KernelInfo, operation: Operation) -> bool {
     operation != Operation::User
         && kernel.module.starts_with("fusewire_kernels::")
         && GRID_FAMILIES.contains(&kernel.family())
 }
 
-/// The grids of this process, by the number that rank 0 broadcasts.
+/// Grids of this process, by the number that rank 0 broadcasts.
 static GRIDS: Mutex<Option<HashMap<u64, Weak<MultiRankGrid>>>> = Mutex::new(None);
 
-/// The kinds of rank 0's broadcast in the rendezvous: a grid's number, or the reason why there is
-/// no grid.
+/// Kinds of rank 0's broadcast in the rendezvous: the number of the grid, or the reason for its
+/// absence.
 const NUMBER: u8 = b'#';
 const REASON: u8 = b'!';
 
-/// The key of that broadcast.
+/// Key of the broadcast.
 pub(super) const KEY: &str = "grid";
 
 impl CommConfig {
@@ -81,7 +81,7 @@ impl CommConfig {
         Ok(())
     }
 
-    /// Refuses ranks of several hosts.
+    /// Refuses ranks on several hosts.
     pub(super) fn check_multi_rank_grid_over(&self, (rank, host): &(u32, String)) -> Result<()> {
         if self.is_multi_rank_grid() {
             return Err(self.no_grid(&format!(
@@ -92,7 +92,7 @@ impl CommConfig {
         Ok(())
     }
 
-    /// Refuses ranks that are not on one GPU and in one process; all ranks compare the same peer
+    /// Refuses ranks that are not on one GPU and in one process. All ranks compare the same peer
     /// info. Loads the image, and refuses ranks whose blocks are not resident together in one grid.
     pub(super) fn check_multi_rank_grid_of<'a>(
         &self,
@@ -128,7 +128,7 @@ impl CommConfig {
         image.check_resident(&gpu, self.options.blocks, threads, self.size)
     }
 
-    /// Returns the grid of these ranks. Rank 0 makes it and broadcasts its number.
+    /// Returns the grid of these ranks. Rank 0 creates it and broadcasts its number.
     pub(super) fn grid(&self) -> Result<Option<Arc<MultiRankGrid>>> {
         if !self.is_multi_rank_grid() {
             return Ok(None);
@@ -214,8 +214,8 @@ impl Inner {
         }
     }
 
-    /// Returns the time limit of a rank's wait for the other ranks' launches: the call's own
-    /// timeout, or the communicator's if `timeout_ns` is 0.
+    /// Returns the time limit of a rank's wait for the launches of other ranks: the call's timeout,
+    /// or the communicator's if `timeout_ns` is 0.
     pub(super) fn timeout(&self, timeout_ns: u64) -> Duration {
         match timeout_ns {
             0 => self.options.timeout,

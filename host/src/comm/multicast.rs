@@ -1,9 +1,9 @@
-//! Multicast addresses of windows: one store reaches every rank's part, in the NVLink switch.
+//! Multicast addresses of windows: one store reaches every rank's part through the NVLink switch.
 //!
-//! The peer info of the rendezvous says whether multicast is possible: each rank needs a GPU of its
-//! own, and every GPU needs multicast. If it is not possible, windows exchange nothing. If it is,
-//! all ranks take part in every step and exchange its result through the store. If one rank cannot
-//! continue, no rank gets a multicast address, and the window works without one.
+//! The peer info of the rendezvous determines whether multicast is possible: each rank needs a GPU
+//! of its own, and every GPU needs multicast. If it is not possible, windows exchange nothing. If
+//! it is, all ranks take part in every step and exchange its result through the store. If one rank
+//! cannot continue, no rank gets a multicast address, and the window works without one.
 
 use core::fmt;
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use crate::gpu::{Gpu, Offer};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// A multicast object that this rank has a part in.
+/// A multicast object to which this rank has bound memory.
 pub(super) struct Multicast {
     gpu: Arc<Gpu>,
     raw: RawMulticast,
@@ -32,7 +32,7 @@ impl fmt::Debug for Multicast {
 }
 
 impl Multicast {
-    /// Where stores reach all ranks.
+    /// Returns the address at which stores reach all ranks.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
@@ -40,7 +40,7 @@ impl Multicast {
 
 impl Drop for Multicast {
     fn drop(&mut self) {
-        // SAFETY: the window has ended on all ranks, or the object was never used.
+        // SAFETY: either the window has been freed on all ranks, or the object was never used.
         let released = unsafe { self.gpu.driver().release_multicast(self.raw, self.address) };
         if let Err(error) = released {
             tracing::warn!(%error, "a multicast object could not be freed");
@@ -59,24 +59,27 @@ pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {
 }
 
 impl Communicator {
-    /// A multicast object over every rank's `memory`, which begins at its beginning (`offset` 0),
-    /// where the switch and all ranks have one. All ranks together.
+    /// Creates a multicast object over every rank's `memory`, if the switch and all ranks support
+    /// it. Each rank's part must begin at the start of its memory (`offset` 0). All ranks must call
+    /// this together.
     ///
     /// # Errors
-    /// Those of the store: what a driver refuses is no error.
+    /// The errors of the store. A refusal by a driver is not an error.
     pub(super) fn multicast(&self, memory: &Memory, offset: u64) -> Result<Option<Multicast>> {
         let Some(on_gpu) = self.inner.on_gpu.as_ref().filter(|_| self.inner.multicast) else {
             return Ok(None);
         };
         let (gpu, driver) = (on_gpu.gpu(), on_gpu.gpu().driver());
-        // What somebody else allocated, or a part of an allocation, stays without.
+        // Memory allocated outside this library, or a part of an allocation, gets no multicast
+        // address.
         let whole = memory.whole().filter(|_| offset == 0);
         let hold = |raw: RawMulticast| Multicast {
             gpu: Arc::clone(gpu),
             raw,
             address: 0,
         };
-        // Rank 0 makes the object and offers it; the others say whether they have memory for it.
+        // Rank 0 creates and offers the object; the other ranks report whether they have memory for
+        // it.
         let mut made = None;
         let mut offer = None;
         if let Some(memory) = whole.filter(|_| self.rank() == 0) {
@@ -101,7 +104,7 @@ impl Communicator {
         let Some(offers) = self.step(continues, offered)? else {
             return Ok(None);
         };
-        // The others take it; each adds its device, before any binds memory.
+        // The other ranks take the offer. Each adds its device before any rank binds memory.
         let take = || {
             let (bytes, offer) = offers[0][1..].split_first_chunk::<8>()?;
             let raw = Offer::take(driver, offer, u64::from_le_bytes(*bytes), 0);
@@ -128,9 +131,9 @@ impl Communicator {
         Ok(bound)
     }
 
-    /// Exchanges with all ranks whether this rank continues, and `more`. Returns one message per
-    /// rank, each after a flag byte, or `None` if a rank does not continue. Collective over all
-    /// ranks.
+    /// Exchanges with all ranks whether this rank continues, and the bytes `more`. Returns one
+    /// message per rank, each after a flag byte, or `None` if a rank does not continue. All ranks
+    /// must call this together.
     fn step(&self, continues: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let own = [&[u8::from(continues)], more].concat();
         let messages = self.exchange("multicast", &own)?;
@@ -147,7 +150,7 @@ impl Communicator {
     }
 }
 
-/// Warns of a step that the driver refuses.
+/// Logs a step that the driver refuses.
 fn warn(error: &Error) {
     tracing::warn!(%error, "a window has no multicast address");
 }

@@ -1,13 +1,13 @@
-//! A network for tests: it carries out the requests of kernels ([`fusewire_device::net`]) between
-//! ranks of one host, whose windows kernels then do not reach by load and store.
+//! A network for tests: it executes the requests of kernels ([`fusewire_device::net`]) between
+//! ranks of one host whose kernels do not reach each other's windows by load and store.
 //!
-//! A thread for each rank takes the requests, delays them at random, and carries them out in random
-//! order, except that a signal follows the requests that it covers and the signals of its block to
-//! its peer before it. A kernel that passes tests on this network relies on nothing that a real one
-//! does not give.
+//! A thread for each rank takes the requests, delays them at random, and executes them in random
+//! order. Only a signal stays after the requests that it covers, and after earlier signals of its
+//! block to the same peer. A kernel that passes tests on this network relies on no ordering that a
+//! real network does not provide.
 //!
-//! The thread also keeps the [`Mirror`]s of this rank that ranks of other teams have: it sends its
-//! progress before the signals that it carries out, and its failure record before it stops them.
+//! The thread also updates the [`Mirror`]s of this rank at ranks of other teams: it sends its
+//! progress before it executes signals, and its failure record before it stops these ranks.
 
 use core::mem::offset_of;
 use core::ptr;
@@ -24,17 +24,18 @@ use super::Inner;
 use super::state::{ABORT_AT, BY_HOST, FAILURE_AT};
 use crate::{Error, Result};
 
-/// Entries of the ring. Few, so that tests fill it.
+/// Number of entries of the ring; small, so that tests fill it.
 const DEPTH: usize = 16;
-/// Staging memory of a block. Little, so that tests use it several times in a launch.
+/// Staging memory of a block; small, so that tests use it several times in a launch.
 const STAGING_BYTES: usize = 256;
-/// The delay of a request is less than this number of turns of the thread.
+/// Upper bound of the delay of a request, in turns of the thread (exclusive).
 const DELAY: u64 = 8;
-/// The thread yields fewer times than this between the load and the store of an update of a cell.
+/// Upper bound of the thread's yields between the load and the store of an update of a cell
+/// (exclusive).
 const PAUSE: u64 = 4;
-/// Bytes at the start of a put that are copied one by one.
+/// Number of bytes at the start of a put that are copied one by one.
 const TORN: usize = 512;
-/// Time for which the thread sleeps when there is nothing to do.
+/// Time that the thread sleeps when it is idle.
 const IDLE: Duration = Duration::from_micros(20);
 
 /// The memory that a rank's kernels and its thread share.
@@ -45,14 +46,14 @@ pub(super) struct TestNetwork {
     counters: *mut NetCounters,
     staging: *mut [[u64; STAGING_BYTES / 8]],
     results: *mut [[u64; RESULT_BYTES as usize / 8]],
-    /// True once the ranks of other teams know of a failure of this rank.
+    /// Set once the ranks of other teams know of a failure of this rank.
     has_stopped_others: AtomicBool,
 }
 
 // SAFETY: kernels and the thread access the memory at these addresses by atomic operations, or in
 // the order of the ring's protocol.
 unsafe impl Send for TestNetwork {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for TestNetwork {}
 
 impl TestNetwork {
@@ -86,7 +87,7 @@ impl TestNetwork {
         self.context as u64
     }
 
-    /// Stops the ranks of other teams, if this rank has found a failure. Does so once.
+    /// Stops the ranks of other teams, once, if this rank has detected a failure.
     pub(super) fn stop_others(&self, inner: &Inner) {
         let word = inner.abort_word();
         let is_own = word & BY_HOST == 0 && word == ABORT | u64::from(inner.rank);
@@ -104,7 +105,7 @@ impl TestNetwork {
     }
 
     fn requests(&self) -> Requests {
-        // SAFETY: the context is valid as long as this value, and nobody writes it.
+        // SAFETY: the context is valid as long as this value, and is never written.
         unsafe { Requests::new(self.context.read()) }
     }
 
@@ -128,7 +129,7 @@ impl TestNetwork {
 
 impl Drop for TestNetwork {
     fn drop(&mut self) {
-        // SAFETY: `new` has made the pointers from boxes. The thread and the kernels keep the
+        // SAFETY: `new` made the pointers from boxes. The thread and the kernels keep the
         // communicator alive while they use them.
         unsafe {
             drop(Box::from_raw(self.context));
@@ -154,8 +155,8 @@ impl Inner {
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Writes words of this rank's mirrors at the ranks of other teams, the last one first, as a
-    /// kernel writes its progress: the first word says that the others are there.
+    /// Writes words of this rank's mirrors at the ranks of other teams. Writes the first word last,
+    /// like a kernel writes its progress, so a reader that sees it also sees the others.
     fn mirror(&self, offset: usize, words: &[u64]) {
         let mirror = self.constants.workspace.mirrors
             + u64::from(self.rank) * size_of::<Mirror>() as u64
@@ -197,7 +198,7 @@ pub(super) fn start(inner: &Arc<Inner>, seed: u64) -> Result<()> {
         .map_err(|error| Error::launch(format!("the network's thread cannot be started ({error})")))
 }
 
-/// A request that has not been carried out.
+/// A request that has not been executed.
 struct Pending {
     number: u64,
     request: Request,
@@ -210,19 +211,19 @@ struct Agent {
     /// Number of the next request to take.
     taken: u64,
     pending: Vec<Pending>,
-    /// Progress that the other teams have.
+    /// Progress that was last sent to the other teams.
     progress: [u64; 8],
 }
 
 impl Agent {
-    /// Takes new requests and carries out some. Returns whether there were any; `None` once the
-    /// communicator is gone.
+    /// Takes new requests and executes those that are due. Returns true if requests were pending,
+    /// and `None` once the communicator has been dropped.
     fn turn(&mut self, weak: &Weak<Inner>) -> Option<bool> {
         let inner = weak.upgrade()?;
         let network = inner.network.as_ref()?;
         let requests = network.requests();
         if inner.abort_word() != 0 {
-            // Nothing lands after a failure.
+            // No data may arrive after a failure.
             self.pending.clear();
             network.stop_others(&inner);
             return Some(false);
@@ -243,10 +244,11 @@ impl Agent {
                 Err(words) => tracing::error!(?words, "no request"),
             }
         }
-        // After the requests: a signal must not overtake the progress of the kernel that sent it.
+        // Sent after the requests were taken, because a signal must not overtake the progress of
+        // the kernel that sent it.
         self.send_progress(&inner);
         let is_busy = !self.pending.is_empty();
-        // A signal that is due takes what it waits for with it, at once.
+        // The requests that a due signal covers become due at once.
         let due: Vec<usize> = (0..self.pending.len())
             .filter(|index| self.pending[*index].due <= self.turn)
             .collect();
@@ -290,7 +292,7 @@ impl Agent {
         }
     }
 
-    /// Chooses one of the requests that are due and need not wait for another one, at random.
+    /// Chooses, at random, one of the requests that are due and need not wait for another request.
     fn choose(&mut self) -> Option<usize> {
         let ready: Vec<usize> = (0..self.pending.len())
             .filter(|index| self.pending[*index].due <= self.turn)
@@ -302,7 +304,7 @@ impl Agent {
         Some(ready[self.below(ready.len() as u64) as usize])
     }
 
-    /// Returns true if `index` is a signal that must not overtake `before`, a request before it.
+    /// Returns true if `index` is a signal that must not overtake the earlier request `before`.
     fn covers(&self, index: usize, before: usize) -> bool {
         let (signal, before) = (&self.pending[index], &self.pending[before]);
         let (this, that) = (&signal.request, &before.request);
@@ -323,12 +325,12 @@ impl Agent {
 /// Locks of the proxies that update the cells of the ranks of this process. Ranks may share a lock.
 static PROXIES: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// Updates a cell as the owner's proxy, and stores the result of request `number`. `None` if the
-/// cell or the result does not exist.
+/// Updates a cell as the owner's proxy, and stores the result of request `number`. Returns `None`
+/// if the cell or the result does not exist.
 ///
-/// The update is a load and a store, with `pause` turns of the thread between them: another update
-/// that does not take the proxy's lock, such as a native one, would be lost. Ranks in different
-/// processes have no common lock, so this network keeps cells only for ranks of one process.
+/// The update is a load and a store, with `pause` yields between them. A concurrent update without
+/// the proxy's lock, such as a native one, would be lost. Ranks in different processes have no
+/// common lock, so on this network cells work only between ranks of one process.
 fn update(
     inner: &Inner,
     network: &TestNetwork,
@@ -343,7 +345,7 @@ fn update(
         return None;
     }
     // SAFETY: the word is aligned, and lies in memory that is mapped as long as its window lives,
-    // which is longer than this request. Cells are only accessed atomically.
+    // which outlives this request. Cells are only accessed atomically.
     let cell = unsafe { AtomicU64::from_ptr(word) };
     let owner = inner.constants.id ^ u64::from(request.peer);
     let proxy = &PROXIES[owner as usize % PROXIES.len()];
@@ -364,17 +366,18 @@ fn update(
     Some(())
 }
 
-/// Copies `bytes` bytes in an order in which a receiver that looks at the target before the signal
+/// Copies `bytes` bytes in an order in which a receiver that reads the target before the signal
 /// finds flags without their data.
 ///
 /// # Safety
-/// As [`ptr::copy`].
+/// The requirements of [`ptr::copy`].
 unsafe fn put(to: *mut u8, from: *const u8, bytes: usize) {
     let torn = bytes.min(TORN);
-    // SAFETY: the caller's promise; the bytes are within the ranges.
+    // SAFETY: the caller guarantees that both ranges are valid for `bytes` bytes, and every access
+    // is within the ranges.
     unsafe {
         ptr::copy(from.add(torn), to.add(torn), bytes - torn);
-        // The second half of each word first, among them the flags of packets.
+        // Copies the second half of each 8-byte word first, which contains the flags of packets.
         for half in [4, 0] {
             for index in (0..torn).rev().filter(|index| index & 4 == half) {
                 to.add(index).write_volatile(from.add(index).read());
@@ -384,7 +387,7 @@ unsafe fn put(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
-/// Carries out a request that does not update a cell. `None` if a range does not exist.
+/// Executes a request that does not update a cell. Returns `None` if a range does not exist.
 fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<()> {
     let bytes = request.bytes;
     let window = |addr: WindowAddr, rank| inner.windows.range(addr, rank, bytes);
@@ -393,8 +396,9 @@ fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<
         STAGING => network.staging(request.local.offset(), bytes),
         _ => window(request.local, inner.rank),
     };
-    // SAFETY: the ranges lie in memory that is mapped as long as its window lives, which is longer
-    // than this request. The kernels' protocols order these accesses with others.
+    // SAFETY: `Windows::range` checked that the ranges lie in memory that is mapped as long as its
+    // window lives, which outlives this request. The kernels' protocols order these accesses with
+    // others.
     unsafe {
         match request.action {
             Action::Put => put(remote, local()?, bytes as usize),

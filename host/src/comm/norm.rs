@@ -1,4 +1,4 @@
-//! What a fused norm reads and writes.
+//! Arguments of a fused norm and their checks.
 use fusewire_device::DType;
 use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
@@ -8,20 +8,21 @@ use crate::algorithm::Algorithm;
 use crate::digest;
 use crate::tensor::{Input, Output, Tensor};
 
-/// How the scales of groups lie in memory.
+/// Memory layout of the scales of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleLayout {
-    /// A row's scales side by side: scale of row r and group g at `r * groups + g`.
+    /// The scales of a row are contiguous: the scale of row r and group g is at `r * groups + g`.
     RowMajor,
-    /// A group's scales side by side: at `g * stride + r`. What matrix multiplications of several
-    /// vendors read.
+    /// The scales of a group are contiguous: the scale of row r and group g is at `g * stride + r`.
+    /// Matrix multiplications of several vendors read this layout.
     ColumnMajor {
-        /// Scales from one group's first to the next one's: at least the rows.
+        /// Number of scales from the first of one group to the first of the next; at least the
+        /// number of rows.
         stride: usize,
     },
 }
 
-/// Where fp8's scales come from or go.
+/// Source or destination of the fp8 scales.
 #[derive(Debug)]
 enum Scales<'a> {
     Static(Input<'a>),
@@ -29,10 +30,10 @@ enum Scales<'a> {
     OfGroups(Output<'a>, ScaleLayout),
 }
 
-/// The buffers and the kind of a norm that is fused with the reduction before it: rows of `hidden`
-/// elements, where `hidden` is the length of `weight`, a multiple of 8. Residual, weight and bias
-/// are equal on all ranks; in a reduce_scatter each rank has its own rows of the residual. See
-/// [`super::Communicator::all_reduce_norm`].
+/// Buffers and kind of a norm that is fused with the preceding reduction. Rows have `hidden`
+/// elements, where `hidden` is the length of `weight`, a multiple of 8. `residual`, `weight` and
+/// `bias` must be equal on all ranks, except that in a reduce_scatter each rank passes its own rows
+/// of the residual. See [`super::Communicator::all_reduce_norm`].
 ///
 /// ```no_run
 /// # use fusewire::{Communicator, DType, Norm, Result};
@@ -67,8 +68,8 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    /// `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, of the sum `v` of `input` over
-    /// the ranks.
+    /// Computes `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, where `v` is the sum of
+    /// `input` over the ranks, plus the residual if there is one.
     pub fn rms(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
@@ -91,8 +92,9 @@ impl<'a> Norm<'a> {
         }
     }
 
-    /// `output = (v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * weight`, where `m` is the mean
-    /// of `v`.
+    /// Computes `output = (v - m) * (1 / sqrt(mean((v - m)^2) + epsilon)) * weight`, where `v` is
+    /// the sum of `input` over the ranks, plus the residual if there is one, and `m` is the mean of
+    /// `v`.
     pub fn layer(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
@@ -105,7 +107,7 @@ impl<'a> Norm<'a> {
         }
     }
 
-    /// Adds `bias` to each normalised row: as long as `weight`.
+    /// Adds `bias`, which is as long as `weight`, to each normalized row.
     #[must_use]
     pub fn with_bias(mut self, bias: impl Into<Input<'a>>) -> Self {
         self.bias = Some(bias.into());
@@ -119,54 +121,55 @@ impl<'a> Norm<'a> {
         self
     }
 
-    /// Adds `residual` to the sum before the norm: of the input's type, or f32.
+    /// Adds `residual`, of the input's type or f32, to the sum before the norm.
     #[must_use]
     pub fn with_residual(mut self, residual: impl Into<Input<'a>>) -> Self {
         self.residual = Some(residual.into());
         self
     }
 
-    /// Also writes the sum with the residual, in the residual's type; may be the residual's memory.
+    /// Also writes the sum with the residual, in the residual's type. May be the memory of the
+    /// residual.
     #[must_use]
     pub fn with_residual_out(mut self, residual_out: impl Into<Output<'a>>) -> Self {
         self.residual_out = Some(residual_out.into());
         self
     }
 
-    /// The output is fp8 (E4M3) by one given scale, an f32: `out = e4m3(y * (1 / scale))`.
+    /// Writes fp8 (E4M3) output with one given f32 scale: `out = e4m3(y * (1 / scale))`.
     #[must_use]
     pub fn with_scale(mut self, scale: impl Into<Input<'a>>) -> Self {
         self.scales = Some(Scales::Static(scale.into()));
         self
     }
 
-    /// The output is fp8 (E4M3) by a scale of each row, which is written to `scales`: f32, or `u8`
+    /// Writes fp8 (E4M3) output with a scale per row. Writes the scales to `scales`: f32, or `u8`
     /// for a power of two (UE8M0). The scale is the greatest magnitude of the row, at least 1e-10,
-    /// over 448.
+    /// divided by 448.
     #[must_use]
     pub fn with_row_scales(mut self, scales: impl Into<Output<'a>>) -> Self {
         self.scales = Some(Scales::OfRows(scales.into()));
         self
     }
 
-    /// As [`Norm::with_row_scales`], with a scale of each 128 elements of a row.
+    /// Writes fp8 output like [`Norm::with_row_scales`], with a scale per 128 elements of a row.
     #[must_use]
     pub fn with_group_scales(mut self, scales: impl Into<Output<'a>>, layout: ScaleLayout) -> Self {
         self.scales = Some(Scales::OfGroups(scales.into(), layout));
         self
     }
 
-    /// How ranks reduce: [`Algorithm::Packet`], [`Algorithm::Signal`] (one shot) or
-    /// [`Algorithm::TwoShot`]; equal on all ranks. The bits are the same.
+    /// Sets the algorithm of the reduction: [`Algorithm::Packet`], [`Algorithm::Signal`] (one shot)
+    /// or [`Algorithm::TwoShot`]; equal on all ranks. The result is bitwise the same.
     #[must_use]
     pub fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// The launch may begin before the kernel before it on the stream has ended, and waits inside
-    /// for its results ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means
-    /// nothing).
+    /// Lets the launch begin before the previous kernel on the stream has ended; the kernel itself
+    /// waits for the results of the previous one (programmatic dependent launch, NVIDIA, sm_90 and
+    /// later). No effect on other devices.
     #[must_use]
     pub fn as_dependent(mut self) -> Self {
         self.dependent = true;
@@ -174,11 +177,11 @@ impl<'a> Norm<'a> {
     }
 }
 
-/// A norm whose arguments fit each other: what a launch needs.
+/// A norm whose arguments have been checked for consistency.
 #[derive(Debug)]
 pub(super) struct CheckedNorm<'n, 'a> {
     norm: &'n Norm<'a>,
-    /// Rows of the result.
+    /// Number of rows of the result.
     pub(super) rows: usize,
     pub(super) hidden: usize,
     pub(super) dtype: DType,
@@ -187,8 +190,8 @@ pub(super) struct CheckedNorm<'n, 'a> {
 }
 
 impl<'n, 'a> CheckedNorm<'n, 'a> {
-    /// Checks what can be checked without a communicator; `shards` is how many times the result's
-    /// rows there are at the input.
+    /// Checks the conditions that do not depend on a communicator. The input has `shards` times the
+    /// rows of the result.
     pub(super) fn new(name: &'static str, norm: &'n Norm<'a>, shards: usize) -> Result<Self> {
         let refuse = |detail: String| Err(invalid(name, detail));
         let dtype = norm.input.dtype;
@@ -298,7 +301,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         Ok(())
     }
 
-    /// Outputs may be the residual's or the input's memory, row for row, and overlap nothing else.
+    /// Outputs may be the memory of the residual or the input, row for row, and must not overlap
+    /// otherwise.
     fn check_overlaps(&self, name: &'static str, shards: usize) -> Result<()> {
         let norm = self.norm;
         let scales = norm.scales.as_ref();
@@ -349,8 +353,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
                 let Some(theirs) = *theirs else { continue };
                 let same = match *other {
                     "residual" => span == theirs,
-                    // A rank's own rows of what it gave to a reduce_scatter lie anywhere among the
-                    // others'.
+                    // In a reduce_scatter, this rank's rows may start at any multiple of their
+                    // length within the input.
                     "input" => {
                         span.1 == theirs.1 / shards
                             && span.0 >= theirs.0
@@ -366,7 +370,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         Ok(())
     }
 
-    /// Whether rows are written where input lies.
+    /// Returns true if an output overlaps the input.
     pub(super) fn is_in_place(&self) -> bool {
         let input = span(&self.norm.input);
         let kept = self.norm.residual_out.as_ref().map(Output::as_input);
@@ -376,7 +380,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
             .any(|view| overlap(span(view), input))
     }
 
-    /// What is computed, on `route`.
+    /// Returns the specification of the computation on `route`.
     pub(super) fn spec(&self, route: Route) -> NormSpec {
         let mut spec = NormSpec::new(self.norm.statistics, self.output_format, route);
         if self.norm.unit_offset {
@@ -396,8 +400,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         spec
     }
 
-    /// All that must be equal on all ranks, where they are to take the same steps and have the same
-    /// result.
+    /// Returns a hash of the arguments that must be equal on all ranks, so that the ranks run the
+    /// same steps and get the same result.
     pub(super) fn agreed(&self, spec: NormSpec) -> u64 {
         let norm = self.norm;
         let present = [
@@ -418,7 +422,8 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         ])
     }
 
-    /// Scales from one group's first to the next one's; 0 where they are not column-major.
+    /// Returns the number of scales from the first of one group to the first of the next; 0 if the
+    /// layout is not column-major.
     pub(super) fn stride(&self) -> u64 {
         match &self.norm.scales {
             Some(Scales::OfGroups(_, ScaleLayout::ColumnMajor { stride })) => *stride as u64,
@@ -426,7 +431,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         }
     }
 
-    /// Bytes of an element of the input.
+    /// Returns the bytes of an element of the input.
     pub(super) fn size(&self) -> usize {
         self.dtype.size()
     }
@@ -455,7 +460,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         self.norm.residual_out.as_ref()
     }
 
-    /// The scales: given, or where they go.
+    /// Returns the scales, as input or as output.
     pub(super) fn scales(&self) -> Option<Input<'_>> {
         self.norm.scales.as_ref().map(|scales| match scales {
             Scales::Static(scale) => *scale,
@@ -475,7 +480,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         self.norm.dependent
     }
 
-    /// All memory that takes part, with its name.
+    /// Returns all buffers with their names.
     pub(super) fn views(&self) -> [(&'static str, Option<Input<'_>>); 7] {
         let norm = self.norm;
         [
@@ -492,7 +497,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         ]
     }
 
-    /// The tensors among it.
+    /// Returns the tensors among the buffers.
     pub(super) fn tensors(&self) -> Vec<Tensor> {
         self.views()
             .into_iter()
@@ -501,7 +506,7 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
     }
 }
 
-/// Address and bytes.
+/// Returns the address and the length in bytes.
 fn span(view: &Input<'_>) -> (usize, usize) {
     (view.ptr as usize, view.count * view.dtype.size())
 }

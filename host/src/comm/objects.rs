@@ -1,9 +1,8 @@
 //! Collectives over values of any `serde` type.
 //!
-//! A value travels as MessagePack behind the name of its type. Nothing that is received is ever
-//! executed, and nothing larger than [`crate::Options::max_object_bytes`] is received at all. A
-//! rank that cannot encode its value still takes part, so that every rank gets an error that names
-//! it.
+//! A value is sent as MessagePack, preceded by the name of its type. Received data is never
+//! executed, and objects larger than [`crate::Options::max_object_bytes`] are not received. A rank
+//! that cannot encode its value still takes part, so that every rank gets an error that names it.
 
 use core::any::type_name;
 
@@ -13,15 +12,15 @@ use serde::de::DeserializeOwned;
 use super::Communicator;
 use crate::{Error, Result};
 
-/// Stands for a value that its rank could not encode.
+/// Size that a rank sends if it could not encode its value.
 const REFUSED: u64 = u64::MAX;
 
 impl Communicator {
-    /// Every rank's object, in rank order, on every rank.
+    /// Returns every rank's object, in rank order, on every rank.
     ///
     /// # Errors
-    /// [`Error::Object`] on all ranks when an object is too large or cannot be encoded, and where
-    /// it cannot be read as a `T`; the communicator's failure.
+    /// [`Error::Object`] on all ranks if an object is too large or cannot be encoded, and on a rank
+    /// that cannot decode an object as a `T`; the communicator's failure.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         let name = "all_gather_object";
         let mine = self.encode(name, object);
@@ -32,10 +31,10 @@ impl Communicator {
         self.decode_all(name, &all, &sizes)
     }
 
-    /// Every rank's object, in rank order, on `root`; `None` elsewhere.
+    /// Returns every rank's object, in rank order, on `root`; `None` on other ranks.
     ///
     /// # Errors
-    /// As [`Communicator::all_gather_object`].
+    /// The errors of [`Communicator::all_gather_object`].
     pub fn gather_object<T: Serialize + DeserializeOwned>(
         &self,
         object: &T,
@@ -62,10 +61,10 @@ impl Communicator {
         self.decode_all(name, &all, &sizes).map(Some)
     }
 
-    /// Replaces every rank's `objects` by the root's; the lengths may differ before.
+    /// Replaces every rank's `objects` by the root's. The previous lengths may differ.
     ///
     /// # Errors
-    /// As [`Communicator::all_gather_object`].
+    /// The errors of [`Communicator::all_gather_object`].
     pub fn broadcast_object_list<T: Serialize + DeserializeOwned>(
         &self,
         objects: &mut Vec<T>,
@@ -91,11 +90,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// Object r of the root's `objects` on rank r. Elsewhere `objects` is empty.
+    /// Returns object r of the root's `objects` on rank r. On other ranks `objects` is ignored.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when the root has not one object for each rank (the others get an
-    /// [`Error::Object`]); and as [`Communicator::all_gather_object`].
+    /// [`Error::InvalidArgument`] if the root does not pass one object per rank (the other ranks
+    /// get an [`Error::Object`]); and the errors of [`Communicator::all_gather_object`].
     pub fn scatter_object_list<T: Serialize + DeserializeOwned>(
         &self,
         objects: &[T],
@@ -140,10 +139,10 @@ impl Communicator {
         decode(name, root, &bytes)
     }
 
-    /// Sends `objects` to `peer`, which receives them by [`Communicator::recv_object_list`].
+    /// Sends `objects` to `peer`, which receives them with [`Communicator::recv_object_list`].
     ///
     /// # Errors
-    /// [`Error::Object`] when they are too large; and as [`Communicator::send`].
+    /// [`Error::Object`] if they are too large; and the errors of [`Communicator::send`].
     pub fn send_object_list<T: Serialize>(&self, objects: &[T], peer: u32) -> Result<()> {
         let name = "send_object_list";
         let encoded = self.encode(name, &objects);
@@ -152,10 +151,10 @@ impl Communicator {
         self.send(encoded?.as_slice(), peer)
     }
 
-    /// The objects that `peer` sends by [`Communicator::send_object_list`].
+    /// Receives the objects that `peer` sends with [`Communicator::send_object_list`].
     ///
     /// # Errors
-    /// [`Error::Object`] when they are too large, or cannot be read as `T`; and as
+    /// [`Error::Object`] if they are too large or cannot be decoded as `T`; and the errors of
     /// [`Communicator::recv`].
     pub fn recv_object_list<T: DeserializeOwned>(&self, peer: u32) -> Result<Vec<T>> {
         let name = "recv_object_list";
@@ -203,7 +202,8 @@ impl Communicator {
         Ok(bytes)
     }
 
-    /// Every rank's size; an error on all ranks if one is refused.
+    /// Returns the encoded size of every rank's object. Fails on all ranks if one of them is
+    /// refused.
     fn sizes(&self, operation: &'static str, mine: &Result<Vec<u8>>) -> Result<Vec<u64>> {
         let size = mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64);
         let mut sizes = vec![0u64; self.size() as usize];
@@ -251,7 +251,7 @@ impl Communicator {
     }
 }
 
-/// Reads an object of `rank`.
+/// Decodes an object of `rank`.
 fn decode<T: DeserializeOwned>(operation: &'static str, rank: u32, bytes: &[u8]) -> Result<T> {
     let wrong = |detail: String| Error::Object {
         operation,

@@ -1,4 +1,4 @@
-//! Hooks and the flight recorder, as users of a communicator see them.
+//! Hooks and the flight recorder: methods of a communicator.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use super::{Communicator, Inner};
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Has `hook` called before every operation is issued, on the thread that issues it.
-    /// Communicators made from this one by [`Communicator::split`] or [`Communicator::dup`] have
-    /// the same hooks.
+    /// Registers `hook` to be called before every operation is issued, on the thread that issues
+    /// it. Communicators created from this one by [`Communicator::split`] or [`Communicator::dup`]
+    /// have the same hooks.
     pub fn register_pre_hook(
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
@@ -18,8 +18,8 @@ impl Communicator {
         self.inner.hooks.add_before(Arc::new(hook))
     }
 
-    /// Has `hook` called after every operation: a blocking one has ended then, an enqueued one has
-    /// a [`crate::Work`].
+    /// Registers `hook` to be called after every operation: when a blocking operation has ended, or
+    /// when an asynchronous one, which has a [`crate::Work`], was enqueued.
     pub fn register_post_hook(
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
@@ -27,13 +27,14 @@ impl Communicator {
         self.inner.hooks.add_after(Arc::new(hook))
     }
 
-    /// Has `hook` called once when this rank learns that the communicator has failed or was
-    /// aborted.
+    /// Registers `hook` to be called once when this rank detects that the communicator has failed
+    /// or was aborted.
     pub fn register_abort_hook(&self, hook: impl Fn(&Error) + Send + Sync + 'static) -> HookHandle {
         self.inner.hooks.add_abort(Arc::new(hook))
     }
 
-    /// Has `hook` called around every operation of a graph's replay, on the thread that replays.
+    /// Registers `hook` to be called around every operation of a graph's replay, on the thread that
+    /// replays.
     pub fn register_graph_replay_hook(
         &self,
         hook: impl Fn(&ReplayArguments) + Send + Sync + 'static,
@@ -41,42 +42,42 @@ impl Communicator {
         self.inner.hooks.add_replay(Arc::new(hook))
     }
 
-    /// The last operations of this rank ([`crate::Options::flight_recorder_entries`] of them),
-    /// oldest first.
+    /// Returns the last operations of this rank, oldest first: at most
+    /// [`crate::Options::flight_recorder_entries`].
     pub fn flight_records(&self) -> Vec<FlightRecord> {
         self.inner.recorder.records()
     }
 
-    /// Operations issued so far.
+    /// Returns the number of operations issued so far.
     pub fn operations_issued(&self) -> u64 {
         self.inner.recorder.issued()
     }
 
-    /// Forgets the recorded operations.
+    /// Removes the recorded operations.
     pub fn reset_flight_recorder(&self) {
         self.inner.recorder.reset();
     }
 
-    /// The flight record as JSON, in the format (2.10) of PyTorch's flight recorder, with this
-    /// rank's view of this communicator. Times are in nanoseconds since 1970, durations in
-    /// milliseconds; an operation that failed is in state `started` or `scheduled`, as it has not
+    /// Returns the flight record as JSON, in the format (2.10) of PyTorch's flight recorder, with
+    /// this rank's view of this communicator. Times are in nanoseconds since 1970, durations in
+    /// milliseconds. A failed operation has the state `started` or `scheduled`, because it has not
     /// completed.
     pub fn dump_flight_record(&self) -> String {
         self.inner.part().json()
     }
 
-    /// Writes the flight record to `path` as PyTorch's `fr_trace` reads it: a pickle of what
-    /// [`Communicator::dump_flight_record`] gives. `fr_trace` takes a folder with one file per
-    /// rank, named by a common prefix and the rank.
+    /// Writes the flight record to `path` for PyTorch's `fr_trace`: a pickle of the content of
+    /// [`Communicator::dump_flight_record`]. `fr_trace` reads a folder with one file per rank, each
+    /// named by a common prefix and the rank.
     ///
-    /// When the communicator fails, every rank that learns of it writes such a file by itself, if
-    /// the environment names a prefix: `TORCHCOMM_FR_DUMP_TEMP_FILE` (the whole name, with
+    /// When the communicator fails, every rank that detects the failure writes such a file itself,
+    /// if the environment names a prefix: `TORCHCOMM_FR_DUMP_TEMP_FILE` (the complete name, with
     /// `TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME=1`), else `TORCH_FR_DUMP_TEMP_FILE`, else
-    /// `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. The rank is that of the communicator which this one was
+    /// `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. The rank is that in the communicator which this one was
     /// split from; failed communicators of one process and rank share a file.
     ///
     /// # Errors
-    /// [`Error::Communicator`] when the file cannot be written.
+    /// [`Error::Communicator`] if the file cannot be written.
     pub fn dump_flight_record_to(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         self.inner
@@ -90,7 +91,7 @@ impl Communicator {
 }
 
 impl Inner {
-    /// The ranks of this communicator, as ranks of the one that it comes from.
+    /// Returns the ranks of this communicator in the numbering of its first ancestor.
     pub(super) fn world(&self) -> Vec<u32> {
         self.world
             .get()
@@ -115,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Writes the flight record where the environment asks for it.
+    /// Writes the flight record if the environment names a file.
     pub(super) fn dump_on_failure(&self) {
         match self.part().write_by_environment() {
             Ok(None) => {}

@@ -1,5 +1,5 @@
-//! What a communicator has on a GPU beside its workspace: constants in device memory, and the word
-//! by which kernels report a failure to the host.
+//! State of a communicator on a GPU in addition to its workspace: constants in device memory, and
+//! the word by which kernels report a failure to the host.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,30 +17,30 @@ use crate::gpu::{self, Gpu, HostLine, Scratch};
 use crate::memory::MemoryDescriptor;
 use crate::{Error, Result};
 
-/// Threads of a block, where the options do not say: what the kernels are compiled for.
+/// Default number of threads of a block, which is the maximum that the kernels are compiled for.
 pub(super) const THREADS: u32 = 512;
 
-/// Blocks of an operation on a GPU, where the options do not say.
+/// Default number of blocks of an operation on a GPU.
 pub(super) const BLOCKS: u32 = 16;
 
-/// Timeouts below this are warned of where processes share one GPU, which runs them in turns.
+/// Shortest timeout without a warning if processes share a GPU, which then runs them in turns.
 const SHARED_TIMEOUT_SECONDS: u64 = 10;
 
-/// A communicator's things on a GPU.
+/// State of a communicator on a GPU.
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
-    /// Where the workspace, which holds a copy, is memory that is not cached.
+    /// Copy of the constants in cached memory, if the workspace is uncached memory.
     constants: Option<Scratch>,
-    /// Addresses of the workspaces of a team that is too large for the constants.
+    /// Addresses of the workspaces, if the team is too large for the constants to hold them.
     addresses: OnceLock<Scratch>,
     line: HostLine,
     threads: u32,
     grid: Option<Arc<MultiRankGrid>>,
 }
 
-// SAFETY: the word in host memory is only accessed atomically.
+// SAFETY: the word in host memory is valid on all threads, and is only accessed atomically.
 unsafe impl Send for OnGpu {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for OnGpu {}
 
 impl fmt::Debug for OnGpu {
@@ -52,8 +52,8 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// `threads`: of a block; 0 for the default. `grid`: where launches of all ranks gather, if
-    /// they share a grid.
+    /// Creates the state. `threads` is the number of threads of a block, or 0 for the default.
+    /// `grid` combines the launches of all ranks, if they share a grid.
     pub(super) fn new(
         gpu: Arc<Gpu>,
         threads: u32,
@@ -71,13 +71,14 @@ impl OnGpu {
         })
     }
 
-    /// Copies the addresses of the team's workspaces to device memory. Returns its address.
+    /// Copies the addresses of the team's workspaces to device memory. Returns the address of the
+    /// copy.
     pub(super) fn hold(&self, addresses: &[u64]) -> Result<u64> {
         let scratch = Scratch::holding(&self.gpu, bytemuck::cast_slice(addresses))?;
         Ok(self.addresses.get_or_init(|| scratch).address())
     }
 
-    /// Writes the constants to device memory of their own, where they have such.
+    /// Writes the constants to their own device memory, if they have it.
     pub(super) fn publish(&self, constants: &CommConst) -> Result<()> {
         let Some(scratch) = &self.constants else {
             return Ok(());
@@ -99,37 +100,37 @@ impl OnGpu {
         self.grid.as_ref()
     }
 
-    /// Device address of the constants, where they do not lie in the workspace.
+    /// Returns the device address of the constants, if they are not in the workspace.
     pub(super) fn constants(&self) -> Option<*const CommConst> {
         let scratch = self.constants.as_ref()?;
         Some(scratch.address() as *const CommConst)
     }
 
-    /// Device address of the word that kernels write.
+    /// Returns the device address of the word that kernels write.
     pub(super) fn host_word(&self) -> u64 {
         self.line.0.device
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: page-locked memory of at least a word, aligned, which lives as long as this and
+        // SAFETY: page-locked memory of at least a word, aligned, which lives as long as `self` and
         // is only accessed atomically.
         unsafe { AtomicU64::from_ptr(self.line.0.host.cast()) }
     }
 
-    /// The abort word, as far as the host knows it without asking the device.
+    /// Returns the abort word that the host has, without reading device memory.
     #[inline]
     pub(super) fn abort_word(&self) -> u64 {
         self.word().load(Ordering::Acquire)
     }
 
-    /// Sets the abort word that the host has found itself.
+    /// Sets the host's abort word, unless it is set already.
     pub(super) fn set_abort_word(&self, word: u64) {
         let _ = self
             .word()
             .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Shape of an operation's launch.
+    /// Returns the shape of an operation's launch.
     pub(super) fn shape(&self, kernel: &gpu::Kernel, blocks: u32) -> LaunchShape {
         LaunchShape {
             blocks,
@@ -141,13 +142,15 @@ impl OnGpu {
 
 impl Drop for OnGpu {
     fn drop(&mut self) {
-        // Kernels that write the word keep the communicator alive (`LaunchOwner`).
+        // Kernels that write the word keep the communicator alive (`LaunchOwner`), so none runs
+        // now.
         self.gpu.put_line(self.line);
     }
 }
 
 impl CommConfig {
-    /// Refuses a rank on the CPU beside this one on a GPU. All ranks on GPUs find the same.
+    /// Refuses a communicator with ranks on the CPU if this rank is on a GPU. All ranks on GPUs
+    /// reach the same result.
     pub(super) fn check_kinds(&self, infos: &[PeerInfo]) -> Result<()> {
         let other = infos.iter().find(|info| info.memory.uuid().is_none());
         match other {
@@ -162,8 +165,7 @@ impl CommConfig {
         }
     }
 
-    /// Refuses ranks whose blocks would not all be resident, and warns of processes that share a
-    /// GPU.
+    /// Refuses ranks whose blocks would not all be resident, and warns if processes share a GPU.
     pub(super) fn check_ranks_of_gpu<'a>(
         &self,
         infos: impl Iterator<Item = &'a MemoryDescriptor>,
@@ -209,7 +211,7 @@ impl Rendezvous<'_> {
         let key = format!("{}/refused", self.prefix);
         if let Err(error) = &own {
             let text = format!("rank {} cannot take part: {error}", self.rank);
-            // The first counts.
+            // Only the first error is published.
             self.store.compare_set(&key, b"", text.as_bytes())?;
         }
         let mut refusal = Ok(None);

@@ -1,13 +1,13 @@
-//! A thread of the process that watches what the waits of kernels cannot see.
+//! A thread that observes events that the waits of kernels cannot detect.
 //!
-//! It waits for the ends of other ranks' processes and marks them in the communicators that they
-//! belong to, so that whoever waits for them need not wait for the timeout. It also warns of
-//! kernels on the CPU that run for longer than three times the timeout. Such a kernel may poll
-//! memory without the waits of a session, and would otherwise hang without a message.
+//! It waits for the exit of other ranks' processes and marks these ranks as dead in their
+//! communicators, so that waits for them need not last until the timeout. It also warns of kernels
+//! on the CPU that run for longer than three times the timeout. Such a kernel may poll memory
+//! without the waits of a session, and would otherwise hang without a message.
 //!
-//! A mark alone fails nothing: a rank that has done its part may end at any time. A wait that finds
-//! the awaited rank marked polls once more, and fails if what it waits for is still not there,
-//! because it never will be.
+//! A mark alone does not fail the communicator: a rank that has completed its part may exit at any
+//! time. A wait that finds the awaited rank marked polls once more, and fails if the awaited value
+//! is still missing, because it can no longer arrive.
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -24,20 +24,20 @@ use super::observe::Recorder;
 use super::{Inner, nanoseconds};
 use crate::{Activity, process};
 
-/// Longest time between two looks at the communicators.
+/// Longest time between two checks of the communicators.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// How often processes are looked at that the system gives no descriptor for.
+/// Polling interval for processes for which the system provides no descriptor.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A process, and who wants to know of its end.
+/// A process, and the communicators with a rank in it.
 struct WatchedProcess {
-    /// Readable once the process has ended; `None` where the system has no such descriptors.
+    /// Becomes readable once the process has ended; `None` if the system has no such descriptors.
     descriptor: Option<OwnedFd>,
     interests: Vec<(Weak<Inner>, u32)>,
 }
 
-/// The launches of a communicator. Without a reference to the communicator, so that this thread
+/// Launches of a communicator. Holds no strong reference to the communicator, so that this thread
 /// never drops it.
 struct WatchedLaunches {
     communicator: Weak<Inner>,
@@ -45,7 +45,8 @@ struct WatchedLaunches {
     rank: u32,
     recorder: Arc<Recorder>,
     timeout: Duration,
-    /// Longest timeout of a call in nanoseconds, if longer than the communicator's; or 0.
+    /// Longest timeout of a call in nanoseconds, or 0 if no call had a longer one than the
+    /// communicator's.
     longest_timeout_ns: Arc<AtomicU64>,
     /// Number of the last operation that was reported.
     reported: u64,
@@ -55,9 +56,9 @@ struct WatchedLaunches {
 struct State {
     /// By process id and start time.
     processes: HashMap<(u32, u64), WatchedProcess>,
-    /// Communicators of the CPU, for long launches.
+    /// Communicators on the CPU, whose long launches are reported.
     communicators: Vec<WatchedLaunches>,
-    /// Wakes the thread up; there while it runs.
+    /// Wakes the thread; `Some` while the thread runs.
     wake: Option<OwnedFd>,
 }
 
@@ -69,12 +70,11 @@ fn state() -> MutexGuard<'static, State> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has the deaths of the other processes of a communicator marked in it, and its long launches
-/// reported.
+/// Starts to mark the dead processes of a communicator and to report its long launches.
 pub(super) fn watch(inner: &Arc<Inner>) {
     let own = std::process::id();
     let mut state = state();
-    // How long a kernel of a GPU or a call of a backend runs is not known here.
+    // The recorder does not have the running times of GPU kernels and backend calls.
     let mut added = inner.on_gpu.is_none() && inner.backend.is_none();
     if added {
         state.communicators.push(WatchedLaunches {
@@ -88,7 +88,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
         });
     }
     for (rank, key) in (0..).zip(&inner.processes) {
-        // Only timeouts detect the end of a process on another host.
+        // The end of a process on another host is detected by timeouts only.
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
         };
@@ -119,7 +119,7 @@ fn start(state: &mut State) {
         tracing::warn!(%error, "deaths of peers are noticed by timeouts only");
         return;
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor, which has no other owner.
     state.wake = Some(unsafe { OwnedFd::from_raw_fd(wake) });
     let spawned = thread::Builder::new()
         .name("fusewire-peers".to_owned())
@@ -132,7 +132,7 @@ fn start(state: &mut State) {
 
 fn notify(wake: &OwnedFd) {
     let one = 1u64.to_ne_bytes();
-    // SAFETY: eight readable bytes. A full counter wakes up as well.
+    // SAFETY: `one` is eight readable bytes. If the counter is full, the thread wakes as well.
     unsafe { libc::write(wake.as_raw_fd(), one.as_ptr().cast(), one.len()) };
 }
 
@@ -169,14 +169,15 @@ fn work() {
                 if descriptor.is_none() {
                     timeout = LOOK;
                 }
-                // A negative descriptor is passed over.
+                // `poll` ignores negative descriptors.
                 polled.push(entry(descriptor.map_or(-1, |fd| fd.as_raw_fd())));
                 keys.push(*key);
             }
             (polled, keys, timeout)
         };
         let milliseconds = timeout.as_millis() as i32;
-        // SAFETY: as many entries as it says. Descriptors stay open: only this thread closes them.
+        // SAFETY: `polled` holds as many entries as passed. Descriptors stay open, because only
+        // this thread closes them.
         unsafe {
             libc::poll(
                 polled.as_mut_ptr(),
@@ -186,7 +187,7 @@ fn work() {
         };
         if polled[0].revents != 0 {
             let mut drained = [0u8; 8];
-            // SAFETY: eight writable bytes.
+            // SAFETY: `drained` is eight writable bytes.
             unsafe { libc::read(polled[0].fd, drained.as_mut_ptr().cast(), drained.len()) };
         }
         let messages: Vec<String> = state()
@@ -213,11 +214,11 @@ fn work() {
 }
 
 impl WatchedLaunches {
-    /// Returns a warning of a launch that has run for longer than any of its waits can last.
+    /// Returns a warning if a launch has run for longer than any of its waits can last.
     fn report(&mut self) -> Option<String> {
         let of_calls = Duration::from_nanos(self.longest_timeout_ns.load(Ordering::Relaxed));
         let timeout = self.timeout.max(of_calls);
-        // The longest wait is that for another block: three times the timeout.
+        // The longest wait is the one for another block: three times the timeout.
         let limit = timeout.saturating_mul(3).saturating_add(SWEEP);
         let long = self.recorder.running(limit, self.reported)?;
         self.reported = long.id;
@@ -262,11 +263,11 @@ impl Inner {
         ns
     }
 
-    /// The process of `rank` has ended.
+    /// Marks `rank` as dead, because its process has ended.
     fn mark_dead(&self, rank: u32) {
         let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
         let is_new = self.update(word, |seen| seen | 1 << (rank % 64));
-        // After the bit.
+        // The count changes only after the bit is set.
         if is_new {
             self.update(offset_of!(CommState, dead) as u64, |dead| dead + 1);
         }

@@ -1,11 +1,11 @@
-//! Persistent all_gather: prepared once, executed often.
+//! Persistent all_gather: prepared once, executed repeatedly.
 
 use super::submit::invalid;
 use super::{Communicator, Work};
 use crate::Result;
 use crate::tensor::Tensor;
 
-/// A prepared all_gather: [`Communicator::all_gather_p_init`]. Freed when it is dropped, or by
+/// A prepared all_gather, from [`Communicator::all_gather_p_init`]. Freed when it is dropped, or by
 /// [`AllGatherP::free`].
 #[derive(Debug)]
 pub struct AllGatherP {
@@ -14,12 +14,12 @@ pub struct AllGatherP {
 }
 
 impl Communicator {
-    /// Prepares an all_gather into `output`, which has as many rows as ranks. All ranks together;
-    /// the output is used by this handle's executions only in between.
+    /// Prepares an all_gather into `output`, which has one row per rank. All ranks must call this
+    /// together. Until the handle is freed, only its executions may use the output.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] when the output has no equal rows; the communicator's
-    /// failure.
+    /// [`crate::Error::InvalidArgument`] if the length of the output is not a multiple of the
+    /// number of ranks, or ranks pass different outputs; the communicator's failure.
     pub fn all_gather_p_init(&self, output: &Tensor) -> Result<AllGatherP> {
         if !output.len().is_multiple_of(self.size() as usize) {
             return Err(invalid(
@@ -31,7 +31,7 @@ impl Communicator {
                 ),
             ));
         }
-        // A mismatch of the prepared outputs is reported here, not at the first execution.
+        // Reports a mismatch of the outputs now instead of at the first execution.
         self.with_agreement(output)?;
         Ok(AllGatherP {
             comm: self.clone(),
@@ -39,7 +39,7 @@ impl Communicator {
         })
     }
 
-    /// A barrier that fails where ranks bring different lengths or types.
+    /// Waits for all ranks, and fails if their outputs have different lengths or types.
     fn with_agreement(&self, output: &Tensor) -> Result<()> {
         let mine = [output.len() as u64, output.dtype() as u64];
         let mut all = vec![0; 2 * self.size() as usize];
@@ -59,27 +59,27 @@ impl Communicator {
 }
 
 impl AllGatherP {
-    /// Gathers every rank's `input`, a row of the output.
+    /// Gathers every rank's `input` into the rows of the output.
     ///
     /// # Errors
-    /// As [`Communicator::all_gather_single`].
+    /// The errors of [`Communicator::all_gather_single`].
     pub fn exec(&self, input: &Tensor) -> Result<()> {
         self.comm.all_gather_single(&self.output, input)
     }
 
-    /// As [`AllGatherP::exec`], enqueued.
+    /// Enqueues [`AllGatherP::exec`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Communicator::all_gather_single_async`].
     pub fn exec_async(&self, input: &Tensor) -> Result<Work> {
         self.comm.all_gather_single_async(&self.output, input)
     }
 
-    /// The output.
+    /// Returns the output.
     pub fn output(&self) -> &Tensor {
         &self.output
     }
 
-    /// Ends the handle. What is enqueued still runs.
+    /// Frees the handle. Enqueued executions still run.
     pub fn free(self) {}
 }

@@ -1,4 +1,4 @@
-//! Reduce_scatter with bf16 on the wire.
+//! Reduce_scatter that transfers bf16.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use crate::options::ReduceOp;
 use crate::tensor::Tensor;
 
 impl Communicator {
-    /// Reduces row r of every rank's `input` to rank r's `output`, both f32, with bf16 on the wire:
-    /// every input is rounded to bf16 stochastically (up with the probability of the part that is
-    /// cut off, so that the expected sum is exact), and the rounded values are summed in f32 in
-    /// rank order. `seed` should differ from call to call; ranks may have different ones: a rank's
-    /// random numbers depend on its seed, its rank and the index only, so that the result is the
-    /// same in every run.
+    /// Reduces row r of every rank's `input` to rank r's `output`, both f32, and transfers bf16.
+    /// Every input is rounded to bf16 stochastically: up with a probability equal to the fraction
+    /// that is cut off, so that the expected sum is exact. The rounded values are summed in f32 in
+    /// rank order. `seed` should differ from call to call, and ranks may pass different seeds. The
+    /// random numbers of a rank depend only on its seed, its rank and the index, so results are
+    /// reproducible.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for other types than f32, other reductions than sum and
-    /// average, or lengths that do not fit; the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] for types other than f32, reductions other than sum and
+    /// average, or lengths that do not match; the communicator's first failure.
     pub fn reduce_scatter_quantized(
         &self,
         output: &Tensor,
@@ -38,11 +38,11 @@ impl Communicator {
         Ok(())
     }
 
-    /// As [`Communicator::reduce_scatter_quantized`], enqueued. A graph replays it with the same
-    /// seed.
+    /// Enqueues [`Communicator::reduce_scatter_quantized`]. A graph replays it with the same seed.
     ///
     /// # Errors
-    /// As there; a failure while running is the [`Work`]'s.
+    /// The errors of [`Communicator::reduce_scatter_quantized`]. The [`Work`] reports a failure
+    /// while it runs.
     pub fn reduce_scatter_quantized_async(
         &self,
         output: &Tensor,
@@ -51,7 +51,8 @@ impl Communicator {
         seed: u64,
     ) -> Result<Work> {
         let [first, second, third] = self.quantized_steps(output, input, op, seed)?;
-        // No closure on the stream looks at the three: on a GPU it may not ask the driver anything.
+        // The results are combined on the host, because a host function on a GPU stream must not
+        // call the driver.
         let first = self.submit(&first)?;
         let second = self.submit(&second)?.behind(first);
         Ok(self.submit(&third)?.behind(second))
@@ -105,7 +106,7 @@ impl Communicator {
         }
         let sent = self.tensor(DType::Bf16, input.len())?;
         let received = self.tensor(DType::Bf16, input.len())?;
-        // One stream of random numbers for each rank and seed.
+        // Each pair of rank and seed has its own stream of random numbers.
         let mixed = (seed ^ u64::from(self.rank()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let keep = |tensors: [&Tensor; 2]| Arc::new(tensors.map(Tensor::clone));
         let local = OpInfo {

@@ -21,27 +21,27 @@ use crate::stream::{Event, Stream, Task, Ticket};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// The name of this in messages.
+/// Name of the flags in messages.
 const NAME: &str = "ready flags";
 
 /// Words in this rank's device memory, one for each chunk or tile.
-/// [`Communicator::all_gather_with_flags_async`] raises the word of each chunk that has arrived,
-/// for a consumer; a producer raises the word of each tile that is done, for
+/// [`Communicator::all_gather_with_flags_async`] sets the word of each chunk that has arrived, for
+/// a consumer. A producer increases the word of each tile that it has completed, for
 /// [`Communicator::reduce_scatter_on_arrival_async`]. Clones share the words.
 ///
-/// Layout: contiguous u32 from [`ReadyFlags::as_ptr`] on. Every operation clears all of them on the
-/// compute stream, before anything that is enqueued there afterwards: so values that a captured
-/// graph compares with are not there yet at its next replay.
+/// Layout: contiguous u32 words, starting at [`ReadyFlags::as_ptr`]. Every operation clears all of
+/// them on the compute stream, before any work that is enqueued on that stream afterwards. So a
+/// replay of a captured graph does not see values of the previous replay.
 ///
-/// | | a chunk's word | a tile's word |
+/// | | word of a chunk | word of a tile |
 /// |---|---|---|
-/// | 0 | it is not there | nothing has been said |
-/// | 1 | it is there; written by system release, to be read by acquire (`ld.acquire.gpu`) | - |
-/// | count | - | so much has been said; the operation waits for its `target`. Raised by release, after the tile's last write (`red.release.gpu`, or `atomicAdd` after `__threadfence`; on AMD by system release) |
-/// | [`ReadyFlags::FAILED`] | the operation has failed, and its other chunks do not come; not less than 1 | - |
+/// | 0 | not arrived | no arrivals |
+/// | 1 | arrived; written by system release, to be read by acquire (`ld.acquire.gpu`) | - |
+/// | count | - | sum of arrivals; the operation waits for its `target`. Increased by release, after the tile's last write (`red.release.gpu`, or `atomicAdd` after `__threadfence`; on AMD by system release) |
+/// | [`ReadyFlags::FAILED`] | the operation has failed, and its remaining chunks do not arrive; greater than 1 | - |
 ///
-/// One operation at a time uses the words, and one compute stream. The next use waits for the
-/// operation before, if both are eager or in one capture.
+/// Only one operation at a time, and one compute stream, may use the words. The next use waits for
+/// the previous operation if both are eager or in the same capture.
 #[derive(Clone)]
 pub struct ReadyFlags {
     state: Arc<State>,
@@ -51,11 +51,11 @@ struct State {
     comm: Arc<Inner>,
     timeout: Duration,
     words: Tensor,
-    /// Units of a chunk that have arrived, a u64 each.
+    /// Number of units of each chunk that have arrived, a u64 each.
     arrivals: Tensor,
-    /// As long as the longer of both, never written.
+    /// Source for clearing `words` and `arrivals`, never written.
     zeros: Tensor,
-    /// The end of the latest use, and the capture that it was in.
+    /// End of the latest use, and the capture that contained it.
     last: Mutex<Option<(Event, Option<u64>)>>,
 }
 
@@ -69,19 +69,20 @@ impl fmt::Debug for ReadyFlags {
 }
 
 impl Communicator {
-    /// `count` words on the communicator's device: as many as there are chunks or tiles
+    /// Allocates `count` words on the communicator's device, one for each chunk or tile
     /// ([`Communicator::chunks`]).
     ///
     /// # Errors
-    /// As [`Communicator::tensor`].
+    /// The errors of [`Communicator::tensor`].
     pub fn ready_flags(&self, count: usize) -> Result<ReadyFlags> {
         self.adopt_ready_flags(&self.tensor(DType::U32, count)?)
     }
 
-    /// Words in memory of the caller's: a tensor of u32 on the communicator's device.
+    /// Uses the memory of `words`, a tensor of u32 on the communicator's device, as ready flags.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type or device; as [`Communicator::tensor`].
+    /// [`Error::InvalidArgument`] for another type or device; the errors of
+    /// [`Communicator::tensor`].
     pub fn adopt_ready_flags(&self, words: &Tensor) -> Result<ReadyFlags> {
         if words.dtype() != DType::U32 || words.device() != self.device() {
             return Err(invalid(
@@ -98,7 +99,8 @@ impl Communicator {
             0 => self.options().timeout,
             nanoseconds => Duration::from_nanos(nanoseconds),
         };
-        // Device memory is allocated by large pieces: one for both.
+        // Device memory is allocated with a coarse granularity, so one allocation holds both
+        // tensors.
         let counts = self.tensor(DType::U64, 2 * words.len())?;
         Ok(ReadyFlags {
             state: Arc::new(State {
@@ -112,44 +114,44 @@ impl Communicator {
         })
     }
 
-    /// Words that an operation over `count` elements a rank takes, cut into chunks or tiles of
-    /// `chunk` elements each (the last one may be shorter): chunk c of rank or row r has word `r *
-    /// count.div_ceil(chunk) + c`.
+    /// Returns the number of words of an operation over `count` elements per rank, split into
+    /// chunks or tiles of `chunk` elements each (the last one may be shorter). Chunk c of rank or
+    /// row r has word `r * count.div_ceil(chunk) + c`.
     pub fn chunks(&self, count: usize, chunk: usize) -> usize {
         self.size() as usize * count.div_ceil(chunk.max(1))
     }
 }
 
 impl ReadyFlags {
-    /// What the words of an operation hold that has failed, where there was nothing yet.
+    /// Value of the words of chunks that had not arrived when the operation failed.
     pub const FAILED: u32 = FAILED;
 
-    /// Number of words.
+    /// Returns the number of words.
     pub fn len(&self) -> usize {
         self.state.words.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no words.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The device that has the words.
+    /// Returns the device whose memory holds the words.
     pub fn device(&self) -> Device {
         self.state.words.device()
     }
 
-    /// Address of the first word, for the kernels of a consumer or producer.
+    /// Returns the address of the first word, for the kernels of a consumer or producer.
     pub fn as_ptr(&self) -> *mut u32 {
         self.state.words.as_ptr().cast()
     }
 
-    /// The words.
+    /// Returns the tensor of the words.
     pub fn words(&self) -> &Tensor {
         &self.state.words
     }
 
-    /// The words that count what has arrived.
+    /// Returns the address of the words that count the arrived units of each chunk.
     pub(super) fn arrivals(&self) -> *mut u64 {
         self.state.arrivals.as_ptr().cast()
     }
@@ -162,35 +164,35 @@ impl ReadyFlags {
         Arc::ptr_eq(&self.state.comm, comm)
     }
 
-    /// Waits on this thread until chunk `index` is there. CPU only; on a GPU have a stream or a
-    /// kernel wait.
+    /// Blocks this thread until chunk `index` has arrived. CPU only; on a GPU use a wait on a
+    /// stream or in a kernel.
     ///
     /// # Errors
     /// The communicator's failure; [`Error::InvalidArgument`] for a word that does not exist or is
-    /// a GPU's; [`Error::Launch`] that names the chunk when it has not come within twice the
-    /// communicator's timeout.
+    /// in GPU memory; [`Error::Launch`], which names the chunk, if the chunk has not arrived within
+    /// twice the communicator's timeout.
     pub fn wait(&self, index: usize) -> Result<()> {
         self.wait_for(index, THERE)
     }
 
-    /// Adds `count` to the word of tile `index`: all that this thread has written, or has learned
-    /// to be written, is there. CPU only.
+    /// Adds `count` to the word of tile `index` by release: publishes all writes of this thread,
+    /// and all writes of other threads that it has acquired. CPU only.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a word that does not exist or is a GPU's.
+    /// [`Error::InvalidArgument`] for a word that does not exist or is in GPU memory.
     pub fn add(&self, index: usize, count: u32) -> Result<()> {
         self.on_cpu(index)?.fetch_add(count, Ordering::Release);
         Ok(())
     }
 
-    /// Has the work of `stream` behind this wait until chunk `index` is there. On a GPU this is a
-    /// stream memory operation (`cuStreamWaitValue32`, not less than 1), which takes no
-    /// multiprocessor; while the stream is captured, it becomes a node of the graph. An operation
-    /// that fails lets it pass, and its [`Work`](super::Work) says so.
+    /// Makes later work on `stream` wait until chunk `index` has arrived. On a GPU this is a stream
+    /// memory operation (`cuStreamWaitValue32`, greater than or equal to 1), which occupies no
+    /// multiprocessor; during a capture it becomes a node of the graph. The wait also ends if the
+    /// operation fails; the operation's [`Work`](super::Work) reports the failure.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a word that does not exist, or a stream of another device;
-    /// what the driver says. On the CPU the work's own result is that of [`ReadyFlags::wait`].
+    /// errors of the driver. On the CPU the returned ticket has the result of [`ReadyFlags::wait`].
     pub fn stream_wait(&self, stream: &Stream, index: usize) -> Result<Ticket> {
         let this = self.clone();
         self.on_stream(
@@ -198,18 +200,17 @@ impl ReadyFlags {
             index,
             Arc::new(move || this.wait_for(index, THERE)),
             |driver, raw, at| {
-                // SAFETY: the word belongs to these signals, which the stream's work keeps alive.
+                // SAFETY: `on_stream` checked the index, and the closure keeps the words alive.
                 unsafe { driver.wait_value(raw, at, THERE) }
             },
         )
     }
 
-    /// Has `stream` write `value` to the word of tile `index`, when its work so far is done: the
-    /// tile's `target`, where one piece of work makes the tile. As [`ReadyFlags::stream_wait`] in
-    /// all else (`cuStreamWriteValue32`).
+    /// Makes `stream` write `value` to the word of tile `index` after its previous work
+    /// (`cuStreamWriteValue32`). Pass the tile's `target` if one producer completes the tile.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`ReadyFlags::stream_wait`].
     pub fn stream_write(&self, stream: &Stream, index: usize, value: u32) -> Result<Ticket> {
         let this = self.clone();
         let write = move || {
@@ -217,7 +218,7 @@ impl ReadyFlags {
             Ok(())
         };
         self.on_stream(stream, index, Arc::new(write), move |driver, raw, at| {
-            // SAFETY: as in `stream_wait`.
+            // SAFETY: `on_stream` checked the index, and the closure keeps the words alive.
             unsafe { driver.write_value(raw, at, value) }
         })
     }
@@ -276,8 +277,8 @@ impl ReadyFlags {
                 ),
             ));
         }
-        // SAFETY: within the words, which this value keeps alive; while operations run they are
-        // accessed atomically only.
+        // SAFETY: `check` established `index < len`, and `self` keeps the words alive. While
+        // operations run, the words are accessed only atomically.
         Ok(unsafe { AtomicU32::from_ptr(self.as_ptr().add(index)) })
     }
 
@@ -335,7 +336,7 @@ impl ReadyFlags {
         compute.enqueue(Task::Copies(copies)).map(drop)
     }
 
-    /// `stream` has just been given what uses the words.
+    /// Records that the work just enqueued on `stream` uses the words.
     pub(super) fn used_on(&self, stream: &Stream) -> Result<()> {
         let event = Event::new();
         stream.record(&event)?;
@@ -344,7 +345,7 @@ impl ReadyFlags {
     }
 
     fn last(&self) -> std::sync::MutexGuard<'_, Option<(Event, Option<u64>)>> {
-        // A plain value, replaced as a whole.
+        // The value is replaced as a whole, so a poisoned lock still holds a valid value.
         self.state
             .last
             .lock()

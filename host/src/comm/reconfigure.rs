@@ -1,11 +1,11 @@
-//! Fault tolerance: new members for a communicator, after a failure or without one.
+//! Fault tolerance: changes the members of a communicator, after a failure or without one.
 //!
-//! Every member of the new communicator calls [`Communicator::reconfigure`] (or
-//! [`Candidate::reconfigure`], where it was in none before) with the same handles and the same new
-//! number. Their rendezvous in the store is under that number; nothing of the old communicator is
-//! waited for, so it does not matter who of it is dead. The result is a new communicator with fresh
-//! workspaces, epochs and generation; the old one returns an error from then on, and so do its
-//! graphs.
+//! Every member of the new communicator calls [`Communicator::reconfigure`], or
+//! [`Candidate::reconfigure`] if it is in no communicator yet, with the same handles and the same
+//! new number. The keys of their rendezvous in the store contain that number. The rendezvous does
+//! not wait for other ranks of the old communicator, so these may be dead. The result is a new
+//! communicator with new workspaces, new epochs and the next generation. From then on the old
+//! communicator and its graphs return an error.
 
 use core::fmt;
 use core::str::FromStr;
@@ -22,17 +22,18 @@ use crate::options::Options;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// What names a future member of a communicator to the others; as text it travels by any means.
+/// Identifies a future member of a communicator to the other members. Convert it to text to send it
+/// to them.
 ///
 /// `fusewire:RANK:GROUP:GENERATION:IDENTITY@HOST`
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InitHandle {
-    /// Rank in the present communicator.
+    /// Rank in the current communicator.
     rank: u32,
-    /// Number of the present communicator: that of its reconfiguration, or a hash of its name.
+    /// Number of the current communicator: that of its reconfiguration, or a hash of its name.
     group: u64,
     generation: u64,
-    /// No two are alike.
+    /// Random number that distinguishes this handle from all others.
     identity: u64,
     host: String,
 }
@@ -79,13 +80,13 @@ impl FromStr for InitHandle {
 pub enum Members {
     /// Member i becomes rank i.
     Ordered(Vec<InitHandle>),
-    /// Ranks by the library's order, the same on all members: the largest group of members that
-    /// were one communicator comes first, in its order; then the others by their handles.
+    /// The library orders the members, in the same way on all members: first the largest group of
+    /// members from one communicator, by their ranks in it, then the others by their handles.
     Set(Vec<InitHandle>),
 }
 
 impl Members {
-    /// The members by rank.
+    /// Returns the members by rank.
     fn by_rank(&self) -> Result<Vec<InitHandle>> {
         let members = match self {
             Self::Ordered(members) => members.clone(),
@@ -123,20 +124,20 @@ fn quorum_first(members: &[InitHandle]) -> Vec<InitHandle> {
     members
 }
 
-/// What [`Communicator::reconfigure`] takes; the same on all members.
+/// Arguments of [`Communicator::reconfigure`]; the same on all members.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReconfigureOptions {
-    /// Number of the new communicator; never used before in this store.
+    /// Number of the new communicator, which must not have been used in this store before.
     pub uuid: u64,
-    /// Who is in it.
+    /// Members of the new communicator.
     pub members: Members,
-    /// Timeout of the rendezvous; the communicator's timeout if it is `None`.
+    /// Timeout of the rendezvous; the communicator's timeout if this is `None`.
     pub timeout: Option<Duration>,
 }
 
 impl ReconfigureOptions {
-    /// The communicator number `uuid` of `members`.
+    /// Creates the options for communicator number `uuid` with `members`.
     pub fn new(uuid: u64, members: Members) -> Self {
         Self {
             uuid,
@@ -153,8 +154,8 @@ impl ReconfigureOptions {
     }
 }
 
-/// A process (or thread) that is in no communicator yet: a late joiner, or everybody before the
-/// first one.
+/// A process (or thread) that is in no communicator yet: one that joins late, or any process before
+/// the first communicator is formed.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     handle: InitHandle,
@@ -165,10 +166,10 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A candidate for communicator `name`, with the options that its members have.
+    /// Creates a candidate for communicator `name`, with the same options as the other members.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when the host has no identity.
+    /// [`Error::Bootstrap`] if the host has no identity.
     pub fn new(
         device: Device,
         store: Arc<dyn Store>,
@@ -179,7 +180,7 @@ impl Candidate {
         Ok(Self {
             handle: InitHandle {
                 rank: 0,
-                // Alone: no two candidates are a group.
+                // A group of one: no two candidates have the same group.
                 group: identity,
                 generation: 0,
                 identity,
@@ -192,15 +193,15 @@ impl Candidate {
         })
     }
 
-    /// What names this candidate to the others.
+    /// Returns the handle that identifies this candidate to the other members.
     pub fn init_handle(&self) -> InitHandle {
         self.handle.clone()
     }
 
-    /// Joins the communicator; all its members together.
+    /// Joins the communicator. All its members must call this together.
     ///
     /// # Errors
-    /// As [`Communicator::reconfigure`].
+    /// The errors of [`Communicator::reconfigure`].
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Communicator> {
         let config = CommConfig {
             device: self.device,
@@ -222,10 +223,11 @@ impl Candidate {
 }
 
 impl Communicator {
-    /// What names this rank to the members of a new communicator. Works also after a failure.
+    /// Returns the handle that identifies this rank to the members of a new communicator. Works
+    /// after a failure too.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] when the host has no identity.
+    /// [`Error::Bootstrap`] if the host has no identity.
     pub fn init_handle(&self) -> Result<InitHandle> {
         let inner = &self.inner;
         Ok(InitHandle {
@@ -237,17 +239,19 @@ impl Communicator {
         })
     }
 
-    /// Makes the communicator with the members and the number of `options`: fewer ranks, more, the
-    /// same, those of several communicators together; after a failure or without one. All members
-    /// together; whoever is not among them does not call. Name, options, hooks and backend stay.
+    /// Creates the communicator with the members and the number of `options`, after a failure or
+    /// without one. It may have fewer or more ranks, or ranks of several communicators. All members
+    /// must call this together; other ranks must not call it. Keeps name, options, hooks and
+    /// backend.
     ///
-    /// This value and its clones, splits aside, return an error from then on, and so do graphs that
-    /// were captured on them. Members of the old communicator that are left out and wait for this
-    /// rank there find out by their timeout, or by an abort before.
+    /// From then on this value and its clones, but not its splits, return an error, and so do
+    /// graphs that were captured on them. Members of the old communicator that are left out and
+    /// wait for this rank fail by their timeout, or earlier if an abort reaches them.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when this rank is not among the members, one is named twice, or
-    /// the number was used before; [`Error::Communicator`] that names a member that does not come.
+    /// [`Error::InvalidArgument`] if this rank is not among the members, a member is listed twice,
+    /// or the number was used before; [`Error::Communicator`], which names the missing member, if a
+    /// member does not join.
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
         let handle = self.init_handle()?;
@@ -266,7 +270,8 @@ impl Communicator {
             parent: None,
             processes: inner.member_processes(&options.members.by_rank()?),
         };
-        // Kernels on several hosts find out anew who is where.
+        // Communicators across hosts have the backend `fusewire` too: the rendezvous determines the
+        // hosts of the new members again.
         let backend = inner
             .backend
             .as_ref()
@@ -343,7 +348,7 @@ fn join(
     }
 }
 
-/// A number that no other has.
+/// Returns a random number.
 pub(super) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| Error::Bootstrap {
@@ -362,7 +367,7 @@ impl Inner {
         self.other_processes(members.iter().map(rank))
     }
 
-    /// This communicator was replaced by one of another generation.
+    /// Fails this communicator, because one of `generation` has replaced it.
     fn replace(&self, generation: u64) {
         let error = Error::Communicator {
             name: self.name.clone(),

@@ -1,4 +1,4 @@
-//! The state of a communicator: alive, failed, aborted, finalized; and the watchdog.
+//! State of a communicator (alive, failed, aborted, finalized) and the watchdog.
 
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
@@ -21,44 +21,45 @@ use crate::error::{Activity, Failure};
 use crate::memory::Memory;
 use crate::{Error, Result};
 
-/// Set in this rank's abort word beside [`ABORT`] when the host has stopped the communicator and
-/// keeps the reason itself.
+/// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
+/// holds the reason.
 pub(super) const BY_HOST: u64 = 1 << 62;
 
-/// How often a watchdog looks.
+/// Polling interval of the watchdog.
 const WATCHDOG: Duration = Duration::from_millis(100);
 
 impl Communicator {
-    /// The failure of this communicator, if it has one.
+    /// Returns the failure of this communicator, if it has failed.
     pub fn failure(&self) -> Option<Error> {
         self.inner.look();
         self.inner.check().err()
     }
 
-    /// Stops the communicator, from any thread: whoever waits in it, on every rank that can be
-    /// reached by load and store, returns with an error within milliseconds, and every later call
-    /// and replay returns it too. A second call does nothing.
+    /// Aborts the communicator; callable from any thread. Every operation that waits, on each rank
+    /// that is reachable by load and store, returns an error within milliseconds. Later calls and
+    /// replays return the same error. A second call does nothing.
     pub fn abort(&self) {
         self.inner.abort();
     }
 
-    /// Whether the communicator has failed or was aborted.
+    /// Returns true if the communicator has failed or was aborted.
     pub fn is_aborted(&self) -> bool {
         self.inner.look();
         self.inner.abort_word() != 0 && !self.inner.finalized.load(Ordering::Acquire)
     }
 
-    /// Whether [`Communicator::abort`] reaches waiting ranks: true on every backend of this crate.
+    /// Returns true if [`Communicator::abort`] reaches waiting ranks, as it does on all backends of
+    /// this crate.
     pub fn is_abort_supported(&self) -> bool {
         true
     }
 
-    /// Waits for all work that was issued on this value's stream and on the communicator's last
-    /// one, then ends the communicator on this rank: later calls are errors. Not collective: the
-    /// memory that peers have mapped stays theirs. A second call does nothing.
+    /// Waits for all work on this value's stream and on the stream of the communicator's last
+    /// launch, then ends the communicator on this rank: later calls return an error. Not
+    /// collective: memory that peers have mapped remains valid. A second call does nothing.
     ///
     /// # Errors
-    /// The failure of the communicator or of work that nobody has waited for.
+    /// The failure of the communicator, or of work on these streams that was not waited for.
     pub fn finalize(&self) -> Result<()> {
         if self.inner.finalized.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -81,12 +82,13 @@ impl Communicator {
     }
 }
 
-/// Where the abort word, the failure record and its first word lie in a workspace.
+/// Offsets of the abort word and of the failure record in a workspace. The record starts with its
+/// state word.
 pub(super) const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
 pub(super) const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
 impl Inner {
-    /// Returns the abort word; on a GPU, the copy that its kernels have written for the host.
+    /// Returns the abort word; on a GPU, the copy that kernels write to host memory.
     #[inline]
     pub(super) fn abort_word(&self) -> u64 {
         match (&self.on_gpu, self.workspace.word(ABORT_AT)) {
@@ -98,7 +100,7 @@ impl Inner {
         }
     }
 
-    /// The abort word itself, also where that takes a copy from the device.
+    /// Returns the abort word itself, which on a GPU requires a copy from device memory.
     pub(super) fn abort_word_on_device(&self) -> u64 {
         let word = self.workspace.load(ABORT_AT);
         if let Some(on_gpu) = self.on_gpu.as_ref().filter(|_| word != 0) {
@@ -107,14 +109,14 @@ impl Inner {
         word
     }
 
-    /// Reads device memory for a failure that no kernel of this rank has seen yet.
+    /// Checks device memory for a failure that no kernel of this rank has reported to the host yet.
     pub(super) fn look(&self) {
         if self.on_gpu.is_some() && self.abort_word() == 0 {
             self.abort_word_on_device();
         }
     }
 
-    /// Gives this rank's failure, once it has one.
+    /// Returns this rank's failure as an error, if it has one.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         let abort = self.abort_word();
@@ -124,8 +126,8 @@ impl Inner {
         Err(self.fail(abort))
     }
 
-    /// As [`Inner::check`], before the operation `op_info`. The flight record gets the first call
-    /// that is refused: without it, the record would show a rank that never made the call.
+    /// Like [`Inner::check`], before the operation `op_info`. Records the first refused call in the
+    /// flight recorder; otherwise the record would suggest that this rank never made the call.
     #[inline]
     pub(super) fn check_call(&self, op_info: &OpInfo) -> Result<()> {
         let abort = self.abort_word();
@@ -141,8 +143,8 @@ impl Inner {
         Err(self.fail(abort))
     }
 
-    /// Refuses an operation whose kernel writes to other ranks' memory, because not all ranks are
-    /// reachable by load and store. All ranks find the same.
+    /// Refuses an operation whose kernel writes to other ranks' memory, if not all ranks are
+    /// reachable by load and store. All ranks reach the same result.
     #[cold]
     fn check_network(&self, call: Call) -> Result<()> {
         let operation = call.operation();
@@ -197,8 +199,9 @@ impl Inner {
         self.constants.team_size < self.constants.size
     }
 
-    /// Returns the memory in which this rank sees `rank`'s progress and failure record: the rank's
-    /// workspace, or a mirror in its own. With the offsets of both.
+    /// Returns the memory in which this rank sees the progress and the failure record of `rank`,
+    /// with their offsets. The memory is the workspace of `rank`, or a mirror in this rank's
+    /// workspace.
     fn view(&self, rank: u32) -> (&Memory, u64, u64) {
         let layout = &self.constants.workspace;
         if self.reaches(rank) {
@@ -209,12 +212,13 @@ impl Inner {
         (&self.workspace, mirror, failure)
     }
 
-    /// As [`Inner::check`], after a launch: a launch that has failed may have lost the record to
-    /// another thread, which has not set this rank's word yet.
+    /// Like [`Inner::check`], after a launch. If another thread has claimed the failure record but
+    /// not yet set this rank's abort word, waits for the word.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
         if let Some(at) = self.workspace.word(FAILURE_AT) {
-            // SAFETY: as in `abort_word`; the record starts with its state.
+            // SAFETY: the workspace starts with a CommState, whose failure record starts with a
+            // state word that is only accessed atomically.
             let claimed = unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) };
             if claimed != 0 {
                 self.await_abort();
@@ -257,15 +261,16 @@ impl Inner {
     }
 
     fn read_failure(&self, reporter: u32) -> Error {
-        // On a GPU the word that kernels left for the host may not be the one that holds.
+        // On a GPU, the word that kernels wrote to host memory may differ from the word in device
+        // memory, which is authoritative.
         let holds = self.workspace.load(ABORT_AT);
         let reporter = if holds == 0 { reporter } else { holds as u32 };
         let reporter = reporter.min(self.workspaces.len() as u32 - 1);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
-        // The record is complete once its state is 2, and the abort word was written after that.
+        // The abort word is written after the record's state becomes 2, so the record is complete.
         let (memory, _, at) = self.view(reporter);
         let _ = memory.load(at);
-        // SAFETY: the record is in this memory; nobody writes a complete record.
+        // SAFETY: the record lies within this memory, and a complete record is not written again.
         let read = unsafe { memory.read(at, bytemuck::bytes_of_mut(&mut record)) };
         if let Err(error) = read {
             return error;
@@ -275,14 +280,15 @@ impl Inner {
         if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped)
             && let Some(error) = self.grid_failure()
         {
-            // No kernel has failed: a rank that did not come, or came with something else.
+            // No kernel failed: a rank did not join the multi-rank grid, or joined with another
+            // launch.
             return error;
         }
         failure.progress = self.progress();
         failure.into_error()
     }
 
-    /// What every rank is doing, by its progress words.
+    /// Returns the activity of every rank, from the progress words.
     pub(super) fn progress(&self) -> Vec<Activity> {
         // Every workspace has a progress line for block 0, whose words are accessed atomically.
         let size = self.workspaces.len() as u32;
@@ -296,7 +302,7 @@ impl Inner {
             .collect()
     }
 
-    /// Stops the communicator on all reachable ranks, because the program asks for it.
+    /// Stops the communicator on all reachable ranks at the program's request.
     pub(super) fn abort(&self) {
         self.abort_for(FailureKind::Abort);
     }
@@ -307,19 +313,20 @@ impl Inner {
             if self.on_gpu.is_some() {
                 self.abort_on_gpu(kind);
             } else {
-                // SAFETY: the constants live as long as this, and every rank's workspace is mapped.
+                // SAFETY: the constants live as long as `self`, and every rank's workspace is
+                // mapped.
                 let comm = unsafe { Comm::new(&raw const *self.constants) };
                 wait::abort(&comm, kind);
             }
         }
-        // Before the calls that it frees report their own end.
+        // Reports the failure before the calls that the abort unblocks report theirs.
         let _ = self.check();
         if let Some(backend) = &self.backend {
             backend.abort();
         }
     }
 
-    /// As [`wait::abort`], by copies: this rank's record, then everybody's abort word.
+    /// Like [`wait::abort`], by copies: writes this rank's record, then every rank's abort word.
     fn abort_on_gpu(&self, kind: FailureKind) {
         let rank = self.constants.rank;
         let mine = self.constants.workspace.progress;
@@ -345,10 +352,10 @@ impl Inner {
         record.blamed_call = record.call;
         record.blamed_count = count;
         record.generation = self.constants.generation;
-        // Unless a kernel has just claimed it.
+        // Keeps a record that a kernel has already claimed.
         if self.workspace.load(FAILURE_AT) == 0 {
-            // SAFETY: a kernel that fails at this very moment has its record replaced by one of the
-            // abort.
+            // SAFETY: the record lies within the workspace. A record that a kernel writes
+            // concurrently is replaced by that of the abort.
             let written = unsafe {
                 self.workspace
                     .write(FAILURE_AT, bytemuck::bytes_of(&record))
@@ -366,19 +373,19 @@ impl Inner {
         }
     }
 
-    /// A backend has failed: every later call returns that.
+    /// Fails the communicator because its backend has failed. Every later call returns `error`.
     pub(super) fn poison(&self, error: &Error) {
         self.stop(error.clone());
         if let Some(backend) = &self.backend {
-            // Peers that wait for this rank shall not wait for their timeout.
+            // Peers that wait for this rank fail now instead of at their timeout.
             backend.abort();
         }
     }
 
-    /// Stops the communicator on this rank, for a reason that the host keeps.
+    /// Stops the communicator on this rank, for a reason that the host stores.
     pub(super) fn stop(&self, reason: Error) {
         if self.abort_word_on_device() != 0 {
-            // The first failure stays.
+            // The first failure is kept.
             let _ = self.check();
             return;
         }
@@ -396,7 +403,7 @@ impl Inner {
         }
     }
 
-    /// Starts the watchdog, where the process is to end with the communicator.
+    /// Starts the watchdog, if a failure of the communicator is to end the process.
     pub(super) fn watch(this: &Arc<Self>) {
         let wanted = this
             .options

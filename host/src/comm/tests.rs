@@ -1,4 +1,4 @@
-//! How ranks join and leave.
+//! Tests of the rendezvous: ranks that join, fail to join, and leave.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A store that lets others go ahead before it waits.
+/// A store that delays its waits, so that other ranks make progress first.
 #[derive(Debug)]
 struct LateStore(TcpStore);
 
@@ -61,7 +61,7 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     let late: Vec<_> = (1..3)
         .map(|rank| thread::spawn(move || join(rank, Arc::new(LateStore(client()?)))))
         .collect();
-    // Rank 0 comes last, so that it need not wait for the others.
+    // Rank 0 joins last, so that it need not wait for the others.
     thread::sleep(Duration::from_millis(200));
     join(0, Arc::new(client()?))?;
     drop(server);
@@ -102,7 +102,7 @@ fn options_that_overflow_the_layout_are_refused() {
     }
 }
 
-/// Slots of many ranks are smaller.
+/// Checks that packet slots shrink as the number of ranks grows.
 #[test]
 fn packet_slots_of_many_ranks_fit_the_limit() {
     let options = Options {
@@ -131,7 +131,7 @@ fn join_named(
     Communicator::new(Device::Cpu, rank, size, store, "again", options)
 }
 
-/// The error of each of `ranks`, which join at the same time.
+/// Returns the error of each of `ranks`, which join concurrently.
 fn errors(ranks: &[u32], size: u32, store: &Arc<MemoryStore>) -> Vec<String> {
     thread::scope(|scope| {
         let ranks: Vec<_> = ranks
@@ -171,7 +171,7 @@ fn who_did_not_come_is_named_and_the_next_try_is_not_in_the_way() {
         for error in errors(there, 4, &store) {
             let expected = format!("rank {missing} did not join within 0.3 s");
             assert!(error.contains(&expected), "{error}");
-            // A rank of another job would get this at its first attempt.
+            // A rank of another job would see this hint at its first attempt.
             let attempt = format!("this is attempt {} to create \"again\"", 2 * round + 1);
             assert_eq!(error.contains(&attempt), round > 0, "{error}");
         }
@@ -186,7 +186,7 @@ fn await_key(store: &MemoryStore, key: &str) {
 #[test]
 fn a_rank_joins_once() {
     let store = Arc::new(MemoryStore::new());
-    // Rank 0 joins only after the duplicate was refused, on a slow machine late.
+    // Rank 0 joins only after the duplicate was refused, which takes long on a slow machine.
     let patient = |rank| {
         set_duplicate_grace(Duration::from_secs(60));
         join_named(rank, 2, &store, 60_000).map(drop)
@@ -201,15 +201,15 @@ fn a_rank_joins_once() {
         );
         assert!(error.contains("MASTER_PORT"), "{error}");
         assert!(error.contains("RANKSIZE_QUERY_METHOD"), "{error}");
-        // The first does not mind.
+        // The rank that joined first is not affected.
         patient(0).unwrap();
         first.join().unwrap().unwrap();
     });
-    // The key of the duplicate is deleted, too.
+    // The key of the duplicate was also deleted.
     assert_eq!(store.num_keys().unwrap(), 1);
 }
 
-/// The errors of ranks that join as (rank, size), and how long it took until all had them.
+/// Returns the errors of ranks that join as (rank, size), and the time until all had failed.
 fn errors_of(ranks: &[(u32, u32)]) -> (Vec<String>, Duration) {
     let store = Arc::new(MemoryStore::new());
     let started = std::time::Instant::now();
@@ -227,8 +227,8 @@ fn errors_of(ranks: &[(u32, u32)]) -> (Vec<String>, Duration) {
     (errors, started.elapsed())
 }
 
-/// Before, ranks of different sizes were "other options (or calls)", or waited for ranks that the
-/// others do not know.
+/// Regression test: ranks with different sizes used to fail with "other options (or calls)", or to
+/// wait for ranks that the others did not know.
 #[test]
 fn sizes_that_differ_are_named() {
     for (ranks, message) in [
@@ -247,8 +247,8 @@ fn sizes_that_differ_are_named() {
         }
         assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
     }
-    // Ranks 0 and 1 agree; rank 2 is one that they do not count. The rendezvous does not end, which
-    // would delete what rank 2 reads.
+    // Ranks 0 and 1 agree on 2 ranks, which exclude rank 2. The rendezvous does not end, because
+    // its end would delete the keys that rank 2 reads.
     let store = MemoryStore::new();
     thread::scope(|scope| {
         let gather = |rank, size| {
@@ -285,7 +285,7 @@ fn sizes_that_differ_are_named() {
     });
 }
 
-/// Before, all but the second rank 1 waited until their time was over.
+/// Regression test: all ranks except the duplicate used to wait until their timeout.
 #[test]
 fn a_rank_that_was_started_twice_releases_the_others() {
     let store = Arc::new(MemoryStore::new());
@@ -319,7 +319,7 @@ fn a_rank_that_was_started_twice_releases_the_others() {
 #[test]
 fn the_claim_of_a_dead_process_can_be_taken() {
     let store = Arc::new(MemoryStore::new());
-    // No process has an id beyond the kernel's limit of 2^22.
+    // Process ids are at most 2^22, the kernel's limit.
     let dead = format!("4194305/0/{}", crate::bootstrap::host_id().unwrap());
     store
         .set("fusewire/again/0/claim/0", dead.as_bytes())
@@ -331,7 +331,7 @@ fn the_claim_of_a_dead_process_can_be_taken() {
 fn a_rendezvous_that_has_ended_leaves_only_its_number() {
     let store = Arc::new(MemoryStore::new());
     all_meet(3, &store);
-    // The number of the next rendezvous; nothing that grows with the number of rendezvous.
+    // Only the number of the next rendezvous remains, so the keys do not accumulate.
     let left = store.num_keys().unwrap();
     all_meet(3, &store);
     all_meet(5, &store);

@@ -1,9 +1,9 @@
-//! Which ranks are on which host. Rank 0 collects it from the peer info of all ranks and publishes
-//! each host's part.
+//! The ranks of each host. Rank 0 collects them from the peer info of all ranks and publishes each
+//! host's part.
 //!
-//! Ranks on one host reach each other's memory. Ranks of several hosts do if the GPUs of all ranks
-//! are in one NVLink domain; they are then published as if they were on one host. There is no mixed
-//! form, because reaching memory by one way or the other is not transitive.
+//! Ranks on one host reach each other's memory. Ranks on several hosts do so if the GPUs of all
+//! ranks are in one NVLink domain; they are then published as if they were on one host. A mixture
+//! is not supported, because reachability by either path is not transitive.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use crate::Result;
 use crate::bootstrap::host_id;
 use crate::device::Device;
 
-/// Where a rank runs, which decides whose memory it reaches.
+/// Host and NVLink domain of a rank, which determine the ranks whose memory it reaches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Locality {
-    /// Name of the host: processes of one host find each other, and pass descriptors.
+    /// Name of the host. Processes of one host can find each other and pass descriptors.
     pub(super) host: String,
-    /// The NVLink domain of the rank's GPU, where it can be reached from other hosts.
+    /// NVLink domain of the rank's GPU, if other hosts can reach the GPU.
     pub(super) domain: Option<String>,
 }
 
 impl Locality {
-    /// That of a rank of this process, with memory on `device`.
+    /// Returns the locality of a rank of this process with memory on `device`.
     pub(super) fn of(device: Device) -> Result<Self> {
         let domain = if device.is_gpu() {
             crate::gpus::open(device)?.properties().domain.clone()
@@ -34,7 +34,7 @@ impl Locality {
         })
     }
 
-    /// A host, and no memory that other hosts reach.
+    /// Returns the locality of a rank on `host` whose memory other hosts cannot reach.
     pub(super) fn on_host(host: &str) -> Self {
         Self {
             host: host.to_owned(),
@@ -61,25 +61,25 @@ impl Locality {
     }
 }
 
-/// The ranks of every host.
+/// Ranks of every host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Topology {
     hosts: BTreeMap<String, Vec<(u32, u32)>>,
-    /// Host of the rank that came last, and how many have come.
+    /// Host of the last rank that was added, and the number of ranks added.
     last: Option<(String, u32)>,
-    /// First rank of the host that came second.
+    /// First rank of the second host, in the order of the ranks, and that host.
     second: Option<(u32, String)>,
-    /// The NVLink domain of all that have come.
+    /// NVLink domain of all ranks that were added, if they have a common one.
     domain: Option<String>,
 }
 
-/// What the ranks of one host read of the topology.
+/// Part of the topology that the ranks of one host read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct LocalRanks {
-    /// First rank and number of ranks, for each run of ranks on this host. One run, where a
-    /// launcher fills one host after the other.
+    /// First rank and number of ranks, for each run of consecutive ranks on this host. A launcher
+    /// that fills hosts in sequence produces one run.
     pub(super) runs: Vec<(u32, u32)>,
-    /// A rank on another host, and where it is.
+    /// A rank on another host, and that host.
     pub(super) elsewhere: Option<(u32, String)>,
 }
 
@@ -107,7 +107,7 @@ impl Topology {
         self.last = Some((host.to_owned(), rank + 1));
     }
 
-    /// Returns for each host what its ranks read: in one domain, that all ranks are local.
+    /// Returns for each host the part that its ranks read. In one domain, all ranks are local.
     pub(super) fn hosts(&self) -> impl Iterator<Item = (&str, LocalRanks)> {
         let first = self
             .hosts
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!(local_ranks.runs, [(0, 3)]);
             assert_eq!(local_ranks.elsewhere, None);
         }
-        // Another domain, or none, of any rank: each host is for itself, as without domains.
+        // If any rank has another domain, or none, hosts are separate, as without domains.
         for last in ["e", ""] {
             for at in 0..3 {
                 let mut domains = ["d"; 3];
@@ -217,7 +217,7 @@ mod tests {
                     "{localities:?}"
                 );
             }
-            // On one host they reach each other anyway.
+            // Ranks on one host reach each other even without a common domain.
             let localities = [locality("a", "d"), locality("a", last)];
             assert_eq!(of_localities(&localities), topology(&["a", "a"]));
         }

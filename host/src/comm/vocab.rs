@@ -1,5 +1,5 @@
-//! Sampling's reductions over logits that are split by columns: what is asked, its checks, its
-//! launch.
+//! Reductions for sampling over logits whose columns are split over the ranks: arguments, checks
+//! and launch.
 
 use core::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::tensor::{Input, Output, Tensor};
 
-/// The name in messages.
+/// Name of the operation in messages.
 const NAME: &str = Operation::VocabParallel.name();
 
-/// Logits whose columns are split over the ranks, as a tensor-parallel output layer leaves them,
-/// and what is wanted of each row: the greatest logits and their columns
+/// Logits whose columns are split over the ranks, as a tensor-parallel output layer produces them,
+/// and the reductions requested for each row: the greatest logits and their columns
 /// ([`VocabParallel::with_top_k`], [`VocabParallel::with_argmax`]) and the logarithm of the sum of
 /// exponentials. See [`Communicator::vocab_parallel`].
 ///
@@ -55,10 +55,10 @@ pub struct VocabParallel<'a> {
 }
 
 impl<'a> VocabParallel<'a> {
-    /// `rows` rows of `vocabulary` columns over all ranks, less than 2^31; `logits` are this rank's
-    /// columns of them, row after row: f32, f16 or bf16. With `c = ceil(vocabulary / ranks)` rank r
-    /// has columns `r * c ..` of each row, at most c of them, unless
-    /// [`VocabParallel::with_columns`] says something else.
+    /// Creates the arguments for `rows` rows of `vocabulary` columns over all ranks, less than
+    /// 2^31. `logits` are this rank's columns in row-major order: f32, f16 or bf16. With
+    /// `c = ceil(vocabulary / ranks)` rank r has at most c columns of each row, starting with
+    /// column `r * c`, unless [`VocabParallel::with_columns`] is called.
     pub fn new(logits: impl Into<Input<'a>>, rows: usize, vocabulary: usize) -> Self {
         Self {
             logits: logits.into(),
@@ -73,72 +73,73 @@ impl<'a> VocabParallel<'a> {
         }
     }
 
-    /// This rank has these columns of each row, perhaps none. The ranks' columns must not overlap,
-    /// which is not checked; a column that no rank has is as if it were not there.
+    /// Sets the columns of each row that this rank has, possibly none. The ranks' columns must not
+    /// overlap, which is not checked. A column that no rank has is ignored.
     #[must_use]
     pub fn with_columns(mut self, columns: Range<usize>) -> Self {
         self.columns = Some(columns);
         self
     }
 
-    /// This rank's rows begin `stride` elements apart: at least its columns. A GPU reads rows that
-    /// begin at multiples of 16 bytes fastest.
+    /// Sets the distance in elements between the beginnings of this rank's rows, at least the
+    /// number of its columns. A GPU reads rows fastest if they begin at multiples of 16 bytes.
     #[must_use]
     pub fn with_stride(mut self, stride: usize) -> Self {
         self.stride = Some(stride);
         self
     }
 
-    /// The columns of the `k` greatest logits of each row go to `indices`: `rows * k` elements of
-    /// i32, u32, i64 or u64, row after row, descending by logit. Of equal logits the lower column
-    /// comes first; -0 is less than +0, NaN less than everything. `k` is at most 64, and at most
-    /// the vocabulary. A position for which no rank has a column gets an index of all ones (-1) and
-    /// a NaN as value.
+    /// Writes the columns of the `k` greatest logits of each row to `indices`: `rows * k` elements
+    /// of i32, u32, i64 or u64, row by row, in descending order of the logit. Among equal logits
+    /// the lower column comes first; -0 is less than +0, and NaN is less than all other values. `k`
+    /// is at most 64 and at most the vocabulary. If the ranks have fewer than `k` columns, the
+    /// remaining indices have all bits set (-1) and the remaining values are NaN.
     #[must_use]
     pub fn with_top_k(mut self, k: usize, indices: impl Into<Output<'a>>) -> Self {
         self.top = Some((k, indices.into()));
         self
     }
 
-    /// As [`VocabParallel::with_top_k`] with one logit of each row.
+    /// Writes the column of the greatest logit of each row, like [`VocabParallel::with_top_k`] for
+    /// one logit.
     #[must_use]
     pub fn with_argmax(self, indices: impl Into<Output<'a>>) -> Self {
         self.with_top_k(1, indices)
     }
 
-    /// The logits themselves go to `values`, at the positions of their columns: as many f32 as
-    /// there are indices, exactly the logits whatever their type.
+    /// Writes the logits themselves to `values`, in the order of the indices: one f32 per index.
+    /// The conversion to f32 is exact for every logit type.
     #[must_use]
     pub fn with_values(mut self, values: impl Into<Output<'a>>) -> Self {
         self.values = Some(values.into());
         self
     }
 
-    /// The logarithm of the sum of the exponentials of each row goes to `out`: `rows` of f32. A NaN
-    /// in a row gives NaN; a row of -inf, or without columns, -inf.
+    /// Writes the logarithm of the sum of the exponentials of each row to `out`: `rows` elements of
+    /// f32. A NaN in a row gives NaN; a row of only -inf, or without columns, gives -inf.
     #[must_use]
     pub fn with_log_sum_exp(mut self, out: impl Into<Output<'a>>) -> Self {
         self.log_sum_exp = Some(out.into());
         self
     }
 
-    /// The launch may begin before the kernel before it on the stream has ended, and waits inside
-    /// for its results ("programmatic dependent launch", NVIDIA from sm_90 on; elsewhere it means
-    /// nothing).
+    /// Lets the launch begin before the previous kernel on the stream has ended; the kernel itself
+    /// waits for the results of the previous one (programmatic dependent launch, NVIDIA, sm_90 and
+    /// later). No effect on other devices.
     #[must_use]
     pub fn as_dependent(mut self) -> Self {
         self.dependent = true;
         self
     }
 
-    /// The even split's columns of `rank`.
+    /// Returns the columns of `rank` in the even split.
     fn even(&self, rank: u32, ranks: u32) -> Range<usize> {
         let each = self.vocabulary.div_ceil(ranks as usize);
         let first = (rank as usize * each).min(self.vocabulary);
         first..(first + each).min(self.vocabulary)
     }
 
-    /// All memory that takes part, with its name; the first is read, the others are written.
+    /// Returns all buffers with their names. The first is read, the others are written.
     fn views(&self) -> [(&'static str, Option<Input<'_>>); 4] {
         [
             ("logits", Some(self.logits)),
@@ -154,14 +155,14 @@ impl<'a> VocabParallel<'a> {
         ]
     }
 
-    /// Logits of each row that are wanted.
+    /// Returns the number of logits of each row that are requested.
     fn k(&self) -> usize {
         self.top.as_ref().map_or(0, |(k, _)| *k)
     }
 
-    /// What is computed, as far as all ranks agree on it.
+    /// Returns the part of the specification that must be equal on all ranks.
     fn agreed_spec(&self) -> VocabSpec {
-        // At most MAX_K.
+        // `check` has limited k to `MAX_K`, so it fits `u8`.
         let spec = VocabSpec::new(self.k() as u8);
         if self.log_sum_exp.is_some() {
             spec.with_log_sum_exp()
@@ -179,7 +180,7 @@ impl<'a> VocabParallel<'a> {
         }
     }
 
-    /// This rank's columns and the stride of its rows, if everything fits.
+    /// Checks all arguments. Returns this rank's columns and the stride of its rows.
     fn check(&self, rank: u32, ranks: u32) -> Result<(Range<usize>, usize)> {
         let refuse = |detail: String| Err(invalid(NAME, detail));
         let dtype = self.logits.dtype;
@@ -295,32 +296,34 @@ impl<'a> VocabParallel<'a> {
 }
 
 impl Communicator {
-    /// The greatest logits of each row with their columns, and each row's log-sum-exp, of logits
-    /// whose columns are split over the ranks, in one launch. Every rank gets all results, the same
-    /// to the bit.
+    /// Computes the greatest logits of each row with their columns, and each row's log-sum-exp, of
+    /// logits whose columns are split over the ranks, in one launch. Every rank gets all results,
+    /// bitwise equal.
     ///
-    /// A row's results depend on nothing but the row and how its columns are split: not on the rows
-    /// beside it, blocks, lanes or device. The log-sum-exp is `m + log(s)`, m the greatest logit of
-    /// the row and s the sum of `exp(logit - m_r) * exp(m_r - m)` over the ranks in rank order, m_r
-    /// a rank's greatest logit; within a rank partial sum j is that of the columns with index = j
-    /// mod 2048, counted from the rank's first one, and the partial sums are added by a binary
-    /// tree. All in f32, by [`fusewire_device::math`].
+    /// The results of a row depend only on the row and on the split of its columns, not on other
+    /// rows, the number of blocks or lanes, or the device. The log-sum-exp is `m + log(s)`, where m
+    /// is the greatest logit of the row, s is the sum of `exp(logit - m_r) * exp(m_r - m)` over the
+    /// ranks in rank order, and m_r is the greatest logit of a rank. Within a rank, partial sum j
+    /// covers the columns whose index, counted from the rank's first column, is j mod 2048, and a
+    /// binary tree adds the partial sums. All computations are in f32, by
+    /// [`fusewire_device::math`].
     ///
-    /// Zero rows are legal, and ranks without columns.
+    /// Zero rows and ranks without columns are allowed.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure,
-    /// among them a mismatch where ranks differ in rows, vocabulary, k, type or whether the
-    /// log-sum-exp is wanted.
+    /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure,
+    /// including a mismatch if ranks differ in rows, vocabulary, k, type, or whether the
+    /// log-sum-exp is requested.
     pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
         self.run(&self.prepare_vocab(vocab, true)?)
     }
 
-    /// As [`Communicator::vocab_parallel`], enqueued. All buffers must be tensors: they are kept
-    /// alive as long as the launch, and any graph that holds it.
+    /// Enqueues [`Communicator::vocab_parallel`]. All buffers must be tensors: the launch, and any
+    /// graph that contains it, keeps them allocated.
     ///
     /// # Errors
-    /// As there; [`crate::Error::InvalidArgument`] where a buffer is no tensor.
+    /// The errors of [`Communicator::vocab_parallel`]; [`crate::Error::InvalidArgument`] if a
+    /// buffer is not a tensor.
     pub fn vocab_parallel_async(&self, vocab: &VocabParallel<'_>) -> Result<Work> {
         self.submit(&self.prepare_vocab(vocab, false)?)
     }
@@ -384,7 +387,7 @@ impl Communicator {
         let raw = |output: Option<&Output<'_>>| {
             output.map_or(RawBuffer::EMPTY, |output| output.as_input().raw())
         };
-        // Words of 4 bytes.
+        // Length in 4-byte words.
         let indices = vocab.top.as_ref().map_or(RawBuffer::EMPTY, |(_, indices)| {
             let bytes = indices.as_input().raw_bytes();
             RawBuffer {
@@ -427,7 +430,8 @@ impl Communicator {
         Ok(prepared.owning(Arc::new(tensors)))
     }
 
-    /// Rows of a block's round: what a packet slot holds, and a block's part of staging.
+    /// Returns the rows per round of a block: those that fit both in a packet slot and in a block's
+    /// part of staging.
     fn vocab_round(&self, spec: VocabSpec) -> Result<u64> {
         let options = self.options();
         let slot_bytes = self.inner.constants.workspace.packet_slot;

@@ -1,31 +1,31 @@
-//! Everything that a first call would do once, done before.
+//! Initialization that the first operations would otherwise do.
 
 use fusewire_device::native::Kernel;
 
 use super::Communicator;
 use crate::Result;
 
-/// Operations in flight on a stream for which events are made beforehand.
+/// Number of operations in flight on a stream for which events are created in advance.
 const IN_FLIGHT: usize = 64;
 
-/// Pieces of device memory for tables of launches that are made beforehand, of each size up to the
-/// greatest.
+/// Number of pieces of device memory for tables of launches that are allocated in advance, for each
+/// size up to the greatest.
 const PIECES: usize = 2;
 const GREATEST_PIECE: usize = 8 << 10;
 
 impl Communicator {
-    /// Does now what the first operations would do once: loads the kernels, makes the events of
+    /// Does the one-time work of the first operations now: loads the kernels, creates the events of
     /// this value's stream and the small pieces of device memory that launches take from pools, and
-    /// runs a barrier of all ranks on the device. After it captures, launches and replays on that
-    /// stream load nothing and allocate no device memory; more than 64 operations in flight at once
-    /// make further events. All ranks together, like [`Communicator::barrier`]; a second call is a
-    /// barrier.
+    /// runs a barrier of all ranks on the device. Afterwards captures, launches and replays on that
+    /// stream load nothing and allocate no device memory; only more than 64 operations in flight at
+    /// once create further events. All ranks must call this together, like
+    /// [`Communicator::barrier`]. A second call is a barrier.
     ///
-    /// Kernels of crates of the user's are loaded by [`Communicator::warm_up_kernel`].
+    /// [`Communicator::warm_up_kernel`] loads user kernels.
     ///
     /// # Errors
-    /// [`crate::Error::CaptureState`] while the stream is capturing; what a GPU's driver says;
-    /// the communicator's first failure.
+    /// [`crate::Error::CaptureState`] if the stream is capturing; errors of the GPU's driver; the
+    /// communicator's first failure.
     pub fn warm_up(&self) -> Result<()> {
         if self.stream.is_capturing() {
             return Err(crate::Error::CaptureState {
@@ -44,11 +44,11 @@ impl Communicator {
         self.barrier()
     }
 
-    /// Loads the image of a kernel of the user's, which its first launch or capture would do else.
-    /// Not collective; nothing happens on the CPU.
+    /// Loads the image of a user kernel, which otherwise its first launch or capture would do. Not
+    /// collective. Does nothing on the CPU.
     ///
     /// # Errors
-    /// [`crate::Error::Image`] when no image of its crate is found; what a GPU's driver says.
+    /// [`crate::Error::Image`] if no image of its crate is found; errors of the GPU's driver.
     pub fn warm_up_kernel<P: Copy>(&self, kernel: &Kernel<P>) -> Result<()> {
         match &self.inner.on_gpu {
             Some(on_gpu) => on_gpu.gpu().kernel(kernel.info()).map(drop),

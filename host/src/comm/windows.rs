@@ -16,35 +16,35 @@ use crate::Result;
 use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
 
-/// A rank's part of a window: memory, and the byte at which the part begins in it.
+/// A rank's part of a window: memory, and the offset at which the part begins in it.
 pub(crate) type WindowPart = (Memory, u64);
 
 /// The device's table of windows and the host's index of this rank's parts.
 pub(crate) struct Windows {
     /// Entries of [`WindowConst::stride`] bytes.
     table: Box<[UnsafeCell<u64>]>,
-    /// Ranks of the team.
+    /// Ranks that this rank reaches by load and store.
     team: Range<u32>,
-    /// The same in a GPU's memory.
+    /// Copy of the table in GPU memory.
     on_gpu: Option<Arc<gpu::Memory>>,
-    /// This rank's parts of the windows that are alive: start, end, number.
+    /// This rank's parts of the live windows: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
-    /// Odd while the list is being changed; who reads it while it changes reads it again.
+    /// Odd while the list changes. A reader that sees a change reads again.
     version: AtomicUsize,
     used: AtomicUsize,
-    /// Windows but the workspace: those that are alive, and those of them that multicast does not
-    /// reach.
+    /// Number of live windows, and number of live windows without multicast; both exclude the
+    /// workspace.
     windows: AtomicUsize,
     unicast: AtomicUsize,
-    /// Multicast objects, by the window's number.
+    /// Multicast objects by window number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
-    /// Every rank's part, mapped as long as the window lives.
+    /// Every rank's part of each window, mapped as long as the window lives.
     parts: Mutex<Vec<Option<Vec<WindowPart>>>>,
 }
 
-// SAFETY: an entry of the table is written under the lock, before its number is published or after
-// all ranks have agreed that nobody uses it any more; in between it is only read.
+// SAFETY: an entry of the table is written under the lock, either before its number is published or
+// after all ranks have agreed that no operation uses it. Otherwise it is only read.
 unsafe impl Sync for Windows {}
 
 impl fmt::Debug for Windows {
@@ -56,8 +56,8 @@ impl fmt::Debug for Windows {
 }
 
 impl Windows {
-    /// A table without windows, for kernels of `gpu` (else of the CPU), which reach the parts of
-    /// the ranks of `team` by load and store.
+    /// Creates a table without windows, for kernels of `gpu` (or of the CPU), which reach the parts
+    /// of the ranks of `team` by load and store.
     pub(crate) fn new(gpu: Option<&Arc<Gpu>>, team: Range<u32>) -> Result<Self> {
         let bytes = MAX_WINDOWS as u64 * WindowConst::stride(team.len() as u32);
         let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
@@ -68,9 +68,9 @@ impl Windows {
         Ok(Self {
             on_gpu,
             team,
-            // SAFETY: the box was just given up, and a cell has the layout of what it holds. Made
-            // from zeroed memory of the system's, so that entries that are never used are never
-            // touched.
+            // SAFETY: `at` and `count` come from the box that was just forgotten, and
+            // `UnsafeCell<u64>` has the layout of `u64`. The system provides the zeroed memory
+            // lazily, so entries that are never used occupy no pages.
             table: unsafe { Box::from_raw(cells) },
             live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             live_count: AtomicUsize::new(0),
@@ -83,7 +83,7 @@ impl Windows {
         })
     }
 
-    /// Address of the device's table.
+    /// Returns the address of the device's table.
     pub(crate) fn table(&self) -> u64 {
         self.on_gpu
             .as_ref()
@@ -106,12 +106,12 @@ impl Windows {
         UnsafeCell::raw_get(self.words(id).as_ptr()).cast()
     }
 
-    /// Number of windows so far; their numbers are never used twice.
+    /// Returns the number of windows created so far. Numbers are never reused.
     pub(crate) fn count(&self) -> usize {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Adds a window of which rank r contributes all of `parts[r]`; gives its number. See
+    /// Adds a window to which rank r contributes all of `parts[r]`, and returns its number. See
     /// [`Windows::add_parts`].
     pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<usize> {
         let bytes = parts[rank as usize].bytes();
@@ -123,10 +123,10 @@ impl Windows {
         )
     }
 
-    /// Adds a window of which rank r contributes `bytes` bytes of `parts[r]`; gives its number. The
-    /// caller has agreed on it with all ranks, so that the number is the same everywhere, and the
-    /// table has room. `multicast` is the address that reaches all parts, or 0 where there is none
-    /// (a CPU); ranks have agreed on which.
+    /// Adds a window to which rank r contributes `bytes` bytes of `parts[r]`, and returns its
+    /// number. All ranks must add windows in the same order, so that the numbers agree, and the
+    /// table must not be full. `multicast` is the address that reaches all parts, or 0 if there is
+    /// none (on the CPU); all ranks must agree on its existence.
     pub(crate) fn add_parts(
         &self,
         rank: u32,
@@ -141,13 +141,14 @@ impl Windows {
         let header = size_of::<WindowConst>() / 8;
         let team = &parts[self.team.start as usize..self.team.end as usize];
         for (part, word) in team.iter().zip(&self.words(id)[header..]) {
-            // SAFETY: a word of this table; kernels look at it only after its number was
+            // SAFETY: `words(id)` bounds the word, and kernels read it only after its number was
             // published.
             unsafe { word.get().write(address(part)) };
         }
-        // SAFETY: as above.
+        // SAFETY: `entry` points to this table's entry, and kernels read it only after its number
+        // was published.
         unsafe { (&raw mut (*entry).multicast).write(multicast) };
-        // SAFETY: as above.
+        // SAFETY: see the write above.
         unsafe { (&raw mut (*entry).bytes).write(bytes) };
         self.publish(id)?;
         if id > 0 {
@@ -168,8 +169,8 @@ impl Windows {
         Ok(id)
     }
 
-    /// Copies an entry to the GPU's table. Its number has never been used by a kernel, or is used
-    /// by none any more.
+    /// Copies an entry to the GPU's table. No kernel has used its number yet, or no kernel uses it
+    /// any more.
     fn publish(&self, id: usize) -> Result<()> {
         let Some(table) = &self.on_gpu else {
             return Ok(());
@@ -180,17 +181,19 @@ impl Windows {
         table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words))
     }
 
-    /// Ends a window: no kernel resolves its number any more, and its memory may go. All ranks have
-    /// agreed that nobody uses it, and no operation is being issued.
+    /// Removes a window: kernels no longer resolve its number, and its memory may be freed. All
+    /// ranks must have agreed that no operation uses it, and no operation may be issued
+    /// concurrently.
     pub(crate) fn remove(&self, id: usize) {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(parts) = all.get_mut(id).and_then(Option::take) else {
             return;
         };
         let entry = self.entry(id);
-        // SAFETY: as in `add_parts`: nobody reads the entry now.
+        // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
+        // agreed that no operation uses the window.
         unsafe { (&raw mut (*entry).bytes).write(0) };
-        // SAFETY: as above.
+        // SAFETY: see the write above.
         let multicast = unsafe { (&raw mut (*entry).multicast).replace(0) };
         if let Err(error) = self.publish(id) {
             tracing::warn!(%error, "a window of a GPU could not be taken out of its table");
@@ -218,19 +221,19 @@ impl Windows {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
-        // Unbound before the memory goes.
+        // Unbinds the multicast object before the memory is freed.
         drop(multicast);
         drop(parts);
     }
 
-    /// Whether there are windows, and multicast reaches them all (the workspace apart). The same on
-    /// all ranks between the same operations, because windows are made and ended by all ranks
-    /// together.
+    /// Returns true if there are windows, and multicast reaches all of them (except the workspace).
+    /// The result is the same on all ranks between the same operations, because all ranks create
+    /// and free windows together.
     pub(crate) fn have_multicast(&self) -> bool {
         self.windows.load(Ordering::Acquire) > 0 && self.unicast.load(Ordering::Acquire) == 0
     }
 
-    /// Keeps the multicast object of window `id` as long as the window.
+    /// Keeps the multicast object of window `id` alive as long as the window.
     pub(super) fn hold(&self, id: usize, multicast: Multicast) {
         let mut held = self
             .multicasts
@@ -252,7 +255,7 @@ impl Windows {
         fits.then(|| memory.ptr().wrapping_add(start as usize))
     }
 
-    /// Every rank's part of window `id`, while it lives.
+    /// Returns the part of `rank` in window `id`, while the window lives.
     pub(crate) fn part(&self, id: usize, rank: u32) -> Option<WindowPart> {
         let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(id)?.as_ref()?.get(rank as usize).cloned()

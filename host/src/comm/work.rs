@@ -9,25 +9,25 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WorkStatus {
-    /// Enqueued; what is before it on the stream has not ended.
+    /// Enqueued; previous work on the stream has not completed.
     NotStarted,
     /// Running.
     InProgress,
-    /// Done; the result is there.
+    /// Completed; the result is available.
     Completed,
-    /// A wait outlasted the timeout.
+    /// A wait exceeded the timeout.
     TimedOut,
-    /// Failed otherwise.
+    /// Failed for another reason.
     Error,
 }
 
-/// An asynchronous operation. It may be dropped early: the operation runs on, and what it works on
-/// stays alive.
+/// Handle of an asynchronous operation. If it is dropped, the operation still completes, and its
+/// memory stays allocated until then.
 #[derive(Clone, Debug)]
 pub struct Work {
     stream: Stream,
     ticket: Ticket,
-    /// Work before this on the stream, whose failure is this one's too.
+    /// Previous work on the stream, whose failure is also the failure of this work.
     follows: Option<Arc<Self>>,
 }
 
@@ -36,7 +36,7 @@ impl Work {
         Self::following(stream, ticket, None)
     }
 
-    /// As [`Work::new`]; fails as `follows`, which is before it on the stream, fails.
+    /// Creates a handle that fails if `follows`, which precedes it on the stream, fails.
     pub(super) fn following(stream: Stream, ticket: Ticket, follows: Option<Self>) -> Self {
         Self {
             stream,
@@ -45,12 +45,12 @@ impl Work {
         }
     }
 
-    /// This work, failing as `before` fails, which is before it on the stream.
+    /// Returns this work such that it fails if `before`, which precedes it on the stream, fails.
     pub(super) fn behind(self, before: Self) -> Self {
         Self::following(self.stream, self.ticket, Some(before))
     }
 
-    /// Where the operation stands.
+    /// Returns the state of the operation.
     pub fn status(&self) -> WorkStatus {
         match self.result() {
             None if !self.stream.is_started(self.ticket) => WorkStatus::NotStarted,
@@ -61,23 +61,23 @@ impl Work {
         }
     }
 
-    /// The operation's result, once it has ended.
+    /// Returns the operation's result, once it has ended.
     pub(super) fn result(&self) -> Option<Result<()>> {
         let result = self.stream.result(self.ticket)?;
         let before = self.follows.as_ref().and_then(|work| work.result());
         Some(before.unwrap_or(Ok(())).and(result))
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Returns true if the operation has ended, with or without success.
     pub fn is_completed(&self) -> bool {
         self.stream.is_complete(self.ticket)
     }
 
-    /// Makes what is enqueued on `stream` from now on wait for the operation. The host does not
-    /// wait.
+    /// Makes work that is enqueued on `stream` from now on wait for the operation. Does not block
+    /// the host.
     ///
     /// # Errors
-    /// As [`Stream::record`] and [`Stream::wait_event`].
+    /// The errors of [`Stream::record`] and [`Stream::wait_event`].
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         let event = Event::new();
         self.stream.record(&event)?;
@@ -85,7 +85,7 @@ impl Work {
         Ok(())
     }
 
-    /// Waits on this thread until the operation has ended; its result.
+    /// Blocks this thread until the operation has ended, and returns its result.
     ///
     /// # Errors
     /// The operation's failure.
@@ -93,10 +93,11 @@ impl Work {
         self.wait_for(None)
     }
 
-    /// As [`Work::wait_blocking`], for at most `timeout`.
+    /// Blocks like [`Work::wait_blocking`], for at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::StreamTimeout`] when the operation has not ended by then; its failure.
+    /// [`Error::StreamTimeout`] if the operation has not ended within `timeout`; the operation's
+    /// failure.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         self.wait_for(Some(timeout))
     }

@@ -1,4 +1,5 @@
-//! From a failure record in device memory to an error that names the ranks and their calls.
+//! Failures: decoding of a failure record in device memory, and messages that name the ranks and
+//! their calls.
 
 use core::fmt;
 
@@ -61,7 +62,7 @@ impl Activity {
             kernel: user_kernels::find(call).map(|kernel| kernel.name),
         };
         if operation == Operation::User {
-            // Its code takes the place of type, reduction and algorithm.
+            // The code of the kernel takes the place of type, reduction and algorithm.
             return activity;
         }
         Self {
@@ -91,9 +92,8 @@ impl Activity {
         activity
     }
 
-    /// Decodes progress words of a rank in a communicator of `size` ranks. The call has no root
-    /// there, but its fingerprint covers the root: the root is known if exactly one rank gives
-    /// this fingerprint.
+    /// Decodes progress words of a rank in a communicator of `size` ranks. They lack the root, but
+    /// their fingerprint covers it: the root is known if exactly one rank gives this fingerprint.
     pub(crate) fn from_progress(call: u64, sequence: u64, count: u64, size: u32) -> Self {
         let mut activity = Self::from_launch(Call::from_progress(call).0, sequence, count);
         if is_rooted(activity.operation) {
@@ -141,8 +141,7 @@ impl Activity {
         }
     }
 
-    /// Returns the arguments in which this call differs from `other`, a call of the same
-    /// operation.
+    /// Returns the arguments in which this call differs from `other`, a call of the same operation.
     fn differences(&self, other: &Self) -> Vec<String> {
         let mut different = Vec::new();
         if (self.count, self.dtype) != (other.count, other.dtype) {
@@ -163,7 +162,7 @@ impl Activity {
     }
 }
 
-/// Returns true if all ranks of `operation` name the same root.
+/// Returns true if all ranks of `operation` pass the same root.
 const fn is_rooted(operation: Operation) -> bool {
     matches!(
         operation,
@@ -203,37 +202,37 @@ pub struct Failure {
     pub communicator: String,
     /// Generation of the communicator.
     pub generation: u64,
-    /// The rank that noticed.
+    /// The rank that detected the failure.
     pub reporter: u32,
-    /// The rank to blame: the one with the least progress.
+    /// The rank that caused the failure, as far as known: the one with the least progress.
     pub rank: u32,
-    /// The rank that the reporter waited for: itself in a barrier of all blocks, where the upper
-    /// half of `expected` is the block. For a failure that a kernel recorded, the number of an
-    /// argument or the author's code ([`FailureKind`]).
+    /// The rank that the reporter waited for. In a barrier of all blocks this is the reporter
+    /// itself, and the upper half of `expected` is the block. For a failure that a kernel recorded,
+    /// the number of an argument or the author's code ([`FailureKind`]).
     pub awaited: u32,
     /// The kind of the failure.
     pub kind: FailureKind,
-    /// The call that the reporter was in.
+    /// The call that the reporter was executing.
     pub activity: Activity,
-    /// The call that the blamed rank was in, by its progress words.
+    /// The call that the blamed rank was executing, from its progress words.
     pub blamed: Activity,
-    /// The event that the reporter waited for, as messages name it.
+    /// Name of the event that the reporter waited for, for messages.
     pub wait_kind: &'static str,
-    /// The value that the wait was for; for a mismatch of sizes, the expected size; for a failure
-    /// that a kernel recorded, the value that [`FailureKind`] describes.
-    pub expected: u64,
-    /// The value that the wait saw last; for a mismatch of sizes, the size that was sent; for a
+    /// The value that the reporter waited for; for a mismatch of sizes, the expected size; for a
     /// failure that a kernel recorded, the value that [`FailureKind`] describes.
+    pub expected: u64,
+    /// The last value that the reporter read; for a mismatch of sizes, the size that was sent; for
+    /// a failure that a kernel recorded, the value that [`FailureKind`] describes.
     pub observed: u64,
-    /// Seconds that the reporter waited.
+    /// Seconds that the reporter had waited.
     pub seconds: f64,
     /// Peer of a send or receive.
     pub peer: Option<u32>,
-    /// The calls that the ranks were in when this rank noticed the failure, by their progress
-    /// words.
+    /// The calls that the ranks were executing when this rank detected the failure, from their
+    /// progress words.
     pub progress: Vec<Activity>,
-    /// The argument of the kernel for the kinds of failures that are about one; for
-    /// [`FailureKind::User`] the author's text with the values.
+    /// Name of the kernel argument that a failure concerns; for [`FailureKind::User`] the author's
+    /// text with the values.
     pub detail: Option<String>,
 }
 
@@ -266,7 +265,7 @@ impl Failure {
         .unwrap_or(FailureKind::Abort);
         let call = Call(record.call);
         let activity = Activity::from_launch(record.call, record.sequence, record.count);
-        // The words of the progress may be those of two operations.
+        // The progress words may have been read while they changed to the next operation.
         let count = match record.blamed_count >> 48 == record.blamed_sequence & 0xffff {
             true => record.blamed_count & 0xffff_ffff_ffff,
             false => 0,
@@ -301,7 +300,7 @@ impl Failure {
             observed: record.observed,
             seconds: record.elapsed_ns as f64 * 1e-9,
             peer: match call.operation() {
-                // The operations of a batch have a peer each.
+                // Each operation of a batch has its own peer.
                 Operation::Batch | Operation::WaitSignal => Some(record.awaited as u32),
                 _ => (!call.is_collective()).then(|| call.root()),
             },
@@ -324,7 +323,7 @@ impl Failure {
     }
 }
 
-/// Returns the argument of a kernel that a record is about, or the author's text.
+/// Returns the kernel argument that a record concerns, or the author's text.
 fn detail(kind: FailureKind, record: &FailureRecord) -> Option<String> {
     let contract = user_kernels::find(Call(record.call))?.contract;
     let code = record.awaited as u32;
@@ -364,7 +363,7 @@ impl Failure {
         })
     }
 
-    /// Writes in what the calls of two ranks differ.
+    /// Writes the difference between the calls of two ranks.
     fn write_mismatch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             reporter,
@@ -439,7 +438,7 @@ impl Failure {
         }
     }
 
-    /// Writes in what a message differs from the receive that it met.
+    /// Writes the difference between a message and the receive that it matched.
     fn write_message_mismatch(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             reporter,
@@ -462,7 +461,7 @@ impl Failure {
             "sizes differ: rank {awaited} sends {observed} bytes, rank {reporter} expects \
              {expected} bytes"
         )?;
-        // A kernel of several blocks compares what each block moves.
+        // A kernel of several blocks compares the bytes that each block moves.
         let bytes = activity
             .dtype
             .map(|dtype| activity.count * dtype.size() as u64);
@@ -542,7 +541,7 @@ impl fmt::Display for Failure {
                 self.awaited, self.expected, self.observed
             ),
             FailureKind::NoRoute => {
-                // A kernel's record has the rank as the observed value.
+                // In the record of a kernel, the observed value is the rank.
                 let rank = match &self.detail {
                     Some(argument) => {
                         write!(f, "{argument}: ")?;
@@ -683,7 +682,7 @@ mod tests {
                 }
             }
         }
-        // Two of 64 roots share one of 65,536 fingerprints rarely.
+        // Two of 64 roots rarely share one of 65,536 fingerprints.
         assert!(unknown < 10, "{unknown} of 1280 roots are not known");
         let call = Call::new(Operation::AllReduce, DType::F32 as u8, 1, 0, 0xffff, 16).0;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A communicator put together from its parts.
+//! Assembly of a communicator from its parts.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -23,27 +23,27 @@ use crate::memory::Memory;
 use crate::stream::Stream;
 use crate::{Error, Result};
 
-/// Polls of a wait on a GPU before it looks at the clock and the abort word.
+/// Number of polls of a wait on a GPU between checks of the clock and of the abort word.
 const GPU_SPINS: u32 = 1000;
 
-/// What a communicator consists of.
+/// Parts of a communicator.
 pub(super) struct Parts {
-    /// Rank and size as kernels see them.
+    /// Rank and size in the constants of kernels.
     pub(super) rank_and_size: (u32, u32),
     pub(super) layout: WorkspaceLayout,
-    /// Where ranks gather that share a grid.
+    /// Grid that combines the launches of all ranks, if they share one.
     pub(super) grid: Option<Arc<MultiRankGrid>>,
     pub(super) oversubscribed: bool,
     pub(super) workspaces: Vec<Memory>,
-    /// Id and start time of each rank's process; `None` on another host.
+    /// Id and start time of each rank's process; `None` for a process on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
-    /// Whether windows can have multicast addresses.
+    /// Set if windows can have multicast addresses.
     pub(super) multicast: bool,
     pub(super) backend: Option<Arc<dyn Backend>>,
 }
 
 impl Communicator {
-    /// Puts the parts together.
+    /// Creates a communicator from its parts.
     pub(super) fn assemble(config: CommConfig, parts: Parts) -> Result<Self> {
         let CommConfig {
             device,
@@ -72,7 +72,7 @@ impl Communicator {
         } = parts;
         let workspace = workspaces[team_rank as usize].clone();
         let gpu = workspace.gpu().cloned();
-        // Without random numbers the address and the time must do.
+        // Falls back to a hash of address and time if the system provides no random numbers.
         let identity = random().unwrap_or_else(|_| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
             digest::of_words(&[
@@ -139,13 +139,13 @@ impl Communicator {
             workspaces: table,
             near,
         });
-        // SAFETY: the memory is reserved for them, and no kernel runs yet.
+        // SAFETY: the workspace reserves this memory for the constants, and no kernel runs yet.
         unsafe { workspace.write(CONSTANTS_AT, bytemuck::bytes_of(&*constants))? };
         if let Some(on_gpu) = &on_gpu {
             on_gpu.publish(&constants)?;
         }
-        // The constants in the workspace are complete. These are for blocks of one lane, which
-        // use memory of the process.
+        // The constants in the workspace are complete. The boxed constants are for blocks of one
+        // lane, which read the addresses from memory of the process.
         constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
         let inner = Arc::new(Inner {

@@ -19,7 +19,7 @@ pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) store: Arc<dyn Store>,
     pub(in crate::comm) name: String,
     pub(in crate::comm) options: Options,
-    /// Its keys in the store start with this.
+    /// Prefix of the communicator's keys in the store.
     pub(in crate::comm) prefix: String,
     pub(in crate::comm) generation: u64,
     pub(in crate::comm) hooks: Hooks,

@@ -1,4 +1,4 @@
-//! Rank, size and store as the environment names them.
+//! Rank, size and store from the environment.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ impl Communicator {
     /// `torchrun`, `mpirun`), over the store at `MASTER_ADDR:MASTER_PORT`.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`](crate::Error::Bootstrap) when the environment names no rank or store,
-    /// and as [`Communicator::new`].
+    /// [`Error::Bootstrap`](crate::Error::Bootstrap) if the environment names no rank or store; and
+    /// the errors of [`Communicator::new`].
     pub fn from_env(device: Device, options: Options) -> Result<Self> {
         let RankSize { rank, size, .. } = RankSize::from_env()?;
         let store = store_of_environment(rank, size, options.timeout)?;
@@ -24,7 +24,7 @@ impl Communicator {
     }
 }
 
-/// The store that the environment names, served by rank 0 where nobody else does.
+/// Returns the store that the environment names. Rank 0 serves it, unless a launcher does.
 pub(in crate::comm) fn store_of_environment(
     rank: u32,
     size: u32,

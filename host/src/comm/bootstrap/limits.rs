@@ -1,4 +1,4 @@
-//! Which ranks and options are possible, and what of them must be equal on all ranks.
+//! Limits of ranks and options, and the options that must be equal on all ranks.
 
 use fusewire_device::layout::LAYOUT_VERSION;
 use fusewire_device::native::{MAX_WARP, MAX_WARPS};
@@ -11,11 +11,11 @@ use crate::digest;
 use crate::options::Options;
 use crate::{Error, Result};
 
-/// Most bytes of the packet slots of a workspace.
+/// Maximum number of bytes of the packet slots of a workspace.
 const MAX_PACKETS: u64 = 256 << 20;
 
-/// Most bytes of one of the workspace's parts, and most slots of a channel: products of them fit 64
-/// bits.
+/// Maximum number of bytes of a part of the workspace, and of slots of a channel. Their products
+/// fit in 64 bits.
 const MAX_OPTION: u64 = 1 << 30;
 
 /// Greatest first epoch. A signal has 48 bits of the epoch, and waits compare epochs without
@@ -23,10 +23,9 @@ const MAX_OPTION: u64 = 1 << 30;
 const MAX_FIRST_EPOCH: u64 = 1 << 47;
 
 impl Options {
-    /// Bytes of workspace (signals, slots and staging) that a communicator of `size` ranks with
-    /// these options will hold on `device`, for each rank: what
-    /// [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes) says of one that
-    /// there is.
+    /// Returns the bytes of workspace (signals, slots and staging) of each rank of a communicator
+    /// of `size` ranks with these options on `device`: the value of
+    /// [`Communicator::workspace_bytes`](crate::Communicator::workspace_bytes).
     ///
     /// # Errors
     /// [`Error::Communicator`] for a size or options that no communicator can have.
@@ -36,7 +35,7 @@ impl Options {
         Ok(super::workspace::layout(size, &options).bytes)
     }
 
-    /// With the device's defaults in place of zeros.
+    /// Returns the options with the device's defaults in place of zeros.
     pub(super) fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
@@ -138,7 +137,7 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     Ok(())
 }
 
-/// Returns the digest of everything that must be equal on all ranks.
+/// Returns a hash of all values that must be equal on all ranks.
 pub(in crate::comm) fn agreed_hash(size: u32, options: &Options) -> u64 {
     let testing = &options.testing;
     digest::of_words(&[

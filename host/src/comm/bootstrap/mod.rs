@@ -1,4 +1,5 @@
-//! How ranks find each other's memory: through a store, before any kernel runs.
+//! Formation of communicators: ranks exchange memory descriptors through a store before any kernel
+//! runs.
 
 mod assemble;
 mod config;
@@ -31,14 +32,14 @@ use crate::options::Options;
 use crate::store::Store;
 
 impl Communicator {
-    /// Joins the communicator `name` as `rank` of `size`. All ranks together, with the same name,
-    /// size and agreed options, over one store.
+    /// Joins the communicator `name` as `rank` of `size`. All ranks must call this together, with
+    /// the same name, size and agreed options, over one store.
     ///
     /// Ranks on several hosts (distinguished by [`host_id`]) whose GPUs are all in one NVLink
-    /// domain are as ranks of one host. Others need a build with the feature `gloo`: kernels work
-    /// on each host, Gloo between them, and [`Communicator::plan`] says which way an operation
-    /// takes. With [`crate::Determinism::Bitwise`] the bits are those of one host; there are no
-    /// windows.
+    /// domain work like ranks of one host. Other hosts need a build with the feature `gloo`:
+    /// kernels run within each host and Gloo connects the hosts, and [`Communicator::plan`] returns
+    /// the path of an operation. With [`crate::Determinism::Bitwise`] results are bitwise equal to
+    /// those of one host. Windows are not available across such hosts.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -53,9 +54,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Communicator`](crate::Error::Communicator) when ranks do not fit together (size,
-    /// options, hosts), [`Error::Store`](crate::Error::Store) when a rank does not join in
-    /// time, and the errors of store and memory.
+    /// [`Error::Communicator`](crate::Error::Communicator) if ranks do not agree (size, options,
+    /// hosts), [`Error::StoreTimeout`](crate::Error::StoreTimeout) if a rank does not join, and the
+    /// errors of store and memory.
     pub fn new(
         device: Device,
         rank: u32,
@@ -84,7 +85,7 @@ impl Communicator {
         })
     }
 
-    /// As [`Communicator::form`], once rank, size and options are known to be possible.
+    /// Resolves and validates the options, then calls [`Communicator::form`].
     pub(super) fn form_checked(mut config: CommConfig) -> Result<Self> {
         config.options = config.options.resolved(config.device);
         validate(&config.name, config.rank, config.size, &config.options)?;
@@ -92,7 +93,7 @@ impl Communicator {
     }
 
     /// Joins the other ranks at the store keys that start with the prefix, which no other
-    /// communicator has used.
+    /// communicator may have used.
     pub(super) fn form(config: CommConfig) -> Result<Self> {
         let CommConfig {
             rank,
@@ -106,7 +107,8 @@ impl Communicator {
         let agreed = format!("workspace-{:016x}", agreed_hash(size, options));
         let rendezvous = config.rendezvous();
         if config.device.is_gpu() {
-            // Before any kernel can wait for another: loading one may wait for the device.
+            // Loads kernels before any kernel can wait for another, because loading may wait for
+            // the device.
             crate::gpus::open(config.device)?.load()?;
         }
         let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
@@ -124,7 +126,8 @@ impl Communicator {
         config.check_kinds(&infos)?;
         config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
         let workspaces = if config.device.is_gpu() {
-            // Others map it also where this rank is refused.
+            // Keeps the workspace alive until all ranks have agreed, because other ranks map it
+            // even if this rank is refused.
             let _offered = workspace.clone();
             let room = config.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
             let workspaces = room.and_then(|()| rendezvous.open(config.device, workspace, infos));
@@ -156,8 +159,8 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// A communicator whose operations `backend` carries out: its workspace is this rank's own
-    /// affair.
+    /// Creates a communicator whose operations `backend` executes. Its workspace is local to this
+    /// rank.
     pub(super) fn over(backend: Arc<dyn Backend>, mut config: CommConfig) -> Result<Self> {
         config.options = config.options.resolved(config.device);
         config.check_multi_rank_grid(Some(backend.name()))?;

@@ -9,11 +9,11 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
 
-/// Runs `size` ranks as threads of this process; each gets its communicator. The results are in
-/// rank order; a rank that cannot join gives its error.
+/// Runs `size` ranks as threads of this process and passes each its communicator. Returns the
+/// results in rank order; the result of a rank that cannot join is its error.
 ///
 /// # Errors
-/// Those of [`Communicator::new`] and of `body`, per rank.
+/// The errors of [`Communicator::new`] and of `body`, per rank.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
@@ -22,10 +22,10 @@ pub fn run_threads<R: Send>(
     run_threads_with("fusewire", size, options, body)
 }
 
-/// As [`run_threads`], with the backend of that name.
+/// Runs ranks like [`run_threads`], with the backend of that name.
 ///
 /// # Errors
-/// Those of [`crate::new_comm`] and of `body`, per rank.
+/// The errors of [`crate::new_comm`] and of `body`, per rank.
 pub fn run_threads_with<R: Send>(
     backend: &str,
     size: u32,
@@ -35,12 +35,12 @@ pub fn run_threads_with<R: Send>(
     run_threads_on(Device::Cpu, backend, size, options, body)
 }
 
-/// As [`run_threads_with`], with communicators of `device`: ranks on a GPU share it, with a stream
-/// each.
+/// Runs ranks like [`run_threads_with`], with communicators on `device`. Ranks on a GPU share it,
+/// and each has its own stream.
 ///
 /// # Errors
-/// As there; and [`Error::NoDevice`](crate::Error::NoDevice) of every rank where the device is not
-/// there.
+/// The errors of [`run_threads_with`]; and [`Error::NoDevice`](crate::Error::NoDevice) of every
+/// rank if the device does not exist.
 pub fn run_threads_on<R: Send>(
     device: Device,
     backend: &str,
@@ -53,7 +53,7 @@ pub fn run_threads_on<R: Send>(
         let mut options = options.clone();
         options.store = Some(Arc::clone(&store));
         options.rank_size = Some((rank, size));
-        // Errors are given to the caller.
+        // The caller gets the errors, so the watchdog must not end the process.
         options
             .abort_process_on_timeout_or_error
             .get_or_insert(false);

@@ -1,4 +1,4 @@
-//! The workspace: its layout, and what stands in it before anybody else sees it.
+//! Layout and initial contents of a workspace.
 
 use fusewire_device::layout::{
     BLOCKS_AT, BlockState, CommState, LAYOUT_VERSION, LINE, Progress, STATE_MAGIC, WorkspaceConfig,
@@ -32,7 +32,7 @@ pub(super) fn write_state(
     state.version = LAYOUT_VERSION;
     state.bytes = size_of::<CommState>() as u32;
     state.generation = generation;
-    // SAFETY: the new workspace is nobody else's yet.
+    // SAFETY: no other rank and no kernel accesses the new workspace yet.
     unsafe { workspace.write(0, bytemuck::bytes_of(&state))? };
     let mut block_state: BlockState = bytemuck::Zeroable::zeroed();
     block_state.sequence = options.testing.first_epoch;
@@ -43,13 +43,13 @@ pub(super) fn write_state(
         block_state.rounds,
         block_state.packet_epoch,
     );
-    // No operation yet, but the sequence number that peers compare with.
+    // No operation has been called, but peers compare the sequence number.
     let mut progress: Progress = bytemuck::Zeroable::zeroed();
     progress.call = options.testing.first_epoch << 40;
     progress.count = options.testing.first_epoch << 48;
     progress.step = options.testing.first_epoch << 40;
     for block in 0..u64::from(options.blocks) {
-        // SAFETY: as above.
+        // SAFETY: no other rank and no kernel accesses the new workspace yet.
         unsafe {
             workspace.write(BLOCKS_AT + block * LINE, bytemuck::bytes_of(&block_state))?;
             workspace.write(

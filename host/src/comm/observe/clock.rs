@@ -1,14 +1,14 @@
-//! Time stamps of a few nanoseconds each.
+//! Timestamps that take a few nanoseconds each.
 
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Counts that grow with time, at a rate found out when somebody asks for a date.
+/// Returns a count that grows with time. [`TickConverter`] measures its rate.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: every x86-64 has the counter, and Linux lets processes read it.
+        // SAFETY: every x86-64 processor has the counter, and Linux lets processes read it.
         unsafe { core::arch::x86_64::_rdtsc() }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -39,12 +39,12 @@ impl Mark {
 
 static FIRST: OnceLock<Mark> = OnceLock::new();
 
-/// Remembers the first pair of count and date; called when a recorder is made.
+/// Records the first pair of count and date. Called when a recorder is created.
 pub(crate) fn start() {
     FIRST.get_or_init(Mark::now);
 }
 
-/// From counts to nanoseconds since 1970.
+/// Converts counts to nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TickConverter {
     ticks: u64,
@@ -53,11 +53,11 @@ pub(crate) struct TickConverter {
 }
 
 impl TickConverter {
-    /// By the rate between the first mark and now.
+    /// Measures the rate between the first mark and now.
     pub(crate) fn new() -> Self {
         let first = *FIRST.get_or_init(Mark::now);
         let mut now = Mark::now();
-        // A rate from less than a millisecond would be off by percents.
+        // A rate over less than a millisecond would have an error of several percent.
         while now.at.duration_since(first.at).as_micros() < 1000 {
             now = Mark::now();
         }
@@ -74,7 +74,7 @@ impl TickConverter {
         self.unix_ns.saturating_sub(self.of(ticks))
     }
 
-    /// The date of a count, nanoseconds since 1970.
+    /// Returns the date of a count, in nanoseconds since 1970.
     pub(crate) fn of(&self, ticks: u64) -> u64 {
         let distance = self.ticks.wrapping_sub(ticks) as i64;
         self.unix_ns

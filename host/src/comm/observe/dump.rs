@@ -1,15 +1,14 @@
-//! The flight record in PyTorch's format, which its analyser
-//! (`torch.distributed.flight_recorder.fr_trace`) reads: a pickle; as JSON for people and other
-//! tools.
+//! Dumps of the flight record in PyTorch's format: a pickle, which PyTorch's analyzer
+//! (`torch.distributed.flight_recorder.fr_trace`) reads, or JSON for people and other tools.
 //!
-//! What has to match between ranks is a *process group* of its own: the collectives of a
-//! communicator; the transfers from one rank to one other (the analyser expects every rank of a
-//! group in every entry of it); and both again for replays of graphs, which are counted when they
-//! run, not when they are issued.
+//! Operations that must match between ranks form a separate *process group*: the collectives of a
+//! communicator; the transfers from one rank to one other rank (the analyzer expects every rank of
+//! a group in every entry of it); and the same for replays of graphs, which are counted when they
+//! run instead of when they are issued.
 //!
-//! Limits: an operation's timeout is given as the communicator's, whatever the call's was; and
-//! once the ring has overflowed, the analyser aligns ranks by the number of an operation, which
-//! ranks with different numbers of sends and receives do not agree on.
+//! Limits: every entry has the communicator's timeout, even if the call had another one. Once the
+//! ring has overflowed, the analyzer aligns ranks by the numbers of operations, which differ
+//! between ranks with different numbers of sends and receives.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -27,36 +26,36 @@ use crate::options::flag;
 /// Version of the format.
 const VERSION: &str = "2.10";
 
-/// Failed communicators whose records the process keeps, so that the file of a rank has all of
-/// them.
+/// Number of failed communicators whose records the process keeps, so that the file of a rank
+/// contains all of them.
 const KEPT: usize = 16;
 
-/// How a dump is written down. PyTorch's two forms differ in how absent times and numbers of a
-/// status are written.
+/// Encoding of a dump. PyTorch's two encodings differ in absent times and in the numbers of a
+/// status.
 #[derive(Clone, Copy, PartialEq)]
 enum DumpFormat {
     Json,
     Pickle,
 }
 
-/// What one communicator adds to a dump.
+/// Part of a dump that describes one communicator.
 #[derive(Clone, Debug)]
 pub(crate) struct CommDump {
     /// Name of the communicator.
     pub(crate) name: String,
-    /// Its backend.
+    /// Name of the backend.
     pub(crate) backend: String,
     /// Version of the backend.
     pub(crate) version: String,
-    /// Its ranks, as ranks of the world.
+    /// Ranks of the communicator, in the numbering of the world.
     pub(crate) world: Vec<u32>,
-    /// This rank, as an index of `world`.
+    /// Index of this rank in `world`.
     pub(crate) rank: u32,
-    /// Bound of a wait, milliseconds.
+    /// Timeout of a wait, in milliseconds.
     pub(crate) timeout_ms: u64,
-    /// Why it failed, where it has.
+    /// Reason of the communicator's failure, if it has failed.
     pub(crate) failure: Option<String>,
-    /// Its operations.
+    /// Recorded operations.
     pub(crate) records: Vec<FlightRecord>,
 }
 
@@ -64,23 +63,24 @@ pub(crate) struct CommDump {
 struct Group {
     name: String,
     description: String,
-    /// Ranks of the world.
+    /// Ranks of the group, in the numbering of the world.
     ranks: Vec<u32>,
 }
 
 impl CommDump {
-    /// As JSON text.
+    /// Returns the dump as JSON text.
     pub(crate) fn json(&self) -> String {
         document(&[self], DumpFormat::Json).to_string()
     }
 
-    /// Writes it to `path`, as a pickle.
+    /// Writes the dump to `path`, as a pickle.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         replace(path, &pickle(&[self])?)
     }
 
-    /// Writes it where the environment says, with what other failed communicators of this process
-    /// have written there. Gives the path, or `None` where the environment names none.
+    /// Writes the dump to the file that the environment names, together with the dumps that other
+    /// failed communicators of this process wrote to it. Returns the path, or `None` if the
+    /// environment names none.
     pub(crate) fn write_by_environment(self) -> io::Result<Option<PathBuf>> {
         static WRITTEN: Mutex<Vec<(PathBuf, CommDump)>> = Mutex::new(Vec::new());
         let Some(path) = path_of_environment(self.world_rank()) else {
@@ -108,7 +108,7 @@ impl CommDump {
             .unwrap_or(self.rank)
     }
 
-    /// The group of a record.
+    /// Returns the process group of a record.
     fn group(&self, record: &FlightRecord) -> Group {
         let (mut name, mut description) = (self.name.clone(), self.backend.clone());
         if record.is_replay {
@@ -133,7 +133,7 @@ impl CommDump {
         }
     }
 
-    /// From where to where, for a send or a receive.
+    /// Returns the sender and the receiver of a send or receive.
     fn transfer(&self, record: &FlightRecord) -> Option<(u32, u32)> {
         let peer = record.peer?;
         match record.activity.operation {
@@ -204,7 +204,7 @@ impl CommDump {
         entry
     }
 
-    /// A name that the analyser knows. Ranks of a transfer are those of its group.
+    /// Returns a name that the analyzer knows. Ranks of a transfer are indices in its group.
     fn profiling_name(&self, record: &FlightRecord, group: &Group) -> String {
         let name = match record.activity.operation {
             Operation::Send | Operation::Recv => {
@@ -222,8 +222,8 @@ impl CommDump {
             Operation::AllReduce => "all_reduce",
             Operation::ReduceScatter | Operation::ReduceScatterOnArrival => "reduce_scatter",
             Operation::AllGather | Operation::AllGatherWithFlags => "all_gather",
-            // What PyTorch calls an all_gather of different counts; `all_gather_v` is unknown to
-            // older analysers.
+            // PyTorch's name for an all_gather with different counts. Older analyzers do not know
+            // `all_gather_v`.
             Operation::AllGatherV => "ALLGATHER_coalesced",
             Operation::Broadcast => "broadcast",
             Operation::Reduce => "reduce",
@@ -231,11 +231,13 @@ impl CommDump {
             Operation::Gather => "gather",
             Operation::AllToAll | Operation::AllToAllV => "all_to_all",
             Operation::Barrier => "all_reduce_barrier",
-            // It knows no fused operation, and no kernel of a user's: these match only themselves.
+            // The analyzer knows neither fused operations nor user kernels. These names match only
+            // the same kind of operation.
             Operation::AllReduceNorm => "allreduce_coalesced",
             Operation::ReduceScatterNorm => "reduce_scatter_tensor_coalesced",
             Operation::VocabParallel => "all_gather_into_tensor_coalesced",
-            // A batch's transfers are one entry of theirs, and it knows no one-sided operations.
+            // The analyzer knows no one-sided operations, and a batch is one entry for all its
+            // transfers.
             Operation::Batch
             | Operation::Put
             | Operation::Get
@@ -247,8 +249,8 @@ impl CommDump {
         name.to_owned()
     }
 
-    /// Sequence numbers of the last collective that was issued, has started, has ended; -1 for
-    /// none.
+    /// Returns the sequence numbers of the last collectives that were issued, have started, and
+    /// have ended; -1 if there is none.
     fn status(&self, form: DumpFormat) -> Value {
         let last = |wanted: &dyn Fn(&FlightRecord) -> bool| {
             let last = self
@@ -272,8 +274,9 @@ impl CommDump {
     }
 }
 
-/// Sizes of input and output as the analyser compares them: equal on all ranks where an operation
-/// does not let them differ, and `[[]]`, which it does not look at, where counts differ by rank.
+/// Returns the sizes of input and output for the analyzer's comparison: equal on all ranks if the
+/// operation requires equal sizes, and `[[]]`, which the analyzer ignores, if counts differ by
+/// rank.
 fn sizes(record: &FlightRecord) -> (Value, Value) {
     let (input, output) = (record.input_count, record.output_count);
     let both = input.max(output);
@@ -287,7 +290,7 @@ fn sizes(record: &FlightRecord) -> (Value, Value) {
     }
 }
 
-/// Name of a type, as PyTorch prints it.
+/// Returns the name that PyTorch prints for a type.
 fn type_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "Double",
@@ -332,7 +335,7 @@ fn document(parts: &[&CommDump], form: DumpFormat) -> Value {
     }
     entries.sort_by_key(|(created, _)| *created);
     if parts.len() > 1 {
-        // Numbers are those of one communicator each; the analyser wants them to grow.
+        // Each communicator has its own numbers, but the analyzer expects increasing ones.
         for (at, (_, entry)) in entries.iter_mut().enumerate() {
             entry["record_id"] = json!(at);
         }
@@ -373,8 +376,8 @@ fn host_name() -> String {
         .unwrap_or_default()
 }
 
-/// The file of a rank of the world: the prefix of the environment and the rank. With torchcomms'
-/// dynamic names the variable is the whole name.
+/// Returns the file of a rank of the world: the prefix from the environment and the rank. With
+/// torchcomms' dynamic names, the variable holds the complete name.
 fn path_of_environment(rank: u32) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if flag("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME") == Some(true) {
@@ -391,14 +394,15 @@ fn path_of_environment(rank: u32) -> Option<PathBuf> {
     Some(name.into())
 }
 
-/// Writes a file beside `path` and gives it that name, so that a reader sees all of it or none.
+/// Writes a temporary file next to `path` and renames it, so that a reader sees all of it or none.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    // Without the prefix of the dumps in its name: the analyser reads every file that has it.
+    // The name does not begin with the prefix of the dumps, because the analyzer reads every file
+    // that does.
     let thread = std::thread::current().id();
     let beside = folder.join(format!(".part-{}-{thread:?}", process::id()));
     let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));

@@ -1,4 +1,4 @@
-//! Functions of the user's that are called around operations.
+//! Functions of the user that are called around operations.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -11,54 +11,54 @@ use fusewire_device::session::Operation;
 use super::OpInfo;
 use crate::{Error, Work};
 
-/// What a hook before or after an operation gets.
+/// Arguments of a hook before or after an operation.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HookArguments<'a> {
     /// The operation.
     pub operation: Operation,
-    /// Number of the operation on this communicator and rank, from 1: the same before and after.
+    /// Number of the operation on this communicator and rank, from 1; the same before and after.
     pub id: u64,
-    /// Element type, where it has one.
+    /// Element type, if the operation has one.
     pub dtype: Option<DType>,
-    /// Reduction, where it has one.
+    /// Reduction, if the operation has one.
     pub reduction: Option<ReductionCode>,
-    /// Root or peer, where it has one.
+    /// Root or peer, if the operation has one.
     pub peer: Option<u32>,
     /// Elements of this rank's input.
     pub input_count: u64,
     /// Elements of this rank's output.
     pub output_count: u64,
-    /// Whether it is enqueued, or run before the call returns.
+    /// True if the operation is enqueued, false if it runs before the call returns.
     pub is_async: bool,
-    /// After an enqueued operation: its handle.
+    /// Handle of an enqueued operation, after it was enqueued.
     pub work: Option<&'a Work>,
-    /// After an operation that failed: why.
+    /// Error of a failed operation, after it has run.
     pub error: Option<&'a Error>,
 }
 
-/// Which edge of a replayed operation a hook is called at.
+/// Point in a replayed operation at which a hook is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayEdge {
-    /// Just before it runs.
+    /// Before the operation runs.
     Start,
-    /// Just after.
+    /// After the operation has run.
     End,
 }
 
-/// What a hook on graph replay gets; it is called on the thread that replays.
+/// Arguments of a hook on graph replay, which is called on the thread that replays.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ReplayArguments {
-    /// The graph, by a number that no other graph of the process has.
+    /// Number that identifies the graph in this process.
     pub graph_id: u64,
-    /// How often the graph has been replayed, from 1.
+    /// Number of the replay of this graph, from 1.
     pub replay_id: u64,
-    /// WindowAddr of the operation among the graph's nodes.
+    /// Index of the operation among the graph's nodes.
     pub index: u64,
     /// The operation.
     pub operation: Operation,
-    /// Start or end.
+    /// Start or end of the operation.
     pub edge: ReplayEdge,
 }
 
@@ -66,11 +66,11 @@ type CallHook = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
 type AbortHook = Arc<dyn Fn(&Error) + Send + Sync>;
 type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
-/// A kind of hook, each with its number.
+/// Hooks of one kind, each with its number.
 type HookList<T> = Vec<(u64, T)>;
 
-/// The hooks at one moment. An operation calls those that were there when it was issued, without a
-/// lock, so that they may register and remove hooks.
+/// Snapshot of the hooks. An operation calls the hooks that were registered when it was issued,
+/// without holding a lock, so hooks may register and remove hooks.
 #[derive(Clone, Default)]
 pub(crate) struct HookLists {
     before: HookList<CallHook>,
@@ -102,9 +102,9 @@ impl HookLists {
 
 #[derive(Default)]
 struct Table {
-    /// How many hooks there are: read without the lock.
+    /// Number of hooks, which is read without the lock.
     count: AtomicU64,
-    /// The last number given.
+    /// Number of the last registered hook.
     numbered: AtomicU64,
     lists: RwLock<Arc<HookLists>>,
 }
@@ -121,12 +121,13 @@ impl Table {
         self.count.store(changed.len() as u64, Ordering::Release);
         let before = core::mem::replace(&mut *lists, Arc::new(changed));
         drop(lists);
-        // What a hook that goes has captured may use hooks when it is dropped.
+        // Dropped after the lock is released, because the captures of a removed hook may use hooks
+        // when they are dropped.
         drop(before);
     }
 }
 
-/// A communicator's hooks.
+/// Hooks of a communicator.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks(Arc<Table>);
 
@@ -138,7 +139,7 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// A registered hook. Dropping it leaves the hook in place.
+/// Handle of a registered hook. Dropping it does not remove the hook.
 #[derive(Clone)]
 pub struct HookHandle {
     id: u64,
@@ -152,7 +153,8 @@ impl fmt::Debug for HookHandle {
 }
 
 impl HookHandle {
-    /// Takes the hook out; a second call does nothing. An operation that has begun still calls it.
+    /// Removes the hook. A second call does nothing. Operations that were already issued still call
+    /// the hook.
     pub fn remove(&self) {
         if let Some(table) = self.table.upgrade() {
             table.change(|lists| lists.remove(self.id));
@@ -186,13 +188,13 @@ impl Hooks {
         self.add(|lists, id| lists.replay.push((id, hook)))
     }
 
-    /// Whether there are none: one load.
+    /// Returns true if no hook is registered. Costs one load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.count.load(Ordering::Relaxed) == 0
     }
 
-    /// The hooks of an operation that is issued now, if there are any.
+    /// Returns the hooks for an operation that is issued now, if there are any.
     #[inline]
     pub(crate) fn current(&self) -> Option<Arc<HookLists>> {
         (!self.is_empty()).then(|| self.0.current())
@@ -212,7 +214,7 @@ impl Hooks {
 impl<'a> HookArguments<'a> {
     pub(crate) fn new(op_info: &OpInfo, id: u64, is_async: bool) -> Self {
         let call = op_info.call();
-        // The code of a user kernel takes the place of type and reduction.
+        // User kernels use the bits of type and reduction for their code.
         let is_user = call.operation() == Operation::User;
         Self {
             operation: call.operation(),

@@ -1,4 +1,4 @@
-//! What can be seen of a communicator's operations: hooks, and the flight recorder.
+//! Observation of a communicator's operations: hooks and the flight recorder.
 
 pub(crate) mod clock;
 mod dump;
@@ -13,14 +13,14 @@ pub use self::recorder::{FlightRecord, RecordState};
 
 use fusewire_device::session::Call;
 
-/// What an operation is, as recorder and hooks see it.
+/// Description of an operation for the recorder and for hooks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpInfo {
     /// Call word.
     pub(crate) call: u64,
     /// Elements of this rank's input.
     pub(crate) input_count: u64,
-    /// Elements of its output.
+    /// Elements of this rank's output.
     pub(crate) output_count: u64,
 }
 

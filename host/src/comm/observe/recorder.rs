@@ -1,8 +1,8 @@
-//! The flight recorder: the last operations of a communicator, kept for when something goes wrong.
+//! The flight recorder: the last operations of a communicator, kept for the analysis of failures.
 //!
-//! An entry is one line of memory, written by the thread that issues the operation and by the one
-//! that runs it; a reader that finds an entry half written drops it, because its number is written
-//! last.
+//! An entry is one cache line. The thread that issues the operation and the thread that runs it
+//! write the entry. Its number is written last, so a reader detects and drops an entry that is
+//! incomplete.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use core::time::Duration;
@@ -20,87 +20,87 @@ pub enum RecordState {
     Scheduled,
     /// Running.
     Started,
-    /// Ended well.
+    /// Ended with success.
     Completed,
     /// Ended by a failure.
     Failed,
 }
 
-/// One operation that the flight recorder has seen.
+/// An operation in the flight recorder.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FlightRecord {
     /// Number of the operation on this communicator and rank, from 1.
     pub id: u64,
-    /// What it was; `sequence` is its number.
+    /// Description of the operation; its `sequence` is `id`.
     pub activity: Activity,
-    /// Number, from 1, among the operations that have to match those of other ranks: the
-    /// collectives of this communicator; or the transfers from one rank to another. Replays are
-    /// counted apart.
+    /// Sequence number, from 1, among the operations that must match those of other ranks: the
+    /// collectives of this communicator, or the transfers from one rank to another. Replays have
+    /// their own sequence numbers.
     pub sequence: u64,
-    /// Peer or root, where it has one.
+    /// Peer or root, if the operation has one.
     pub peer: Option<u32>,
     /// Elements of this rank's input.
     pub input_count: u64,
     /// Elements of this rank's output.
     pub output_count: u64,
-    /// Whether it is a replay of a captured operation.
+    /// True for a replay of a captured operation.
     pub is_replay: bool,
-    /// When it was issued, nanoseconds since 1970.
+    /// Time at which it was issued, in nanoseconds since 1970.
     pub created_ns: u64,
     /// Clock ticks at the same time. Unlike times in nanoseconds, ticks are exact, so they order
     /// the operations of several recorders.
     pub(super) created_ticks: u64,
-    /// When it started to run.
+    /// Time at which it started to run.
     pub started_ns: Option<u64>,
-    /// When it ended; not known of short blocking operations, unless `FUSEWIRE_FR_TIMING=1`.
+    /// Time at which it ended; `None` for short blocking operations, unless `FUSEWIRE_FR_TIMING=1`.
     pub ended_ns: Option<u64>,
-    /// Where it stands.
+    /// State of the operation.
     pub state: RecordState,
 }
 
-/// Words: number, call, input count, output count, created, started, ended, sequence number and
-/// flags.
+/// Words of an entry: number, call, input count, output count, created, started, ended, and the
+/// sequence number with flags.
 type Slot = [AtomicU64; 8];
 
 const FAILED: u64 = 1;
 const REPLAY: u64 = 2;
-/// The sequence number lies above the flags.
+/// Number of flag bits below the sequence number.
 const SEQUENCE_SHIFT: u32 = 2;
 
 #[repr(align(64))]
 #[derive(Debug, Default)]
 struct Line(Slot);
 
-/// Blocking operations of fewer elements end without a time.
+/// Blocking operations of fewer elements are recorded without the time of their end.
 const TIMED_ELEMENTS: u64 = 16 << 10;
 
-/// Instead of the time of the end.
+/// Marks the end of an operation without a time.
 const UNTIMED: u64 = 1;
 
 /// A ring of entries.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     lines: Box<[Line]>,
-    /// How many of them are shown.
+    /// Number of entries that [`Recorder::records`] returns.
     entries: usize,
-    /// Whether every end is timed: `FUSEWIRE_FR_TIMING=1`.
+    /// Set by `FUSEWIRE_FR_TIMING=1`: every end is timed.
     always_timed: bool,
     issued: AtomicU64,
     size: usize,
-    /// Sequence numbers so far: of collectives, sends by peer, receives by peer; then the same for
-    /// replays. Each of them is counted in the one order in which a communicator's operations are
-    /// issued (replays: run), so that a load and a store do.
+    /// Last sequence numbers: of collectives, sends by peer, receives by peer; then the same for
+    /// replays. A communicator issues its operations (and runs its replays) in one order, so a load
+    /// and a store suffice to increment a counter.
     sequences: Box<[AtomicU64]>,
 }
 
 impl Recorder {
-    /// Of `entries` operations, for a communicator of `size` ranks.
+    /// Creates a recorder of `entries` operations, for a communicator of `size` ranks.
     pub(crate) fn new(entries: usize, size: u32) -> Self {
         clock::start();
         let size = size as usize;
         Self {
-            // A power of two, so that an entry's slot needs no division; no fewer than asked for.
+            // Rounded up to a power of two, so that the slot of an entry needs no division.
             lines: (0..ring_lines(entries)).map(|_| Line::default()).collect(),
             entries,
             always_timed: std::env::var("FUSEWIRE_FR_TIMING").is_ok_and(|value| value == "1"),
@@ -110,7 +110,7 @@ impl Recorder {
         }
     }
 
-    /// The next sequence number of such an operation.
+    /// Returns the next sequence number of the kind of this operation.
     #[inline]
     fn count(&self, op_info: &OpInfo, is_replay: bool) -> u64 {
         let call = op_info.call();
@@ -128,7 +128,7 @@ impl Recorder {
         sequence
     }
 
-    /// Records an operation that is issued now; its number.
+    /// Records an operation that is issued now. Returns its number.
     #[inline]
     pub(crate) fn issue(&self, op_info: &OpInfo, is_replay: bool) -> u64 {
         let id = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
@@ -138,10 +138,10 @@ impl Recorder {
         id
     }
 
-    /// Records an operation that is issued and started now, by a thread that has the stream for
-    /// itself. A locked instruction would wait for all stores before it: operations that other
-    /// streams issue at this very moment may get the same number, and one of the two entries is
-    /// lost.
+    /// Records an operation that is issued and started now, by a thread that has exclusive use of
+    /// the stream. Increments the number with a load and a store, because a locked instruction
+    /// would wait for all earlier stores. Operations that other streams issue concurrently may get
+    /// the same number; one of the two entries is then lost.
     #[inline]
     pub(crate) fn open(&self, op_info: &OpInfo) -> RunningOp<'_> {
         let id = self.issued.load(Ordering::Relaxed) + 1;
@@ -156,8 +156,8 @@ impl Recorder {
         }
     }
 
-    /// The operation has ended. When, is noted of those that take longer than the note: a reading
-    /// of the counter takes a tenth of the shortest call.
+    /// Marks the operation as ended. Records the time only of failed and of large operations,
+    /// because reading the clock takes a tenth of the duration of the shortest call.
     #[inline]
     pub(crate) fn close(&self, open: &RunningOp<'_>, well: bool) {
         let Some(slot) = open.slot else { return };
@@ -191,7 +191,7 @@ impl Recorder {
         slot[0].store(id, Ordering::Release);
     }
 
-    /// The operation starts.
+    /// Records the start of an operation.
     #[inline]
     pub(crate) fn start(&self, id: u64) {
         if let Some(slot) = self.current(id) {
@@ -199,7 +199,7 @@ impl Recorder {
         }
     }
 
-    /// The operation starts as it is issued, on this thread.
+    /// Records that an operation started when it was issued, on this thread.
     #[inline]
     pub(crate) fn start_at_once(&self, id: u64) {
         if let Some(slot) = self.current(id) {
@@ -207,7 +207,7 @@ impl Recorder {
         }
     }
 
-    /// The operation has ended.
+    /// Records the end of an operation.
     #[inline]
     pub(crate) fn end(&self, id: u64, well: bool) {
         if let Some(slot) = self.current(id) {
@@ -261,19 +261,19 @@ impl Recorder {
         oldest
     }
 
-    /// Operations issued so far.
+    /// Returns the number of operations issued so far.
     pub(crate) fn issued(&self) -> u64 {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// Forgets all entries.
+    /// Removes all entries.
     pub(crate) fn reset(&self) {
         for line in &self.lines {
             line.0[0].store(0, Ordering::Relaxed);
         }
     }
 
-    /// The entries, oldest first.
+    /// Returns the entries, oldest first.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
         let dates = TickConverter::new();
         let mut records: Vec<_> = self

@@ -99,7 +99,8 @@ impl Communicator {
                 let header = self.header(info.call, 0);
                 submit(self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // `check_collective` refuses these. The methods of `overlap.rs` bind them.
+            // Only the methods of `overlap.rs` make these, because they also bind the streams and
+            // flags.
             Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
                 unreachable!("{} without its flags", op.name())
             }
@@ -239,6 +240,7 @@ impl Communicator {
         let Planned {
             op, operands, plan, ..
         } = planned;
+        // On ranks other than the root, an unused buffer may have another type.
         let size = op.dtype().map_or(1, |dtype| dtype.size());
         let addr = |at: *const u8, count: usize| WindowAddr(self.inner.addr_of(at, count * size));
         let source_at = match staged {
@@ -273,11 +275,11 @@ impl Communicator {
         }
     }
 
-    /// Returns the cache policy for results of `bytes` bytes a rank: 1 if they bypass the caches.
-    /// Results that are copied bypass them if they are larger than a core's cache, because lines
-    /// that another core has read must be fetched back before they can be written. Others bypass
-    /// them if the results of all ranks are larger than half of the last-level cache; the other
-    /// half has the inputs. Ranks need not agree.
+    /// Returns the cache policy for results of `bytes` bytes per rank: 1 if they bypass the caches.
+    /// Copied results bypass the caches if they are larger than a core's cache, because lines that
+    /// another core has read must be fetched back before they can be written. Other results bypass
+    /// them if those of all ranks are larger than half of the last-level cache; the other half
+    /// holds the inputs. The policies of different ranks may differ.
     fn policy(&self, bytes: usize, copied: bool) -> u32 {
         let all = (bytes as u64).saturating_mul(u64::from(self.size()));
         let cached = if copied {
@@ -288,7 +290,7 @@ impl Communicator {
         u32::from(!cached)
     }
 
-    /// Returns a count for each rank as parameters of a kernel.
+    /// Returns kernel parameters for an array of one count per rank.
     fn one_each(&self, at: *const u64) -> RawBuffer {
         RawBuffer {
             at: at.cast_mut().cast(),
@@ -296,9 +298,8 @@ impl Communicator {
         }
     }
 
-    /// Returns row lengths where the kernels of the communicator's device can read them. Copies
-    /// lengths in host memory if the device cannot read them there, or if they may not outlive the
-    /// launch.
+    /// Returns row lengths that the kernels of the communicator's device can read. Copies lengths
+    /// in host memory if the device cannot read them, or if they may not outlive the launch.
     fn device_words(&self, counts: Counts<'_>, lifetime: Lifetime) -> Result<DeviceWords> {
         let (outputs, inputs) = match counts {
             Counts::None => (&[][..], &[][..]),
@@ -354,7 +355,8 @@ enum Kept {
 }
 
 impl DeviceWords {
-    /// Lengths of the outputs of `ranks` ranks at `at`, then those of the inputs.
+    /// Describes the lengths of the outputs of `ranks` ranks at `at`, followed by those of the
+    /// inputs.
     fn contiguous(at: *const u64, ranks: usize, kept: Kept) -> Self {
         Self {
             outputs: at,

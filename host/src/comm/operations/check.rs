@@ -1,4 +1,4 @@
-//! Checks that are made before anything moves.
+//! Checks of operands, before any data moves.
 
 use std::borrow::Cow;
 
@@ -194,8 +194,8 @@ impl Communicator {
         at_most(name, "output", received, operands.output.count)
     }
 
-    /// Returns the row lengths of the output and of the input, or `None` if they are in a GPU's
-    /// memory, which the host would have to wait for. A tensor has `lists` lengths per rank.
+    /// Returns the row lengths of the output and of the input, or `None` if they are in GPU memory,
+    /// which the host would have to wait for. A tensor has `lists` lengths per rank.
     pub(in crate::comm) fn readable_counts<'a>(
         &self,
         name: &'static str,
@@ -421,8 +421,8 @@ pub(super) fn supports_reduction(
     ))
 }
 
-/// Checks that output and input do not overlap, except if the output begins `in_place` elements
-/// after the input, where the operation works in place.
+/// Checks that output and input do not overlap, unless the output begins `in_place` elements after
+/// the input, which the operation supports.
 #[inline]
 fn apart(
     operation: &'static str,
@@ -441,8 +441,8 @@ fn apart(
     Ok(())
 }
 
-/// Checks that output and input do not overlap, except if the input begins `at` elements after the
-/// output, where the operation works in place.
+/// Checks that output and input do not overlap, unless the input begins `at` elements after the
+/// output, which the operation supports.
 fn within(
     operation: &'static str,
     output: &Output<'_>,

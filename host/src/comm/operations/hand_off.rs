@@ -1,4 +1,4 @@
-//! Collectives that a backend carries out.
+//! Collectives that a backend executes.
 
 use std::sync::Arc;
 
@@ -33,13 +33,13 @@ struct Buffer {
     len: usize,
 }
 
-/// Row lengths that each call reads.
+/// Row lengths, read at each call.
 enum RowCounts {
     None,
-    /// Lengths of the output and of the input.
+    /// Lengths of the rows of the output and of the input.
     Copied(Vec<u64>, Vec<u64>),
-    /// Address of the lengths in a tensor in CPU memory, the number of the output's and the number
-    /// of the input's.
+    /// Address of the lengths in a tensor in CPU memory, number of lengths of the output, and
+    /// number of lengths of the input.
     InTensor(usize, usize, usize),
 }
 
@@ -82,15 +82,15 @@ impl BackendCall {
         if matches!(self.op, Op::AllToAll { .. }) && self.input.at == self.output.at {
             self.all_to_all_in_place(operands)?;
         } else {
-            // SAFETY: as for `operands` above. No other operation overlaps in a way that the
-            // trait forbids.
+            // SAFETY: see `operands` above. The only overlap that `check_operands` allows and the
+            // trait forbids is that of an in-place all_to_all, which the other branch handles.
             unsafe { self.backend.execute(&self.op, &operands, &self.args)? };
         }
         self.backend.async_error()
     }
 
-    /// Fails if the lengths, which a tensor may have changed since the call was checked, exceed the
-    /// buffers.
+    /// Fails if the lengths exceed the buffers; a tensor of lengths may have changed since the call
+    /// was checked.
     fn check_counts(&self, output: &[u64], input: &[u64]) -> Result<()> {
         let (sends, holds) = (self.input.len as u64, self.output.len as u64);
         let total = |counts: &[u64]| {
@@ -114,8 +114,7 @@ impl BackendCall {
         ))
     }
 
-    /// Runs all_to_all with equal input and output, which backends do not support, through a copy
-    /// of the input.
+    /// Runs an in-place all_to_all, which backends do not support, through a copy of the input.
     fn all_to_all_in_place(&self, operands: Operands<'_>) -> Result<()> {
         let dtype = operands.input.dtype;
         let bytes = operands.input.count * dtype.size();

@@ -1,4 +1,4 @@
-//! Which kernel instance serves a type and a reduction.
+//! Selection of the kernel instance for a type and a reduction.
 
 use fusewire_device::DType;
 use fusewire_device::native::Kernel;
@@ -8,11 +8,11 @@ use fusewire_kernels::reduce_scatter as rs;
 
 use crate::options::ReduceOp;
 
-/// Chooses an instance.
+/// Returns the kernel instance for a type and a reduction.
 pub(super) type Select = fn(DType, ReduceOp) -> &'static Kernel<ReductionParams>;
 
-/// Returns the instance that is compiled for the type and the reduction, or the one that switches
-/// at run time.
+/// Returns the instance that is compiled for the type and the reduction, or the generic one, which
+/// switches at run time.
 macro_rules! select {
     ($select:path, $any:path, $dtype:ident, $op:ident) => {
         $select($dtype, $op.code()).unwrap_or(const { &$any })
@@ -36,7 +36,7 @@ pub(super) fn reduce_scatter(dtype: DType, op: ReduceOp) -> &'static Kernel<Redu
     select!(rs::select_reduce_scatter, rs::REDUCE_SCATTER_ANY, dtype, op)
 }
 
-/// The plan takes the kernels by multicast for f32, f16 and bf16 only.
+/// Returns the multicast kernel, which the plan selects only for f32, f16 and bf16.
 pub(super) fn all_reduce_nvls(dtype: DType, op: ReduceOp) -> &'static Kernel<ReductionParams> {
     nvls::select_all_reduce_nvls(dtype).unwrap_or_else(|| reduce_shards(dtype, op))
 }

@@ -61,7 +61,7 @@ impl Rows {
         self.each(|whole, part| (whole, part))
     }
 
-    /// Returns the copies of the contiguous memory to the tensors.
+    /// Returns the copies from the contiguous memory to the tensors.
     fn unpack(&self) -> Step {
         self.each(|whole, part| (part, whole))
     }
@@ -100,10 +100,10 @@ fn rows_of(operation: &'static str, what: &str, list: &[Tensor], count: usize) -
     }
 }
 
-/// A step before or after the collectives.
+/// Copies before or after the collectives.
 type Step = Option<Arc<[Copy]>>;
 
-/// Collectives on contiguous tensors that carry out one operation on lists.
+/// Collectives on contiguous tensors that implement one operation on lists.
 pub(in crate::comm) struct ListCollective {
     /// Copies of the inputs to contiguous memory.
     before: Step,

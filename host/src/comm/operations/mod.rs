@@ -1,10 +1,10 @@
-//! A [`Collective`] on its way to a launch: check, plan, bind, submit.
+//! The path of a [`Collective`] to a launch: check, plan, bind, submit.
 //!
 //! | step | function | sees |
 //! |---|---|---|
 //! | check | [`Communicator::check_collective`] | operation and buffers |
 //! | plan | [`Communicator::plan`] | the operation and values that all ranks agree on |
-//! | bind | [`Communicator::bind`] | all of these, and the kernels or the backend |
+//! | bind | [`Communicator::bind`] | the values above, and the kernels or the backend |
 //! | submit | [`Communicator::run`], [`Communicator::submit`] | a [`PreparedOp`] |
 
 mod bind;
@@ -34,10 +34,10 @@ enum Lifetime {
 }
 
 impl Communicator {
-    /// Runs a collective and returns when its result is there.
+    /// Runs a collective and returns when its result is available.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure.
     pub fn execute(&self, mut collective: Collective<'_>) -> Result<()> {
         self.check_collective(&mut collective)?;
         if self.needs_bounce_buffers(&collective.operands) {
@@ -46,12 +46,12 @@ impl Communicator {
         self.bind(&collective, Lifetime::Call, |prepared| self.run(&prepared))
     }
 
-    /// Enqueues a collective on the communicator's stream. All buffers must be tensors, which are
-    /// kept alive as long as the launch and any graph that contains it.
+    /// Enqueues a collective on the communicator's stream. All buffers must be tensors: the launch,
+    /// and any graph that contains it, keeps them allocated.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] before anything moves; the communicator's first failure.
-    /// The result of the [`Work`] is the failure of the operation while it runs.
+    /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure.
+    /// The [`Work`] reports a failure of the operation while it runs.
     pub fn enqueue(&self, mut collective: Collective<'_>) -> Result<Work> {
         self.check_collective(&mut collective)?;
         if collective.operands.is_borrowed() {
@@ -90,7 +90,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns the plan of an operation. It is the same on all ranks, whatever their buffers.
+    /// Returns the plan of an operation, which is the same on all ranks.
     ///
     /// # Errors
     /// [`crate::Error::InvalidArgument`] if the type does not support the reduction.

@@ -1,4 +1,5 @@
-//! Operations that overlap with a consumer or a producer stream, bound to their kernels.
+//! Operations that overlap with work on a consumer or producer stream, and their binding to
+//! kernels.
 
 use crate::collective::{Collective, Op, Operands};
 use crate::comm::observe::OpInfo;
@@ -20,7 +21,7 @@ use fusewire_kernels::overlap::{
     ReduceScatterOnArrivalParams, Tiles, select_reduce_scatter_on_arrival,
 };
 
-/// The instance of a type and a reduction.
+/// Returns the kernel instance for a type and a reduction.
 fn instance(dtype: DType, op: ReduceOp) -> &'static Kernel<ReduceScatterOnArrivalParams> {
     let compiled = match op {
         ReduceOp::Sum => select_reduce_scatter_on_arrival(dtype),
@@ -30,25 +31,27 @@ fn instance(dtype: DType, op: ReduceOp) -> &'static Kernel<ReduceScatterOnArriva
 }
 
 impl Communicator {
-    /// Collects every rank's `input` as row r of `output`, as
-    /// [`Communicator::all_gather_single_async`], and raises a word of `flags` as soon as a chunk
-    /// has arrived, so that the computation on the stream `consumer` begins with the chunks that
-    /// have arrived. Chunk c of rank r, `chunk` elements of its row from `c * chunk` on (the last
-    /// one may be shorter), has word `r * input.len().div_ceil(chunk) + c`. This rank's own chunks
-    /// come first, then those of the next ranks round the ring.
+    /// Copies the `input` of rank r to row r of every rank's `output`, like
+    /// [`Communicator::all_gather_single_async`], and sets a word of `flags` as soon as a chunk has
+    /// arrived, so that the computation on the stream `consumer` can begin with the chunks that
+    /// have arrived. Chunk c of rank r consists of `chunk` elements of its row, starting at element
+    /// `c * chunk` (the last chunk may be shorter), and has word
+    /// `r * input.len().div_ceil(chunk) + c`. This rank's own chunks arrive first, then those of
+    /// the next ranks in ring order.
     ///
-    /// All words are cleared on `consumer`; behind that the operation runs on the communicator's
-    /// stream, which must be another one ([`Communicator::on`]). What is enqueued on `consumer`
-    /// from now on waits for chunks by [`ReadyFlags::stream_wait`], or in its own kernels; before
-    /// it ends a capture, or uses the words or `output` for something else, it waits for all of the
-    /// operation by [`Work::wait`]. Both streams may be captured: a replay begins with cleared
-    /// words.
+    /// All words are cleared on `consumer`. Then the operation runs on the communicator's stream,
+    /// which must be another stream ([`Communicator::on`]). Work that is enqueued on `consumer`
+    /// afterwards waits for chunks by [`ReadyFlags::stream_wait`] or in its own kernels. Before
+    /// `consumer` ends a capture, or uses the words or `output` for another purpose, it must wait
+    /// for the whole operation by [`Work::wait`]. Both streams may be captured; a replay begins
+    /// with cleared words.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] before anything moves: lengths and types as there, too few words,
-    /// words or streams of another device, the consumer stream being the communicator's, a chunk of
-    /// no elements, a backend. The communicator's first failure; one while running is the
-    /// [`Work`]'s, and lets whoever waits for a word go on.
+    /// [`Error::InvalidArgument`] before any data moves: for lengths and types that
+    /// [`Communicator::all_gather_single`] refuses, too few words, words or streams of another
+    /// device, a `consumer` that is the communicator's stream, chunks of 0 elements, or a backend
+    /// other than Fusewire's kernels. The communicator's first failure. The [`Work`] reports a
+    /// failure while the operation runs, which also ends all waits for words.
     pub fn all_gather_with_flags_async(
         &self,
         consumer: &Stream,
@@ -117,30 +120,32 @@ impl Communicator {
         Ok(prepared.keeping(flags.keep()))
     }
 
-    /// Reduces row r of every rank's `input` to rank r's `output`, as
-    /// [`Communicator::reduce_scatter_single_async`], taking each tile of this rank's input as soon
-    /// as its word of `tiles` says that it is done, so that the computation on the stream
-    /// `producer` ends while the first tiles are on their way. Tile t of row r, `tile` elements
-    /// from `t * tile` on (the last one may be shorter), has the word
-    /// `r * output.len().div_ceil(tile) + t`, and is done when that is `target` or more. Tiles are
-    /// taken in the order of t, those of all rows together: a computation had best make them in
-    /// that order.
+    /// Reduces row r of every rank's `input` to the `output` of rank r, like
+    /// [`Communicator::reduce_scatter_single_async`], and reads each tile of this rank's input as
+    /// soon as its word of `tiles` shows that it is complete, so that the first tiles are
+    /// transferred while the computation on the stream `producer` makes the others. Tile t of row r
+    /// consists of `tile` elements, starting at element `t * tile` (the last tile may be shorter),
+    /// has word `r * output.len().div_ceil(tile) + t`, and is complete when the word is `target` or
+    /// more. Tiles are read in the order of t, those of all rows together, so the computation
+    /// should make them in that order.
     ///
-    /// Streams, captures and words are as in [`Communicator::all_gather_with_flags_async`]: this
-    /// call comes first, then the producer's work, which raises words by
-    /// [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`], then
-    /// [`Work::wait`]. Each tile is an exchange between all ranks: few large tiles are better than
-    /// many small ones.
+    /// [`Communicator::all_gather_with_flags_async`] describes the rules for streams, captures and
+    /// words. Call this method first, then enqueue the producer's work, which raises words by
+    /// [`ReadyFlags::stream_write`], in its own kernels or by [`ReadyFlags::add`], and then call
+    /// [`Work::wait`]. Each tile is an exchange between all ranks, so few large tiles are faster
+    /// than many small ones.
     ///
-    /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident from its start
-    /// to its end: what makes the tiles must do with the other multiprocessors, and must be loaded
-    /// before (a library that loads a kernel at its first call may wait for the device then).
+    /// On a GPU the operation waits in `Options::blocks` blocks, which stay resident until it ends.
+    /// The kernels that make the tiles must run on the other multiprocessors and must be loaded
+    /// before this call, because a library that loads a kernel at its first call may wait for the
+    /// device.
     ///
-    /// The result has the same bits as that of [`Communicator::reduce_scatter_single`].
+    /// The result is bitwise equal to that of [`Communicator::reduce_scatter_single`].
     ///
     /// # Errors
-    /// As there, and for a `target` of 0 or above 2^30 - 1, and on a GPU where the operation would
-    /// leave no multiprocessor. A tile that is not made in time is the [`Work`]'s failure, which
+    /// The errors of [`Communicator::all_gather_with_flags_async`]; [`Error::InvalidArgument`] for
+    /// a `target` of 0 or above 2^30 - 1, and on a GPU if the operation would leave no
+    /// multiprocessor free. If a tile is not completed in time, the [`Work`] reports a failure that
     /// names it ([`crate::Failure::tile`]).
     #[expect(
         clippy::too_many_arguments,
@@ -226,7 +231,7 @@ impl Communicator {
         Ok(prepared.keeping(tiles.keep()))
     }
 
-    /// Returns the arguments of an overlapped kernel, which writes `written` elements.
+    /// Returns the exchange arguments of an overlapped kernel that writes `written` elements.
     fn overlap_exchange(&self, plan: &Plan, input: &Input<'_>, written: usize) -> Exchange {
         let size = input.dtype.size();
         let source_at = WindowAddr(self.inner.addr_of(input.ptr, input.count * size));
@@ -289,7 +294,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// On a GPU the kernel must leave multiprocessors to what it waits for.
+    /// Checks that on a GPU the operation leaves multiprocessors for the work that it waits for.
     fn check_free_multiprocessors(&self, name: &'static str) -> Result<()> {
         let Some(on_gpu) = &self.inner.on_gpu else {
             return Ok(());
@@ -311,7 +316,7 @@ impl Communicator {
     }
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
-    /// stream, which waits for that.
+    /// stream, which waits for the clearing.
     fn fork(
         &self,
         compute: &Stream,

@@ -1,4 +1,4 @@
-//! Barriers in the store. The last one of a rendezvous deletes what the rendezvous published.
+//! Barriers in the store. The last barrier of a rendezvous deletes the rendezvous' keys.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use crate::{Error, Result};
 
 impl Rendezvous<'_> {
     /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
-    /// its process may serve the store and exit right after.
+    /// its process may serve the store and exit directly afterwards.
     pub(in crate::comm) fn barrier(&self, what: &str) -> Result<()> {
         self.barrier_then(what, || ())
     }
 
-    /// Runs the last barrier of a rendezvous, after all ranks have read its keys, and deletes them.
+    /// Runs the last barrier of a rendezvous and, after all ranks have read its keys, deletes them.
     pub(in crate::comm) fn end(
         &self,
         what: &str,
@@ -24,7 +24,7 @@ impl Rendezvous<'_> {
     ) -> Result<()> {
         let class = class(published);
         self.barrier_then(what, || {
-            // A key that cannot be deleted stays; no later rendezvous uses it.
+            // A key that cannot be deleted remains, but no later rendezvous uses it.
             let _ = self.store.delete(&self.peer_info_key(class, self.rank));
             let _ = self
                 .store
@@ -40,8 +40,8 @@ impl Rendezvous<'_> {
         })
     }
 
-    /// As [`Self::barrier`]; calls `clean` after all ranks have entered and before the store may
-    /// exit.
+    /// Runs [`Self::barrier`], and calls `clean` after all ranks have entered and before the store
+    /// may exit.
     pub(in crate::comm) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
         if self.size == 1 {
             clean();
@@ -66,8 +66,8 @@ impl Rendezvous<'_> {
                 let _ = self.store.delete(key);
             }
         } else if self.store.add(&left, 1)? == i64::from(self.size) - 1 {
-            // If rank 0 sees the key it may leave at once, with the store: the answer does not
-            // matter.
+            // The result is ignored: rank 0 may exit, and the store with it, as soon as it sees the
+            // key.
             let _ = self.store.set(&gone, b"1");
         }
         Ok(())

@@ -14,7 +14,7 @@ use crate::store::Store;
 /// benchmarks.
 ///
 /// # Errors
-/// As [`Communicator::new`](crate::Communicator::new).
+/// The errors of [`Communicator::new`](crate::Communicator::new).
 #[doc(hidden)]
 pub fn bench_rendezvous(
     store: &dyn Store,

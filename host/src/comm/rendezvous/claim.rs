@@ -7,10 +7,10 @@ use crate::bootstrap::QUERY_METHOD;
 use crate::store::Store;
 use crate::{Error, Result, process};
 
-/// The claim of a rank number in the rendezvous of a name.
+/// The claim of a rank number in a rendezvous of a communicator's name.
 #[derive(Debug)]
 pub(in crate::comm) struct RankClaim {
-    /// What the keys of this rendezvous begin with.
+    /// Prefix of the keys of this rendezvous.
     pub(in crate::comm) prefix: String,
 }
 
@@ -35,7 +35,7 @@ impl RankClaim {
             if there != own.as_bytes() && is_dead(&there, host) {
                 there = store.compare_set(&key, &there, own.as_bytes())?;
             }
-            // The rendezvous may have ended before the claim; the loop then tries the next one.
+            // The rendezvous may have ended before the claim. The loop then tries the next one.
             let taken = there == own.as_bytes();
             if store.add(&number_key(name), 0)? != number {
                 if taken {
@@ -55,11 +55,10 @@ impl RankClaim {
                  or the store belongs to another job (MASTER_PORT)",
                 std::process::id()
             );
-            // The ranks that wait learn of it, if the rendezvous does not complete without this
-            // one.
+            // The waiting ranks report this, unless the rendezvous completes without this process.
             let key = duplicate_key(&prefix);
             let _ = store.set(&key, detail.as_bytes());
-            // If the rendezvous has ended meanwhile, no rank deletes the key.
+            // If the rendezvous has ended in the meantime, no rank deletes the key.
             if store.add(&number_key(name), 0).ok() != Some(number) {
                 let _ = store.delete(&key);
             }
@@ -75,7 +74,7 @@ pub(super) fn number_key(name: &str) -> String {
     format!("fusewire/{name}/number")
 }
 
-/// Returns true if the claim is that of a process of this host that has ended.
+/// Returns true if the claim is that of a process on this host that has ended.
 fn is_dead(claim: &[u8], host: &str) -> bool {
     let Ok(claim) = str::from_utf8(claim) else {
         return false;

@@ -1,14 +1,14 @@
 //! Rendezvous of ranks in a store: they exchange memory descriptors, agree, and wait for each
 //! other.
 //!
-//! What a rank sends and receives does not grow with the number of ranks, except on rank 0. Each
-//! rank publishes its [`PeerInfo`]. Rank 0 reads and compares all of them, publishes for each host
-//! which ranks run there, and then the [`Outcome`](self::outcome::Outcome): all ranks have joined,
-//! or the reason for failure. The other ranks wait for that one value, and read the peer info of
-//! their own host (of all hosts if the ranks are in one NVLink domain).
+//! Except on rank 0, the data that a rank sends and receives does not grow with the number of
+//! ranks. Each rank publishes its [`PeerInfo`]. Rank 0 reads and compares all of them, publishes
+//! for each host the ranks on it, and then publishes the [`Outcome`](self::outcome::Outcome): all
+//! ranks have joined, or the reason for failure. The other ranks wait for this one value, and read
+//! the peer info of their own host (of all hosts if the ranks are in one NVLink domain).
 //!
-//! The rendezvous of one name are numbered. The rank that finds that one has ended, with or without
-//! success, increments the number, so that a failed rendezvous does not block the next.
+//! The rendezvous of one name are numbered. A rank that detects the end of a rendezvous, with or
+//! without success, increments the number, so that a failed rendezvous does not block the next one.
 
 mod barrier;
 mod bench;
@@ -33,7 +33,7 @@ use crate::memory::Memory;
 use crate::store::Store;
 use crate::{Error, Result};
 
-/// One rank's view of a rendezvous.
+/// A rank's view of a rendezvous.
 pub(super) struct Rendezvous<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) prefix: &'a str,
@@ -45,8 +45,8 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's segment and maps those of all ranks. `what` holds whatever must be
-    /// equal on all ranks; a mismatch is an error.
+    /// Publishes this rank's segment and maps those of all ranks. `what` contains all values that
+    /// must be equal on all ranks; a mismatch is an error.
     pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
         let locality = Locality::of(device)?;
         let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
@@ -60,7 +60,7 @@ impl Rendezvous<'_> {
         self.open(device, own, infos)
     }
 
-    /// Maps everybody's segment.
+    /// Maps the segments of all ranks.
     pub(super) fn open(
         &self,
         device: Device,
@@ -78,10 +78,10 @@ impl Rendezvous<'_> {
         Ok(all)
     }
 
-    /// Every rank's bytes.
+    /// Returns the bytes of every rank.
     pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let key = |rank: u32| format!("{}/{what}/{rank}", self.prefix);
-        // Not nothing: some stores know no empty value.
+        // The value is never empty, because some stores do not support empty values.
         let mut value = vec![0];
         value.extend(own);
         self.store.set(&key(self.rank), &value)?;
@@ -159,8 +159,8 @@ impl Rendezvous<'_> {
     }
 }
 
-/// Returns the key of a publication without the hash of what must agree, so that ranks that differ
-/// use the same keys and can report the difference.
+/// Returns the key of a publication without the hash of the agreed values, so that ranks with
+/// different values use the same keys and can report the difference.
 fn class(what: &str) -> &str {
     what.strip_prefix("workspace-")
         .map_or(what, |_| "workspace")

@@ -9,7 +9,7 @@ use super::waiting::WaitProgress;
 use crate::store::Error as StoreError;
 use crate::{Error, Result};
 
-/// How long a rank waits for another one to find the missing rank.
+/// Time that a rank waits for another rank to find the missing rank.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The outcome of a rendezvous.
@@ -92,8 +92,8 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Returns the first rank without peer info, or rank 0, which has then not published the
-    /// outcome.
+    /// Returns the first rank without peer info, or rank 0 if there is none: rank 0 has then not
+    /// published the outcome.
     pub(super) fn first_missing(&self, class: &str) -> Result<u32> {
         for rank in 0..self.size {
             if !self.store.check(&[&self.peer_info_key(class, rank)])? {
@@ -103,11 +103,12 @@ impl Rendezvous<'_> {
         Ok(0)
     }
 
-    /// Publishes the outcome of the rendezvous unless another rank already has; returns the valid
-    /// one.
+    /// Publishes the outcome of the rendezvous, unless another rank already has. Returns the valid
+    /// outcome.
     pub(super) fn publish(&self, class: &str, outcome: Outcome) -> Result<Outcome> {
         let key = self.outcome_key(class);
-        // Before the outcome, so that a rank that has read it joins the next rendezvous.
+        // Done before the outcome is published, so that a rank that has read the outcome joins the
+        // next rendezvous.
         if let Some(number) = self.prefix.rsplit('/').next()
             && let Ok(next) = number.parse::<i64>().map(|number| number + 1)
         {
@@ -118,7 +119,8 @@ impl Rendezvous<'_> {
         let own = outcome.to_bytes();
         let holds = self.store.compare_set(&key, b"", &own)?;
         if holds == own {
-            // Again, because a server of PyTorch before 2.1 wakes nobody for the above.
+            // Set again, because on a server of PyTorch before 2.1 `compare_set` wakes no waiting
+            // rank.
             self.store.set(&key, &own)?;
             return Ok(outcome);
         }

@@ -1,4 +1,4 @@
-//! Peer info: what each rank publishes of itself, and which ranks read it.
+//! Peer info: the values that each rank publishes, and the ranks that read them.
 
 use super::outcome::Outcome;
 use super::waiting::WaitProgress;
@@ -11,19 +11,20 @@ use crate::{Error, Result};
 /// Number of ranks whose peer info is read in one request.
 const BATCH: u32 = 1024;
 
-/// What a rank publishes of itself, as another rank reads it.
+/// Published values of a rank, for another rank.
 #[derive(Debug)]
 pub(in crate::comm) struct PeerInfo {
     pub(in crate::comm) rank: u32,
     pub(in crate::comm) memory: MemoryDescriptor,
-    /// Whether the rank is on the reader's host: else there are no processes and descriptors of it.
+    /// Set if the rank is on the reader's host. Otherwise its process and its descriptors are not
+    /// accessible.
     pub(in crate::comm) is_here: bool,
 }
 
 impl Rendezvous<'_> {
     /// Publishes this rank's peer info. Returns a rank whose memory cannot be reached, if there is
-    /// one, and the peer info of the ranks that can be reached, in rank order: the ranks of this
-    /// host, or of all hosts of its NVLink domain.
+    /// one, and the peer info of the reachable ranks in rank order: the ranks of this host, or of
+    /// all hosts of its NVLink domain.
     #[expect(clippy::type_complexity, reason = "one use")]
     pub(in crate::comm) fn gather(
         &self,
@@ -125,7 +126,7 @@ impl Rendezvous<'_> {
         Ok(topology)
     }
 
-    /// Checks, on rank 0, that what `rank` has published fits this rank's.
+    /// Checks, on rank 0, that the published values of `rank` match those of this rank.
     fn verify<'a>(
         &self,
         rank: u32,
@@ -157,7 +158,7 @@ impl Rendezvous<'_> {
         Ok(published)
     }
 
-    /// Publishes, on rank 0, which ranks each host has.
+    /// Publishes, on rank 0, the ranks of each host.
     fn publish_hosts(&self, class: &str, topology: &Topology) -> Result<()> {
         let values: Vec<_> = topology
             .hosts()
@@ -173,7 +174,8 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Reads the peer info of `count` ranks from `first` on, in batches; `get` reads one batch.
+    /// Reads the peer info of `count` ranks, starting at `first`, in batches. `get` reads one
+    /// batch.
     fn read_peer_infos(
         &self,
         class: &str,
@@ -198,12 +200,12 @@ impl Rendezvous<'_> {
     }
 }
 
-/// What a rank has published, as bytes of its peer info.
+/// Published values of a rank, decoded from the bytes of its peer info.
 struct PublishedInfo<'a> {
-    /// Number of ranks that it was started as one of.
+    /// Number of ranks that the rank was started with.
     size: u32,
     memory: MemoryDescriptor,
-    /// What must be equal on all ranks.
+    /// Value that must be equal on all ranks.
     what: &'a str,
     locality: Locality,
 }

@@ -1,5 +1,5 @@
-//! Waiting for ranks that have not joined: rank 0 checks whether the rendezvous can still succeed,
-//! and one rank reports which ranks are missing.
+//! Waits for ranks that have not joined: rank 0 checks that the rendezvous can still succeed, and
+//! one rank reports the missing ranks.
 
 #[cfg(test)]
 use core::cell::Cell;
@@ -11,20 +11,21 @@ use super::outcome::Outcome;
 use crate::Result;
 use crate::store::Error as StoreError;
 
-/// Longest wait of rank 0 before it looks whether the rendezvous can still succeed.
+/// Longest wait of rank 0 between checks that the rendezvous can still succeed.
 const SLICE: Duration = Duration::from_millis(500);
 
-/// As [`SLICE`], on the other ranks: there may be thousands.
+/// Longest wait of other ranks between these checks. It is longer because there may be thousands of
+/// ranks.
 const LONG_SLICE: Duration = Duration::from_secs(8);
 
-/// Time of the first look at every rank; the times between looks double.
+/// Time of the first check of every rank; the time between checks doubles.
 const FIRST_SCAN: Duration = Duration::from_secs(1);
 
-/// From then on the user is shown which ranks are missing.
+/// Time after which the missing ranks are reported to the user.
 const FIRST_REPORT: Duration = Duration::from_secs(8);
 
-/// Time in which the job may complete although a rank was started twice: a rank of another job that
-/// uses this store by mistake must not end this job.
+/// Time for which the job may still complete although a rank was started twice: a rank of another
+/// job that uses this store by mistake must not end this job.
 const DUPLICATE_GRACE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
@@ -46,10 +47,10 @@ fn duplicate_grace() -> Duration {
     DUPLICATE_GRACE
 }
 
-/// Ranks that are named in one message.
+/// Maximum number of ranks that a message names.
 const MAX_NAMED: usize = 8;
 
-/// A rank's wait for the others.
+/// State of a rank's wait for the others.
 pub(super) struct WaitProgress {
     started: Instant,
     timeout: Duration,
@@ -65,7 +66,7 @@ impl WaitProgress {
         }
     }
 
-    /// Returns how long `rank` waits before it looks again.
+    /// Returns the time that `rank` waits until its next check.
     pub(super) fn slice(&self, rank: u32) -> Duration {
         let left = self.timeout.saturating_sub(self.started.elapsed());
         let slice = match rank {
@@ -79,7 +80,7 @@ impl WaitProgress {
         self.started.elapsed() >= self.timeout
     }
 
-    /// Returns true if it is time to look at every rank.
+    /// Returns true if a check of every rank is due.
     fn scans(&mut self) -> bool {
         let elapsed = self.started.elapsed();
         if elapsed < self.next_scan {
@@ -97,8 +98,8 @@ impl WaitProgress {
 }
 
 impl Rendezvous<'_> {
-    /// Checks, on rank 0, whether the rendezvous can still succeed while ranks are missing.
-    /// `verify` checks the peer info of a rank that has joined. Fails if it cannot succeed.
+    /// Checks on rank 0, while ranks are missing, that the rendezvous can still succeed. `verify`
+    /// checks the peer info of a rank that has joined.
     pub(super) fn look_at_all(
         &self,
         class: &str,
@@ -128,8 +129,8 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Checks, on another rank than 0, whether rank 0 can still publish the outcome. Only the first
-    /// rank that has joined reports.
+    /// Checks on the other ranks that rank 0 can still publish the outcome. Only the first rank
+    /// that has joined reports.
     pub(super) fn look_at_first(&self, class: &str, waiting: &mut WaitProgress) -> Result<()> {
         self.look_for_duplicate(class, waiting)?;
         if !waiting.scans() || !waiting.reports() {
@@ -146,14 +147,14 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
-    /// Fails if a rank was started twice, and the rendezvous is still incomplete.
+    /// Fails if a rank was started twice and the rendezvous is still incomplete.
     fn look_for_duplicate(&self, class: &str, waiting: &WaitProgress) -> Result<()> {
         let key = duplicate_key(self.prefix);
         if waiting.started.elapsed() < duplicate_grace() || !self.store.check(&[&key])? {
             return Ok(());
         }
         let duplicate = match self.store.get(&key, SLICE) {
-            // The key was deleted: the rendezvous has ended.
+            // The key was deleted, so the rendezvous has ended.
             Err(StoreError::Timeout { .. }) => return Ok(()),
             duplicate => duplicate?,
         };
@@ -181,8 +182,8 @@ impl Rendezvous<'_> {
         ));
     }
 
-    /// Waits, on rank 0, until the others have read why the rendezvous has failed: the store may
-    /// end with this process. The others say so.
+    /// Waits, on rank 0, until the others have read the reason of the failure, because the store
+    /// may end with this process. On the other ranks, confirms the read.
     pub(super) fn linger(&self, class: &str) {
         const LIMIT: Duration = Duration::from_secs(1);
         let started = Instant::now();
@@ -204,7 +205,7 @@ impl Rendezvous<'_> {
         }
     }
 
-    /// Returns the outcome under `key`, which exists.
+    /// Returns the outcome under `key`, which must exist.
     fn published(&self, key: &str) -> Result<Option<Outcome>> {
         match self.store.get(key, self.timeout) {
             Ok(bytes) => Ok(Outcome::from_bytes(&bytes)),
@@ -214,12 +215,12 @@ impl Rendezvous<'_> {
     }
 }
 
-/// The key under which a rank that was started twice is reported.
+/// Returns the key under which a rank that was started twice is reported.
 pub(super) fn duplicate_key(prefix: &str) -> String {
     format!("{prefix}/duplicate")
 }
 
-/// Names some ranks of `size`.
+/// Formats the names of some of `size` ranks.
 fn ranks(some: &[u32], size: u32) -> String {
     let names: Vec<_> = some.iter().take(MAX_NAMED).map(u32::to_string).collect();
     let more = some.len().saturating_sub(MAX_NAMED);

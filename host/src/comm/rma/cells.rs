@@ -1,4 +1,4 @@
-//! Refuses windows with cells if kernels of a rank have no atomics for the memory of another one.
+//! Check that kernels of each rank have atomics for the cells in the memory of the other ranks.
 
 use crate::Result;
 use crate::comm::Communicator;
@@ -41,9 +41,10 @@ impl Refusal {
 
 impl Communicator {
     /// Checks that the kernels of every rank can update cells of every rank natively. All ranks
-    /// together; all ranks refuse if one does.
+    /// must call this together; all of them fail if one of them refuses.
     ///
-    /// On the CPU, kernels update cells natively or by the proxies of a network: no rank refuses.
+    /// On the CPU no rank refuses, because kernels update cells natively or through the proxies of
+    /// a network.
     pub(super) fn check_atomics(&self) -> Result<()> {
         let Some(on_gpu) = &self.inner.on_gpu else {
             return Ok(());
@@ -52,7 +53,7 @@ impl Communicator {
         let own = gpu.properties().uuid;
         let uuids = self.agree("cells", halves(own), &[], |_| String::new())?;
         if uuids.iter().all(|uuid| *uuid == uuids[0]) {
-            // All ranks find that they share one GPU.
+            // All ranks share one GPU, and all of them reach this result.
             return Ok(());
         }
         let others = uuids.iter().zip(0u32..);
@@ -87,7 +88,8 @@ impl Communicator {
     }
 }
 
-/// Returns why kernels of `gpu` cannot update cells in the memory of another GPU.
+/// Returns the reason for which kernels of `gpu` cannot update cells in the memory of another GPU,
+/// or `None` if they can.
 fn refusal(gpu: &Gpu, [low, high]: [u64; 2]) -> Result<Option<Refusal>> {
     let uuid = u128::from(high) << 64 | u128::from(low);
     Ok(match gpu.driver().native_atomics(&uuid.to_le_bytes())? {

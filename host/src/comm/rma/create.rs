@@ -1,4 +1,4 @@
-//! New windows: over a tensor of each rank, or over new memory.
+//! Creation of windows, over a tensor of each rank or over new memory.
 
 use core::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -13,18 +13,19 @@ use crate::comm::submit::invalid;
 use crate::gpu::Scratch;
 use crate::tensor::Tensor;
 
-/// Words of a window; torchcomms' defaults. Equal on all ranks.
+/// Numbers of a window's signals, counters, barriers and cells; equal on all ranks. The defaults
+/// are those of torchcomms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct WindowOptions {
-    /// Signals; the number of ranks where it is `None`.
+    /// Number of signals; the number of ranks if this is `None`.
     pub signals: Option<u32>,
-    /// Counters; the number of ranks where it is `None`.
+    /// Number of counters; the number of ranks if this is `None`.
     pub counters: Option<u32>,
-    /// Barriers; 1.
+    /// Number of barriers; 1 by default.
     pub barriers: u32,
-    /// Cells: words that kernels of all ranks update atomically
-    /// ([`fusewire_device::window::Fetch`]); 0.
+    /// Number of cells, which are words that kernels of all ranks update atomically
+    /// ([`fusewire_device::window::Fetch`]); 0 by default.
     pub cells: u32,
 }
 
@@ -39,7 +40,7 @@ impl Default for WindowOptions {
     }
 }
 
-/// The rings of a queue; 0 for other windows.
+/// Size of the rings of a queue; 0 for other windows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rings {
     pub(super) rows: u32,
@@ -47,24 +48,25 @@ pub(super) struct Rings {
 }
 
 impl Communicator {
-    /// Returns true if [`Communicator::new_window`] works: not with a backend.
+    /// Returns true if the communicator supports [`Communicator::new_window`], which needs
+    /// Fusewire's kernels.
     pub fn supports_window(&self) -> bool {
         self.inner.backend.is_none()
     }
 
-    /// A window over `tensor` of each rank: memory from [`Tensor::new`] or [`Communicator::alloc`],
-    /// of the same type and length on all ranks, at any offset of its allocation. Collectives on
-    /// the tensor then need no copy. All ranks together.
+    /// Creates a window over `tensor` of each rank: memory from [`Tensor::new`] or
+    /// [`Communicator::alloc`], of the same type and length on all ranks, at any offset in its
+    /// allocation. Collectives on the tensor then need no copy. All ranks must call this together.
     ///
     /// # Errors
-    /// [`Error::Communicator`](crate::Error::Communicator) when ranks differ;
+    /// [`Error::Communicator`](crate::Error::Communicator) if ranks pass different arguments;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows, and
-    /// for a window with cells if the GPU of a rank has no atomics for the memory of another one.
+    /// for a window with cells if the GPU of a rank has no atomics for the memory of another rank.
     pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
         self.make_window(tensor, options, Rings::default())
     }
 
-    /// Makes a window, with rings if it is that of a queue.
+    /// Creates a window, with rings if it is the window of a queue.
     pub(super) fn make_window(
         &self,
         tensor: &Tensor,
@@ -121,10 +123,11 @@ impl Communicator {
         })
     }
 
-    /// A window over `count` zeroed elements of new memory. All ranks together.
+    /// Creates a window over `count` zeroed elements of new memory. All ranks must call this
+    /// together.
     ///
     /// # Errors
-    /// As [`Communicator::new_window`] and [`Tensor::new`].
+    /// The errors of [`Communicator::new_window`] and [`Tensor::new`].
     pub fn alloc_window(
         &self,
         dtype: DType,

@@ -27,23 +27,23 @@ use crate::comm::{Communicator, Inner};
 use crate::gpu::Scratch;
 use crate::tensor::{Allocation, Tensor};
 
-/// How a peer's part of a window is reached.
+/// Path on which a rank reaches a peer's part of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WindowAccess {
-    /// By load and store: there is one copy of the memory.
+    /// By load and store: both ranks access the same memory.
     Unified,
-    /// By the network only.
+    /// Only by the network.
     Separate,
 }
 
-/// Symmetric memory with signals: every rank contributes a tensor of the same length, and each can
-/// write, read and signal every other one's without its help.
+/// Symmetric memory with signals: every rank contributes a tensor of the same length. Each rank can
+/// write, read and signal the part of every other rank without that rank's participation.
 ///
-/// Operations are enqueued in the communicator's order (the plain methods also wait for their end);
-/// they are not collective. A signal covers the puts that this rank has issued to that peer on this
-/// communicator before. What is overwritten when is the program's protocol: a put does not ask
-/// whether its target is free.
+/// Operations are enqueued in the communicator's order (methods without `_async` also wait until
+/// they have completed); they are not collective. A signal covers the puts that this rank has
+/// issued before it to the same peer on this communicator. A put does not check that its target may
+/// be overwritten: the program must order the accesses.
 ///
 /// ```
 /// use fusewire::{Compare, DType, Options, SignalUpdate, WindowOptions, run_threads};
@@ -70,15 +70,15 @@ pub struct Window {
     shared: Arc<Shared>,
 }
 
-/// What a window's launches need.
+/// State that a window's launches need.
 struct Shared {
     device: Box<DeviceWindow>,
-    /// The same in a GPU's memory.
+    /// Copy of `device` in GPU memory.
     on_gpu: Option<Scratch>,
     inner: Arc<Inner>,
     freed: AtomicBool,
-    /// Every rank's memory of both windows: mapped as long as a launch that names it may run, also
-    /// after the end of the window.
+    /// Memory of every rank for the window and for its signal pad. Mapped as long as a launch that
+    /// refers to it may run, even after the window has been freed.
     _parts: [Vec<WindowPart>; 2],
 }
 
@@ -93,12 +93,12 @@ impl fmt::Debug for Window {
 }
 
 impl Window {
-    /// This rank's part.
+    /// Returns this rank's part.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// This window with another stream: as [`Communicator::on`].
+    /// Returns this window with another stream, like [`Communicator::on`].
     #[must_use]
     pub fn on(&self, stream: &crate::stream::Stream) -> Self {
         Self {
@@ -107,13 +107,13 @@ impl Window {
         }
     }
 
-    /// Number of signals.
+    /// Returns the number of signals.
     pub fn signals(&self) -> u32 {
         self.shared.device.signals
     }
 
-    /// The window as kernels take it: an address that is valid as long as the window or a clone of
-    /// it.
+    /// Returns the address of the window's description for kernels, which is valid as long as the
+    /// window or a clone of it.
     pub fn device_window(&self) -> *const DeviceWindow {
         match &self.shared.on_gpu {
             Some(on_gpu) => on_gpu.address() as *const DeviceWindow,
@@ -121,7 +121,7 @@ impl Window {
         }
     }
 
-    /// How `peer`'s part is reached.
+    /// Returns the path on which this rank reaches `peer`'s part.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range.
@@ -133,12 +133,12 @@ impl Window {
         })
     }
 
-    /// `peer`'s part as a tensor of this rank: the same memory. The program orders its accesses
-    /// with the peer's, by signals or barriers.
+    /// Returns `peer`'s part as a tensor of this rank, which refers to the same memory. The program
+    /// must order its accesses with those of the peer, by signals or barriers.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range or one
-    /// that is not reachable by load and store, or a window that was freed.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank that is out of range or
+    /// not reachable by load and store, or a window that was freed.
     pub fn map_remote(&self, peer: u32) -> Result<Tensor> {
         self.peer("map_remote", peer)?;
         if !self.comm.inner.reaches(peer) {
@@ -160,11 +160,11 @@ impl Window {
         ))
     }
 
-    /// Ends the window; all ranks together. Waits until no operation of any rank uses it. Without
-    /// it the window lives as long as the communicator.
+    /// Frees the window. All ranks must call this together. Waits until no operation of any rank
+    /// uses it. A window that is not freed lives as long as the communicator.
     ///
     /// # Errors
-    /// The communicator's failure: then the memory stays.
+    /// The communicator's failure. The memory is then not freed.
     pub fn free(self) -> Result<()> {
         self.alive("free")?;
         self.shared.freed.store(true, Ordering::Release);
@@ -212,7 +212,7 @@ impl Window {
         (device.ring > 0).then_some(device.window)
     }
 
-    /// Returns what a launch must keep alive.
+    /// Returns the state that a launch must keep alive.
     pub(in crate::comm) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.shared) as _
     }
@@ -233,7 +233,7 @@ impl Window {
         ))
     }
 
-    /// The launch keeps the window's description alive.
+    /// Makes the launch keep the window's description alive.
     fn bind<'a>(&self, prepared: PreparedOp<'a>) -> PreparedOp<'a> {
         prepared.keeping(Arc::clone(&self.shared) as _)
     }

@@ -1,4 +1,4 @@
-//! Queues: windows with rings, through which kernels send batches of rows.
+//! Queues: windows with rings, which kernels use to send batches of rows.
 
 use fusewire_device::DType;
 use fusewire_device::window::{QUEUE_SIGNALS, queue_elements};
@@ -10,11 +10,11 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::submit::invalid;
 
-/// A queue for kernels ([`fusewire_device::Queue`]): from every block of every rank to the same
-/// block of every rank, a ring of rows.
+/// A queue for kernels ([`fusewire_device::Queue`]). It has a ring of rows from every block of
+/// every rank to the same block of every rank.
 ///
-/// The communicator's ranks make it together, and only kernels on that communicator use it. After
-/// [`Communicator::reconfigure`], make a new one.
+/// The communicator's ranks create it together, and only kernels on that communicator may use it.
+/// Create a new queue after [`Communicator::reconfigure`].
 #[derive(Clone, Debug)]
 pub struct Queue {
     window: Window,
@@ -37,13 +37,13 @@ impl Queue {
         self.rings.rows as usize / 4
     }
 
-    /// Returns the bytes of memory that this rank has for the queue.
+    /// Returns the bytes of memory that this rank holds for the queue.
     pub fn bytes(&self) -> usize {
         self.window.tensor().len() * self.dtype().size()
     }
 
-    /// Frees the queue; all ranks together. Waits until no operation of any rank uses it. A queue
-    /// that is not freed lives as long as the communicator.
+    /// Frees the queue. All ranks must call this together. Waits until no operation of any rank
+    /// uses it. A queue that is not freed lives as long as the communicator.
     ///
     /// # Errors
     /// The communicator's failure, if it has failed. The memory is then not freed.
@@ -59,9 +59,10 @@ impl Queue {
 
 impl Communicator {
     /// Allocates a queue for rows of `width` elements. A block sends up to `batch` rows at once to
-    /// each rank; `batch` is rounded up to a power of two that is at least 4. All ranks together.
+    /// each rank; `batch` is rounded up to a power of two that is at least 4. All ranks must call
+    /// this together.
     ///
-    /// Each rank gets memory for four batches from each block of each rank
+    /// Each rank allocates memory for four batches from each block of each rank
     /// ([`Options::blocks`](crate::Options::blocks)).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Memory of all ranks registered as a window, and its end.
+//! Registration of memory of all ranks as a window, and its removal.
 
 use fusewire_device::DType;
 
@@ -7,7 +7,7 @@ use crate::comm::windows::WindowPart;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// A registered tensor: see [`Communicator::tensor_register`].
+/// A registered tensor, from [`Communicator::tensor_register`].
 #[derive(Debug)]
 pub struct Registration {
     window: Option<usize>,
@@ -16,12 +16,12 @@ pub struct Registration {
 }
 
 impl Communicator {
-    /// Registers `tensor` (the same type and length on all ranks), so that collectives work on it
-    /// without a copy. All ranks together. The registration lasts until
+    /// Registers `tensor`, which has the same type and length on all ranks, so that collectives
+    /// work on it without a copy. All ranks must call this together. The registration lasts until
     /// [`Communicator::tensor_deregister`].
     ///
     /// # Errors
-    /// As [`Communicator::new_window`].
+    /// The errors of [`Communicator::new_window`].
     pub fn tensor_register(&self, tensor: &Tensor) -> Result<Registration> {
         self.inner.check()?;
         if let Some(backend) = &self.inner.backend {
@@ -42,11 +42,11 @@ impl Communicator {
         })
     }
 
-    /// Ends a registration. All ranks together; waits until no operation of any rank uses the
-    /// memory.
+    /// Ends a registration. All ranks must call this together. Waits until no operation of any rank
+    /// uses the memory.
     ///
     /// # Errors
-    /// The communicator's failure: then peers may still use the memory, and it stays registered.
+    /// The communicator's failure. Peers may then still use the memory, and it stays registered.
     pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
         match (&self.inner.backend, registration.window) {
             (Some(backend), _) => backend.deregister(registration.handle),
@@ -55,9 +55,8 @@ impl Communicator {
         }
     }
 
-    /// Returns the words `local` of each rank, after a comparison of other words, which must be
-    /// equal on all ranks. `describe` makes the words of a rank part of a message. All ranks
-    /// together.
+    /// Compares the words `mine`, which must be equal on all ranks, and returns the words `local`
+    /// of each rank. `describe` formats `mine` for a message. All ranks must call this together.
     pub(super) fn agree<const N: usize>(
         &self,
         operation: &str,
@@ -90,7 +89,7 @@ impl Communicator {
     }
 
     /// Shares the memory of `tensor` with all ranks as a new window, which has the given numbers of
-    /// signals, counters, barriers and cells.
+    /// signals, counters, barriers and cells. Returns the window's number and every rank's part.
     pub(super) fn register_parts(
         &self,
         tensor: &Tensor,
@@ -101,7 +100,7 @@ impl Communicator {
         let (dtype, len) = (tensor.dtype() as u64, tensor.len() as u64);
         let numbers = [signals, counters, barriers, cells].map(u64::from);
         let mine = [[dtype, len].as_slice(), numbers.as_slice()].concat();
-        // Where each rank's part begins is a local fact.
+        // The offset may differ between ranks.
         let offsets = self.agree("a window", [offset], &mine, |words| {
             format!(
                 "{} {} with {} signals, {} counters, {} barriers and {} cells",

@@ -1,4 +1,4 @@
-//! Signals and counters: changed at a peer, awaited, read and reset.
+//! Signals and counters: updates at a peer, waits, reads and resets.
 
 use fusewire_device::session::Operation;
 use fusewire_device::window::Compare;
@@ -13,7 +13,7 @@ use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::WindowPart;
 use crate::comm::work::Work;
 
-/// What a signal does to the slot that it reaches.
+/// Update of a signal's slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignalUpdate {
     /// Stores the value.
@@ -23,29 +23,29 @@ pub enum SignalUpdate {
 }
 
 impl Window {
-    /// Changes this rank's slot of signal `signal` at `peer`.
+    /// Updates this rank's slot of signal `signal` at `peer`.
     ///
     /// # Errors
-    /// As [`Window::put`].
+    /// The errors of [`Window::put`].
     pub fn signal(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<()> {
         self.comm.run(&self.prepare_signal(peer, signal, update)?)
     }
 
-    /// As [`Window::signal`], enqueued.
+    /// Enqueues [`Window::signal`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::put`].
     pub fn signal_async(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<Work> {
         self.comm
             .submit(&self.prepare_signal(peer, signal, update)?)
     }
 
-    /// Waits until signal `signal` of this rank, as `sender` has left it or summed over all ranks,
-    /// compares with `value`. Signals keep their values: what is awaited grows, or is reset where
-    /// nobody can be signalling.
+    /// Waits until the value of this rank's signal `signal`, that of `sender` or the sum over all
+    /// ranks, satisfies `compare` with `value`. Signals keep their values: let the awaited value
+    /// grow, or reset the signal while no rank can update it.
     ///
     /// # Errors
-    /// As [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.
+    /// The errors of [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.
     pub fn wait_signal(
         &self,
         signal: u32,
@@ -57,10 +57,10 @@ impl Window {
             .run(&self.prepare_wait(signal, sender, compare, value)?)
     }
 
-    /// As [`Window::wait_signal`], enqueued: what is behind it on the stream waits.
+    /// Enqueues [`Window::wait_signal`]: later work on the stream waits.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::wait_signal`].
     pub fn wait_signal_async(
         &self,
         signal: u32,
@@ -72,7 +72,8 @@ impl Window {
             .submit(&self.prepare_wait(signal, sender, compare, value)?)
     }
 
-    /// Signal `signal` of this rank now: of one sender, or summed.
+    /// Returns the current value of this rank's signal `signal`: that of one sender, or the sum
+    /// over all ranks.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal or rank out of range.
@@ -97,8 +98,8 @@ impl Window {
         Ok(value)
     }
 
-    /// Sets signal `signal` of this rank to 0 for all senders; none of them may be signalling, and
-    /// none may signal before it has learnt that this function has returned.
+    /// Sets this rank's signal `signal` to 0 for all senders. No sender may be updating it, and
+    /// none may update it before it knows that this function has returned.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a signal out of range, or a
@@ -121,7 +122,7 @@ impl Window {
         Ok(())
     }
 
-    /// Counter `counter` of this rank now.
+    /// Returns the current value of this rank's counter `counter`.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range.
@@ -136,7 +137,8 @@ impl Window {
         Ok(memory.load(at))
     }
 
-    /// Where a word of `rank`'s signal pad is, which is only accessed atomically.
+    /// Returns the memory and the offset of a word of `rank`'s signal pad. The word is only
+    /// accessed atomically.
     fn word(&self, rank: u32, offset: u64) -> Result<WindowPart> {
         let signal_pad = self.shared.device.signal_pad as usize;
         match self.shared.inner.windows.part(signal_pad, rank) {

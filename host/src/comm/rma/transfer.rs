@@ -1,4 +1,4 @@
-//! Put and get: elements to and from a peer's part.
+//! Put and get: copies elements to and from a peer's part.
 
 use fusewire_device::session::Operation;
 use fusewire_kernels::window::{NONE, WINDOW_GET, WINDOW_PUT, WindowGetParams, WindowPutParams};
@@ -11,36 +11,36 @@ use crate::comm::work::Work;
 use crate::tensor::{Input, Tensor};
 
 impl Window {
-    /// Writes `source` to `peer`'s part, from element `at` on. Putting to oneself works.
+    /// Writes `source` to `peer`'s part, starting at element `at`. `peer` may be this rank.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a wrong type, rank or range,
-    /// before anything moves; the communicator's failure.
+    /// before any data moves; the communicator's failure.
     pub fn put(&self, source: &Tensor, peer: u32, at: usize) -> Result<()> {
         self.comm.run(&self.prepare_put(source, peer, at, None)?)
     }
 
-    /// As [`Window::put`], enqueued.
+    /// Enqueues [`Window::put`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::put`].
     pub fn put_async(&self, source: &Tensor, peer: u32, at: usize) -> Result<Work> {
         self.comm.submit(&self.prepare_put(source, peer, at, None)?)
     }
 
-    /// As [`Window::put`], then adds 1 to signal `signal` at the peer.
+    /// Runs [`Window::put`], then adds 1 to signal `signal` at the peer.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::put`].
     pub fn put_signal(&self, source: &Tensor, peer: u32, at: usize, signal: u32) -> Result<()> {
         self.comm
             .run(&self.prepare_put(source, peer, at, Some(signal))?)
     }
 
-    /// As [`Window::put_signal`], enqueued.
+    /// Enqueues [`Window::put_signal`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::put`].
     pub fn put_signal_async(
         &self,
         source: &Tensor,
@@ -52,23 +52,23 @@ impl Window {
             .submit(&self.prepare_put(source, peer, at, Some(signal))?)
     }
 
-    /// Reads `target.len()` elements of `peer`'s part, from element `at` on.
+    /// Reads `target.len()` elements of `peer`'s part, starting at element `at`.
     ///
     /// # Errors
-    /// As [`Window::put`].
+    /// The errors of [`Window::put`].
     pub fn get(&self, target: &Tensor, peer: u32, at: usize) -> Result<()> {
         self.comm.run(&self.prepare_get(target, peer, at)?)
     }
 
-    /// As [`Window::get`], enqueued.
+    /// Enqueues [`Window::get`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Window::put`].
     pub fn get_async(&self, target: &Tensor, peer: u32, at: usize) -> Result<Work> {
         self.comm.submit(&self.prepare_get(target, peer, at)?)
     }
 
-    /// Checks a transfer of `tensor` to or from element `at` of a part; the byte offset.
+    /// Checks a transfer of `tensor` to or from element `at` of a part. Returns the byte offset.
     fn range(&self, operation: &'static str, tensor: &Tensor, at: usize) -> Result<u64> {
         if tensor.dtype() != self.tensor.dtype() {
             return Err(invalid(

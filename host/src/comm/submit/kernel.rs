@@ -46,15 +46,15 @@ impl<'a, T> From<&'a Window> for WindowBuffer<'a, T> {
 
 impl<'a, T> From<&'a Queue> for QueueBuffer<'a, T> {
     fn from(queue: &'a Queue) -> Self {
-        // SAFETY: the window was made for a queue.
+        // SAFETY: `alloc_queue` made the window, with the rings of a queue.
         unsafe { Self::new(queue.window().into()) }
     }
 }
 
 /// A launch of a kernel, from [`Communicator::kernel`].
 ///
-/// It runs on the communicator's stream. By default it has the communicator's blocks
-/// ([`Options::blocks`](crate::Options::blocks)) and timeout.
+/// It runs on the communicator's stream. By default it has the number of blocks
+/// ([`Options::blocks`](crate::Options::blocks)) and the timeout of the communicator.
 #[derive(Debug)]
 #[must_use = "nothing runs before `launch` or `enqueue`"]
 pub struct KernelLaunch<'c, A> {
@@ -66,15 +66,15 @@ pub struct KernelLaunch<'c, A> {
 }
 
 impl Communicator {
-    /// Begins a launch of a kernel of another crate. `#[kernel]` makes a struct of the kernel's
-    /// arguments, whose fields for memory take tensors and windows:
+    /// Begins a launch of a kernel of another crate. `#[kernel]` generates a struct of the kernel's
+    /// arguments, whose memory fields take tensors and windows:
     ///
     /// ```ignore
     /// comm.kernel(Scale { x: (&tensor).into(), factor: 2.0 }).launch()?;
     /// ```
     ///
-    /// The launch keeps the memory allocated until it has completed; a graph keeps that of its
-    /// launches as long as it exists.
+    /// The launch keeps the memory allocated until it has completed. A graph keeps the memory of
+    /// its launches allocated as long as the graph exists.
     pub fn kernel<A: KernelArguments>(&self, arguments: A) -> KernelLaunch<'_, A> {
         KernelLaunch {
             comm: self,
@@ -87,8 +87,8 @@ impl Communicator {
 }
 
 impl<A: KernelArguments> KernelLaunch<'_, A> {
-    /// Sets the number of blocks: at most [`Options::blocks`](crate::Options::blocks), and equal on
-    /// all ranks.
+    /// Sets the number of blocks, which is at most [`Options::blocks`](crate::Options::blocks) and
+    /// equal on all ranks.
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.attributes.blocks = blocks;
         self
@@ -100,14 +100,14 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         self
     }
 
-    /// Sets the timeout of every wait of the kernel.
+    /// Sets the timeout of each wait in the kernel.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// Keeps `tensor` allocated as long as the launch, for a kernel that takes its address as a raw
-    /// pointer. Tensors and windows among the arguments are kept in any case.
+    /// pointer. Tensors and windows among the arguments are always kept.
     pub fn keeping(mut self, tensor: &Tensor) -> Self {
         self.kept.push(tensor.keep());
         self
@@ -117,14 +117,14 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) and
-    /// [`Error::Launch`](crate::Error::Launch), before anything runs, for arguments or a shape that
-    /// the kernel does not take; the communicator's failure.
+    /// [`Error::Launch`](crate::Error::Launch), before the kernel runs, for arguments or a shape
+    /// that the kernel does not support; the communicator's failure.
     pub fn launch(self) -> Result<()>
     where
         A: SafeKernel,
     {
         self.check_safe()?;
-        // SAFETY: the kernel is a safe function.
+        // SAFETY: `check_safe` found that the kernel is a safe function.
         unsafe { self.launch_unchecked() }
     }
 
@@ -132,36 +132,36 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// capturing.
     ///
     /// # Errors
-    /// As [`KernelLaunch::launch`]; a failure of the kernel comes from the [`Work`].
+    /// The errors of [`KernelLaunch::launch`]. The [`Work`] reports a failure of the kernel.
     pub fn enqueue(self) -> Result<Work>
     where
         A: SafeKernel,
     {
         self.check_safe()?;
-        // SAFETY: the kernel is a safe function.
+        // SAFETY: `check_safe` found that the kernel is a safe function.
         unsafe { self.enqueue_unchecked() }
     }
 
-    /// As [`KernelLaunch::launch`], for a kernel that is an unsafe function.
+    /// Runs [`KernelLaunch::launch`] for a kernel that is an unsafe function.
     ///
     /// # Safety
-    /// The arguments must meet the requirements of the kernel; the memory of raw pointers must live
-    /// until the launch has completed, and as long as a graph that contains it.
+    /// The arguments must meet the requirements of the kernel. The memory of raw pointers must live
+    /// until the launch has completed and, if a graph contains the launch, as long as the graph.
     ///
     /// # Errors
-    /// As [`KernelLaunch::launch`].
+    /// The errors of [`KernelLaunch::launch`].
     pub unsafe fn launch_unchecked(self) -> Result<()> {
         self.expect_faults();
         self.comm.run(&self.prepare()?)
     }
 
-    /// As [`KernelLaunch::enqueue`], for a kernel that is an unsafe function.
+    /// Runs [`KernelLaunch::enqueue`] for a kernel that is an unsafe function.
     ///
     /// # Safety
-    /// As [`KernelLaunch::launch_unchecked`].
+    /// The requirements of [`KernelLaunch::launch_unchecked`].
     ///
     /// # Errors
-    /// As [`KernelLaunch::launch`].
+    /// The errors of [`KernelLaunch::enqueue`].
     pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
         self.expect_faults();
         self.comm.submit(&self.prepare()?)
@@ -229,7 +229,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         Ok(prepared)
     }
 
-    /// The field `kernel` of the arguments may name another kernel that shares the parameters.
+    /// Refuses unsafe kernels. The field `kernel` of the arguments may name another kernel with the
+    /// same parameters.
     fn check_safe(&self) -> Result<()> {
         let kernel = self.arguments.kernel();
         if kernel.info().contract.safe {
@@ -241,7 +242,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         ))
     }
 
-    /// Has invalid accesses of an unsafe kernel reported.
+    /// Enables reports of invalid memory accesses for an unsafe kernel on the CPU.
     fn expect_faults(&self) {
         if !self.arguments.kernel().info().contract.safe && self.comm.inner.on_gpu.is_none() {
             report_faults();
@@ -256,7 +257,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         }
     }
 
-    /// Returns the call: the kernel, and what must be equal on all ranks.
+    /// Returns the call word, which has the kernel and a hash of the values that must be equal on
+    /// all ranks.
     fn op_info(&self, kernel: &Kernel<A::Params>, queues: &[u32]) -> OpInfo {
         // All ranks launch the same number of blocks, with the same queues.
         let (mut agreed, mut count) = (u64::from(self.block_count()), None);
@@ -278,7 +280,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     }
 }
 
-/// The tensor or window that an argument refers to, and that the launch keeps alive.
+/// Tensor or window that an argument refers to and that the launch keeps alive.
 enum Owner<'a> {
     Tensor(&'a Tensor),
     Window(&'a Window),
@@ -293,7 +295,7 @@ impl Owner<'_> {
     }
 }
 
-/// The check of a launch against the kernel's contract.
+/// Checks of a launch against the kernel's contract.
 struct Check<'a> {
     comm: &'a Communicator,
     name: &'static str,
@@ -387,7 +389,7 @@ impl Check<'_> {
         invalid(self.name, format!("argument {argument}: {detail}"))
     }
 
-    /// Compares the element type of an argument with the kernel's.
+    /// Checks that the element type of an argument is the kernel's.
     fn dtype(&self, index: usize, found: DType) -> Result<()> {
         let expected = self
             .contract
@@ -407,7 +409,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks that `len` elements fit staging after the `used` bytes of other arguments.
+    /// Checks that `len` elements fit in staging after the `used` bytes of other arguments.
     fn scratch<'b>(&self, index: usize, len: u64, used: &mut u64) -> Result<Option<Owner<'b>>> {
         let dtype = self.contract.arguments.get(index);
         let size = dtype
@@ -470,7 +472,7 @@ impl Check<'_> {
         Ok(Some(Owner::Window(window)))
     }
 
-    /// Checks a queue, and adds its number to those of the launch.
+    /// Checks a queue and adds its number to those of the launch.
     fn queue<'b>(
         &self,
         index: usize,

@@ -1,4 +1,4 @@
-//! From a checked call to a launch: on the caller's thread, on a stream, or into a graph.
+//! Submission of checked calls: on the caller's thread, on a stream, or into a graph.
 
 mod kernel;
 mod owner;
@@ -26,7 +26,7 @@ use crate::stream::{Event, Recording, Stream};
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Runs a prepared operation and waits for its end.
+    /// Runs a prepared operation and waits until it has completed.
     #[inline]
     pub(super) fn run(&self, prepared: &PreparedOp<'_>) -> Result<()> {
         if tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE) {
@@ -50,7 +50,7 @@ impl Communicator {
     #[inline]
     fn run_untraced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
         self.inner.check_call(&prepared.op_info)?;
-        // Asked once: on a GPU it is a call of the driver.
+        // Read once, because on a GPU it is a call of the driver.
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
         if recording.is_some() {
@@ -86,7 +86,7 @@ impl Communicator {
         result
     }
 
-    /// The entry of a kernel that one lane of this thread runs.
+    /// Returns the entry of a kernel of one block of one lane, which can run on this thread.
     #[inline]
     fn single(&self, prepared: &PreparedOp<'_>) -> Option<NativeEntry> {
         match prepared.entry {
@@ -99,7 +99,7 @@ impl Communicator {
         }
     }
 
-    /// The kernel of an operation, for messages.
+    /// Returns the name and the rank of an operation's kernel, for messages.
     #[inline]
     fn running(&self, prepared: &PreparedOp<'_>) -> RunningKernel {
         RunningKernel {
@@ -116,7 +116,8 @@ impl Communicator {
         // during this call.
         let ran = unsafe { crate::cpu::run_single(kernel, entry, params) };
         if let Err(error) = ran {
-            // The other ranks wait for this one's part.
+            // Fails the other ranks now, which would otherwise wait for this rank until their
+            // timeout.
             self.inner.abort_for(FailureKind::Stopped);
             return Err(error);
         }
@@ -167,8 +168,8 @@ impl Communicator {
         Ok(work)
     }
 
-    /// Makes this launch follow the communicator's last one, where that was on another stream and
-    /// this one is not captured.
+    /// Makes this launch follow the communicator's last one, if that was on another stream and this
+    /// one is not captured.
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
         if self.inner.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
@@ -182,14 +183,14 @@ impl Communicator {
         {
             stream.record(last)?;
             self.stream.wait_event(last)?;
-            // A wait is for the record before it, so the next record may use the event again.
+            // A wait refers to the previous record of the event, so the next record may reuse it.
             event = last.clone();
         }
         let before = last.replace((self.stream.clone(), event));
         self.inner.last_stream.store(id, Ordering::Relaxed);
         drop(last);
-        // Not under the lock: the last handle of a stream waits for its work, which may need the
-        // lock.
+        // Dropped after the lock: dropping the last handle of a stream waits for its work, which
+        // may need the lock.
         drop(before);
         Ok(())
     }
@@ -201,12 +202,12 @@ impl Inner {
     }
 }
 
-/// The error for a bad argument of `operation`.
+/// Returns the error for a bad argument of `operation`.
 pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
     Error::InvalidArgument { operation, detail }
 }
 
-/// The error for a slice in a capture.
+/// Returns the error for a slice in a capture.
 pub(super) fn capture_of_slices() -> Error {
     Error::CaptureState {
         detail: "a graph outlives the call: operations on slices can't be captured: use tensors, \

@@ -1,4 +1,4 @@
-//! A communicator as the owner of its launches: it admits each launch and handles its end.
+//! Communicators as owners of their launches, which admit each launch and handle its end.
 
 use core::mem::offset_of;
 
@@ -10,7 +10,8 @@ use crate::comm::Inner;
 use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, current_replay};
 
-/// Most significant bit of what [`LaunchOwner::before`] gives: the entry belongs to a replay.
+/// Most significant bit of the value that [`LaunchOwner::before`] returns: the entry belongs to a
+/// replay.
 const REPLAYED: u64 = 1 << 63;
 
 impl LaunchOwner for Inner {
@@ -40,7 +41,8 @@ impl LaunchOwner for Inner {
 
     fn after(&self, word: u64, op_info: &LaunchInfo, ran: bool) -> Result<()> {
         if !ran && self.backend.is_none() {
-            // The other ranks wait for this one's part.
+            // Fails the other ranks now, which would otherwise wait for this rank until their
+            // timeout.
             self.abort_for(FailureKind::Stopped);
         }
         if ran && Call(op_info[1]).operation() == Operation::User && self.has_arrivals() {
@@ -66,8 +68,8 @@ impl LaunchOwner for Inner {
 }
 
 impl Inner {
-    /// Returns true if the blocks of a launch on the CPU, which has ended, have made different
-    /// numbers of calls of `last_block`.
+    /// Returns true if the blocks of a completed launch on the CPU have made different numbers of
+    /// calls of `last_block`.
     fn has_arrivals(&self) -> bool {
         let first = offset_of!(CommState, arrived) as u64;
         self.on_gpu.is_none()

@@ -12,46 +12,47 @@ use crate::cpu::HostFn;
 use crate::gpu::Upload;
 use crate::tensor::Tensor;
 
-/// Most 8-byte words of a kernel's parameters.
+/// Maximum number of 8-byte words of a kernel's parameters.
 pub(super) const PARAM_WORDS: usize = 32;
 
-/// What a prepared operation runs.
+/// Code that a prepared operation runs.
 #[derive(Clone, Copy)]
 pub(super) enum Entry {
-    /// A kernel's native entry.
+    /// Native entry of a kernel.
     Native(NativeEntry),
-    /// A kernel of a GPU, by its description: it is looked up at the launch.
+    /// Description of a GPU kernel, which is looked up at the launch.
     Gpu(KernelInfo),
-    /// A call of a backend.
+    /// Call of a backend.
     HandOff,
 }
 
-/// An operation with its arguments, ready to run: flat, so that it is built where it is used.
+/// An operation with its arguments, ready to run. It has no heap allocations for its parameters, so
+/// it can be built in place on the caller's stack.
 pub(in crate::comm) struct PreparedOp<'a> {
-    /// What runs.
+    /// Code to run.
     pub(super) entry: Entry,
     /// Name of the kernel; empty for a call of a backend.
     pub(super) name: &'static str,
     /// The kernel's parameters.
     pub(super) params: [u64; PARAM_WORDS],
     pub(super) bytes: usize,
-    /// A call of a backend.
+    /// Call of a backend.
     pub(super) hand_off: Option<HostFn>,
     pub(super) op_info: OpInfo,
     pub(super) tensors: [Option<&'a Tensor>; 3],
-    /// What else lives as long as the launch.
+    /// Other values that the launch keeps alive.
     pub(super) table: Option<Arc<dyn Any + Send + Sync>>,
-    /// Whether a pointer among the parameters belongs to the caller's call only.
+    /// Set if a parameter points to memory that lives only as long as the caller's call.
     pub(super) borrowed: bool,
-    /// The launch's own shape.
+    /// Launch shape, if it is not the communicator's.
     pub(super) attributes: Option<LaunchAttributes>,
-    /// A table that the stream copies to a GPU first.
+    /// Table that the stream copies to the GPU before the launch.
     pub(super) upload: Option<Upload>,
 }
 
 impl<'a> PreparedOp<'a> {
-    /// Binds `params` to `kernel`. The tensors are kept alive as long as the launch; `borrowed`
-    /// says that other memory is used, which lives as long as the call only.
+    /// Binds `params` to `kernel`. The launch keeps the tensors alive. `borrowed` states that the
+    /// operation uses other memory, which lives only as long as the call.
     #[inline(always)]
     pub(in crate::comm) fn new<P: Copy>(
         comm: &Communicator,
@@ -64,7 +65,8 @@ impl<'a> PreparedOp<'a> {
         let kernel = kernel.info();
         const { assert!(size_of::<P>() <= 8 * PARAM_WORDS && align_of::<P>() <= 8) };
         let mut words = [0u64; PARAM_WORDS];
-        // SAFETY: the parameters fit, by the assertion above.
+        // SAFETY: the parameters fit the size and the alignment of the words, by the assertion
+        // above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
         let entry = if comm.inner.on_gpu.is_none() {
             let lanes = comm.inner.options.testing.lanes;
@@ -102,25 +104,26 @@ impl<'a> PreparedOp<'a> {
         self
     }
 
-    /// Gives the launch a shape of its own.
+    /// Sets the shape of the launch.
     pub(in crate::comm) fn shaped(mut self, attributes: LaunchAttributes) -> Self {
         self.attributes = Some(attributes);
         self
     }
 
-    /// Has the stream make a copy before the launch.
+    /// Adds a copy that the stream makes before the launch.
     pub(in crate::comm) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;
         self
     }
 
-    /// As [`PreparedOp::keeping`], where with it all memory that the launch uses is kept alive.
+    /// Keeps `table` alive as long as the launch, and declares that all memory of the launch is now
+    /// kept alive.
     pub(in crate::comm) fn owning(mut self, table: Arc<dyn Any + Send + Sync>) -> Self {
         self.borrowed = false;
         self.keeping(table)
     }
 
-    /// The same without its tensors, which the caller keeps alive by [`PreparedOp::owning`].
+    /// Removes the tensors, which the caller must keep alive by [`PreparedOp::owning`].
     pub(in crate::comm) fn detached(self) -> PreparedOp<'static> {
         PreparedOp {
             entry: self.entry,
@@ -137,7 +140,7 @@ impl<'a> PreparedOp<'a> {
         }
     }
 
-    /// A call of a backend; `run` may be called more than once (replays).
+    /// Creates a call of a backend. Replays call `run` again.
     pub(in crate::comm) fn hand_off(
         run: HostFn,
         tensors: [Option<&'a Tensor>; 3],

@@ -1,4 +1,4 @@
-//! Prepared operations as the work of a stream.
+//! Prepared operations as tasks of a stream.
 
 use core::any::Any;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 impl Communicator {
-    /// The work of a stream that carries the operation out.
+    /// Returns the task that executes the operation on a stream.
     pub(super) fn task(&self, prepared: &PreparedOp<'_>, id: u64) -> Result<Task> {
         match &prepared.entry {
             Entry::Native(entry) => self.launch_of(prepared, *entry, id).map(Task::Launch),
@@ -43,7 +43,7 @@ impl Communicator {
             ran.and(after)
         });
         if self.stream.device().is_gpu() {
-            // The library puts its own work on the stream, from this thread.
+            // The library enqueues its own work on the stream, from this thread.
             Task::Call(call)
         } else {
             Task::Host(call)
@@ -71,7 +71,7 @@ impl Communicator {
         let mut shape = on_gpu.shape(kernel, self.inner.options.blocks);
         let mut attributes = prepared.attributes.unwrap_or_default();
         // The driver refuses a cooperative launch whose blocks are not resident together. On the
-        // CPU every block has a thread.
+        // CPU, where every block has a thread, this flag is not needed.
         attributes.cooperative |= info.contract.grid;
         if attributes != LaunchAttributes::default() {
             for (value, own) in [
@@ -97,8 +97,9 @@ impl Communicator {
             rank: self.inner.rank,
             timeout: self.inner.timeout(self.timeout_ns),
         });
-        // SAFETY: as in `launch_of`; that the image has the same arguments was checked when it was
-        // loaded.
+        // SAFETY: the parameters belong to the kernel (`PreparedOp::new`), and loading the image
+        // compared its argument types. The launch keeps the tensors alive; for memory without a
+        // tensor, the caller waits for the launch or guarantees its lifetime (captures).
         let launch = unsafe { gpu::Launch::new(kernel, params, shape)? };
         Ok(launch
             .owned_by(Arc::clone(&self.inner) as _, prepared.op_info.launch(id))
@@ -107,9 +108,9 @@ impl Communicator {
             .in_grid(member))
     }
 
-    /// Device memory that holds a table for the next launch, and the copy that the launch begins
-    /// with: a capture takes the table as it is now, once, and waits for that; a stream copies it
-    /// on its way.
+    /// Allocates device memory for the table of a launch. Returns the memory, and the copy that the
+    /// launch must make first. During a capture, this call itself copies the table and waits for
+    /// the copy.
     pub(in crate::comm) fn table_on_gpu(
         &self,
         gpu: &Arc<Gpu>,
@@ -143,8 +144,9 @@ impl Communicator {
         };
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
         let keep = Self::keep(prepared);
-        // SAFETY: the parameters belong to the entry; tensors are kept alive, and for memory
-        // without a tensor the caller waits, or has promised (captures).
+        // SAFETY: the parameters belong to the entry (`PreparedOp::new`). The launch keeps the
+        // tensors alive; for memory without a tensor, the caller waits for the launch or guarantees
+        // its lifetime (captures).
         let launch = unsafe { Launch::new(entry, params, grid)? };
         Ok(launch
             .of_kernel(self.running(prepared))

@@ -1,5 +1,5 @@
-//! Kernels with buffers that are shorter than the host promises. The host checks buffers before a
-//! launch, so these tests change the parameters of operations that have been prepared.
+//! Tests with buffers that are shorter than their description. The host checks buffers before a
+//! launch, so these tests change the parameters of prepared operations.
 
 use core::mem::offset_of;
 use core::time::Duration;
@@ -46,9 +46,9 @@ fn filled(comm: &Communicator, count: usize, value: f32) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// Runs `launch` on 2 ranks; it gets true on rank 1, whose buffer is too short, and returns the
-/// output. Expects that both ranks fail with `text` of rank 1, and that no rank has written to
-/// rank 1.
+/// Runs `launch` on 2 ranks; its argument is true on rank 1, whose buffer is too short, and it
+/// returns the output. Expects that both ranks fail with `text` of rank 1, and that no rank has
+/// written to rank 1.
 #[track_caller]
 fn expect_failure(
     algorithm: Algorithm,

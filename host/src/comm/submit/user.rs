@@ -1,4 +1,4 @@
-//! Kernels of the user's on a communicator's stream.
+//! User kernels on a communicator's stream.
 
 use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
@@ -11,7 +11,7 @@ use crate::comm::{Communicator, Work};
 use crate::cpu::report_faults;
 use crate::tensor::Tensor;
 
-/// The call as recorder and hooks report it for a kernel of the user.
+/// Call of a user kernel for the recorder and for hooks.
 const USER: OpInfo = OpInfo {
     call: Call::new(Operation::User, 0, 0, 0, 0xffff, 0).0,
     input_count: 0,
@@ -19,15 +19,15 @@ const USER: OpInfo = OpInfo {
 };
 
 impl Communicator {
-    /// Has invalid accesses of kernels on the CPU reported.
+    /// Enables reports of invalid memory accesses for kernels on the CPU.
     fn expect_faults(&self) {
         if self.inner.on_gpu.is_none() {
             report_faults();
         }
     }
 
-    /// The call word of a kernel of the user's: `agreed` is whatever must be equal on all ranks.
-    /// Ranks that launch with different words get an error.
+    /// Returns the call word of a user kernel. `agreed` is a value that must be equal on all ranks:
+    /// ranks that launch with different words get an error.
     pub fn call_word(&self, operation: Operation, agreed: u64) -> u64 {
         Call::new(operation, 0, 0, 0, 0xffff, agreed).0
     }
@@ -40,7 +40,8 @@ impl Communicator {
     /// ([`Communicator::call_word`]) as parameters. Other kernels need neither.
     ///
     /// # Safety
-    /// `params` must hold valid pointers, and the kernel must follow the rules between ranks.
+    /// `params` must hold valid pointers, and the kernel must follow the synchronization rules
+    /// between ranks.
     ///
     /// # Errors
     /// The communicator's failure. More than 256 bytes of parameters do not compile.
@@ -54,20 +55,21 @@ impl Communicator {
         self.run(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 
-    /// As [`Communicator::launch_async`], with a shape of its own: a kernel that computes may take
-    /// more blocks than the communicator's operations, which all ranks have agreed on. Blocks that
-    /// take part in communication are the first `Options::blocks`.
+    /// Enqueues a user kernel with its own launch shape. A kernel that computes may use more blocks
+    /// than the communicator's operations. Only the first `Options::blocks` blocks may communicate.
     ///
     /// # Safety
-    /// As there; blocks beyond `Options::blocks` touch nothing of the communicator's. With
-    /// [`LaunchAttributes::dependent`], nothing of the communicator's, and no result of the kernel
-    /// before, is touched before the kernel's own dependency wait.
+    /// The requirements of [`Communicator::launch_async`]. Blocks beyond `Options::blocks` must not
+    /// access the communicator's state. With [`LaunchAttributes::dependent`], the kernel must not
+    /// access the communicator's state or the results of the previous kernel before its dependency
+    /// wait.
     ///
     /// # Errors
-    /// As there; [`Error::Launch`](crate::Error::Launch) for a cluster that does not divide the
-    /// blocks, and for a shape that the device has no room for or does not know, such as a
-    /// cooperative one that is too large: nothing was launched then, and the communicator can still
-    /// be used. What the CPU makes of attributes: see [`LaunchAttributes`].
+    /// The errors of [`Communicator::launch`]; [`Error::Launch`](crate::Error::Launch) for a
+    /// cluster size that does not divide the number of blocks, and for a shape that the device does
+    /// not support, such as a cooperative launch that is too large. Nothing is launched in these
+    /// cases, and the communicator remains usable. [`LaunchAttributes`] describes the attributes on
+    /// the CPU.
     pub unsafe fn launch_shaped<P: Copy>(
         &self,
         kernel: &Kernel<P>,
@@ -86,13 +88,14 @@ impl Communicator {
         self.submit(&prepared)
     }
 
-    /// As [`Communicator::launch`], without waiting.
+    /// Enqueues [`Communicator::launch`] without waiting for it.
     ///
     /// # Safety
-    /// As there; what `tensors` do not keep alive must live until the work is done.
+    /// The requirements of [`Communicator::launch`]. Memory that `tensors` do not keep alive must
+    /// live until the work has completed.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Communicator::launch`].
     pub unsafe fn launch_async<P: Copy>(
         &self,
         kernel: &Kernel<P>,

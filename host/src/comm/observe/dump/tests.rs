@@ -1,4 +1,4 @@
-//! What the dump says of operations that have been done, wait, or never came.
+//! Dumps of operations that have completed, that wait, or that a rank never called.
 
 use core::time::Duration;
 use std::sync::Barrier;
@@ -25,7 +25,7 @@ fn entries(dump: &Value) -> &[Value] {
     dump["entries"].as_array().expect("a list of entries")
 }
 
-/// One field of all entries.
+/// Returns one field of all entries.
 fn column(dump: &Value, key: &str) -> Vec<Value> {
     entries(dump)
         .iter()
@@ -89,7 +89,7 @@ fn an_entry_has_what_pytorch_gives() {
         assert!(times.is_sorted() && times[0] > 1_600_000_000_000_000_000);
         let duration = entry["duration_ms"].as_f64().expect("milliseconds");
         assert!((duration - (times[2] - times[1]) as f64 * 1e-6).abs() < 1e-3);
-        // A short one ends without a time, and is complete.
+        // A short operation ends without a time, and is complete.
         let barrier = &entries(&dump)[1];
         assert_eq!(barrier["state"], "completed");
         assert_eq!(barrier["time_discovered_completed_ns"], 0);
@@ -123,7 +123,8 @@ fn types_have_pytorchs_names() {
 fn ranks_number_collectives_alike_whatever_they_send() {
     let dumps = run_threads(3, &options(), |comm| {
         let mut x = [1i64; 4];
-        // Two sends before the first collective, on two of three ranks; and one back.
+        // Two sends before the first collective, on two of three ranks, and one in the other
+        // direction.
         match comm.rank() {
             0 => {
                 comm.send(x.as_slice(), 1)?;
@@ -208,7 +209,8 @@ fn an_enqueued_operation_is_scheduled_started_completed() {
             comm.all_reduce_async(&x, ReduceOp::Sum)?,
         ];
         if comm.rank() == 0 {
-            // The first cannot end before the other rank comes, so that the second cannot start.
+            // The first operation cannot end before the other rank calls it, so the second cannot
+            // start.
             let started = Instant::now();
             while column(&dump(&comm), "state") != ["started", "scheduled"] {
                 assert!(
@@ -320,7 +322,7 @@ fn a_file_is_replaced_whole_or_an_error_is_given() -> std::io::Result<()> {
         .map(|entry| entry.map(|entry| entry.file_name()))
         .collect::<std::io::Result<_>>()?;
     assert_eq!(names, ["fw_0"]);
-    // A folder cannot be replaced by a file, and what was written beside it goes.
+    // A file cannot replace a folder, and the temporary file is removed.
     assert!(super::replace(&folder.join("deep"), b"third").is_err());
     assert_eq!(std::fs::read_dir(&folder)?.count(), 1);
     std::fs::remove_dir_all(&folder)
