@@ -55,7 +55,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) if ranks do not agree (size, options,
-    /// hosts), [`Error::StoreTimeout`](crate::Error::StoreTimeout) if a rank does not join, and the
+    /// hosts), [`Error::Store`](crate::Error::Store) if a rank does not join, and the
     /// errors of store and memory.
     pub fn new(
         device: Device,

@@ -138,14 +138,13 @@ impl Recorder {
         id
     }
 
-    /// Records an operation that is issued and started now, by a thread that has exclusive use of
-    /// the stream. Increments the number with a load and a store, because a locked instruction
-    /// would wait for all earlier stores. Operations that other streams issue concurrently may get
-    /// the same number; one of the two entries is then lost.
+    /// Records an operation that is issued and started now, by a thread that has the stream for
+    /// itself.
     #[inline]
     pub(crate) fn open(&self, op_info: &OpInfo) -> RunningOp<'_> {
-        let id = self.issued.load(Ordering::Relaxed) + 1;
-        self.issued.store(id, Ordering::Relaxed);
+        // The thread has just taken the stream by a locked instruction, so that this one does not
+        // wait for earlier stores.
+        let id = self.issued.fetch_add(1, Ordering::Relaxed) + 1;
         let slot = self.slot(id);
         if let Some(slot) = slot {
             self.write(slot, id, op_info, false, 1);
