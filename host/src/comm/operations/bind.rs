@@ -49,7 +49,7 @@ impl Communicator {
         &self,
         collective: &Collective<'a>,
         lifetime: Lifetime,
-        submit: impl FnOnce(PreparedOp<'a>) -> Result<R>,
+        submit: impl FnOnce(&PreparedOp<'a>) -> Result<R>,
     ) -> Result<R> {
         let Collective { op, operands } = collective;
         let plan = self.plan_checked(op);
@@ -59,7 +59,7 @@ impl Communicator {
             output_count: operands.output.count as u64,
         };
         if let Some(backend) = &self.inner.backend {
-            return submit(self.bind_backend(backend, collective, info)?);
+            return submit(&self.bind_backend(backend, collective, info)?);
         }
         let planned = Planned {
             op,
@@ -73,31 +73,31 @@ impl Communicator {
             } if plan.algorithm == Algorithm::Packet
                 && let Some(kernel) = select_all_reduce_packet(*dtype, *reduction) =>
             {
-                submit(self.bind_packets(planned, kernel))
+                submit(&self.bind_packets(planned, kernel))
             }
             Op::AllReduce { .. } | Op::Reduce { .. } | Op::ReduceScatter { .. } => {
-                submit(self.bind_reduction(planned))
+                submit(&self.bind_reduction(planned))
             }
             Op::Broadcast { .. }
             | Op::Scatter { .. }
             | Op::Gather { .. }
             | Op::AllToAll { .. }
-            | Op::AllGather { .. } => submit(self.bind_movement(planned)),
-            Op::AllGatherV { .. } => submit(self.bind_all_gather_v(planned, lifetime)?),
-            Op::AllToAllV { .. } => submit(self.bind_all_to_all_v(planned, lifetime)?),
+            | Op::AllGather { .. } => submit(&self.bind_movement(planned)),
+            Op::AllGatherV { .. } => submit(&self.bind_all_gather_v(planned, lifetime)?),
+            Op::AllToAllV { .. } => submit(&self.bind_all_to_all_v(planned, lifetime)?),
             Op::Send { .. } => {
                 let source = operands.input.raw_bytes();
                 let header = self.header(info.call, source.len);
-                submit(self.bound(planned, &SEND, SendParams { header, source }))
+                submit(&self.bound(planned, &SEND, SendParams { header, source }))
             }
             Op::Recv { .. } => {
                 let target = operands.output.as_input().raw_bytes();
                 let header = self.header(info.call, target.len);
-                submit(self.bound(planned, &RECV, RecvParams { header, target }))
+                submit(&self.bound(planned, &RECV, RecvParams { header, target }))
             }
             Op::Barrier => {
                 let header = self.header(info.call, 0);
-                submit(self.bound(planned, &BARRIER, BarrierParams { header }))
+                submit(&self.bound(planned, &BARRIER, BarrierParams { header }))
             }
             // Only the methods of `overlap.rs` make these, because they also bind the streams and
             // flags.

@@ -79,7 +79,7 @@ impl Communicator {
             ..operands
         };
         let collective = Collective::new(op, operands);
-        self.bind(&collective, Lifetime::Call, |prepared| self.run(&prepared))?;
+        self.bind(&collective, Lifetime::Call, |prepared| self.run(prepared))?;
         for_output.map_or(Ok(()), BounceBuffer::copy_back)
     }
 

@@ -43,7 +43,7 @@ impl Communicator {
         if self.needs_bounce_buffers(&collective.operands) {
             return self.execute_bounced(collective);
         }
-        self.bind(&collective, Lifetime::Call, |prepared| self.run(&prepared))
+        self.bind(&collective, Lifetime::Call, |prepared| self.run(prepared))
     }
 
     /// Enqueues a collective on the communicator's stream. All buffers must be tensors: the launch,
@@ -63,14 +63,16 @@ impl Communicator {
             ));
         }
         self.bind(&collective, Lifetime::Launch, |prepared| {
-            self.submit(&prepared)
+            self.submit(prepared)
         })
     }
 
     /// Checks a collective and binds it to a kernel or to a call of the backend.
     pub(super) fn prepare<'a>(&self, mut collective: Collective<'a>) -> Result<PreparedOp<'a>> {
         self.check_collective(&mut collective)?;
-        self.bind(&collective, Lifetime::Launch, Ok)
+        self.bind(&collective, Lifetime::Launch, |prepared| {
+            Ok(prepared.clone())
+        })
     }
 
     /// Checks a collective, and drops the buffers that it does not use on this rank.

@@ -28,6 +28,7 @@ pub(super) enum Entry {
 
 /// An operation with its arguments, ready to run. It has no heap allocations for its parameters, so
 /// it can be built in place on the caller's stack.
+#[derive(Clone)]
 pub(in crate::comm) struct PreparedOp<'a> {
     /// Code to run.
     pub(super) entry: Entry,
