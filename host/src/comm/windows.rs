@@ -32,7 +32,6 @@ pub(crate) struct Windows {
     live_count: AtomicUsize,
     /// Odd while the list changes. A reader that sees a change reads again.
     version: AtomicUsize,
-    used: AtomicUsize,
     /// Number of live windows, and number of live windows without multicast; both exclude the
     /// workspace.
     windows: AtomicUsize,
@@ -75,7 +74,6 @@ impl Windows {
             live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             live_count: AtomicUsize::new(0),
             version: AtomicUsize::new(0),
-            used: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
             multicasts: Mutex::default(),
@@ -106,9 +104,10 @@ impl Windows {
         UnsafeCell::raw_get(self.words(id).as_ptr()).cast()
     }
 
-    /// Returns the number of windows created so far. Numbers are never reused.
+    /// Returns the number of windows that are alive.
     pub(crate) fn count(&self) -> usize {
-        self.used.load(Ordering::Acquire)
+        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().flatten().count()
     }
 
     /// Adds a window to which rank r contributes all of `parts[r]`, and returns its number. See
@@ -135,7 +134,8 @@ impl Windows {
         multicast: u64,
     ) -> Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = self.used.load(Ordering::Acquire);
+        // All ranks create and remove windows in the same order, so they choose the same number.
+        let id = all.iter().position(Option::is_none).unwrap_or(all.len());
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.entry(id);
         let header = size_of::<WindowConst>() / 8;
@@ -164,8 +164,10 @@ impl Windows {
             .store(start + bytes as usize, Ordering::Relaxed);
         self.live[at].2.store(id, Ordering::Relaxed);
         self.live_count.store(at + 1, Ordering::Release);
-        self.used.store(id + 1, Ordering::Release);
-        all.push(Some(parts));
+        match all.get_mut(id) {
+            Some(free) => *free = Some(parts),
+            None => all.push(Some(parts)),
+        }
         Ok(id)
     }
 
@@ -181,9 +183,27 @@ impl Windows {
         table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words))
     }
 
-    /// Removes a window: kernels no longer resolve its number, and its memory may be freed. All
-    /// ranks must have agreed that no operation uses it, and no operation may be issued
-    /// concurrently.
+    /// Retires a window: operations that are issued from now on do not find their buffers in it, and
+    /// go through staging. Operations in flight still use it.
+    pub(crate) fn retire(&self, id: usize) {
+        let _all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.live_count.load(Ordering::Acquire);
+        let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
+        self.version.fetch_add(1, Ordering::AcqRel);
+        if let Some(at) = (0..count).find(|at| words(*at)[2].load(Ordering::Relaxed) == id) {
+            for later in at + 1..count {
+                for (to, from) in words(later - 1).into_iter().zip(words(later)) {
+                    to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+                }
+            }
+            self.live_count.store(count - 1, Ordering::Release);
+        }
+        self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Removes a retired window: kernels no longer resolve its number, and its memory may be freed.
+    /// All ranks must have agreed that no operation in flight uses it. The number may be used
+    /// again.
     pub(crate) fn remove(&self, id: usize) {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(parts) = all.get_mut(id).and_then(Option::take) else {
@@ -203,18 +223,6 @@ impl Windows {
             self.unicast
                 .fetch_sub(usize::from(multicast == 0), Ordering::AcqRel);
         }
-        let count = self.live_count.load(Ordering::Acquire);
-        let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
-        self.version.fetch_add(1, Ordering::AcqRel);
-        if let Some(at) = (0..count).find(|at| words(*at)[2].load(Ordering::Relaxed) == id) {
-            for later in at + 1..count {
-                for (to, from) in words(later - 1).into_iter().zip(words(later)) {
-                    to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-                }
-            }
-            self.live_count.store(count - 1, Ordering::Release);
-        }
-        self.version.fetch_add(1, Ordering::AcqRel);
         drop(all);
         let multicast = self
             .multicasts
@@ -313,9 +321,18 @@ mod tests {
         assert!(windows.have_multicast());
         let second = add(0);
         assert!(!windows.have_multicast());
-        windows.remove(second);
+        let end = |id| {
+            windows.retire(id);
+            windows.remove(id);
+        };
+        end(second);
         assert!(windows.have_multicast());
-        windows.remove(first);
+        end(first);
         assert!(!windows.have_multicast());
+        assert_eq!(
+            add(0),
+            first,
+            "the number of a removed window is used again"
+        );
     }
 }

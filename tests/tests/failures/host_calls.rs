@@ -1,13 +1,15 @@
 //! Tests calls that wait in the store: windows, dup, split, reconfigure. They must end when a rank
 //! that has not joined them dies, and when the communicator is aborted, long before the timeout.
+//! Also tests the end of a registration while operations use the memory.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::thread;
 use std::time::Instant;
 
 use fusewire::{
-    Communicator, DType, Device, InitHandle, Members, Options, ReconfigureOptions, Result, Tensor,
-    WindowOptions,
+    Communicator, DType, Device, InitHandle, Members, Operation, Options, ReconfigureOptions,
+    ReduceOp, Result, Tensor, WindowOptions,
 };
 use fusewire_tests::process::{Host, Ranks, report, role};
 
@@ -153,4 +155,50 @@ fn an_abort_ends_the_calls_that_wait_in_the_store() {
             assert!(seconds < TIMEOUT.as_secs_f64() / 2.0, "{name}: {seconds} s");
         }
     }
+}
+
+/// Runs as a child process: a hook of the barrier inside `tensor_deregister` enqueues an operation
+/// on the memory whose registration ends.
+fn ending_child() -> bool {
+    if role().as_deref() != Some("ending") {
+        return false;
+    }
+    const COUNT: usize = 4 << 20;
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let stream = fusewire::Stream::new();
+    for round in 0..6 {
+        let tensor = Tensor::new(DType::F32, COUNT).expect("memory");
+        tensor.copy_from(&vec![1.0f32; COUNT]).expect("written");
+        let registration = comm.tensor_register(&tensor).expect("a registration");
+        let (on_stream, operand) = (comm.on(&stream), tensor.clone());
+        let is_first = AtomicBool::new(true);
+        let hook = comm.register_post_hook(move |arguments| {
+            if arguments.operation == Operation::Barrier && is_first.swap(false, Ordering::Relaxed)
+            {
+                let work = on_stream.all_reduce_async(&operand, ReduceOp::Sum);
+                drop(work.expect("enqueued"));
+                // Sometimes the operation has begun, sometimes not, when the registration ends.
+                thread::sleep(Duration::from_millis(2 * round));
+            }
+        });
+        comm.tensor_deregister(registration).expect("ended");
+        hook.remove();
+        stream.synchronize().expect("the operation");
+        let sums = tensor.to_vec::<f32>().expect("read");
+        assert!(sums.iter().all(|sum| *sum == 2.0), "round {round}");
+    }
+    comm.finalize().expect("finalized");
+    true
+}
+
+#[test]
+fn an_operation_that_a_hook_enqueues_keeps_the_memory_mapped() {
+    if ending_child() {
+        return;
+    }
+    let test = "host_calls::an_operation_that_a_hook_enqueues_keeps_the_memory_mapped";
+    let mut ranks = Ranks::start(test, "ending", 2, Host::Parent, &[]);
+    ranks.succeed(TEST_TIMEOUT).expect("no rank crashed");
 }

@@ -132,6 +132,51 @@ fn a_tensor_is_registered_and_deregistered() {
     });
 }
 
+/// A communicator has at most 1,024 windows at a time. More than that are created here, of which
+/// few are alive at a time.
+#[test]
+fn the_numbers_of_windows_are_used_again() {
+    all(2, &options(), |comm| {
+        let (next, tensor) = (1 - comm.rank(), tensor(DType::U64, 8)?);
+        let kept = comm.tensor_register(&tensor)?;
+        for round in 0..1500u64 {
+            let other = device::tensor(DType::U64, 8)?;
+            let registration = comm.tensor_register(&other)?;
+            if round % 100 == 0 {
+                let window = comm.alloc_window(DType::U64, 8, WindowOptions::default())?;
+                tensor.copy_from(&[round + u64::from(comm.rank()); 8])?;
+                window.put_signal(&tensor, next, 0, 0)?;
+                window.wait_signal(0, None, Compare::GreaterEqual, 1)?;
+                let sent = round + u64::from(next);
+                assert_eq!(window.tensor().to_vec::<u64>()?, [sent; 8]);
+                window.free()?;
+            }
+            comm.tensor_deregister(registration)?;
+        }
+        comm.tensor_deregister(kept)
+    });
+}
+
+#[test]
+fn a_registration_with_another_communicator_is_not_ended() {
+    all(1, &options(), |comm| {
+        let (other, tensor) = (comm.dup()?, tensor(DType::F32, 8)?);
+        let (own, theirs) = (
+            comm.tensor_register(&tensor)?,
+            other.tensor_register(&tensor)?,
+        );
+        let error = comm
+            .tensor_deregister(theirs)
+            .expect_err("of the other one");
+        assert!(
+            error.to_string().contains("another communicator"),
+            "{error}"
+        );
+        assert!(comm.window_addr(&tensor).is_ok() && other.window_addr(&tensor).is_ok());
+        comm.tensor_deregister(own)
+    });
+}
+
 #[test]
 fn windows_are_allocated_and_freed_repeatedly() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

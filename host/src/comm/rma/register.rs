@@ -12,6 +12,8 @@ use crate::{Error, Result};
 pub struct Registration {
     window: Option<usize>,
     handle: u64,
+    /// Communicator that the tensor is registered with.
+    identity: u64,
     _tensor: Tensor,
 }
 
@@ -31,6 +33,7 @@ impl Communicator {
             return Ok(Registration {
                 window: None,
                 handle,
+                identity: self.inner.identity,
                 _tensor: tensor.clone(),
             });
         }
@@ -38,6 +41,7 @@ impl Communicator {
         Ok(Registration {
             window: Some(id),
             handle: 0,
+            identity: self.inner.identity,
             _tensor: tensor.clone(),
         })
     }
@@ -48,6 +52,12 @@ impl Communicator {
     /// # Errors
     /// The communicator's failure. Peers may then still use the memory, and it stays registered.
     pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
+        if registration.identity != self.inner.identity {
+            return Err(Error::InvalidArgument {
+                operation: "tensor_deregister",
+                detail: "the tensor is registered with another communicator".to_owned(),
+            });
+        }
         match (&self.inner.backend, registration.window) {
             (Some(backend), _) => backend.deregister(registration.handle),
             (None, Some(id)) => self.end_windows(&[id]),
@@ -144,6 +154,13 @@ impl Communicator {
                 detail: "a window cannot end while its communicator's stream is capturing"
                     .to_owned(),
             });
+        }
+        self.barrier()?;
+        // A hook of the barrier, or another thread, may have enqueued operations on the memory.
+        // None of them is left after the second barrier, which follows them on every rank, and
+        // operations after the first loop do not find the windows.
+        for id in ids {
+            self.inner.windows.retire(*id);
         }
         self.barrier()?;
         for id in ids {
