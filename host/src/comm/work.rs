@@ -21,8 +21,12 @@ pub enum WorkStatus {
     Error,
 }
 
-/// Handle of an asynchronous operation. If it is dropped, the operation still completes, and its
-/// memory stays allocated until then.
+/// An asynchronous operation.
+///
+/// A handle may be sent to and shared with other threads. Dropping it neither cancels the operation
+/// nor waits for it: the operation runs to its end, its memory stays allocated until then, and the
+/// next [`Stream::synchronize`] of its stream reports its failure. An operation cannot be cancelled
+/// by itself; [`crate::Communicator::abort`] ends all operations of a communicator.
 #[derive(Clone, Debug)]
 pub struct Work {
     stream: Stream,
@@ -73,16 +77,21 @@ impl Work {
         self.stream.is_complete(self.ticket)
     }
 
-    /// Makes work that is enqueued on `stream` from now on wait for the operation. Does not block
-    /// the host.
+    /// Makes all work that is enqueued on `stream` from now on wait for this operation. It does not
+    /// wait for later operations of this operation's stream. The host does not wait.
+    ///
+    /// If one of the streams is capturing, the wait is captured: `stream` joins the capture, and
+    /// waits for all that the operation's stream has captured so far.
     ///
     /// # Errors
     /// The errors of [`Stream::record`] and [`Stream::wait_event`].
     pub fn wait(&self, stream: &Stream) -> Result<()> {
+        if !self.stream.is_capturing() && !stream.is_capturing() {
+            return stream.wait_ticket(&self.stream, self.ticket);
+        }
         let event = Event::new();
         self.stream.record(&event)?;
-        stream.wait_event(&event)?;
-        Ok(())
+        stream.wait_event(&event)
     }
 
     /// Blocks this thread until the operation has ended, and returns its result.

@@ -7,6 +7,7 @@ mod task;
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
+use std::sync::Arc;
 
 pub use self::event::Event;
 use self::graph::GraphKind;
@@ -242,6 +243,29 @@ impl Stream {
             // The event was never recorded on a GPU, so it counts as complete.
             (Kind::Gpu(_), None) => Ok(()),
             (Kind::Cpu(_), Some(_)) => Err(other_device("the event")),
+        }
+    }
+
+    /// Makes all later work of the stream wait for the operation `ticket` of `source`, and not for
+    /// later operations of `source`. Neither stream may be capturing.
+    pub(crate) fn wait_ticket(&self, source: &Self, ticket: Ticket) -> Result<()> {
+        if self.id() == source.id() || source.is_complete(ticket) {
+            return Ok(());
+        }
+        match (&self.0, &source.0, ticket.0) {
+            (Kind::Cpu(stream), Kind::Cpu(source), TicketKind::Cpu(ticket)) => {
+                let source = source.clone();
+                let wait: HostFn = Arc::new(move || {
+                    // The operation's own handle reports its failure.
+                    let _ = source.wait(ticket, None);
+                    Ok(())
+                });
+                stream.enqueue(cpu::Item::HostFn(wait)).map(drop)
+            }
+            (Kind::Gpu(stream), Kind::Gpu(source), TicketKind::Gpu(number)) => {
+                stream.wait_operation(source, number)
+            }
+            _ => Err(other_device("the operation")),
         }
     }
 

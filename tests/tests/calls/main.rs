@@ -7,3 +7,4 @@ mod objects;
 mod properties;
 mod smoke;
 mod stress;
+mod work;

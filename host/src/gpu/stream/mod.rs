@@ -124,6 +124,23 @@ impl Stream {
             .record_event(event.raw(), self.inner.raw)
     }
 
+    /// Makes all later work of this stream wait for the operation `number` of `source`, and not for
+    /// later operations of `source`.
+    pub(crate) fn wait_operation(&self, source: &Self, number: u64) -> Result<()> {
+        // The lock keeps the event of the operation from being recorded again. Once the wait is
+        // enqueued, a later record does not change it.
+        let state = source.state();
+        let Some(work) = state.in_flight.iter().find(|work| work.number == number) else {
+            // The operation is complete.
+            return Ok(());
+        };
+        if let Some(error) = &work.unrecorded {
+            return Err(error.clone());
+        }
+        let driver = self.inner.gpu.driver();
+        driver.wait_event(self.inner.raw, work.event)
+    }
+
     pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
         self.inner
             .gpu
