@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that delays its waits, so that other ranks make progress first.
 #[derive(Debug)]
-struct LateStore(TcpStore);
+struct LateStore(Arc<dyn Store>);
 
 impl Store for LateStore {
     fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
@@ -59,7 +59,7 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     let port = server.port();
     let client = move || TcpStore::connect("127.0.0.1", port, TIMEOUT);
     let late: Vec<_> = (1..3)
-        .map(|rank| thread::spawn(move || join(rank, Arc::new(LateStore(client()?)))))
+        .map(|rank| thread::spawn(move || join(rank, Arc::new(LateStore(Arc::new(client()?))))))
         .collect();
     // Rank 0 joins last, so that it need not wait for the others.
     thread::sleep(Duration::from_millis(200));
@@ -336,4 +336,46 @@ fn a_rendezvous_that_has_ended_leaves_only_its_number() {
     all_meet(3, &store);
     all_meet(5, &store);
     assert_eq!((left, store.num_keys().unwrap()), (1, 1));
+}
+
+/// A rank that has left the last barrier of a call may end its process, although another rank has
+/// not left yet.
+#[test]
+fn a_rank_may_end_after_it_has_left_a_barrier() {
+    let mut child = std::process::Command::new("sleep")
+        .arg("100")
+        .spawn()
+        .unwrap();
+    let process = (child.id(), crate::process::start_time(child.id()).unwrap());
+    let store = Arc::new(MemoryStore::new());
+    let late = LateStore(Arc::clone(&store) as _);
+    thread::scope(|scope| {
+        let barrier = |rank: u32| {
+            let (store, late): (&dyn Store, &dyn Store) = (&*store, &late);
+            scope.spawn(move || {
+                let rendezvous = Rendezvous {
+                    // Rank 1 sees later than rank 2 that all ranks have entered.
+                    store: if rank == 1 { late } else { store },
+                    prefix: "leaving",
+                    name: "leaving",
+                    rank,
+                    size: 3,
+                    timeout: Duration::from_secs(60),
+                    watched: Watched {
+                        communicator: None,
+                        processes: vec![(2, process)],
+                    },
+                };
+                rendezvous.barrier("leaving")
+            })
+        };
+        let ranks = [0, 1, 2].map(barrier);
+        let [zero, one, two] = ranks;
+        two.join().unwrap().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!one.is_finished(), "rank 1 is late");
+        one.join().unwrap().unwrap();
+        zero.join().unwrap().unwrap();
+    });
 }

@@ -1,11 +1,15 @@
 //! Barriers in the store. The last barrier of a rendezvous deletes the rendezvous' keys.
 
+use core::time::Duration;
 use std::time::Instant;
 
 use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
 use crate::store::Error as StoreError;
 use crate::{Error, Result};
+
+/// Time that the other ranks have to leave a barrier after the process of one of them has ended.
+const LEAVING: Duration = Duration::from_secs(2);
 
 impl Rendezvous<'_> {
     /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
@@ -61,9 +65,10 @@ impl Rendezvous<'_> {
         }
         clean();
         if self.rank == 0 {
-            self.await_key(&gone, started)?;
-            for key in [&key, &all, &left, &gone] {
-                let _ = self.store.delete(key);
+            if self.await_others(&gone, started)? {
+                for key in [&key, &all, &left, &gone] {
+                    let _ = self.store.delete(key);
+                }
             }
         } else if self.store.add(&left, 1)? == i64::from(self.size) - 1 {
             // The result is ignored: rank 0 may exit, and the store with it, as soon as it sees the
@@ -73,15 +78,43 @@ impl Rendezvous<'_> {
         Ok(())
     }
 
+    /// Waits, on rank 0, until the other ranks have left the barrier, and returns true. A rank may
+    /// end its process as soon as it has left. If one has ended, and the others do not leave within
+    /// [`LEAVING`], it may have ended before it left. The barrier itself has succeeded then, and
+    /// the function returns false.
+    fn await_others(&self, gone: &str, started: Instant) -> Result<bool> {
+        let mut ended = None;
+        loop {
+            if ended.is_none() && self.watched.has_ended() {
+                ended = Some(Instant::now());
+            }
+            match self.store.wait(&[gone], LEAVING / 20) {
+                Err(StoreError::Timeout { .. }) => {}
+                waited => return Ok(waited.map(|()| true)?),
+            }
+            if ended.is_some_and(|ended| ended.elapsed() > LEAVING) {
+                return Ok(false);
+            }
+            self.watched.check()?;
+            if started.elapsed() > self.timeout {
+                return Err(self.late(started));
+            }
+        }
+    }
+
     fn await_key(&self, key: &str, started: Instant) -> Result<()> {
         self.wait(&[key], self.timeout)
             .map_err(|error| match error {
-                Error::Store(StoreError::Timeout { .. }) => self.refuse(format!(
-                    "not all of the {} ranks joined within {:.1} s",
-                    self.size,
-                    started.elapsed().as_secs_f64()
-                )),
+                Error::Store(StoreError::Timeout { .. }) => self.late(started),
                 other => other,
             })
+    }
+
+    fn late(&self, started: Instant) -> Error {
+        self.refuse(format!(
+            "not all of the {} ranks joined within {:.1} s",
+            self.size,
+            started.elapsed().as_secs_f64()
+        ))
     }
 }

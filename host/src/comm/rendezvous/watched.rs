@@ -1,8 +1,9 @@
 //! Waits in the store that end early: when a rank that must join has ended, or when the
 //! communicator that makes the call has failed or was aborted.
 //!
-//! A rank may end after it has done its part. So a wait that finds a rank ended polls the store
-//! once more, and fails if the key is still missing.
+//! A wait that finds a rank ended polls the store once more, and fails if the key is still missing.
+//! A rank may end its process after it has left the last barrier of a call. Until then all other
+//! ranks have entered that barrier, so the keys that they wait for are there.
 
 use core::time::Duration;
 use std::time::Instant;
@@ -31,6 +32,17 @@ impl Watched<'_> {
     /// Returns the time between two looks. Each look reads the status of every process.
     fn look(&self) -> Duration {
         LOOK.max(Duration::from_millis(self.processes.len() as u64 / 4))
+    }
+
+    /// Returns the failure of the communicator that makes the call.
+    pub(super) fn check(&self) -> Result<()> {
+        self.communicator.map_or(Ok(()), Inner::check)
+    }
+
+    /// Returns true if the process of a rank has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        let mut processes = self.processes.iter();
+        processes.any(|(_, (pid, start))| process::has_ended(*pid, *start))
     }
 
     fn is_empty(&self) -> bool {
@@ -85,7 +97,7 @@ impl Rendezvous<'_> {
     /// Returns the reason why the rendezvous cannot succeed any more, if there is one.
     fn doomed(&self) -> Option<Error> {
         let watched = &self.watched;
-        if let Some(Err(error)) = watched.communicator.map(Inner::check) {
+        if let Err(error) = watched.check() {
             return Some(error);
         }
         let ended = |(_, (pid, start)): &&(u32, Process)| process::has_ended(*pid, *start);
