@@ -282,7 +282,8 @@ impl Communicator {
         &self.inner.store
     }
 
-    /// Sets the timeout of calls on this value, like torchcomms' `setTimeout`.
+    /// Sets the timeout of calls on this value, like torchcomms' `setTimeout`. Zero selects the
+    /// communicator's timeout.
     pub fn set_timeout(&mut self, timeout: core::time::Duration) {
         self.timeout_ns = self.inner.call_timeout(timeout);
     }

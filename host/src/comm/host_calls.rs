@@ -31,9 +31,9 @@ impl Communicator {
             return Err(Error::Communicator {
                 name: self.inner.name.clone(),
                 detail: format!(
-                    "there are {MAX_WINDOWS} windows already, the most that a communicator can have; \
-                     free windows, end registrations, or allocate fewer and larger tensors and \
-                     slice them"
+                    "there are {MAX_WINDOWS} windows already, the most that a communicator can \
+                     have; free windows, end registrations, or allocate fewer and larger tensors \
+                     and slice them"
                 ),
             });
         }

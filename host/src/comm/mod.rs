@@ -242,7 +242,7 @@ impl Communicator {
     }
 
     /// Returns this communicator with another timeout for the operations called on the returned
-    /// value.
+    /// value. Zero selects the communicator's timeout ([`Options::timeout`]).
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
@@ -259,7 +259,7 @@ impl Communicator {
     /// communicator's [`crate::Determinism`] excludes.
     pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
         let mut comm = self.clone();
-        if let Some(timeout) = options.timeout.filter(|timeout| !timeout.is_zero()) {
+        if let Some(timeout) = options.timeout {
             comm.timeout_ns = self.inner.call_timeout(timeout);
         }
         for (name, value) in &options.hints {
@@ -286,6 +286,7 @@ impl Communicator {
     /// The errors of [`Communicator::new`].
     pub fn dup(&self) -> Result<Self> {
         let call = self.next_host_call();
+        self.inner.check()?;
         let name = format!("{}.dup{call}", self.inner.name);
         let all: Vec<u32> = self.ranks().collect();
         let dup = self.sibling(&name, self.rank(), &all)?;
@@ -301,6 +302,7 @@ impl Communicator {
     /// windows; and the errors of [`Tensor::new`].
     pub fn alloc(&self, dtype: DType, count: usize) -> Result<Tensor> {
         let bytes = bytes_of("alloc", dtype, count)?;
+        self.inner.check()?;
         if self.inner.backend.is_some() {
             // A backend registers memory itself.
             return self.tensor(dtype, count);

@@ -254,8 +254,12 @@ impl Inner {
             .collect()
     }
 
-    /// Returns the timeout of a call in nanoseconds.
+    /// Returns the timeout of a call in nanoseconds. 0, which stands for the communicator's
+    /// timeout, remains 0.
     pub(super) fn call_timeout(&self, timeout: Duration) -> u64 {
+        if timeout.is_zero() {
+            return 0;
+        }
         let ns = nanoseconds(timeout);
         if timeout > self.options.timeout {
             self.longest_timeout_ns.fetch_max(ns, Ordering::Relaxed);

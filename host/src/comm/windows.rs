@@ -183,8 +183,8 @@ impl Windows {
         table.write(id as u64 * self.stride(), bytemuck::cast_slice(&words))
     }
 
-    /// Retires a window: operations that are issued from now on do not find their buffers in it, and
-    /// go through staging. Operations in flight still use it.
+    /// Retires a window: operations that are issued from now on do not find their buffers in it,
+    /// and go through staging. Operations in flight still use it.
     pub(crate) fn retire(&self, id: usize) {
         let _all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.live_count.load(Ordering::Acquire);

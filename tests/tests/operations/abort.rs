@@ -151,6 +151,30 @@ fn a_time_out_names_the_late_rank_and_every_activity() {
     );
 }
 
+/// Zero stands for the communicator's timeout, as torchcomms' `kNoTimeout` does.
+#[test]
+fn a_timeout_of_zero_is_that_of_the_communicator() {
+    for result in run_threads(2, &options(), |mut comm| {
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        comm.with_timeout(Duration::ZERO).barrier()?;
+        comm.set_timeout(Duration::ZERO);
+        if comm.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        comm.barrier()
+    }) {
+        result.expect("no timeout");
+    }
+    let mut options = options();
+    options.timeout = Duration::ZERO;
+    for result in run_threads(1, &options, |comm| comm.barrier()) {
+        let error = result.expect_err("a wait that cannot succeed").to_string();
+        assert!(error.contains("timeout is 0"), "{error}");
+    }
+}
+
 #[test]
 fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
     let results = run_threads(2, &options(), |comm| {
@@ -159,8 +183,13 @@ fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
         comm.finalize()?;
         assert!(work.is_completed());
         comm.finalize()?;
-        let error = comm.barrier().expect_err("finalized");
-        assert!(error.to_string().contains("finalized"), "{error}");
+        for error in [
+            comm.barrier().expect_err("finalized"),
+            comm.alloc(DType::F32, 8).expect_err("finalized"),
+            comm.dup().expect_err("finalized"),
+        ] {
+            assert!(error.to_string().contains("finalized"), "{error}");
+        }
         assert!(!comm.is_aborted());
         Ok(())
     });

@@ -66,6 +66,9 @@ pub(in crate::comm) fn validate(name: &str, rank: u32, size: u32, options: &Opti
     if rank >= size {
         return refuse(format!("rank {rank} of {size}"));
     }
+    if options.timeout.is_zero() {
+        return refuse("the timeout is 0; every wait ends, so it must be longer".to_owned());
+    }
     let team = options.team(size);
     if team == 0 || !size.is_multiple_of(team) {
         return refuse(format!("{size} ranks in teams of {team}"));
