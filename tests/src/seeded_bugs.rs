@@ -49,7 +49,7 @@ impl SeededBug {
             threads: LANES,
             ..LaunchAttributes::default()
         };
-        let tensors = [Some(&out), None, None];
+        let tensors = [&out];
         let words = out.as_ptr().cast();
         let work = match self {
             Self::Race { ordered } => {
@@ -58,12 +58,12 @@ impl SeededBug {
                     out: words,
                 };
                 // SAFETY: one block of `LANES` lanes is launched, and `out` has `LANES` words.
-                unsafe { comm.launch_shaped(&SEEDED_RACE, params, tensors, attributes)? }
+                unsafe { comm.launch_raw(&SEEDED_RACE, params, &tensors, attributes)? }
             }
             Self::Divergence { limit } => {
                 let params = SeededDivergenceParams { limit, out: words };
                 // SAFETY: one block of `LANES` lanes is launched, and `out` has `LANES` words.
-                unsafe { comm.launch_shaped(&SEEDED_DIVERGENCE, params, tensors, attributes)? }
+                unsafe { comm.launch_raw(&SEEDED_DIVERGENCE, params, &tensors, attributes)? }
             }
         };
         println!("seeded bug: {self:?} was launched");

@@ -6,7 +6,9 @@ use core::ffi::c_void;
 use core::time::Duration;
 
 use fusewire::testing::GridMode;
-use fusewire::{Communicator, DType, Device, Error, Norm, Options, ReduceOp, Result, Tensor};
+use fusewire::{
+    Communicator, DType, Device, Error, LaunchAttributes, Norm, Options, ReduceOp, Result, Tensor,
+};
 use fusewire::{new_comm, run_threads_on};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
 use fusewire_tests::device::{grid_mode, run_threads, tensor};
@@ -406,7 +408,11 @@ fn seeded_write_beyond_memory() {
         };
         // SAFETY: the extra element overlaps no other allocation, because the driver allocates
         // multiples of 256 bytes.
-        unsafe { comm.launch(&QUANTIZE, params, [Some(&source), Some(&target), None])? };
+        let work = unsafe {
+            let shape = LaunchAttributes::default();
+            comm.launch_raw(&QUANTIZE, params, &[&source, &target], shape)?
+        };
+        work.wait_blocking()?;
         // The output shows that the kernel has run.
         target.to_bytes()
     }) {

@@ -14,9 +14,10 @@ mod moe;
 mod parts {
     use core::time::Duration;
 
-    use fusewire::{Algorithm, DType, Operation, Options, run_threads};
+    use fusewire::{Algorithm, DType, LaunchAttributes, Operation, Options, run_threads};
     use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
+    use fusewire_device::session::Call;
     use fusewire_device::{Block, Machine, kernel};
     use fusewire_models::broken::Kernel;
     use fusewire_tests::cases;
@@ -69,7 +70,7 @@ mod parts {
                 source.copy_from(&[call; 64])?;
                 let params = BrokenParams {
                     constants: comm.constants(),
-                    call: comm.call_word(Operation::User, 1),
+                    call: Call::new(Operation::User, 0, 0, 0, 0xffff, 1).0,
                     count: bytes as u64,
                     timeout_ns: 0,
                     which: which as u32,
@@ -79,7 +80,11 @@ mod parts {
                 };
                 // SAFETY: both buffers have `count` bytes and outlive the launch. `source` is at
                 // `addr` on every rank, and every rank makes the same call.
-                unsafe { comm.launch(&BROKEN, params, [Some(&source), Some(&target), None])? };
+                let work = unsafe {
+                    let shape = LaunchAttributes::default();
+                    comm.launch_raw(&BROKEN, params, &[&source, &target], shape)?
+                };
+                work.wait_blocking()?;
             }
             Ok(())
         });

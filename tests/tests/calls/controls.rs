@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use fusewire::{DType, Error, Operation, Options, ReduceOp, run_threads};
+use fusewire::{DType, Error, LaunchAttributes, Operation, Options, ReduceOp, run_threads};
 use fusewire_device::layout::CommConst;
-use fusewire_device::session::Session;
+use fusewire_device::session::{Call, Session};
 use fusewire_device::{Block, Group, Machine, kernel};
 use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;
@@ -193,11 +193,13 @@ fn the_emulator_reports_a_lane_that_leaves() {
     for result in run_threads(1, &options, |comm| {
         let params = LeavesEarlyParams {
             constants: comm.constants(),
-            call: comm.call_word(Operation::User, 1),
+            call: Call::new(Operation::User, 0, 0, 0, 0xffff, 1).0,
         };
         // SAFETY: `params` contains the constants of this communicator, and the kernel accesses no
         // tensors.
-        Ok(unsafe { comm.launch(&LEAVES_EARLY, params, [None; 3]) })
+        let work =
+            unsafe { comm.launch_raw(&LEAVES_EARLY, params, &[], LaunchAttributes::default())? };
+        Ok(work.wait_blocking())
     }) {
         let error = result.expect("joined").expect_err("a lane left");
         assert!(matches!(error, Error::Launch { .. }), "{error}");

@@ -1,5 +1,7 @@
 //! User kernels on a communicator's stream.
 
+use std::sync::Arc;
+
 use fusewire_device::native::Kernel;
 use fusewire_device::session::{Call, Operation};
 
@@ -26,55 +28,33 @@ impl Communicator {
         }
     }
 
-    /// Returns the call word of a user kernel. `agreed` is a value that must be equal on all ranks:
-    /// ranks that launch with different words get an error.
-    pub fn call_word(&self, operation: Operation, agreed: u64) -> u64 {
-        Call::new(operation, 0, 0, 0, 0xffff, agreed).0
-    }
-
-    /// Launches a user kernel on the communicator's stream and waits until it has completed. The
-    /// tensors in `tensors` stay allocated until the launch has completed or, for a captured
-    /// launch, as long as the graph exists.
+    /// Enqueues a kernel that has no session, by its parameters. The launch, and a graph that
+    /// contains it, keep `tensors` alive. [`Communicator::kernel`] launches kernels with a session.
+    ///
+    /// `attributes` is the shape: a kernel that only computes may have more blocks than the
+    /// communicator's operations, on which all ranks have agreed. The default has the
+    /// communicator's shape. [`LaunchAttributes`] describes which attributes have an effect on the
+    /// CPU.
     ///
     /// A kernel that communicates takes [`Communicator::constants`] and a call word
-    /// ([`Communicator::call_word`]) as parameters. Other kernels need neither.
+    /// ([`Call::new`]) as parameters.
     ///
     /// # Safety
-    /// `params` must hold valid pointers, and the kernel must follow the synchronization rules
-    /// between ranks.
+    /// `params` must hold valid pointers, and memory that `tensors` do not keep alive must live
+    /// until the work is complete. The kernel must follow the rules between ranks, and blocks
+    /// beyond `Options::blocks` must not access the communicator. With
+    /// [`LaunchAttributes::dependent`], the kernel must access neither the communicator nor a
+    /// result of the previous kernel before its own dependency wait.
     ///
     /// # Errors
-    /// The communicator's failure. More than 256 bytes of parameters do not compile.
-    pub unsafe fn launch<P: Copy>(
+    /// The communicator's failure; [`Error::Launch`](crate::Error::Launch) for a shape that the
+    /// device does not support. Nothing was launched then, and the communicator can still be used.
+    /// More than 256 bytes of parameters do not compile.
+    pub unsafe fn launch_raw<P: Copy>(
         &self,
         kernel: &Kernel<P>,
         params: P,
-        tensors: [Option<&Tensor>; 3],
-    ) -> Result<()> {
-        self.expect_faults();
-        self.run(&PreparedOp::new(self, kernel, params, tensors, false, USER))
-    }
-
-    /// Enqueues a user kernel with its own launch shape. A kernel that computes may use more blocks
-    /// than the communicator's operations. Only the first `Options::blocks` blocks may communicate.
-    ///
-    /// # Safety
-    /// The requirements of [`Communicator::launch_async`]. Blocks beyond `Options::blocks` must not
-    /// access the communicator's state. With [`LaunchAttributes::dependent`], the kernel must not
-    /// access the communicator's state or the results of the previous kernel before its dependency
-    /// wait.
-    ///
-    /// # Errors
-    /// The errors of [`Communicator::launch`]; [`Error::Launch`](crate::Error::Launch) for a
-    /// cluster size that does not divide the number of blocks, and for a shape that the device does
-    /// not support, such as a cooperative launch that is too large. Nothing is launched in these
-    /// cases, and the communicator remains usable. [`LaunchAttributes`] describes the attributes on
-    /// the CPU.
-    pub unsafe fn launch_shaped<P: Copy>(
-        &self,
-        kernel: &Kernel<P>,
-        params: P,
-        tensors: [Option<&Tensor>; 3],
+        tensors: &[&Tensor],
         attributes: LaunchAttributes,
     ) -> Result<Work> {
         let blocks = match attributes.blocks {
@@ -83,26 +63,12 @@ impl Communicator {
         };
         attributes.check(kernel.info().name, blocks)?;
         self.expect_faults();
-        let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, USER);
-        prepared.attributes = Some(attributes);
+        let kept: Vec<Tensor> = tensors.iter().copied().cloned().collect();
+        let prepared = PreparedOp::new(self, kernel, params, [None; 3], false, USER);
+        let mut prepared = prepared.keeping(Arc::new(kept));
+        if attributes != LaunchAttributes::default() {
+            prepared = prepared.shaped(attributes);
+        }
         self.submit(&prepared)
-    }
-
-    /// Enqueues [`Communicator::launch`] without waiting for it.
-    ///
-    /// # Safety
-    /// The requirements of [`Communicator::launch`]. Memory that `tensors` do not keep alive must
-    /// live until the work has completed.
-    ///
-    /// # Errors
-    /// The errors of [`Communicator::launch`].
-    pub unsafe fn launch_async<P: Copy>(
-        &self,
-        kernel: &Kernel<P>,
-        params: P,
-        tensors: [Option<&Tensor>; 3],
-    ) -> Result<Work> {
-        self.expect_faults();
-        self.submit(&PreparedOp::new(self, kernel, params, tensors, false, USER))
     }
 }
