@@ -13,12 +13,13 @@ use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
+use tracing::span::EnteredSpan;
 
 pub use self::kernel::KernelLaunch;
 pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;
-use super::observe::HookArguments;
+use super::observe::{HookArguments, OpInfo};
 use super::work::Work;
 use super::{Communicator, Inner};
 use crate::cpu::RunningKernel;
@@ -29,26 +30,8 @@ impl Communicator {
     /// Runs a prepared operation and waits until it has completed.
     #[inline]
     pub(super) fn run(&self, prepared: &PreparedOp<'_>) -> Result<()> {
-        if tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE) {
-            return self.run_traced(prepared);
-        }
-        self.run_untraced(prepared)
-    }
-
-    #[cold]
-    fn run_traced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
-        let _span = tracing::trace_span!(
-            target: "fusewire::operation",
-            "operation",
-            name = prepared.op_info.call().operation().name(),
-            count = prepared.op_info.input_count,
-        )
-        .entered();
-        self.run_untraced(prepared)
-    }
-
-    #[inline]
-    fn run_untraced(&self, prepared: &PreparedOp<'_>) -> Result<()> {
+        let is_traced = tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE);
+        let _span = is_traced.then(|| span_of(&prepared.op_info));
         self.inner.check_call(&prepared.op_info)?;
         // Read once, because on a GPU it is a call of the driver.
         let recording = self.stream.recording()?;
@@ -200,6 +183,17 @@ impl Inner {
     pub(super) fn lock_order(&self) -> MutexGuard<'_, Option<(Stream, Event)>> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+#[cold]
+fn span_of(op_info: &OpInfo) -> EnteredSpan {
+    tracing::trace_span!(
+        target: "fusewire::operation",
+        "operation",
+        name = op_info.call().operation().name(),
+        count = op_info.input_count,
+    )
+    .entered()
 }
 
 /// Returns the error for a bad argument of `operation`.
