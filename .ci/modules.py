@@ -25,6 +25,8 @@ KNOWN = {
 }
 
 USE = re.compile(r"\bcrate::(?:\{(.*?)\};|([A-Za-z_0-9]+))", re.DOTALL)
+# A path to the root of the crate in a file of the root.
+SUPER = re.compile(r"^use super::", re.MULTILINE)
 REEXPORT = re.compile(r"\buse (?:self::)?([a-z_0-9]+)::(?:\{(.*?)\}|(\w+(?: as \w+)?));", re.DOTALL)
 
 
@@ -65,7 +67,10 @@ def arrows(root):
         module = relative.parts[0].removesuffix(".rs")
         if module not in modules or is_test(relative):
             continue
-        for group, single in USE.findall(code(path)):
+        text = code(path)
+        if len(relative.parts) == 1:
+            text = SUPER.sub("use crate::", text)
+        for group, single in USE.findall(text):
             for name in first_names(group) if group else [single]:
                 target = name if name in modules else home.get(name)
                 if target in modules and target != module:
@@ -95,6 +100,8 @@ def self_test():
         (root / "a.rs").write_text("use crate::{c, b::{X, Y}};\n")
         (root / "b.rs").write_text("// use crate::c;\nfn f() -> crate::Thing {}\n")
         (root / "c.rs").write_text("#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n")
+        assert cycles(arrows(root)) == {("a", "b")}, arrows(root)
+        (root / "b.rs").write_text("use super::Thing;\n")
         assert cycles(arrows(root)) == {("a", "b")}, arrows(root)
         (root / "b.rs").write_text("")
         assert cycles(arrows(root)) == set(), arrows(root)

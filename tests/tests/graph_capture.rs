@@ -123,6 +123,9 @@ fn a_graph_of_freed_windows_fails() {
         let graph = capture(&comm, || comm.all_gather_single_async(&y, &x).map(drop))?;
         graph.run(comm.stream())?;
         comm.tensor_deregister(registration)?;
+        // The graph must not take another window for the one that is gone.
+        let other = tensor(DType::F32, 3000)?;
+        let _other = comm.tensor_register(&other)?;
         Ok(graph.run(comm.stream()).expect_err("a window that is gone"))
     });
     for error in errors {

@@ -98,7 +98,7 @@ impl Batch {
     /// Adds a send of `tensor` to `peer`.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for a rank out of range.
+    /// [`crate::Error::InvalidArgument`] for a rank out of range, or a tensor of another device.
     pub fn send(&mut self, tensor: &Tensor, peer: u32) -> Result<()> {
         self.add(P2pKind::Send, tensor, peer)
     }
@@ -106,7 +106,7 @@ impl Batch {
     /// Adds a receive from `peer` into `tensor`.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] for a rank out of range.
+    /// [`crate::Error::InvalidArgument`] for a rank out of range, or a tensor of another device.
     pub fn recv(&mut self, tensor: &Tensor, peer: u32) -> Result<()> {
         self.add(P2pKind::Recv, tensor, peer)
     }
@@ -118,6 +118,7 @@ impl Batch {
                 format!("peer {peer}; ranks are 0 to {}", self.comm.size() - 1),
             ));
         }
+        self.comm.check_device("batch", tensor)?;
         self.ops.push(P2pOp {
             kind,
             tensor: tensor.clone(),

@@ -313,7 +313,7 @@ fn join(
         .max()
         .unwrap_or(0);
     config.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
-    config.rendezvous_timeout = options.timeout;
+    config.rendezvous_timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let list: Vec<String> = members.iter().map(ToString::to_string).collect();
     let list = list.join(" ");
     let agreed =

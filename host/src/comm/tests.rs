@@ -1,7 +1,8 @@
 //! Tests of the rendezvous: ranks that join, fail to join, and leave.
 
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::Communicator;
@@ -18,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A store that delays its waits, so that other ranks make progress first.
 #[derive(Debug)]
-struct LateStore(Arc<dyn Store>);
+struct LateStore(Arc<dyn Store>, Mutex<Option<Receiver<()>>>);
 
 impl Store for LateStore {
     fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
@@ -28,7 +29,10 @@ impl Store for LateStore {
         self.0.get(key, timeout)
     }
     fn wait(&self, keys: &[&str], timeout: Duration) -> store::Result<()> {
-        thread::sleep(Duration::from_millis(300));
+        match self.1.lock().unwrap().take() {
+            Some(gate) => gate.recv().unwrap(),
+            None => thread::sleep(Duration::from_millis(300)),
+        }
         self.0.wait(keys, timeout)
     }
     fn add(&self, key: &str, amount: i64) -> store::Result<i64> {
@@ -59,7 +63,14 @@ fn a_rank_that_hosts_the_store_leaves_last() -> Result<()> {
     let port = server.port();
     let client = move || TcpStore::connect("127.0.0.1", port, TIMEOUT);
     let late: Vec<_> = (1..3)
-        .map(|rank| thread::spawn(move || join(rank, Arc::new(LateStore(Arc::new(client()?))))))
+        .map(|rank| {
+            thread::spawn(move || {
+                join(
+                    rank,
+                    Arc::new(LateStore(Arc::new(client()?), Mutex::default())),
+                )
+            })
+        })
         .collect();
     // Rank 0 joins last, so that it need not wait for the others.
     thread::sleep(Duration::from_millis(200));
@@ -348,7 +359,8 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
         .unwrap();
     let process = (child.id(), crate::process::start_time(child.id()).unwrap());
     let store = Arc::new(MemoryStore::new());
-    let late = LateStore(Arc::clone(&store) as _);
+    let (open, gate) = channel();
+    let late = LateStore(Arc::clone(&store) as _, Mutex::new(Some(gate)));
     thread::scope(|scope| {
         let barrier = |rank: u32| {
             let (store, late): (&dyn Store, &dyn Store) = (&*store, &late);
@@ -374,7 +386,10 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
         two.join().unwrap().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!one.is_finished(), "rank 1 is late");
+        // Rank 0 waits for rank 1, although rank 2 has ended.
+        thread::sleep(Duration::from_millis(700));
+        assert!(!zero.is_finished() && !one.is_finished());
+        open.send(()).unwrap();
         one.join().unwrap().unwrap();
         zero.join().unwrap().unwrap();
     });

@@ -38,8 +38,32 @@ pub(crate) struct Windows {
     unicast: AtomicUsize,
     /// Multicast objects by window number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
-    /// Every rank's part of each window, mapped as long as the window lives.
-    parts: Mutex<Vec<Option<Vec<WindowPart>>>>,
+    slots: Mutex<Vec<Slot>>,
+}
+
+/// State of a window number.
+enum Slot {
+    /// A new window may get the number.
+    Free,
+    /// The number of a live window.
+    Live {
+        /// Every rank's part, mapped as long as the window lives.
+        parts: Vec<WindowPart>,
+        /// True if this rank has captured an operation while the window was alive. A graph may
+        /// then have the number.
+        captured: bool,
+    },
+    /// A graph of some rank may have the number, so no other window gets it.
+    Retired,
+}
+
+impl Slot {
+    fn parts(&self) -> Option<&Vec<WindowPart>> {
+        match self {
+            Self::Live { parts, .. } => Some(parts),
+            _ => None,
+        }
+    }
 }
 
 // SAFETY: an entry of the table is written under the lock, either before its number is published or
@@ -77,7 +101,7 @@ impl Windows {
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
             multicasts: Mutex::default(),
-            parts: Mutex::default(),
+            slots: Mutex::default(),
         })
     }
 
@@ -104,10 +128,12 @@ impl Windows {
         UnsafeCell::raw_get(self.words(id).as_ptr()).cast()
     }
 
-    /// Returns the number of windows that are alive.
+    /// Returns the count of numbers in use: those of live windows, and those that graphs may have.
     pub(crate) fn count(&self) -> usize {
-        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().flatten().count()
+        let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter()
+            .filter(|slot| !matches!(slot, Slot::Free))
+            .count()
     }
 
     /// Adds a window to which rank r contributes all of `parts[r]`, and returns its number. See
@@ -133,9 +159,10 @@ impl Windows {
         bytes: u64,
         multicast: u64,
     ) -> Result<usize> {
-        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         // All ranks create and remove windows in the same order, so they choose the same number.
-        let id = all.iter().position(Option::is_none).unwrap_or(all.len());
+        let free = all.iter().position(|slot| matches!(slot, Slot::Free));
+        let id = free.unwrap_or(all.len());
         let address = |(memory, offset): &WindowPart| memory.ptr() as u64 + offset;
         let entry = self.entry(id);
         let header = size_of::<WindowConst>() / 8;
@@ -158,15 +185,23 @@ impl Windows {
         }
         let start = address(&parts[rank as usize]) as usize;
         let at = self.live_count.load(Ordering::Acquire);
+        // A removed window may have had this entry, which a reader may still look at.
+        self.version.fetch_add(1, Ordering::AcqRel);
+        core::sync::atomic::fence(Ordering::Release);
         self.live[at].0.store(start, Ordering::Relaxed);
         self.live[at]
             .1
             .store(start + bytes as usize, Ordering::Relaxed);
         self.live[at].2.store(id, Ordering::Relaxed);
         self.live_count.store(at + 1, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
+        let slot = Slot::Live {
+            parts,
+            captured: false,
+        };
         match all.get_mut(id) {
-            Some(free) => *free = Some(parts),
-            None => all.push(Some(parts)),
+            Some(free) => *free = slot,
+            None => all.push(slot),
         }
         Ok(id)
     }
@@ -186,10 +221,12 @@ impl Windows {
     /// Retires a window: operations that are issued from now on do not find their buffers in it,
     /// and go through staging. Operations in flight still use it.
     pub(crate) fn retire(&self, id: usize) {
-        let _all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let _all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.live_count.load(Ordering::Acquire);
         let words = |at: usize| [&self.live[at].0, &self.live[at].1, &self.live[at].2];
         self.version.fetch_add(1, Ordering::AcqRel);
+        // A reader that sees one of the new words also sees the odd version.
+        core::sync::atomic::fence(Ordering::Release);
         if let Some(at) = (0..count).find(|at| words(*at)[2].load(Ordering::Relaxed) == id) {
             for later in at + 1..count {
                 for (to, from) in words(later - 1).into_iter().zip(words(later)) {
@@ -201,14 +238,37 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Notes that an operation is being captured. It may use any live window.
+    #[cold]
+    pub(crate) fn note_capture(&self) {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        for slot in &mut *all {
+            if let Slot::Live { captured, .. } = slot {
+                *captured = true;
+            }
+        }
+    }
+
+    /// Returns true if this rank has captured an operation while the window was alive.
+    pub(crate) fn is_captured(&self, id: usize) -> bool {
+        let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(all.get(id), Some(Slot::Live { captured: true, .. }))
+    }
+
     /// Removes a retired window: kernels no longer resolve its number, and its memory may be freed.
-    /// All ranks must have agreed that no operation in flight uses it. The number may be used
-    /// again.
-    pub(crate) fn remove(&self, id: usize) {
-        let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(parts) = all.get_mut(id).and_then(Option::take) else {
+    /// All ranks must have agreed that no operation in flight uses it. A new window may get the
+    /// number if `is_free` is true. All ranks must pass the same value, which must be false if a
+    /// rank has captured an operation: a replay with the number then fails.
+    pub(crate) fn remove(&self, id: usize, is_free: bool) {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = match is_free {
+            true => Slot::Free,
+            false => Slot::Retired,
+        };
+        let Some(live @ Slot::Live { .. }) = all.get_mut(id) else {
             return;
         };
+        let parts = core::mem::replace(live, slot);
         let entry = self.entry(id);
         // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
         // agreed that no operation uses the window.
@@ -253,9 +313,9 @@ impl Windows {
     /// Returns the address in this process of a range of `rank`'s part of a window, while the
     /// window lives.
     pub(crate) fn range(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
-        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let id = addr.window() as usize;
-        let (memory, start) = all.get(id)?.as_ref()?.get(rank as usize)?;
+        let (memory, start) = all.get(id)?.parts()?.get(rank as usize)?;
         // SAFETY: entries are only written under the lock.
         let size = unsafe { (&raw const (*self.entry(id)).bytes).read() };
         let (offset, start) = (addr.offset(), *start + addr.offset());
@@ -265,8 +325,8 @@ impl Windows {
 
     /// Returns the part of `rank` in window `id`, while the window lives.
     pub(crate) fn part(&self, id: usize, rank: u32) -> Option<WindowPart> {
-        let all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(id)?.as_ref()?.get(rank as usize).cloned()
+        let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(id)?.parts()?.get(rank as usize).cloned()
     }
 
     /// Returns the window address of `bytes` bytes at `at`, or [`WindowAddr::NONE`].
@@ -323,7 +383,7 @@ mod tests {
         assert!(!windows.have_multicast());
         let end = |id| {
             windows.retire(id);
-            windows.remove(id);
+            windows.remove(id, !windows.is_captured(id));
         };
         end(second);
         assert!(windows.have_multicast());

@@ -81,13 +81,16 @@ impl Work {
     /// wait for later operations of this operation's stream. The host does not wait.
     ///
     /// If one of the streams is capturing, the wait is captured: `stream` joins the capture, and
-    /// waits for all that the operation's stream has captured so far.
+    /// waits for all that the operation's stream has captured so far. If the operation was captured
+    /// earlier, `stream` waits for all work of the operation's stream so far, replays included.
     ///
     /// # Errors
-    /// The errors of [`Stream::record`] and [`Stream::wait_event`].
+    /// The errors of [`Stream::record`] and [`Stream::wait_event`]; the driver's error if it could
+    /// not record the end of the operation.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
-        if !self.stream.is_capturing() && !stream.is_capturing() {
-            return stream.wait_ticket(&self.stream, self.ticket);
+        let is_capturing = self.stream.is_capturing() || stream.is_capturing();
+        if !is_capturing && stream.wait_ticket(&self.stream, self.ticket)? {
+            return Ok(());
         }
         let event = Event::new();
         self.stream.record(&event)?;

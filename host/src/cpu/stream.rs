@@ -58,7 +58,7 @@ pub struct CpuTicket {
 
 impl CpuTicket {
     /// The ticket of work that is already complete.
-    const DONE: Self = Self { seq: 0 };
+    pub(crate) const DONE: Self = Self { seq: 0 };
 }
 
 /// A queue of work that runs in order. Clones refer to the same stream.
@@ -186,6 +186,18 @@ impl CpuStream {
             return Ok(CpuTicket::DONE);
         }
         self.push(Op::Wait(event.clone(), 0), Report::Sticky)
+    }
+
+    /// Makes all later work of this stream wait for the operation `ticket` of `source`, and not for
+    /// later operations of `source`.
+    pub(crate) fn wait_ticket(&self, source: &Self, ticket: CpuTicket) -> Result<()> {
+        // Not the stream itself: its last handle waits for all of its work.
+        let source = Arc::clone(&source.handle.shared);
+        let wait: HostFn = Arc::new(move || {
+            source.wait_complete(ticket.seq, None);
+            Ok(())
+        });
+        self.enqueue(Item::HostFn(wait)).map(drop)
     }
 
     /// Blocks until all work of the stream is complete.

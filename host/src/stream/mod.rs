@@ -7,7 +7,6 @@ mod task;
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
-use std::sync::Arc;
 
 pub use self::event::Event;
 use self::graph::GraphKind;
@@ -247,26 +246,25 @@ impl Stream {
     }
 
     /// Makes all later work of the stream wait for the operation `ticket` of `source`, and not for
-    /// later operations of `source`. Neither stream may be capturing.
-    pub(crate) fn wait_ticket(&self, source: &Self, ticket: Ticket) -> Result<()> {
-        if self.id() == source.id() || source.is_complete(ticket) {
-            return Ok(());
-        }
+    /// later operations of `source`. Returns false, without effect, if the ticket does not identify
+    /// the operation because it was captured. Neither stream may be capturing.
+    pub(crate) fn wait_ticket(&self, source: &Self, ticket: Ticket) -> Result<bool> {
         match (&self.0, &source.0, ticket.0) {
+            (_, _, TicketKind::Cpu(cpu::CpuTicket::DONE) | TicketKind::Gpu(0)) => {
+                return Ok(false);
+            }
+            _ if self.id() == source.id() => {}
             (Kind::Cpu(stream), Kind::Cpu(source), TicketKind::Cpu(ticket)) => {
-                let source = source.clone();
-                let wait: HostFn = Arc::new(move || {
-                    // The operation's own handle reports its failure.
-                    let _ = source.wait(ticket, None);
-                    Ok(())
-                });
-                stream.enqueue(cpu::Item::HostFn(wait)).map(drop)
+                if !source.is_complete(ticket) {
+                    stream.wait_ticket(source, ticket)?;
+                }
             }
             (Kind::Gpu(stream), Kind::Gpu(source), TicketKind::Gpu(number)) => {
-                stream.wait_operation(source, number)
+                stream.wait_operation(source, number)?;
             }
-            _ => Err(other_device("the operation")),
+            _ => return Err(other_device("the operation")),
         }
+        Ok(true)
     }
 
     /// Blocks until all work of the stream is complete.

@@ -8,7 +8,10 @@ mod shapes;
 use core::time::Duration;
 use std::time::Instant;
 
-use fusewire::{Algorithm, CallOptions, DType, Device, Error, Options, ReduceOp, run_threads_on};
+use fusewire::{
+    Algorithm, CallOptions, DType, Device, Error, Norm, Options, ReduceOp, Tensor, WindowOptions,
+    run_threads_on,
+};
 use fusewire_tests::device::run_threads;
 use fusewire_tests::mix::Mix;
 use fusewire_tests::oracle;
@@ -212,6 +215,46 @@ fn sums_have_the_bits_of_the_cpu() {
             assert!(gpu.iter().all(|bits| *bits == gpu[0]), "{dtype:?}");
             assert_eq!(gpu, cpu, "{dtype:?}");
             assert!(gpu[0].iter().any(|byte| *byte != 0));
+        }
+    });
+}
+
+/// Calls that would access a GPU's memory from the CPU, or the other way round, are refused before
+/// anything runs. Later calls succeed.
+#[test]
+fn tensors_of_another_device_are_refused() {
+    on_fake("tensors_of_another_device_are_refused", &[], || {
+        let gpu = fusewire_tests::device();
+        for (device, other) in [(gpu, Device::Cpu), (Device::Cpu, gpu)] {
+            let options = Options::default();
+            for result in run_threads_on(device, "fusewire", 1, &options, |comm| {
+                let foreign = Tensor::on_device(other, DType::F32, 8)?;
+                let own = Tensor::on_device(device, DType::F32, 8)?;
+                let counts = Tensor::on_device(other, DType::U64, 1)?;
+                let window = comm.alloc_window(DType::F32, 8, WindowOptions::default())?;
+                let weight = Tensor::on_device(device, DType::F32, 8)?;
+                let norm = Norm::rms(&own, &foreign, &weight, 1e-5);
+                let errors = [
+                    comm.all_reduce(&foreign, ReduceOp::Sum),
+                    comm.all_reduce_into_async(&own, &foreign, ReduceOp::Sum)
+                        .map(drop),
+                    comm.all_gather_v_single_async(&own, &own, &counts)
+                        .map(drop),
+                    comm.all_gather(core::slice::from_ref(&foreign), &own),
+                    comm.batch_op_create().send(&foreign, 0),
+                    window.put(&foreign, 0, 0),
+                    window.get(&foreign, 0, 0),
+                    comm.all_reduce_norm(&norm),
+                ];
+                for (index, result) in errors.into_iter().enumerate() {
+                    let error = result.expect_err("another device").to_string();
+                    assert!(error.contains("a tensor is on"), "{index}: {error}");
+                }
+                window.free()?;
+                comm.all_reduce(&own, ReduceOp::Sum)
+            }) {
+                result.unwrap_or_else(|error| panic!("{device}: {error}"));
+            }
         }
     });
 }

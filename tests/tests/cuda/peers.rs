@@ -222,10 +222,12 @@ fn adopted(options: &Options) -> Result<()> {
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;
     // The graph uses the registration and cannot fall back to staging, so a replay fails without
-    // the registration.
+    // the registration. It does not take another registration for the one that has ended.
+    let other = tensor(DType::F32, COUNT)?;
+    let other = comm.tensor_register(&other)?;
     let failed = graph.run(comm.stream()).expect_err("the window was freed");
     assert!(matches!(failed, Error::Failed(_)), "{failed}");
-    drop((graph, comm));
+    drop((graph, comm, other));
     drop(x);
     let began = Instant::now();
     while dropped.load(Ordering::Relaxed) == 0 {

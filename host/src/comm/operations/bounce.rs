@@ -100,7 +100,7 @@ impl Communicator {
         })
     }
 
-    /// Fails if `argument` is a slice that the device cannot access.
+    /// Fails if `argument` is a slice that the device cannot access, or a tensor of another device.
     pub(in crate::comm) fn refuse_slice(
         &self,
         operation: &'static str,
@@ -115,6 +115,9 @@ impl Communicator {
                 ),
             ));
         }
-        Ok(())
+        match argument.tensor {
+            Some(tensor) => self.check_device(operation, tensor),
+            None => Ok(()),
+        }
     }
 }

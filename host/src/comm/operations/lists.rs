@@ -28,18 +28,20 @@ struct Rows {
 impl Rows {
     /// Creates the rows of `list`, which must have a tensor of `dtype` for each of `ranks` ranks.
     fn new(
+        comm: &Communicator,
         operation: &'static str,
         what: &str,
         list: &[Tensor],
-        ranks: u32,
         dtype: DType,
     ) -> Result<Self> {
-        if list.len() != ranks as usize {
+        if list.len() != comm.size() as usize {
             return Err(invalid(
                 operation,
-                format!("{} {what} for {ranks} ranks", list.len()),
+                format!("{} {what} for {} ranks", list.len(), comm.size()),
             ));
         }
+        list.iter()
+            .try_for_each(|tensor| comm.check_device(operation, tensor))?;
         if let Some(other) = list.iter().find(|tensor| tensor.dtype() != dtype) {
             return Err(invalid(
                 operation,
@@ -239,7 +241,7 @@ impl Communicator {
         input: &Tensor,
     ) -> Result<ListCollective> {
         let (name, dtype) = ("all_gather_v", input.dtype());
-        let rows = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        let rows = Rows::new(self, name, "outputs", outputs, dtype)?;
         let after = rows.unpack();
         if outputs.iter().all(|row| row.len() == input.len()) {
             let count = input.len();
@@ -270,7 +272,7 @@ impl Communicator {
     ) -> Result<ListCollective> {
         let (name, dtype) = ("reduce_scatter", output.dtype());
         rows_of(name, "input", inputs, output.len())?;
-        let rows = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
+        let rows = Rows::new(self, name, "inputs", inputs, dtype)?;
         let op = Op::ReduceScatter {
             count: output.len(),
             dtype,
@@ -347,8 +349,8 @@ impl Communicator {
         let Some(dtype) = inputs.first().map(Tensor::dtype) else {
             return Err(invalid(name, "0 inputs".to_owned()));
         };
-        let sources = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
-        let targets = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        let sources = Rows::new(self, name, "inputs", inputs, dtype)?;
+        let targets = Rows::new(self, name, "outputs", outputs, dtype)?;
         let part = Part::new(Op::AllToAllV { dtype }, &targets.whole, &sources.whole);
         Ok(ListCollective {
             before: sources.pack(),
@@ -375,7 +377,7 @@ impl Communicator {
             }));
         }
         rows_of(name, "input", inputs, count)?;
-        let rows = Rows::new(name, "inputs", inputs, self.size(), dtype)?;
+        let rows = Rows::new(self, name, "inputs", inputs, dtype)?;
         Ok(ListCollective {
             before: rows.pack(),
             ..ListCollective::new(Part::new(op, output, &rows.whole))
@@ -399,7 +401,7 @@ impl Communicator {
             }));
         }
         rows_of(name, "output", outputs, count)?;
-        let rows = Rows::new(name, "outputs", outputs, self.size(), dtype)?;
+        let rows = Rows::new(self, name, "outputs", outputs, dtype)?;
         Ok(ListCollective {
             after: rows.unpack(),
             ..ListCollective::new(Part::new(op, &rows.whole, input))

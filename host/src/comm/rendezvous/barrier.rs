@@ -9,7 +9,10 @@ use crate::store::Error as StoreError;
 use crate::{Error, Result};
 
 /// Time that the other ranks have to leave a barrier after the process of one of them has ended.
-const LEAVING: Duration = Duration::from_secs(2);
+const LEAVING: Duration = Duration::from_secs(30);
+
+/// Time between two looks at the processes of the other ranks.
+const LOOK: Duration = Duration::from_millis(500);
 
 impl Rendezvous<'_> {
     /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
@@ -88,7 +91,7 @@ impl Rendezvous<'_> {
             if ended.is_none() && self.watched.has_ended() {
                 ended = Some(Instant::now());
             }
-            match self.store.wait(&[gone], LEAVING / 20) {
+            match self.store.wait(&[gone], LOOK) {
                 Err(StoreError::Timeout { .. }) => {}
                 waited => return Ok(waited.map(|()| true)?),
             }

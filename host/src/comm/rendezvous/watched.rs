@@ -1,7 +1,7 @@
 //! Waits in the store that end early: when a rank that must join has ended, or when the
 //! communicator that makes the call has failed or was aborted.
 //!
-//! A wait that finds a rank ended polls the store once more, and fails if the key is still missing.
+//! A wait that finds a rank ended asks the store once more, and fails if the key is still missing.
 //! A rank may end its process after it has left the last barrier of a call. Until then all other
 //! ranks have entered that barrier, so the keys that they wait for are there.
 
@@ -13,8 +13,12 @@ use crate::comm::Inner;
 use crate::store::{self, Error as StoreError};
 use crate::{Error, Result, process};
 
-/// Longest time between two looks at the other ranks, if there are few of them.
-const LOOK: Duration = Duration::from_millis(10);
+/// First time between two looks at the other ranks. The times double: each look interrupts a wait
+/// in the store, which costs the server several messages.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+
+/// Longest time between two looks.
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
 /// Process id and start time.
 type Process = (u32, u64);
@@ -29,14 +33,15 @@ pub(in crate::comm) struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Returns the time between two looks. Each look reads the status of every process.
-    fn look(&self) -> Duration {
-        LOOK.max(Duration::from_millis(self.processes.len() as u64 / 4))
-    }
-
     /// Returns the failure of the communicator that makes the call.
     pub(super) fn check(&self) -> Result<()> {
-        self.communicator.map_or(Ok(()), Inner::check)
+        let Some(communicator) = self.communicator else {
+            return Ok(());
+        };
+        // On a GPU, another rank writes the failure to device memory, and no kernel of this rank
+        // runs that would report it.
+        communicator.look();
+        communicator.check()
     }
 
     /// Returns true if the process of a rank has ended.
@@ -53,21 +58,22 @@ impl Watched<'_> {
 impl Rendezvous<'_> {
     /// Waits for a key as [`store::Store::get`], and ends early as the module describes.
     pub(super) fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        self.read(timeout, |timeout| self.store.get(key, timeout))
+        self.read(&[key], timeout, |timeout| self.store.get(key, timeout))
     }
 
     /// Waits for keys as [`store::Store::multi_get`], and ends early as the module describes.
     pub(super) fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        self.read(timeout, |timeout| self.store.multi_get(keys, timeout))
+        self.read(keys, timeout, |timeout| self.store.multi_get(keys, timeout))
     }
 
     /// Waits for keys as [`store::Store::wait`], and ends early as the module describes.
     pub(super) fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.read(timeout, |timeout| self.store.wait(keys, timeout))
+        self.read(keys, timeout, |timeout| self.store.wait(keys, timeout))
     }
 
     fn read<T>(
         &self,
+        keys: &[&str],
         timeout: Duration,
         mut read: impl FnMut(Duration) -> store::Result<T>,
     ) -> Result<T> {
@@ -75,20 +81,23 @@ impl Rendezvous<'_> {
             return Ok(read(timeout)?);
         }
         let started = Instant::now();
+        let mut look = FIRST_LOOK;
         loop {
-            // Looked at before the read: what a rank has published before it ended is found.
-            let doomed = self.doomed();
+            // Looked at before the check of the keys, which finds all that a rank has published
+            // before it ended.
+            if let Some(error) = self.doomed() {
+                return match self.store.check(keys)? {
+                    true => Ok(read(timeout)?),
+                    false => Err(error),
+                };
+            }
             let left = timeout.saturating_sub(started.elapsed());
-            match read(self.watched.look().min(left).max(Duration::from_millis(1))) {
-                Err(StoreError::Timeout { key, .. }) => {
-                    if let Some(error) = doomed {
-                        return Err(error);
-                    }
-                    if started.elapsed() >= timeout {
-                        let seconds = timeout.as_secs_f64();
-                        return Err(StoreError::Timeout { key, seconds }.into());
-                    }
+            match read(look.min(left).max(Duration::from_millis(1))) {
+                Err(StoreError::Timeout { key, .. }) if started.elapsed() >= timeout => {
+                    let seconds = timeout.as_secs_f64();
+                    return Err(StoreError::Timeout { key, seconds }.into());
                 }
+                Err(StoreError::Timeout { .. }) => look = (2 * look).min(LONGEST_LOOK),
                 result => return Ok(result?),
             }
         }
@@ -100,11 +109,18 @@ impl Rendezvous<'_> {
         if let Err(error) = watched.check() {
             return Some(error);
         }
-        let ended = |(_, (pid, start)): &&(u32, Process)| process::has_ended(*pid, *start);
-        let (rank, (pid, _)) = watched.processes.iter().find(ended)?;
+        let ended = watched.processes.iter();
+        let ended = ended.filter(|(_, (pid, start))| process::has_ended(*pid, *start));
+        let ended: Vec<String> = ended
+            .map(|(rank, (pid, _))| format!("rank {rank} has ended (its process {pid} is gone)"))
+            .collect();
+        if ended.is_empty() {
+            return None;
+        }
         Some(self.refuse(format!(
-            "rank {rank} has ended (its process {pid} is gone) while rank {} waited for it to join \
-             this call; the ranks that are left can go on by Communicator::reconfigure",
+            "{} while rank {} waited in a call of all ranks; the others can go on by \
+             Communicator::reconfigure",
+            ended.join(", "),
             self.rank
         )))
     }

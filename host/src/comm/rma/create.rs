@@ -87,7 +87,14 @@ impl Communicator {
         let (id, parts) = self.register_parts(tensor, [signals, counters, barriers, cells])?;
         let blocks = self.inner.constants.max_blocks;
         let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
-        let signal_pad = self.alloc(DType::U8, bytes as usize)?;
+        let signal_pad = match self.alloc(DType::U8, bytes as usize) {
+            Ok(signal_pad) => signal_pad,
+            Err(error) => {
+                // Fails only if the communicator has failed, and then all windows stay.
+                let _ = self.end_windows(&[id]);
+                return Err(error);
+            }
+        };
         let signal_pad_id = self.inner.windows.addr_of(signal_pad.as_ptr(), 1).window();
         let signal_pads = (0..size)
             .filter_map(|rank| self.inner.windows.part(signal_pad_id as usize, rank))

@@ -4,6 +4,7 @@ use fusewire_device::DType;
 
 use crate::comm::Communicator;
 use crate::comm::windows::WindowPart;
+use crate::options::ReduceOp;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -162,9 +163,13 @@ impl Communicator {
         for id in ids {
             self.inner.windows.retire(*id);
         }
-        self.barrier()?;
-        for id in ids {
-            self.inner.windows.remove(*id);
+        // This is also the second barrier. It agrees on the numbers that no graph has.
+        let windows = &self.inner.windows;
+        let captured = ids.iter().map(|id| u32::from(windows.is_captured(*id)));
+        let mut captured: Vec<u32> = captured.collect();
+        self.all_reduce(&mut captured, ReduceOp::Max)?;
+        for (id, captured) in ids.iter().zip(captured) {
+            windows.remove(*id, captured == 0);
         }
         Ok(())
     }

@@ -70,6 +70,7 @@ impl Window {
 
     /// Checks a transfer of `tensor` to or from element `at` of a part. Returns the byte offset.
     fn range(&self, operation: &'static str, tensor: &Tensor, at: usize) -> Result<u64> {
+        self.comm.check_device(operation, tensor)?;
         if tensor.dtype() != self.tensor.dtype() {
             return Err(invalid(
                 operation,

@@ -40,6 +40,7 @@ impl Communicator {
             if prepared.borrowed {
                 return Err(capture_of_slices());
             }
+            self.inner.windows.note_capture();
             let task = self.task(prepared, 0)?;
             return self.stream.enqueue_in(recording, task).map(drop);
         }
@@ -131,6 +132,7 @@ impl Communicator {
         self.chain(&recording)?;
         let capturing = recording.is_some();
         let id = if capturing {
+            self.inner.windows.note_capture();
             0
         } else {
             self.inner.recorder.issue(&prepared.op_info, false)
