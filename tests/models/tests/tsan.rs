@@ -149,7 +149,7 @@ mod parts {
         };
         let mut options = Options::default();
         options.timeout = Duration::from_secs(120);
-        (options.blocks, options.lanes) = (blocks, lanes);
+        (options.blocks, options.testing.lanes) = (blocks, lanes);
         let input = |rank: u32, round: u64| {
             let seed = round * u64::from(ranks) + u64::from(rank);
             let id = |item| random(seed, item) % (ranks * shape.per_rank);
