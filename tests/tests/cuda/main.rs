@@ -259,6 +259,33 @@ fn tensors_of_another_device_are_refused() {
     });
 }
 
+/// An empty output may begin at the address of the input: the copies of slices in device memory
+/// must stay apart.
+#[test]
+fn an_empty_slice_at_the_address_of_another_is_no_in_place_call() {
+    let test = "an_empty_slice_at_the_address_of_another_is_no_in_place_call";
+    on_fake(test, &[], || {
+        const COUNT: usize = 100;
+        for result in run_threads(2, &options(), |comm| {
+            // Rank 0 sends all elements to rank 1, and receives none.
+            let (sent, received) = [(COUNT, 0), (0, COUNT)][comm.rank() as usize];
+            let peer = 1 - comm.rank() as usize;
+            let splits = |count: usize| {
+                let mut splits = [0; 2];
+                splits[peer] = count as u64;
+                splits
+            };
+            let mut memory = vec![comm.rank() as f32 + 1.0; COUNT];
+            let (output, input) = memory.split_at_mut(received);
+            comm.all_to_all_v_single(output, &*input, &splits(received), &splits(sent))?;
+            assert!(memory.iter().all(|value| *value == 1.0));
+            Ok(())
+        }) {
+            result.expect("both ranks");
+        }
+    });
+}
+
 #[test]
 fn a_driver_with_a_fault_is_noticed_and_named() {
     let run = |environment: &[(&str, &str)]| {
