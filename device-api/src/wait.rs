@@ -184,7 +184,7 @@ impl WaitContext {
                 late = awaited();
             }
             // The wait fails if rank `needed` is dead. Only waits of windows can be for several
-            // ranks, so other kernels do not contain the search.
+            // ranks.
             let needed = match wait {
                 WaitKind::Sum if COMPARE => self
                     .outlined()
@@ -244,7 +244,12 @@ impl WaitContext {
             return false;
         }
         // Polls once more before it fails, because the rank may have published before it ended.
-        stall.dead = self.is_dead(needed).then_some(needed);
+        stall.dead = match self.is_dead(needed) {
+            true => Some(needed),
+            // The awaited rank may be waiting for the dead one, or be late itself.
+            false if self.call.is_collective() => self.dead_contributor(),
+            false => None,
+        };
         if now.wrapping_sub(stall.compared) > COMPARE_NS {
             stall.compared = now;
             if let Some(rank) = self.mismatch() {
@@ -294,9 +299,8 @@ impl WaitContext {
         true
     }
 
-    /// Returns a dead rank that has not finished this launch, for a wait for several ranks. If the
-    /// launch is not collective, the progress of a dead rank is not known, so that all others must
-    /// be dead.
+    /// Returns a dead rank that has not finished this launch. If the launch is not collective, the
+    /// progress of a dead rank is not known, so that all others must be dead.
     fn dead_contributor(&self) -> Option<u32> {
         if self.dead_ranks() == 0 {
             return None;
@@ -327,7 +331,7 @@ impl WaitContext {
         }
     }
 
-    /// Returns true if the host has found that the process of `rank` has ended.
+    /// Returns true if `rank` is marked: its process has ended, or it has left the communicator.
     fn is_dead(&self, rank: u32) -> bool {
         rank != self.comm.rank() && self.dead_ranks() != 0 && self.is_marked(rank)
     }

@@ -8,7 +8,7 @@ use fusewire_device::session::{Call, Operation};
 use crate::algorithm::Algorithm;
 use crate::digest::{self, mixed};
 use crate::options::ReduceOp;
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::{Input, Output, Tensor, TensorUse};
 
 /// Root in the call word of an operation that has none.
 const NO_ROOT: u16 = 0xffff;
@@ -480,12 +480,16 @@ impl<'a> Operands<'a> {
 
     /// Returns the tensors that a launch must keep alive.
     #[inline]
-    pub(crate) const fn tensors(&self) -> [Option<&'a Tensor>; 3] {
+    pub(crate) fn tensors(&self) -> [Option<TensorUse<'a>>; 3] {
         let counts = match self.counts {
             Counts::Device(counts) => Some(counts),
             _ => None,
         };
-        [self.output.tensor, self.input.tensor, counts]
+        [
+            self.output.tensor.map(TensorUse::Write),
+            self.input.tensor.map(TensorUse::Read),
+            counts.map(TensorUse::Read),
+        ]
     }
 
     /// Returns true if the operation uses memory that is only borrowed for the call.

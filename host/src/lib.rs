@@ -56,6 +56,7 @@ mod tensor;
 #[doc(hidden)]
 pub mod testing;
 pub mod transport;
+mod usage;
 mod user_kernels;
 
 pub use self::collective::{Collective, Op, Operands};

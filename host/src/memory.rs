@@ -5,6 +5,7 @@
 //! perform an atomic compare-exchange on GPU memory.
 
 use core::fmt;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::mem::{self, Order, Scope};
@@ -126,40 +127,37 @@ impl Memory {
         }
     }
 
-    /// Copies `bytes` to this memory at byte `offset`.
+    /// Copies `bytes` to this memory at byte `offset`. In CPU memory, every byte is stored
+    /// atomically.
     ///
     /// # Safety
-    /// No other access to these bytes of the memory may race with this call.
+    /// No other access of this process to these bytes may race with this call, except atomic
+    /// accesses.
     pub(crate) unsafe fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
                 // SAFETY: `check` verified that the range lies in the segment. The caller excludes
                 // racing accesses.
-                unsafe {
-                    let to = segment.ptr().add(offset as usize);
-                    core::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-                }
+                unsafe { store_bytes(segment.ptr().add(offset as usize), bytes) };
                 Ok(())
             }
             Self::Device(memory) => memory.write(offset, bytes),
         }
     }
 
-    /// Fills `bytes` from this memory at byte `offset`.
+    /// Fills `bytes` from this memory at byte `offset`. In CPU memory, every byte is loaded
+    /// atomically.
     ///
     /// # Safety
-    /// No write to these bytes of the memory may race with this call.
+    /// No write of this process to these bytes may race with this call, except atomic accesses.
     pub(crate) unsafe fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
         match self {
             Self::Host(segment) => {
                 // SAFETY: `check` verified that the range lies in the segment. The caller excludes
                 // racing writes.
-                unsafe {
-                    let from = segment.ptr().add(offset as usize);
-                    core::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
-                }
+                unsafe { load_bytes(bytes, segment.ptr().add(offset as usize)) };
                 Ok(())
             }
             Self::Device(memory) => memory.read(offset, bytes),
@@ -251,6 +249,63 @@ impl Memory {
                 self.bytes()
             ),
         })
+    }
+}
+
+/// Returns the number of bytes before the first multiple of 8 at or after `at`, and the number of
+/// whole words of 8 bytes after it, in a range of `bytes` bytes.
+fn words_of(at: *const u8, bytes: usize) -> (usize, usize) {
+    let head = at.align_offset(8).min(bytes);
+    (head, (bytes - head) / 8)
+}
+
+/// Copies `from` to `to` by relaxed atomic stores, of 8 bytes where `to` is aligned.
+///
+/// # Safety
+/// `to` must be valid for `from.len()` bytes. Racing accesses must be atomic.
+unsafe fn store_bytes(to: *mut u8, from: &[u8]) {
+    let (head, words) = words_of(to, from.len());
+    let (first, rest) = from.split_at(head);
+    let (middle, last) = rest.split_at(8 * words);
+    let store = |at: usize, byte: u8| {
+        // SAFETY: `at < from.len()`: `at` is the index of a byte of `first` or `last` in `from`.
+        unsafe { AtomicU8::from_ptr(to.add(at)) }.store(byte, Ordering::Relaxed);
+    };
+    for (index, byte) in first.iter().enumerate() {
+        store(index, *byte);
+    }
+    for (index, bytes) in middle.as_chunks::<8>().0.iter().enumerate() {
+        // SAFETY: `words_of` found `words` aligned words after `head` bytes, and `index < words`.
+        let word = unsafe { AtomicU64::from_ptr(to.add(head + 8 * index).cast()) };
+        word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+    }
+    for (index, byte) in last.iter().enumerate() {
+        store(head + 8 * words + index, *byte);
+    }
+}
+
+/// Fills `to` from `from` by relaxed atomic loads, of 8 bytes where `from` is aligned.
+///
+/// # Safety
+/// `from` must be valid for `to.len()` bytes. Racing accesses must be atomic.
+unsafe fn load_bytes(to: &mut [u8], from: *mut u8) {
+    let (head, words) = words_of(from, to.len());
+    let load = |at: usize| {
+        // SAFETY: `at < to.len()`: `at` is the index of a byte of `first` or `last` in `to`.
+        unsafe { AtomicU8::from_ptr(from.add(at)) }.load(Ordering::Relaxed)
+    };
+    let (first, rest) = to.split_at_mut(head);
+    let (middle, last) = rest.split_at_mut(8 * words);
+    for (index, byte) in first.iter_mut().enumerate() {
+        *byte = load(index);
+    }
+    for (index, bytes) in middle.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // SAFETY: `words_of` found `words` aligned words after `head` bytes, and `index < words`.
+        let word = unsafe { AtomicU64::from_ptr(from.add(head + 8 * index).cast()) };
+        *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+    }
+    for (index, byte) in last.iter_mut().enumerate() {
+        *byte = load(head + 8 * words + index);
     }
 }
 

@@ -8,16 +8,18 @@ use std::sync::Arc;
 use fusewire_device::args::RawBuffer;
 use fusewire_device::{DType, Element};
 
-use crate::cpu::Segment;
+use crate::cpu::{self, Segment};
 use crate::device::Device;
 use crate::gpu;
 use crate::memory::Memory;
+use crate::usage::{Access, AccessList, InUse, Usage, User};
 use crate::{Error, Result};
 
 /// Memory of tensors. Freed when all tensors, `Work` handles and graphs that use the memory have
 /// been dropped.
 pub(crate) struct Allocation {
     memory: Memory,
+    usage: Arc<Usage>,
     /// Registration of the memory in a window, or the owner of adopted memory. Must live as long as
     /// `memory`.
     _registration: Option<Arc<dyn Any + Send + Sync>>,
@@ -37,6 +39,7 @@ impl Allocation {
         registration: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            usage: Usage::new(memory.bytes()),
             memory,
             _registration: registration,
         })
@@ -54,6 +57,44 @@ pub struct Tensor {
     offset: u64,
     count: usize,
     dtype: DType,
+}
+
+/// A tensor that an operation uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TensorUse<'a> {
+    /// The operation only reads the tensor.
+    Read(&'a Tensor),
+    /// The operation reads and writes the tensor.
+    Write(&'a Tensor),
+    /// The operation orders its accesses by signals or flags. Other operations and the host may
+    /// access the tensor concurrently.
+    Unordered(&'a Tensor),
+}
+
+impl<'a> TensorUse<'a> {
+    pub(crate) const fn tensor(self) -> &'a Tensor {
+        match self {
+            Self::Read(tensor) | Self::Write(tensor) | Self::Unordered(tensor) => tensor,
+        }
+    }
+
+    /// Returns the accesses that must be ordered.
+    #[inline]
+    pub(crate) fn accesses(uses: impl IntoIterator<Item = Self>) -> AccessList<'a> {
+        let mut accesses = AccessList::new();
+        uses.into_iter().for_each(|it| it.add_to(&mut accesses));
+        accesses
+    }
+
+    /// Adds the access to `accesses`, if it must be ordered.
+    #[inline]
+    pub(crate) fn add_to(self, accesses: &mut AccessList<'a>) {
+        match self {
+            Self::Read(tensor) => tensor.add_access(accesses, false),
+            Self::Write(tensor) => tensor.add_access(accesses, true),
+            Self::Unordered(_) => {}
+        }
+    }
 }
 
 impl Tensor {
@@ -178,6 +219,33 @@ impl Tensor {
         (self.allocation.memory.clone(), self.offset)
     }
 
+    /// Adds the access of an operation that reads, or reads and writes, the tensor.
+    #[inline]
+    fn add_access<'a>(&'a self, accesses: &mut AccessList<'a>, writes: bool) {
+        let bytes = (self.count * self.dtype.size()) as u64;
+        if bytes > 0 {
+            let (usage, end) = (&self.allocation.usage, self.offset + bytes);
+            accesses.push(Access::new(usage, self.offset, end, writes));
+        }
+    }
+
+    /// Calls `body` while this thread accesses the tensor.
+    fn while_used<R>(
+        &self,
+        writes: bool,
+        operation: &'static str,
+        body: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
+        let mut accesses = AccessList::new();
+        self.add_access(&mut accesses, writes);
+        let mut user = User::this_thread().in_work(cpu::is_in_work());
+        if let Some(replay) = cpu::current_replay() {
+            user = user.inside(replay.graph);
+        }
+        let _held = InUse::begin(&accesses, user, operation)?;
+        body()
+    }
+
     pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::clone(&self.allocation) as _
     }
@@ -230,9 +298,8 @@ impl Tensor {
         })
     }
 
-    /// Copies `values` into the tensor.
-    ///
-    /// No operation that uses the tensor may be running.
+    /// Copies `values` into the tensor. Waits until operations of this process that use the tensor
+    /// have ended. Operations enqueued after the call see the new elements.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if type or length differ from the tensor's.
@@ -243,14 +310,30 @@ impl Tensor {
         let bytes = unsafe {
             core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
         };
-        // SAFETY: `check` compared type and length with the tensor. The method's documentation
-        // requires that no running operation uses the tensor.
-        unsafe { self.allocation.memory.write(self.offset, bytes) }
+        self.write("copy_from", bytes)
     }
 
-    /// Returns a copy of the elements.
+    /// Copies `bytes` into the memory of the tensor.
+    fn write(&self, operation: &'static str, bytes: &[u8]) -> Result<()> {
+        self.while_used(true, operation, || {
+            // SAFETY: `while_used` excludes all operations of this process that use the memory.
+            unsafe { self.allocation.memory.write(self.offset, bytes) }
+        })
+    }
+
+    /// Fills `bytes` from the memory of the tensor.
+    fn read(&self, operation: &'static str, bytes: &mut [u8]) -> Result<()> {
+        self.while_used(false, operation, || {
+            // SAFETY: `while_used` excludes all operations of this process that write the memory.
+            unsafe { self.allocation.memory.read(self.offset, bytes) }
+        })
+    }
+
+    /// Returns a copy of the elements. Waits until operations of this process that write the tensor
+    /// have ended.
     ///
-    /// No operation that writes the tensor may be running.
+    /// A peer may write registered memory at any time by [`crate::Window::put`]. Bytes that a peer
+    /// writes during this call are the old or the new ones.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `T` is not the type of the elements.
@@ -265,15 +348,14 @@ impl Tensor {
                 values.as_mut_ptr().cast::<u8>(),
                 self.count * size_of::<T>(),
             );
-            self.allocation.memory.read(self.offset, bytes)?;
+            self.read("to_vec", bytes)?;
             values.set_len(self.count);
         }
         Ok(values)
     }
 
-    /// Copies `bytes` into the tensor. `bytes` must have the tensor's size.
-    ///
-    /// No operation that uses the tensor may be running.
+    /// Copies `bytes` into the tensor, like [`Tensor::copy_from`]. `bytes` must have the tensor's
+    /// size.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the sizes differ; [`Error::Driver`].
@@ -285,22 +367,16 @@ impl Tensor {
                 detail: format!("{} bytes for a tensor of {needed} bytes", bytes.len()),
             });
         }
-        // SAFETY: `bytes` has the tensor's size (checked above). The method's documentation
-        // requires that no running operation uses the tensor.
-        unsafe { self.allocation.memory.write(self.offset, bytes) }
+        self.write("copy_from_bytes", bytes)
     }
 
-    /// Returns a copy of the elements' bytes.
-    ///
-    /// No operation that writes the tensor may be running.
+    /// Returns a copy of the elements' bytes, like [`Tensor::to_vec`].
     ///
     /// # Errors
     /// [`Error::Driver`].
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.count * self.dtype.size()];
-        // SAFETY: `bytes` was allocated with the tensor's size. The method's documentation requires
-        // that no running operation writes the tensor.
-        unsafe { self.allocation.memory.read(self.offset, &mut bytes)? };
+        self.read("to_bytes", &mut bytes)?;
         Ok(bytes)
     }
 

@@ -34,6 +34,7 @@ pub mod process;
 pub mod rank;
 pub mod rng;
 pub mod runner;
+pub mod safe_programs;
 pub mod seeded_bugs;
 pub mod skip;
 pub mod syscall;

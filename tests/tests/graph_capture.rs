@@ -555,23 +555,35 @@ fn a_stream_with_earlier_work_may_be_dropped_during_a_capture() {
 
 #[test]
 fn a_hook_that_panics_is_an_error_and_no_hang() {
-    let results = run_threads(1, &options(), |comm| {
-        let x = comm.alloc(DType::F32, 4)?;
-        let graph = capture(&comm, || comm.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
-        let _hook = comm.register_graph_replay_hook(|replay| {
-            assert!(
-                replay.edge == ReplayEdge::Start || replay.replay_id != 2,
-                "panic of the hook"
-            );
+    for edge in [ReplayEdge::Start, ReplayEdge::End] {
+        let mut options = options();
+        options.timeout = core::time::Duration::from_secs(60);
+        let began = std::time::Instant::now();
+        let results = run_threads(2, &options, |comm| {
+            let x = comm.alloc(DType::F32, 4)?;
+            let graph = capture(&comm, || {
+                comm.all_reduce_async(&x, ReduceOp::Sum)?;
+                comm.all_reduce_async(&x, ReduceOp::Sum).map(drop)
+            })?;
+            if comm.rank() == 1 {
+                comm.register_graph_replay_hook(move |replay| {
+                    let is_panic = replay.edge == edge && replay.replay_id == 2;
+                    assert!(!is_panic || replay.index > 0, "panic of the hook");
+                });
+            }
+            graph.run(comm.stream())?;
+            let ticket = graph.launch(comm.stream())?;
+            let error = comm.stream().wait(ticket, None).expect_err("a panic");
+            let expected = ["did not run to its end on rank 1", "panic of the hook"];
+            let expected = expected[comm.rank() as usize];
+            assert!(error.to_string().contains(expected), "{error}");
+            assert!(graph.run(comm.stream()).is_err());
+            Ok(())
         });
-        graph.run(comm.stream())?;
-        let ticket = graph.launch(comm.stream())?;
-        let error = comm.stream().wait(ticket, None).expect_err("a panic");
-        assert!(error.to_string().contains("panic of the hook"), "{error}");
-        graph.run(comm.stream())
-    });
-    for result in results {
-        result.expect("later replays");
+        for result in results {
+            result.expect("no error but the expected ones");
+        }
+        assert!(began.elapsed().as_secs() < 30, "a rank waited");
     }
 }
 

@@ -45,6 +45,15 @@ pub(crate) enum Kind {
     Before(Type, Box<Expr>),
 }
 
+/// Returns true if the last segment of the path `ty` is `name`.
+pub(crate) fn is_named(ty: &Type, name: &str) -> bool {
+    let Type::Path(path) = ty else { return false };
+    path.path
+        .segments
+        .last()
+        .is_some_and(|last| last.ident == name)
+}
+
 /// A parameter of an entry.
 pub(crate) struct Field {
     pub(crate) name: Ident,

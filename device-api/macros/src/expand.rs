@@ -631,8 +631,14 @@ impl Kernel<'_> {
                 }
                 _ => quote!(::core::option::Option::None),
             };
+            let writes =
+                !matches!(&argument.kind, Kind::Buffer(ty, _) if arguments::is_named(ty, "In"));
             quote! {
-                ::fusewire_device::native::ArgumentInfo { name: #name, dtype: #dtype }
+                ::fusewire_device::native::ArgumentInfo {
+                    name: #name,
+                    dtype: #dtype,
+                    writes: #writes,
+                }
             }
         });
         let arrays = self.arrays().map(|(ty, element)| {

@@ -50,6 +50,25 @@ pub unsafe fn copy<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usiz
     }
 }
 
+/// Copies `bytes` bytes like [`copy`], while other accesses to the memory of the peer may race:
+/// that of the target of a put, or of the source of a get.
+///
+/// # Safety
+/// Both ranges must be valid; nothing else may access the memory of this rank until the group has
+/// synchronised.
+#[inline(always)]
+pub unsafe fn copy_shared<G: Group>(group: G, to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: the precondition of this function.
+    unsafe {
+        #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu", loom, shuttle)))]
+        if G::LANES == 1 {
+            mem::copy_shared(to, from, bytes);
+            return;
+        }
+        copy(group, to, from, bytes, Policy::Cached);
+    }
+}
+
 /// Vectors that a lane loads before it stores the first, so that their loads are in flight
 /// together.
 const BATCH: usize = 4;

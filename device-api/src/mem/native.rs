@@ -239,6 +239,106 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     unsafe { core::ptr::copy_nonoverlapping(from, to, bytes) }
 }
 
+/// Copies payload between ranges that do not overlap, of which other threads of this process may
+/// access one: the target of a put, which its rank reads, or the source of a get, which its rank
+/// writes. Concurrent loads return old or new bytes. Any alignment.
+///
+/// The block of instructions is opaque to the compiler, so its accesses are not data races in
+/// Rust's memory model.
+///
+/// # Safety
+/// Both ranges must be valid.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn copy_shared(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: every access is below `bytes`; the instructions change only the target and the
+    // registers that they name.
+    unsafe {
+        core::arch::asm!(
+            "cmp {left}, 64",
+            "jb 3f",
+            "2:",
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups {c}, [{from} + 32]",
+            "movups {d}, [{from} + 48]",
+            "prefetchw [{to} + 512]",
+            "movups [{to}], {a}",
+            "movups [{to} + 16], {b}",
+            "movups [{to} + 32], {c}",
+            "movups [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "sub {left}, 64",
+            "cmp {left}, 64",
+            "jae 2b",
+            "3:",
+            "cmp {left}, 8",
+            "jb 5f",
+            "4:",
+            "mov {word}, [{from}]",
+            "mov [{to}], {word}",
+            "add {from}, 8",
+            "add {to}, 8",
+            "sub {left}, 8",
+            "cmp {left}, 8",
+            "jae 4b",
+            "5:",
+            "test {left}, {left}",
+            "jz 7f",
+            "6:",
+            "mov {word:l}, [{from}]",
+            "mov [{to}], {word:l}",
+            "inc {from}",
+            "inc {to}",
+            "dec {left}",
+            "jnz 6b",
+            "7:",
+            to = inout(reg) to => _,
+            from = inout(reg) from => _,
+            left = inout(reg) bytes => _,
+            word = out(reg) _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+}
+
+/// Copies payload between ranges that do not overlap, of which other threads of this process may
+/// access one by atomic operations.
+///
+/// # Safety
+/// Both ranges must be valid.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub unsafe fn copy_shared(to: *mut u8, from: *const u8, bytes: usize) {
+    use core::sync::atomic::AtomicU8;
+    let are_words = (to as usize | from as usize).is_multiple_of(8);
+    let words = if are_words { bytes / 8 } else { 0 };
+    for index in 0..words {
+        // SAFETY: `index < bytes / 8`, and both addresses are aligned.
+        unsafe {
+            let word = load_u64(from.cast::<u64>().add(index), Order::Relaxed, Scope::System);
+            store_u64(
+                to.cast::<u64>().add(index),
+                word,
+                Order::Relaxed,
+                Scope::System,
+            );
+        }
+    }
+    for index in 8 * words..bytes {
+        // SAFETY: `index < bytes`.
+        unsafe {
+            let byte = AtomicU8::from_ptr(from.cast_mut().add(index)).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(index)).store(byte, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Orders streaming stores before everything that follows.
 #[inline(always)]
 pub fn drain() {

@@ -61,6 +61,8 @@ pub struct ArgumentInfo {
     pub name: &'static str,
     /// Its element type, if it is memory.
     pub dtype: Option<DType>,
+    /// False for `In<T>`, which the kernel only reads.
+    pub writes: bool,
 }
 
 /// Memory of this rank as an argument of a launch: a tensor of the host. A host implements

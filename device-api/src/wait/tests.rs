@@ -13,8 +13,8 @@ use bytemuck::Zeroable;
 use super::{WaitContext, WaitKind};
 use crate::comm::Comm;
 use crate::layout::{
-    CONST_MAGIC, CommConst, CommState, FailureKind, FailureRecord, LAYOUT_VERSION, LINE,
-    WorkspaceConfig, WorkspaceLayout,
+    BLOCKS_AT, BlockState, CONST_MAGIC, CommConst, CommState, FailureKind, FailureRecord,
+    LAYOUT_VERSION, LINE, WorkspaceConfig, WorkspaceLayout,
 };
 use crate::session::{Call, Operation};
 
@@ -38,14 +38,21 @@ fn failure_of(own: Call, theirs: Call) -> FailureKind {
 /// Rank 0 waits as in [`failure_of`] for rank `awaited`, while block 0 of each rank is in one of
 /// `calls`. The host has found that rank `dead` has ended. Returns the record.
 fn record_of(calls: &[Call], dead: Option<u32>, wait: WaitKind, awaited: u32) -> FailureRecord {
-    record_after(calls, &[], dead, wait, awaited)
+    record_after(
+        calls,
+        &[],
+        dead.map(|rank| (rank, SEQUENCE - 1)),
+        wait,
+        awaited,
+    )
 }
 
-/// Does what [`record_of`] does. `steps` are the words with the steps of the first ranks.
+/// Does what [`record_of`] does. `steps` are the words with the steps of the first ranks; `dead`
+/// has the number of collectives that the rank had finished.
 fn record_after(
     calls: &[Call],
     steps: &[u64],
-    dead: Option<u32>,
+    dead: Option<(u32, u64)>,
     wait: WaitKind,
     awaited: u32,
 ) -> FailureRecord {
@@ -68,7 +75,9 @@ fn record_after(
     for (memory, step) in workspaces.iter_mut().zip(steps) {
         memory[(workspace.progress / LINE) as usize][2] = *step;
     }
-    if let Some(rank) = dead {
+    if let Some((rank, finished)) = dead {
+        let sequence = BLOCKS_AT + LINE + offset_of!(BlockState, sequence) as u64;
+        workspaces[rank as usize].as_flattened_mut()[sequence as usize / 8] = finished;
         let words = workspaces[0].as_flattened_mut();
         words[(workspace.dead / 8 + u64::from(rank / 64)) as usize] |= 1 << (rank % 64);
         words[offset_of!(CommState, dead) / 8] = 1;
@@ -119,8 +128,13 @@ fn a_dead_rank_is_found_among_many() {
             assert_eq!(record.kind, FailureKind::Dead as u64, "{dead}");
             assert_eq!(record.blamed, u64::from(dead));
         }
-        // Another rank is awaited.
+        // Another rank is awaited, which is alive.
         let record = record_of(&calls, Some(dead), WaitKind::Ready, 66);
+        assert_eq!(record.kind, FailureKind::Dead as u64, "{dead}");
+        assert_eq!(record.blamed, u64::from(dead));
+        // The dead rank has done its part, so the wait may still end.
+        let finished = Some((dead, SEQUENCE));
+        let record = record_after(&calls, &[], finished, WaitKind::Ready, 66);
         assert_eq!(record.kind, FailureKind::Timeout as u64, "{dead}");
     }
 }

@@ -13,6 +13,12 @@ use crate::mem::{self, Policy, Scope};
 use crate::net::{Action, Request, Requests, SignalOp};
 use crate::session::{Aborted, Session, Unvoted};
 
+/// Bytes that are copied between two checks for a failure. A GPU does not check.
+const PIECE: usize = match cfg!(any(target_arch = "nvptx64", target_arch = "amdgpu")) {
+    true => usize::MAX,
+    false => 1 << 16,
+};
+
 /// A range of a rank's part of a window. The rank may be this one.
 ///
 /// Functions that take a group are called by all its lanes together, with equal arguments. What
@@ -106,7 +112,7 @@ impl<'a, T: Element> Remote<'a, T> {
         let mut first = 0;
         match target.route(s) {
             Route::Direct(to) => {
-                target.copy(group, to, from.slice(0, target.len).as_ptr().cast());
+                target.copy(s, group, to, from.slice(0, target.len).as_ptr().cast());
             }
             Route::Network(ring) => {
                 group.publish(Scope::System);
@@ -136,7 +142,7 @@ impl<'a, T: Element> Remote<'a, T> {
         let mut first = 0;
         match target.route(s) {
             Route::Direct(to) => {
-                target.copy(group, to, source.slice(0, target.len).as_ptr().cast());
+                target.copy(s, group, to, source.slice(0, target.len).as_ptr().cast());
             }
             Route::Network(ring) => {
                 first = target.stage(s, group, &ring, &|index| source.get(index));
@@ -219,7 +225,7 @@ impl<'a, T: Element> Remote<'a, T> {
         match source.route(s) {
             Route::Direct(from) => {
                 let to = target.elements().as_ptr().cast();
-                source.copy(s.block(), to, from);
+                source.copy(s, s.block(), to, from);
             }
             Route::Network(ring) => {
                 s.block().publish(Scope::System);
@@ -251,7 +257,7 @@ impl<'a, T: Element> Remote<'a, T> {
             ..*self
         };
         match source.route(s) {
-            Route::Direct(from) => source.copy(block, target.as_ptr().cast(), from),
+            Route::Direct(from) => source.copy(s, block, target.as_ptr().cast(), from),
             Route::Network(ring) => {
                 let (staging, local, bytes) = ring.staging(block.index());
                 let chunk = bytes as usize / size_of::<T>();
@@ -332,8 +338,17 @@ impl<'a, T: Element> Remote<'a, T> {
 
     /// Copies as many bytes as this range has, by the lanes of a group, from or to the checked
     /// address of the range. The other side has as many elements.
+    ///
+    /// A process may be stopped during a copy on the CPU. If its peers fail meanwhile, they use
+    /// their memory for something else, so the copy ends when it finds the failure.
     #[inline(always)]
-    fn copy<G: Group>(&self, group: G, to: *mut u8, from: *const u8) {
+    fn copy<M: Machine, G: Group>(
+        &self,
+        s: &Session<M>,
+        group: G,
+        to: *mut u8,
+        from: *const u8,
+    ) {
         let bytes = self.bytes() as usize;
         let distance = (to as usize).abs_diff(from as usize);
         if distance < bytes {
@@ -342,10 +357,20 @@ impl<'a, T: Element> Remote<'a, T> {
             faults.record(kind, argument, distance as u64, bytes as u64);
             return;
         }
-        // SAFETY: the range was checked against the window; source and target have as many elements
-        // and do not overlap. That no rank writes one or reads the other meanwhile is the kernel's
-        // protocol; elements have no invalid values.
-        unsafe { bulk::copy(group, to, from, bytes, Policy::Cached) };
+        let mut done = 0;
+        while done < bytes {
+            let piece = PIECE.min(bytes - done);
+            let (to, from) = (to.wrapping_add(done), from.wrapping_add(done));
+            // SAFETY: the range was checked against the window; source and target have as many
+            // elements and do not overlap; elements have no invalid values. The peer may access its
+            // memory.
+            unsafe { bulk::copy_shared(group, to, from, piece) };
+            done += piece;
+            if done < bytes && s.ctx().aborted() {
+                s.faults().record(FailureKind::Abort, 0, 0, 0);
+                return;
+            }
+        }
     }
 
     /// Sends `value(index)` for each element of this range by requests. Returns the number of the

@@ -17,7 +17,8 @@ use crate::algorithm::Algorithm;
 use crate::collective::Collective;
 #[cfg(feature = "gloo")]
 use crate::collective::Op;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorUse};
+use crate::usage::AccessList;
 
 /// Direction of a [`P2pOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +41,14 @@ pub struct P2pOp {
 }
 
 impl P2pOp {
+    fn accesses(ops: &[Self]) -> AccessList<'_> {
+        let uses = ops.iter().map(|op| match op.kind {
+            P2pKind::Send => TensorUse::Read(&op.tensor),
+            P2pKind::Recv => TensorUse::Write(&op.tensor),
+        });
+        TensorUse::accesses(uses)
+    }
+
     fn collective(&self) -> Collective<'_> {
         match self.kind {
             P2pKind::Send => Collective::send(&self.tensor, self.peer),
@@ -184,8 +193,10 @@ impl Communicator {
                 .rposition(|other| other.kind == op.kind && other.peer == op.peer);
             table[at].after = before.map_or(NONE, |before| before as u32);
         }
+        let accesses = AccessList::Shared(P2pOp::accesses(&ops).to_arc());
         let tensors = ops.into_iter().map(|op| op.tensor).collect();
-        self.batch_of(table, tensors, call, op_info)
+        let prepared = self.batch_of(table, tensors, call, op_info)?;
+        Ok(prepared.accessing(&accesses))
     }
 
     /// Sends and receives raw memory concurrently. No message may be empty or have this rank as its
@@ -345,6 +356,7 @@ impl Communicator {
     fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
         let backend = self.inner.backend.clone();
         let args = self.call_args();
+        let accesses = AccessList::Shared(P2pOp::accesses(&ops).to_arc());
         let run = Arc::new(move || {
             let Some(backend) = &backend else {
                 return Ok(());
@@ -357,6 +369,6 @@ impl Communicator {
             });
             ran.and(backend.group_end())
         });
-        PreparedOp::hand_off(run, [None; 3], false, op_info)
+        PreparedOp::hand_off(run, [None; 3], false, op_info).accessing(&accesses)
     }
 }

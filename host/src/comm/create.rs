@@ -89,7 +89,7 @@ pub fn new_comm(
         rendezvous_timeout: None,
         reach: Reach::Host,
         parent: None,
-        processes: Vec::new(),
+        members: Vec::new(),
     };
     Communicator::form_over(backend, config)
 }
@@ -165,7 +165,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: Reach::Host,
             parent: None,
-            processes: Vec::new(),
+            members: Vec::new(),
         };
         Self::over(backend, config)
     }
@@ -271,7 +271,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: self.inner.reach,
             parent: Some(Arc::clone(&self.inner)),
-            processes: self.inner.other_processes(ranks.iter().copied()),
+            members: self.inner.watched_members(ranks.iter().copied()),
         }
     }
 }

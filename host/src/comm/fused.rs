@@ -34,7 +34,8 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure.
     pub fn all_reduce_norm(&self, norm: &Norm<'_>) -> Result<()> {
-        self.run(&self.prepare_norm(Operation::AllReduceNorm, norm, true)?)
+        let prepared = self.prepare_norm(Operation::AllReduceNorm, norm, true)?;
+        self.run_accessing(&prepared, &norm.accesses())
     }
 
     /// Enqueues [`Communicator::all_reduce_norm`]. All buffers must be tensors: the launch, and any
@@ -44,7 +45,8 @@ impl Communicator {
     /// The errors of [`Communicator::all_reduce_norm`]; [`crate::Error::InvalidArgument`] if a
     /// buffer is not a tensor.
     pub fn all_reduce_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
-        self.submit(&self.prepare_norm(Operation::AllReduceNorm, norm, false)?)
+        let prepared = self.prepare_norm(Operation::AllReduceNorm, norm, false)?;
+        self.submit(&prepared.accessing(&norm.accesses()))
     }
 
     /// Computes the result of [`Communicator::all_reduce_norm`], of which each rank gets only its
@@ -54,7 +56,8 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Communicator::all_reduce_norm`].
     pub fn reduce_scatter_norm(&self, norm: &Norm<'_>) -> Result<()> {
-        self.run(&self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?)
+        let prepared = self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?;
+        self.run_accessing(&prepared, &norm.accesses())
     }
 
     /// Enqueues [`Communicator::reduce_scatter_norm`]. All buffers must be tensors: the launch, and
@@ -64,7 +67,8 @@ impl Communicator {
     /// The errors of [`Communicator::reduce_scatter_norm`]; [`crate::Error::InvalidArgument`] if a
     /// buffer is not a tensor.
     pub fn reduce_scatter_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
-        self.submit(&self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?)
+        let prepared = self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?;
+        self.submit(&prepared.accessing(&norm.accesses()))
     }
 
     /// Returns the algorithm of [`Communicator::all_reduce_norm`] for `norm`, which is the same on

@@ -63,7 +63,7 @@ impl Communicator {
             timeout: inner.options.timeout,
             watched: Watched {
                 communicator: Some(inner),
-                processes: inner.other_processes(0..inner.size),
+                members: inner.watched_members(0..inner.size),
             },
         }
     }

@@ -42,7 +42,7 @@ mod over_gloo {
                 rendezvous_timeout: self.rendezvous_timeout,
                 reach: Reach::Host,
                 parent: None,
-                processes: Vec::new(),
+                members: Vec::new(),
             };
             let local = Communicator::form(local)?;
             let made = Hierarchy::new(&self.setup(Reach::Network), local, here)?;

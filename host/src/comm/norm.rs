@@ -6,7 +6,8 @@ use super::submit::invalid;
 use crate::Result;
 use crate::algorithm::Algorithm;
 use crate::digest;
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::{Input, Output, Tensor, TensorUse};
+use crate::usage::AccessList;
 
 /// Memory layout of the scales of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,25 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
+    /// Returns the accesses to the tensors among the buffers.
+    pub(in crate::comm) fn accesses(&self) -> AccessList<'a> {
+        let scales = self.scales.as_ref().map(|scales| match scales {
+            Scales::Static(scale) => scale.tensor.map(TensorUse::Read),
+            Scales::OfRows(out) | Scales::OfGroups(out, _) => out.tensor.map(TensorUse::Write),
+        });
+        let inputs = [
+            Some(self.input),
+            Some(self.weight),
+            self.bias,
+            self.residual,
+        ];
+        let inputs = inputs.map(|input| input?.tensor.map(TensorUse::Read));
+        let outputs = [Some(&self.output), self.residual_out.as_ref()];
+        let outputs = outputs.map(|output| output?.tensor.map(TensorUse::Write));
+        let all = inputs.into_iter().chain(outputs).chain(scales);
+        TensorUse::accesses(all.flatten())
+    }
+
     /// Computes `output = v * (1 / sqrt(mean(v * v) + epsilon)) * weight`, where `v` is the sum of
     /// `input` over the ranks, plus the residual if there is one.
     pub fn rms(

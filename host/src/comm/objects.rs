@@ -6,6 +6,7 @@
 
 use core::any::type_name;
 
+use rmp::Marker;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -264,6 +265,12 @@ fn decode<T: DeserializeOwned>(operation: &'static str, rank: u32, bytes: &[u8])
     let (name, body) = rest
         .split_at_checked(u32::from_le_bytes(*length) as usize)
         .ok_or_else(|| wrong("its header is longer than itself".to_owned()))?;
+    if is_too_deep(body) {
+        return Err(wrong(format!(
+            "its values are nested more than {MAX_DEPTH} deep, which could overflow the stack of \
+             the rank that decodes it"
+        )));
+    }
     rmp_serde::from_slice(body).map_err(|error| {
         wrong(format!(
             "that rank sent a `{}`, which is no `{}` ({error})",
@@ -271,4 +278,73 @@ fn decode<T: DeserializeOwned>(operation: &'static str, rank: u32, bytes: &[u8])
             type_name::<T>()
         ))
     })
+}
+
+/// Most levels of lists, maps and enum variants in an object. The decoder recurses once per level.
+const MAX_DEPTH: usize = 512;
+
+/// Returns true if the values of a MessagePack object are nested more than [`MAX_DEPTH`] deep.
+/// Bytes that are no MessagePack are not too deep; the decoder refuses them.
+fn is_too_deep(mut bytes: &[u8]) -> bool {
+    // Values that are still missing on each level.
+    let mut missing: Vec<u64> = vec![1];
+    while let Some(left) = missing.last_mut() {
+        if *left == 0 {
+            missing.pop();
+            continue;
+        }
+        *left -= 1;
+        if missing.len() > MAX_DEPTH {
+            return true;
+        }
+        let Some((values, after)) = skip_value(bytes) else {
+            return false;
+        };
+        bytes = after;
+        missing.push(values);
+    }
+    false
+}
+
+/// Skips the first value of `bytes`, except the values inside it. Returns the number of those, and
+/// the rest of the bytes.
+fn skip_value(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (first, rest) = bytes.split_first()?;
+    let number = |size: usize| {
+        let (number, rest) = rest.split_at_checked(size)?;
+        let number = number
+            .iter()
+            .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        Some((number, rest))
+    };
+    let payload = |size: u64, rest: &'_ [u8]| rest.len().checked_sub(usize::try_from(size).ok()?);
+    let (values, size, rest) = match Marker::from_u8(*first) {
+        Marker::FixPos(_) | Marker::FixNeg(_) | Marker::Null | Marker::Reserved => (0, 0, rest),
+        Marker::True | Marker::False => (0, 0, rest),
+        Marker::U8 | Marker::I8 => (0, 1, rest),
+        Marker::U16 | Marker::I16 => (0, 2, rest),
+        Marker::U32 | Marker::I32 | Marker::F32 => (0, 4, rest),
+        Marker::U64 | Marker::I64 | Marker::F64 => (0, 8, rest),
+        Marker::FixStr(size) => (0, u64::from(size), rest),
+        Marker::Str8 | Marker::Bin8 => number(1).map(|(size, rest)| (0, size, rest))?,
+        Marker::Str16 | Marker::Bin16 => number(2).map(|(size, rest)| (0, size, rest))?,
+        Marker::Str32 | Marker::Bin32 => number(4).map(|(size, rest)| (0, size, rest))?,
+        // The type of an extension precedes its bytes.
+        Marker::FixExt1 => (0, 2, rest),
+        Marker::FixExt2 => (0, 3, rest),
+        Marker::FixExt4 => (0, 5, rest),
+        Marker::FixExt8 => (0, 9, rest),
+        Marker::FixExt16 => (0, 17, rest),
+        Marker::Ext8 => number(1).map(|(size, rest)| (0, size + 1, rest))?,
+        Marker::Ext16 => number(2).map(|(size, rest)| (0, size + 1, rest))?,
+        Marker::Ext32 => number(4).map(|(size, rest)| (0, size + 1, rest))?,
+        Marker::FixArray(count) => (u64::from(count), 0, rest),
+        Marker::Array16 => number(2).map(|(count, rest)| (count, 0, rest))?,
+        Marker::Array32 => number(4).map(|(count, rest)| (count, 0, rest))?,
+        Marker::FixMap(count) => (2 * u64::from(count), 0, rest),
+        Marker::Map16 => number(2).map(|(count, rest)| (2 * count, 0, rest))?,
+        Marker::Map32 => number(4).map(|(count, rest)| (2 * count, 0, rest))?,
+    };
+    let left = payload(size, rest)?;
+    Some((values, &rest[rest.len() - left..]))
 }

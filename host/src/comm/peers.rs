@@ -21,7 +21,9 @@ use std::thread;
 use fusewire_device::layout::CommState;
 
 use super::observe::Recorder;
+use super::rendezvous::WatchedMember;
 use super::{Inner, nanoseconds};
+use crate::memory::Memory;
 use crate::{Activity, process};
 
 /// Longest time between two checks of the communicators.
@@ -206,7 +208,7 @@ fn work() {
             let watched = state().processes.remove(&key);
             for (inner, rank) in watched.into_iter().flat_map(|watched| watched.interests) {
                 if let Some(inner) = inner.upgrade() {
-                    inner.mark_dead(rank);
+                    inner.mark(&inner.workspace, rank);
                 }
             }
         }
@@ -239,19 +241,43 @@ impl WatchedLaunches {
 }
 
 impl Inner {
-    /// Returns the processes of the ranks `members` on this host, except this process. Member i
-    /// becomes rank i.
-    pub(super) fn other_processes(
+    /// Returns the ranks `members` on this host, except this rank, as members of a rendezvous in
+    /// which member i becomes rank i.
+    pub(super) fn watched_members(
         &self,
         members: impl IntoIterator<Item = u32>,
-    ) -> Vec<(u32, (u32, u64))> {
-        let own = std::process::id();
-        let process = |rank: u32| self.processes.get(rank as usize).copied().flatten();
-        let members = (0..).zip(members.into_iter().map(process));
-        members
-            .filter_map(|(rank, process)| Some((rank, process?)))
-            .filter(|(_, (pid, _))| *pid != own)
-            .collect()
+    ) -> Vec<WatchedMember> {
+        let watched = |(member, rank): (u32, u32)| {
+            Some(WatchedMember {
+                member,
+                rank,
+                process: self.processes.get(rank as usize).copied().flatten()?,
+            })
+        };
+        let members = (0..).zip(members).filter(|(_, rank)| *rank != self.rank);
+        members.filter_map(watched).collect()
+    }
+
+    /// Returns true if `rank` has left this communicator, or its process has ended.
+    pub(super) fn is_marked(&self, rank: u32) -> bool {
+        let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
+        self.on_gpu.is_none() && self.workspace.load(word) >> (rank % 64) & 1 == 1
+    }
+
+    /// Marks this rank as departed at each peer, so that a wait for it fails early instead of at
+    /// the timeout.
+    pub(super) fn leave(&self) {
+        // A copy to the memory of a GPU could invalidate a capture. There, peers that are threads
+        // wait until their timeout.
+        if self.on_gpu.is_some() || self.backend.is_some() {
+            return;
+        }
+        let others = (0..).zip(&self.workspaces);
+        for (rank, workspace) in others.filter(|(rank, _)| *rank != self.rank) {
+            if self.reaches(rank) {
+                self.mark(workspace, self.rank);
+            }
+        }
     }
 
     /// Returns the timeout of a call in nanoseconds. 0, which stands for the communicator's
@@ -267,26 +293,28 @@ impl Inner {
         ns
     }
 
-    /// Marks `rank` as dead, because its process has ended.
-    fn mark_dead(&self, rank: u32) {
+    /// Marks `rank` as dead in the workspace of a rank.
+    fn mark(&self, workspace: &Memory, rank: u32) {
         let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
-        let is_new = self.update(word, |seen| seen | 1 << (rank % 64));
+        let is_new = update(workspace, word, |seen| seen | 1 << (rank % 64));
         // The count changes only after the bit is set.
         if is_new {
-            self.update(offset_of!(CommState, dead) as u64, |dead| dead + 1);
+            update(workspace, offset_of!(CommState, dead) as u64, |dead| {
+                dead + 1
+            });
         }
     }
+}
 
-    /// Changes a word of this rank's workspace. Returns false if it has the new value already.
-    fn update(&self, word: u64, change: impl Fn(u64) -> u64) -> bool {
-        let mut seen = self.workspace.load(word);
-        while change(seen) != seen {
-            let before = self.workspace.compare_exchange(word, seen, change(seen));
-            if before == seen {
-                return true;
-            }
-            seen = before;
+/// Changes a word. Returns false if it has the new value already.
+fn update(memory: &Memory, word: u64, change: impl Fn(u64) -> u64) -> bool {
+    let mut seen = memory.load(word);
+    while change(seen) != seen {
+        let before = memory.compare_exchange(word, seen, change(seen));
+        if before == seen {
+            return true;
         }
-        false
+        seen = before;
     }
+    false
 }

@@ -12,7 +12,8 @@ use super::{Communicator, Work};
 use crate::Result;
 use crate::collective::Collective;
 use crate::options::ReduceOp;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorUse};
+use crate::usage::AccessList;
 
 impl Communicator {
     /// Reduces row r of every rank's `input` to rank r's `output`, both f32, and transfers bf16.
@@ -127,7 +128,8 @@ impl Communicator {
             false,
             local,
         )
-        .keeping(keep([input, &sent]));
+        .keeping(keep([input, &sent]))
+        .accessing(&accesses(&sent, input));
         let exchange = self
             .prepare(Collective::all_to_all(&received, &sent, self.size()))?
             .detached()
@@ -146,7 +148,12 @@ impl Communicator {
             false,
             local,
         )
-        .keeping(keep([output, &received]));
+        .keeping(keep([output, &received]))
+        .accessing(&accesses(output, &received));
         Ok([quantize, exchange, sum])
     }
+}
+
+fn accesses<'a>(output: &'a Tensor, input: &'a Tensor) -> AccessList<'a> {
+    TensorUse::accesses([TensorUse::Write(output), TensorUse::Read(input)])
 }

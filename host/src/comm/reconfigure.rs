@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use super::bootstrap::CommConfig;
 use super::observe::Hooks;
+use super::rendezvous::WatchedMember;
 use super::submit::invalid;
 use super::{Communicator, Inner};
 use crate::bootstrap::host_id;
@@ -216,7 +217,7 @@ impl Candidate {
             rendezvous_timeout: None,
             reach: crate::backend::Reach::Host,
             parent: None,
-            processes: Vec::new(),
+            members: Vec::new(),
         };
         join(config, &self.handle, options, None)
     }
@@ -268,7 +269,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: inner.reach,
             parent: None,
-            processes: inner.member_processes(&options.members.by_rank()?),
+            members: inner.watched_handles(&options.members.by_rank()?),
         };
         // Communicators across hosts have the backend `fusewire` too: the rendezvous determines the
         // hosts of the new members again.
@@ -358,13 +359,13 @@ pub(super) fn random() -> Result<u64> {
 }
 
 impl Inner {
-    /// Returns the processes of those members of a new communicator that are ranks of this one.
-    fn member_processes(&self, members: &[InitHandle]) -> Vec<(u32, (u32, u64))> {
+    /// Returns those members of a new communicator that are ranks of this one.
+    fn watched_handles(&self, members: &[InitHandle]) -> Vec<WatchedMember> {
         let rank = |member: &InitHandle| {
             let is_own = (member.group, member.generation) == (self.constants.id, self.generation);
             if is_own { member.rank } else { u32::MAX }
         };
-        self.other_processes(members.iter().map(rank))
+        self.watched_members(members.iter().map(rank))
     }
 
     /// Fails this communicator, because one of `generation` has replaced it.

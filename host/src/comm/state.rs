@@ -19,7 +19,7 @@ use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
 use crate::memory::Memory;
-use crate::{Error, Result};
+use crate::{Error, Result, process};
 
 /// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
 /// holds the reason.
@@ -74,6 +74,9 @@ impl Communicator {
             ended = ended.and(stream.synchronize());
         }
         ended = ended.and(self.inner.check());
+        if ended.is_ok() {
+            self.inner.leave();
+        }
         self.inner.stop(Error::Communicator {
             name: self.inner.name.clone(),
             detail: "it was finalized on this rank; make a new one".to_owned(),
@@ -285,6 +288,15 @@ impl Inner {
             return error;
         }
         failure.progress = self.progress();
+        let process = self.processes.get(failure.rank as usize).copied().flatten();
+        let is_alive = process.is_some_and(|(pid, start)| !process::has_ended(pid, start));
+        if failure.kind == FailureKind::Dead && is_alive {
+            failure.detail = Some(format!(
+                "rank {} has left the communicator: it called finalize, or dropped its last \
+                 handle, for example because its thread returned or panicked",
+                failure.rank
+            ));
+        }
         failure.into_error()
     }
 
@@ -459,6 +471,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if !self.finalized.load(Ordering::Acquire) && self.abort_word() == 0 {
+            self.leave();
             tracing::warn!(
                 "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
                     freed",

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use super::Communicator;
-use super::rendezvous::{Rendezvous, Watched, set_duplicate_grace};
+use super::rendezvous::{Rendezvous, Watched, WatchedMember, set_duplicate_grace};
 use super::topology::Locality;
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
@@ -375,14 +375,22 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
                     timeout: Duration::from_secs(60),
                     watched: Watched {
                         communicator: None,
-                        processes: vec![(2, process)],
+                        members: vec![WatchedMember {
+                            member: 2,
+                            rank: 2,
+                            process,
+                        }],
                     },
                 };
                 rendezvous.barrier("leaving")
             })
         };
-        let ranks = [0, 1, 2].map(barrier);
-        let [zero, one, two] = ranks;
+        // Rank 1 enters first: the last rank to enter does not wait for the others.
+        let one = barrier(1);
+        while store.add("leaving/leaving", 0).unwrap() == 0 {
+            thread::yield_now();
+        }
+        let [zero, two] = [0, 2].map(barrier);
         two.join().unwrap().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();

@@ -13,7 +13,8 @@ use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::{Input, Output, Tensor, TensorUse};
+use crate::usage::AccessList;
 
 /// Name of the operation in messages.
 const NAME: &str = Operation::VocabParallel.name();
@@ -153,6 +154,17 @@ impl<'a> VocabParallel<'a> {
                 self.log_sum_exp.as_ref().map(Output::as_input),
             ),
         ]
+    }
+
+    pub(in crate::comm) fn accesses(&self) -> AccessList<'a> {
+        let outputs = [
+            self.top.as_ref().map(|(_, indices)| indices),
+            self.values.as_ref(),
+            self.log_sum_exp.as_ref(),
+        ];
+        let written = outputs.into_iter().filter_map(|output| output?.tensor);
+        let read = self.logits.tensor.map(TensorUse::Read);
+        TensorUse::accesses(read.into_iter().chain(written.map(TensorUse::Write)))
     }
 
     /// Returns the number of logits of each row that are requested.
@@ -315,7 +327,7 @@ impl Communicator {
     /// including a mismatch if ranks differ in rows, vocabulary, k, type, or whether the
     /// log-sum-exp is requested.
     pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
-        self.run(&self.prepare_vocab(vocab, true)?)
+        self.run_accessing(&self.prepare_vocab(vocab, true)?, &vocab.accesses())
     }
 
     /// Enqueues [`Communicator::vocab_parallel`]. All buffers must be tensors: the launch, and any
@@ -325,7 +337,8 @@ impl Communicator {
     /// The errors of [`Communicator::vocab_parallel`]; [`crate::Error::InvalidArgument`] if a
     /// buffer is not a tensor.
     pub fn vocab_parallel_async(&self, vocab: &VocabParallel<'_>) -> Result<Work> {
-        self.submit(&self.prepare_vocab(vocab, false)?)
+        let prepared = self.prepare_vocab(vocab, false)?;
+        self.submit(&prepared.accessing(&vocab.accesses()))
     }
 
     pub(in crate::comm) fn prepare_vocab<'a>(

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::event::CpuEvent;
 use super::launch::Launch;
 use super::stream::{CpuStream, CpuTicket, Item};
+use crate::usage::{AccessList, SharedAccess, merge};
 use crate::{Error, Result};
 
 /// A closure that a graph can replay.
@@ -81,6 +82,8 @@ pub(super) struct Capture {
     /// True if the capture has branches. In that case event records and waits are captured as
     /// nodes, because the order of the nodes no longer implies the dependencies between streams.
     branched: AtomicBool,
+    /// Accesses of the captured operations to tensors.
+    accesses: Mutex<Vec<SharedAccess>>,
 }
 
 impl fmt::Debug for Capture {
@@ -95,8 +98,16 @@ impl Capture {
     pub(super) fn begin() -> Arc<Self> {
         Arc::new(Self {
             nodes: Mutex::new(Some(Vec::new())),
-            branched: AtomicBool::new(false),
+            ..Self::default()
         })
+    }
+
+    fn accesses(&self) -> MutexGuard<'_, Vec<SharedAccess>> {
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_accesses(&self, accesses: &AccessList<'_>) {
+        accesses.append_to(&mut self.accesses());
     }
 
     fn nodes(&self) -> MutexGuard<'_, Option<Vec<Node>>> {
@@ -129,6 +140,7 @@ impl Capture {
         let nodes = self.nodes().take()?;
         Some(CpuGraph {
             nodes: nodes.into(),
+            accesses: merge(core::mem::take(&mut *self.accesses())),
         })
     }
 }
@@ -138,6 +150,7 @@ impl Capture {
 #[derive(Clone)]
 pub struct CpuGraph {
     nodes: Arc<[Node]>,
+    accesses: Arc<[SharedAccess]>,
 }
 
 impl fmt::Debug for CpuGraph {
@@ -176,6 +189,7 @@ impl CpuGraph {
         }
         Ok(CpuGraphExec {
             nodes: Arc::clone(&self.nodes),
+            accesses: Arc::clone(&self.accesses),
             branches: branches.into(),
             id: next_graph(),
             replays: Arc::default(),
@@ -188,10 +202,11 @@ impl CpuGraph {
 /// A replay runs the captured work in order. The replay stops at the first operation that fails and
 /// returns the error of that operation. Branches ([`CpuStream::branch`]) run concurrently with the
 /// rest of the graph, and a replay is complete only after all branches are complete. Replays of one
-/// graph on two streams are not ordered with each other.
+/// graph on two streams are ordered only by the tensors that they use.
 #[derive(Clone)]
 pub struct CpuGraphExec {
     nodes: Arc<[Node]>,
+    accesses: Arc<[SharedAccess]>,
     branches: Arc<[Branch]>,
     id: u64,
     replays: Arc<AtomicU64>,
@@ -259,7 +274,12 @@ impl CpuGraphExec {
     /// # Errors
     /// The first failure of the captured work.
     pub fn run(&self, stream: &CpuStream) -> Result<()> {
-        stream.run_or_enqueue(|| self.execute(), || Node::Graph(self.clone()))
+        stream.run_replay(self)
+    }
+
+    /// Returns the accesses of the captured operations to tensors.
+    pub(super) fn accesses(&self) -> AccessList<'static> {
+        AccessList::Shared(Arc::clone(&self.accesses))
     }
 
     /// Returns a number that is unique among the graphs of the process.

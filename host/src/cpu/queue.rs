@@ -5,6 +5,7 @@
 //! blocking call acquires the stream with one compare-exchange of the flag word from 0 to
 //! [`DIRECT`].
 
+use core::any::Any;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -15,6 +16,7 @@ use std::time::Instant;
 use super::event::CpuEvent;
 use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
+use crate::usage::WorkSource;
 use crate::{Error, Result};
 
 /// Flag: a calling thread is running work of the stream directly, without the queue.
@@ -75,6 +77,8 @@ pub(super) struct Shared {
     /// [`DIRECT`], [`CAPTURE`], and the number of queued and running operations in units of
     /// [`UNIT`].
     pub(super) flags: AtomicU64,
+    /// Number of the latest operation that the worker has taken from the queue.
+    started: AtomicU64,
     /// Number of the latest completed operation of the queue.
     pub(super) completed: AtomicU64,
     state: Mutex<State>,
@@ -98,6 +102,7 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             flags: AtomicU64::new(0),
+            started: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             state: Mutex::default(),
             work: Condvar::new(),
@@ -172,6 +177,28 @@ impl State {
     }
 }
 
+impl WorkSource for Shared {
+    fn is_complete(&self, number: u64) -> bool {
+        self.completed.load(Ordering::Acquire) >= number
+    }
+
+    fn is_started(&self, number: u64) -> bool {
+        self.started.load(Ordering::Acquire) >= number
+    }
+
+    fn wait(&self, number: u64) {
+        self.wait_complete(number, None);
+    }
+
+    fn is_current(&self) -> bool {
+        super::stream::is_current(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // No user code runs under the lock, so a panic cannot leave the state inconsistent, and a
@@ -221,6 +248,7 @@ impl Shared {
             if self.flags.load(Ordering::Acquire) & DIRECT == 0
                 && let Some(entry) = state.queue.pop_front()
             {
+                self.started.store(entry.seq, Ordering::Release);
                 return Some(entry);
             }
             if state.closing && state.queue.is_empty() {

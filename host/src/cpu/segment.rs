@@ -84,6 +84,7 @@ impl Segment {
             }
         };
         let file = create_file(&c_name).map_err(failed("memfd_create"))?;
+        check_file_limit(mapped as u64).map_err(failed("ftruncate"))?;
         file.set_len(mapped as u64).map_err(failed("ftruncate"))?;
         seal_size(&file).map_err(failed("sealing"))?;
         let metadata = file.metadata().map_err(failed("fstat"))?;
@@ -164,7 +165,8 @@ impl Segment {
         if metadata.ino() != inode || metadata.size() != mapped as u64 {
             return Err(refused(format!(
                 "{path} is another file now (inode {} of {} bytes instead of {inode} of {mapped}); \
-                 the segment was freed",
+                 the segment was freed, or the rank is in another process id namespace (a \
+                 container: set FUSEWIRE_HOST_ID apart)",
                 metadata.ino(),
                 metadata.size()
             )));
@@ -289,6 +291,28 @@ fn page_bytes() -> usize {
         .ok()
         .filter(|page| page.is_power_of_two())
         .unwrap_or(4096)
+}
+
+/// Fails if the process may not create a file of `bytes` bytes. The system would end the process by
+/// SIGXFSZ.
+fn check_file_limit(bytes: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is a writable `rlimit`.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0;
+    if known && limit.rlim_cur < bytes {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!(
+                "shared memory is a file, and files are limited to {} bytes: raise the limit by \
+                 `ulimit -f unlimited`",
+                limit.rlim_cur
+            ),
+        ));
+    }
+    Ok(())
 }
 
 fn create_file(name: &CStr) -> io::Result<File> {

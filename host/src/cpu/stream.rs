@@ -14,6 +14,7 @@ use super::event::CpuEvent;
 use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
+use crate::usage::{AccessList, InUse, PendingWork, User, WorkSource};
 use crate::{Error, Result};
 
 /// Work for a stream.
@@ -97,6 +98,17 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Returns true if this thread is executing work of a stream.
+#[inline]
+pub(crate) fn is_in_work() -> bool {
+    !CURRENT.get().is_null()
+}
+
+/// Returns true if this thread is executing work of the stream.
+pub(super) fn is_current(shared: &Shared) -> bool {
+    ptr::eq(CURRENT.get(), shared)
+}
+
 impl CpuStream {
     /// Creates an idle stream.
     pub fn new() -> Self {
@@ -129,9 +141,87 @@ impl CpuStream {
             Item::Wait(event) => return self.wait_event(&event),
             Item::Launch(launch) => Node::Launch(launch),
             Item::HostFn(call) => Node::Host(call),
-            Item::Graph(graph) => Node::Graph(graph),
+            Item::Graph(graph) => return self.enqueue_replay(&graph, Report::Sticky),
         };
         self.push(Op::Node(node), Report::Sticky)
+    }
+
+    /// Enqueues a replay, ordered with other accesses to the tensors of the graph.
+    fn enqueue_replay(&self, graph: &CpuGraphExec, report: Report) -> Result<CpuTicket> {
+        let accesses = graph.accesses();
+        let op = Op::Node(Node::Graph(graph.clone()));
+        if self.is_capturing() {
+            self.note_accesses(&accesses);
+            return self.push(op, report);
+        }
+        let user = self.replay_user(graph);
+        let held = InUse::begin_enqueue(&accesses, user, "graph", |work| self.wait_work(work))?;
+        let ticket = self.push(op, report)?;
+        held.enqueued(&self.work(ticket));
+        Ok(ticket)
+    }
+
+    fn replay_user(&self, graph: &CpuGraphExec) -> User {
+        let user = User::this_thread().in_work(is_in_work());
+        user.as_replay(graph.id()).on_stream(self.source_id())
+    }
+
+    /// Runs a replay like [`CpuStream::run_or_enqueue`], ordered with other accesses to the tensors
+    /// of the graph.
+    pub(super) fn run_replay(&self, graph: &CpuGraphExec) -> Result<()> {
+        if !self.is_capturing() {
+            let accesses = graph.accesses();
+            let _held = InUse::begin(&accesses, self.replay_user(graph), "graph")?;
+            if let Some(result) = self.try_direct(|| graph.execute()) {
+                return result;
+            }
+            self.refuse_from_own_work("a blocking call")?;
+        }
+        // Nothing is held now: the work before this may need the tensors.
+        let ticket = self.enqueue_replay(graph, Report::TicketOnly)?;
+        self.wait(ticket, None)
+    }
+
+    /// Enqueues work. If `sticky` is true, the next synchronisation reports its failure.
+    pub(crate) fn enqueue_node(&self, node: Node, sticky: bool) -> Result<CpuTicket> {
+        let report = match sticky {
+            true => Report::Sticky,
+            false => Report::TicketOnly,
+        };
+        self.push(Op::Node(node), report)
+    }
+
+    /// Returns the [`source_id`](crate::usage::source_id) of the stream.
+    #[inline]
+    pub(crate) fn source_id(&self) -> usize {
+        Arc::as_ptr(&self.handle.shared) as usize
+    }
+
+    /// Returns the operation that `ticket` identifies.
+    pub(crate) fn work(&self, ticket: CpuTicket) -> PendingWork {
+        PendingWork {
+            source: Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>,
+            number: ticket.seq,
+        }
+    }
+
+    /// Makes all later work of the stream wait for `work`.
+    pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
+        let work = work.clone();
+        let wait: HostFn = Arc::new(move || {
+            work.source.wait(work.number);
+            Ok(())
+        });
+        self.enqueue(Item::HostFn(wait)).map(drop)
+    }
+
+    /// Adds accesses to those of the graph that the stream is capturing. Does nothing if the stream
+    /// is not capturing.
+    pub(crate) fn note_accesses(&self, accesses: &AccessList<'_>) {
+        let capture = self.shared().active_capture(&mut self.shared().lock());
+        if let Some(capture) = capture {
+            capture.note_accesses(accesses);
+        }
     }
 
     /// Runs a launch after all work of the stream and blocks until the launch is complete. While
@@ -149,6 +239,7 @@ impl CpuStream {
     /// Runs `direct` on the calling thread if the stream is idle and not capturing. Otherwise
     /// enqueues `node`, which must do the same work, and waits for it. While the stream is
     /// capturing, `node` is captured instead.
+    #[inline]
     pub(crate) fn run_or_enqueue(
         &self,
         direct: impl FnOnce() -> Result<()>,
@@ -186,18 +277,6 @@ impl CpuStream {
             return Ok(CpuTicket::DONE);
         }
         self.push(Op::Wait(event.clone(), 0), Report::Sticky)
-    }
-
-    /// Makes all later work of this stream wait for the operation `ticket` of `source`, and not for
-    /// later operations of `source`.
-    pub(crate) fn wait_ticket(&self, source: &Self, ticket: CpuTicket) -> Result<()> {
-        // Not the stream itself: its last handle waits for all of its work.
-        let source = Arc::clone(&source.handle.shared);
-        let wait: HostFn = Arc::new(move || {
-            source.wait_complete(ticket.seq, None);
-            Ok(())
-        });
-        self.enqueue(Item::HostFn(wait)).map(drop)
     }
 
     /// Blocks until all work of the stream is complete.
@@ -312,7 +391,8 @@ impl CpuStream {
 
     /// Runs `work` on the calling thread if the stream is idle and not capturing. Otherwise returns
     /// `None` without running it.
-    fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+    #[inline]
+    pub(crate) fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         let shared = self.shared();
         shared
             .flags
@@ -441,7 +521,7 @@ impl CpuStream {
 
     /// Fails if this thread is executing work of the stream. A wait for the stream would then never
     /// return.
-    fn refuse_from_own_work(&self, call: &str) -> Result<()> {
+    pub(crate) fn refuse_from_own_work(&self, call: &str) -> Result<()> {
         if ptr::eq(CURRENT.get(), self.shared()) && !self.is_capturing() {
             return Err(Error::launch(format!(
                 "{call} on a stream from within its own work"

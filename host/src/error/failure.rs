@@ -623,9 +623,12 @@ impl fmt::Display for Failure {
             ),
             FailureKind::Dead => write!(
                 f,
-                "the process of rank {rank} has ended (killed, crashed, or left before its part), \
-                 {:.3} s into the wait for {}; {}; look at its output, then reconfigure without it \
-                 or start the job again",
+                "{}, {:.3} s into the wait for {}; {}; look at its output, then reconfigure \
+                 without it or start the job again",
+                self.detail.clone().unwrap_or_else(|| format!(
+                    "the process of rank {rank} has ended (killed, crashed, or left before its \
+                     part)"
+                )),
                 self.seconds,
                 self.wait_kind,
                 match blamed.operation {

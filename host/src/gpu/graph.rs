@@ -13,6 +13,7 @@ use super::device::Gpu;
 use super::driver::{RawGraph, RawGraphExec};
 use super::in_flight::HostCall;
 use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
+use crate::usage::{AccessList, SharedAccess, merge};
 use crate::{Error, Result};
 
 /// An entry of a capture's log: a captured launch or host call.
@@ -22,7 +23,14 @@ pub(super) enum LoggedNode {
     Host(Arc<HostCall>),
 }
 
-type Log = Arc<Mutex<Vec<LoggedNode>>>;
+/// The log of a capture: its launches and host calls, and their accesses to tensors.
+#[derive(Default)]
+pub(super) struct CaptureLog {
+    nodes: Vec<LoggedNode>,
+    accesses: Vec<SharedAccess>,
+}
+
+type Log = Arc<Mutex<CaptureLog>>;
 
 /// Returns the logs of the captures that this crate began, keyed by GPU and the driver's capture
 /// number.
@@ -45,16 +53,23 @@ pub(super) fn begin(gpu: &Arc<Gpu>, capture: u64) {
 
 /// Logs a node of a capture. Does nothing if another library began the capture.
 pub(super) fn log_node(gpu: &Arc<Gpu>, capture: u64, node: LoggedNode) {
+    log(gpu, capture, |log| log.nodes.push(node));
+}
+
+/// Logs accesses of a capture. Does nothing if another library began the capture.
+pub(super) fn log_accesses(gpu: &Arc<Gpu>, capture: u64, accesses: &AccessList<'_>) {
+    log(gpu, capture, |log| accesses.append_to(&mut log.accesses));
+}
+
+fn log(gpu: &Arc<Gpu>, capture: u64, add: impl FnOnce(&mut CaptureLog)) {
     let log = captures().get(&key(gpu, capture)).map(Arc::clone);
     if let Some(log) = log {
-        log.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(node);
+        add(&mut log.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-/// Removes the log of a capture and returns its nodes.
-pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> Vec<LoggedNode> {
+/// Removes and returns the log of a capture.
+pub(super) fn end(gpu: &Arc<Gpu>, capture: u64) -> CaptureLog {
     let log = captures().remove(&key(gpu, capture));
     log.map(|log| core::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner)))
         .unwrap_or_default()
@@ -105,6 +120,7 @@ struct CapturedGraph {
     raw: RawGraph,
     nodes: usize,
     log: Arc<[LoggedNode]>,
+    accesses: Arc<[SharedAccess]>,
 }
 
 impl fmt::Debug for Graph {
@@ -116,13 +132,14 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    pub(super) fn new(gpu: &Arc<Gpu>, raw: RawGraph, log: Vec<LoggedNode>) -> Result<Self> {
+    pub(super) fn new(gpu: &Arc<Gpu>, raw: RawGraph, log: CaptureLog) -> Result<Self> {
         let nodes = gpu.driver().graph_nodes(raw);
         let inner = CapturedGraph {
             gpu: Arc::clone(gpu),
             raw,
             nodes: *nodes.as_ref().unwrap_or(&0),
-            log: log.into(),
+            log: log.nodes.into(),
+            accesses: merge(log.accesses),
         };
         nodes?;
         Ok(Self {
@@ -142,6 +159,7 @@ impl Graph {
                 raw: gpu.driver().instantiate(self.inner.raw)?,
                 gpu: Arc::clone(gpu),
                 log: Arc::clone(&self.inner.log),
+                accesses: Arc::clone(&self.inner.accesses),
                 id: crate::cpu::next_graph(),
                 replays: AtomicU64::new(0),
             }),
@@ -169,6 +187,7 @@ pub(super) struct Exec {
     pub(super) gpu: Arc<Gpu>,
     pub(super) raw: RawGraphExec,
     log: Arc<[LoggedNode]>,
+    accesses: Arc<[SharedAccess]>,
     id: u64,
     replays: AtomicU64,
 }
@@ -184,6 +203,11 @@ impl fmt::Debug for GraphExec {
 impl GraphExec {
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
+    }
+
+    /// Returns the accesses of the captured operations to tensors.
+    pub(crate) fn accesses(&self) -> AccessList<'static> {
+        AccessList::Shared(Arc::clone(&self.inner.accesses))
     }
 }
 

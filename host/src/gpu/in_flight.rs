@@ -4,6 +4,7 @@
 use core::any::Any;
 use core::ffi::c_void;
 use core::panic::AssertUnwindSafe;
+use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::device::{Gpu, InFlightGuard};
 use super::driver::{Driver, RawEvent, RawStream};
 use super::graph::Exec;
+use super::stream::{Progress, settling};
 use crate::cpu::{HostFn, KeepAlive, LaunchInfo, LaunchOwner, message};
 use crate::{Error, Result};
 
@@ -130,6 +132,7 @@ impl InFlight {
 /// work is complete, or `None` if this crate did not create the stream.
 pub(super) struct DeferredRelease {
     pub(super) in_flight: VecDeque<InFlight>,
+    pub(super) progress: Arc<Progress>,
     pub(super) stream: Option<RawStream>,
 }
 
@@ -143,14 +146,23 @@ impl DeferredRelease {
             // and the memory of the work is leaked, because the work may still use it.
             let later = self.in_flight.iter().find(|it| it.unrecorded.is_none());
             let lost = match later.map(|work| driver.query_event(work.event)) {
-                None | Some(Ok(false)) => return false,
+                None => {
+                    // Threads must not wait for work whose end cannot be detected.
+                    self.progress.completed.store(u64::MAX, Ordering::Release);
+                    return false;
+                }
+                Some(Ok(false)) => return false,
                 Some(Ok(true)) => None,
                 Some(Err(error)) => Some(error),
             };
             let Some(work) = self.in_flight.pop_front() else {
                 break;
             };
-            let (result, _) = InFlight::settle(work.kind, lost);
+            let stream = self.progress.stream();
+            let (result, _) = settling(stream, || InFlight::settle(work.kind, lost));
+            self.progress
+                .completed
+                .fetch_max(work.number, Ordering::Release);
             if let Err(error) = result {
                 tracing::warn!(%error, "work of a stream that was dropped has failed");
             }

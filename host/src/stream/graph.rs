@@ -2,6 +2,8 @@
 
 use super::{Kind, Stream, Ticket, TicketKind, other_device};
 use crate::Result;
+use crate::gpu::driver::CaptureStatus;
+use crate::usage::{InUse, PendingWork};
 use crate::{cpu, gpu};
 
 /// A graph of captured work. [`Graph::instantiate`] creates a [`GraphExec`], which can be replayed.
@@ -46,7 +48,7 @@ impl Graph {
 /// [`crate::ReadyFlags`] run concurrently with the other operations. The replay stops at the first
 /// operation that fails and returns the error of that operation. On a GPU a replay runs all
 /// captured operations, but kernels of a failed communicator do nothing. Replays of one graph on
-/// two streams are not ordered with each other.
+/// two streams are ordered only by the tensors that they use.
 #[derive(Clone, Debug)]
 pub struct GraphExec(ExecKind);
 
@@ -65,8 +67,8 @@ impl GraphExec {
     pub fn launch(&self, stream: &Stream) -> Result<Ticket> {
         Ok(Ticket(match (&self.0, &stream.0) {
             (ExecKind::Cpu(graph), Kind::Cpu(stream)) => TicketKind::Cpu(graph.launch(stream)?),
-            (ExecKind::Gpu(graph), Kind::Gpu(stream)) => {
-                TicketKind::Gpu(stream.enqueue(gpu::Task::Graph(graph.clone()), true)?)
+            (ExecKind::Gpu(graph), Kind::Gpu(_)) => {
+                return self.enqueue_on_gpu(graph, stream, true);
             }
             _ => return Err(other_device("the graph")),
         }))
@@ -80,12 +82,40 @@ impl GraphExec {
     pub fn run(&self, stream: &Stream) -> Result<()> {
         match (&self.0, &stream.0) {
             (ExecKind::Cpu(graph), Kind::Cpu(stream)) => graph.run(stream),
-            (ExecKind::Gpu(graph), Kind::Gpu(stream)) => {
-                let number = stream.enqueue(gpu::Task::Graph(graph.clone()), false)?;
-                stream.wait(number, None)
+            (ExecKind::Gpu(graph), Kind::Gpu(_)) => {
+                let ticket = self.enqueue_on_gpu(graph, stream, false)?;
+                stream.wait(ticket, None)
             }
             _ => Err(other_device("the graph")),
         }
+    }
+
+    /// Enqueues a replay, ordered with other accesses to the tensors of the graph.
+    fn enqueue_on_gpu(
+        &self,
+        graph: &gpu::GraphExec,
+        stream: &Stream,
+        sticky: bool,
+    ) -> Result<Ticket> {
+        let Kind::Gpu(on_gpu) = &stream.0 else {
+            return Err(other_device("the graph"));
+        };
+        // One query for the whole replay, because it is a driver call.
+        let status = on_gpu.capture_status()?;
+        let task = gpu::Task::Graph(graph.clone());
+        let number = if status == CaptureStatus::None {
+            let accesses = graph.accesses();
+            let user = stream.user().as_replay(graph.id());
+            let order = |work: &PendingWork| stream.wait_work(work);
+            let held = InUse::begin_enqueue(&accesses, user, "graph", order)?;
+            let number = on_gpu.enqueue_in(status, task, sticky)?;
+            held.enqueued(&on_gpu.work(number));
+            number
+        } else {
+            // The stream refuses the replay. A wait before it would invalidate the capture.
+            on_gpu.enqueue_in(status, task, sticky)?
+        };
+        Ok(Ticket(TicketKind::Gpu(number)))
     }
 
     /// Returns a number that is unique among the graphs of the process.

@@ -11,12 +11,13 @@ use core::time::Duration;
 pub use self::event::Event;
 use self::graph::GraphKind;
 pub use self::graph::{Graph, GraphExec};
+use self::task::RecordingKind;
 pub(crate) use self::task::{Recording, Task};
-use self::task::{RecordingKind, failing};
-use crate::cpu::{self, HostFn, Node};
+use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
+use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -161,7 +162,8 @@ impl Stream {
     #[inline]
     pub(crate) fn recording(&self) -> Result<Recording> {
         Ok(Recording(match &self.0 {
-            Kind::Cpu(stream) => RecordingKind::Cpu(stream.is_capturing()),
+            Kind::Cpu(stream) if stream.is_capturing() => RecordingKind::CpuCapturing,
+            Kind::Cpu(_) => RecordingKind::Cpu,
             Kind::Gpu(stream) => RecordingKind::Gpu(stream.capture_status()?),
         }))
     }
@@ -173,39 +175,115 @@ impl Stream {
     /// Enqueues an operation, or captures it while the stream is capturing. `recording` is the
     /// result of a preceding [`Stream::recording`].
     pub(crate) fn enqueue_in(&self, recording: Recording, task: Task) -> Result<Ticket> {
+        self.enqueue_reporting(recording, task, true)
+    }
+
+    /// Enqueues an operation like [`Stream::enqueue_in`]. If `sticky` is true, the next
+    /// [`Stream::synchronize`] reports its failure.
+    fn enqueue_reporting(&self, recording: Recording, task: Task, sticky: bool) -> Result<Ticket> {
         Ok(Ticket(match &self.0 {
-            Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue(match task.node()? {
-                Node::Launch(launch) => cpu::Item::Launch(launch),
-                Node::Host(call) => cpu::Item::HostFn(call),
-                _ => return Err(Error::launch("a task is a launch or a call")),
-            })?),
+            Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue_node(task.node()?, sticky)?),
             Kind::Gpu(stream) => {
                 let status = recording.status()?;
-                TicketKind::Gpu(stream.enqueue_in(status, task.gpu_task()?, true)?)
+                TicketKind::Gpu(stream.enqueue_in(status, task.gpu_task()?, sticky)?)
             }
         }))
     }
 
     /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise enqueues
     /// `task`, which must do the same work, and waits for it. `recording` is the result of a
-    /// preceding [`Stream::recording`]. The stream must not be capturing.
+    /// preceding [`Stream::recording`]. The stream must not be capturing. `uses` orders the work
+    /// with other users of the same tensors.
     #[inline]
-    pub(crate) fn run_or_enqueue(
+    pub(crate) fn run_ordered(
         &self,
         recording: Recording,
+        uses: Uses<'_>,
         direct: impl FnOnce() -> Result<()>,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<()> {
-        match &self.0 {
-            Kind::Cpu(stream) => stream.run_or_enqueue(direct, || {
-                task().and_then(Task::node).unwrap_or_else(failing)
-            }),
-            Kind::Gpu(stream) => {
-                let status = recording.status()?;
-                let number = stream.enqueue_in(status, task()?.gpu_task()?, false)?;
-                stream.wait(number, None)
+        if let Kind::Cpu(stream) = &self.0 {
+            let done = if uses.accesses.is_empty() {
+                stream.try_direct(direct)
+            } else {
+                let _held = InUse::begin(uses.accesses, uses.user, uses.operation)?;
+                stream.try_direct(direct)
+            };
+            if let Some(result) = done {
+                return result;
             }
+            // Nothing is held now: the work before this may need the tensors.
+            stream.refuse_from_own_work("a blocking call")?;
         }
+        let ticket = self.enqueue_using(recording, uses, task()?, false)?;
+        self.wait(ticket, None)
+    }
+
+    /// Enqueues an operation, which waits for work of other streams that uses the same tensors. The
+    /// stream must not be capturing.
+    pub(crate) fn enqueue_ordered(
+        &self,
+        recording: Recording,
+        uses: Uses<'_>,
+        task: Task,
+    ) -> Result<Ticket> {
+        self.enqueue_using(recording, uses, task, true)
+    }
+
+    fn enqueue_using(
+        &self,
+        recording: Recording,
+        uses: Uses<'_>,
+        task: Task,
+        sticky: bool,
+    ) -> Result<Ticket> {
+        if uses.accesses.is_empty() {
+            return self.enqueue_reporting(recording, task, sticky);
+        }
+        let order = |work: &PendingWork| self.wait_work(work);
+        let held = InUse::begin_enqueue(uses.accesses, uses.user, uses.operation, order)?;
+        let ticket = self.enqueue_reporting(recording, task, sticky)?;
+        held.enqueued(&self.work(ticket)?);
+        Ok(ticket)
+    }
+
+    /// Returns the calling thread as a user that has work on this stream.
+    #[inline]
+    pub(crate) fn user(&self) -> User {
+        User::this_thread().on_stream(match &self.0 {
+            Kind::Cpu(stream) => stream.source_id(),
+            Kind::Gpu(stream) => stream.source_id(),
+        })
+    }
+
+    /// Returns the operation that `ticket` identifies.
+    pub(crate) fn work(&self, ticket: Ticket) -> Result<PendingWork> {
+        match (&self.0, ticket.0) {
+            (Kind::Cpu(stream), TicketKind::Cpu(ticket)) => Ok(stream.work(ticket)),
+            (Kind::Gpu(stream), TicketKind::Gpu(number)) => Ok(stream.work(number)),
+            _ => Err(other_device("the ticket")),
+        }
+    }
+
+    /// Makes all later work of the stream wait for `work` of another stream.
+    pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
+        match &self.0 {
+            Kind::Cpu(stream) => stream.wait_work(work),
+            Kind::Gpu(stream) => stream.wait_work(work),
+        }
+    }
+
+    /// Adds accesses to those of the graph that the stream is capturing.
+    pub(crate) fn note_accesses(
+        &self,
+        recording: Recording,
+        accesses: &AccessList<'_>,
+    ) -> Result<()> {
+        match &self.0 {
+            Kind::Cpu(stream) => stream.note_accesses(accesses),
+            Kind::Gpu(stream) => stream.note_accesses(recording.status()?, accesses),
+        }
+        Ok(())
     }
 
     /// Creates events in advance for `count` operations in flight on a GPU stream. Does nothing on
@@ -256,7 +334,7 @@ impl Stream {
             _ if self.id() == source.id() => {}
             (Kind::Cpu(stream), Kind::Cpu(source), TicketKind::Cpu(ticket)) => {
                 if !source.is_complete(ticket) {
-                    stream.wait_ticket(source, ticket)?;
+                    stream.wait_work(&source.work(ticket))?;
                 }
             }
             (Kind::Gpu(stream), Kind::Gpu(source), TicketKind::Gpu(number)) => {

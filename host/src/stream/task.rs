@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::other_device;
+use crate::Result;
 use crate::cpu::{self, HostFn, Node};
 use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
-use crate::{Error, Result};
 
 /// Work that a communicator enqueues on a stream.
 #[derive(Clone)]
@@ -31,7 +31,10 @@ pub(crate) struct Recording(pub(super) RecordingKind);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RecordingKind {
-    Cpu(bool),
+    Cpu,
+    // No `Cpu(bool)`: the compiler would copy the bytes after the tag by unaligned loads, which
+    // wait for the stores before them.
+    CpuCapturing,
     Gpu(CaptureStatus),
 }
 
@@ -40,7 +43,8 @@ impl Recording {
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         match self.0 {
-            RecordingKind::Cpu(captured) => captured,
+            RecordingKind::Cpu => false,
+            RecordingKind::CpuCapturing => true,
             RecordingKind::Gpu(status) => status != CaptureStatus::None,
         }
     }
@@ -49,7 +53,7 @@ impl Recording {
     pub(super) fn status(self) -> Result<CaptureStatus> {
         match self.0 {
             RecordingKind::Gpu(status) => Ok(status),
-            RecordingKind::Cpu(_) => Err(other_device("the capture")),
+            _ => Err(other_device("the capture")),
         }
     }
 }
@@ -64,8 +68,8 @@ impl Task {
                 for copy in &*copies {
                     // SAFETY: `copy.keep` keeps the source and the target mapped. The two ranges do
                     // not overlap: they belong to different allocations or are disjoint slices of
-                    // one allocation. No other work accesses the ranges concurrently, because the
-                    // stream orders all users of the memory.
+                    // one allocation. No other work accesses the ranges concurrently: the
+                    // copies are ordered by `Usage`.
                     unsafe {
                         core::ptr::copy_nonoverlapping(
                             copy.from as *const u8,
@@ -96,8 +100,4 @@ impl Task {
             Self::Copies(copies) => Ok(gpu::Task::Copies(copies)),
         }
     }
-}
-
-pub(super) fn failing(error: Error) -> Node {
-    Node::Host(Arc::new(move || Err(error.clone())))
 }

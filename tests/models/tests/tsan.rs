@@ -1,6 +1,7 @@
 //! Runs the conformance list and the kernels of `examples/moe-toy` under ThreadSanitizer through
-//! the host crate, with ranks as threads of one process. Also runs deliberately broken kernels,
-//! whose races ThreadSanitizer must report.
+//! the host crate, with ranks as threads of one process. Also runs programs of safe code that try
+//! to race with operations in flight, and deliberately broken kernels, whose races ThreadSanitizer
+//! must report.
 //!
 //! A process exits with status 66 if ThreadSanitizer reports a race, so each part runs in a child
 //! process.
@@ -14,7 +15,7 @@ mod moe;
 mod parts {
     use core::time::Duration;
 
-    use fusewire::{Algorithm, DType, LaunchAttributes, Operation, Options, run_threads};
+    use fusewire::{Algorithm, DType, LaunchAttributes, Operation, Options, Tensor, run_threads};
     use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
     use fusewire_device::session::Call;
@@ -173,6 +174,23 @@ mod parts {
             .try_for_each(|rank| rank.map_err(|error| error.to_string()))
     }
 
+    /// Writes a tensor during an operation that reads it. ThreadSanitizer must report the race.
+    pub(crate) fn write_by_pointer() -> Result<(), String> {
+        let ranks = run_threads(2, &Options::default(), |comm| {
+            let (x, y) = (Tensor::new(DType::U8, 64)?, Tensor::new(DType::U8, 128)?);
+            for round in 0..200u8 {
+                let work = comm.all_gather_single_async(&y, &x)?;
+                // SAFETY: the address is that of a byte of the tensor. The race is intended.
+                unsafe { x.as_ptr().write(round) };
+                work.wait_blocking()?;
+            }
+            Ok(())
+        });
+        ranks
+            .into_iter()
+            .try_for_each(|rank| rank.map_err(|error| error.to_string()))
+    }
+
     /// Runs entry `which` of [`setups`].
     pub(crate) fn run_setup(which: usize) -> Result<u64, String> {
         let (_, setup, list) = &setups()[which];
@@ -182,13 +200,20 @@ mod parts {
 
 #[cfg(tsan)]
 fn main() -> std::process::ExitCode {
+    use fusewire_tests::safe_programs::PROGRAMS;
     use std::process::{Command, ExitCode};
+
     let arguments: Vec<String> = std::env::args().collect();
     if let [_, part, which] = &arguments[..] {
         let which: usize = which.parse().expect("a number from the parent");
         let result = match part.as_str() {
             "setup" => parts::run_setup(which).map(|calls| println!("{calls} calls")),
             "queues" => parts::run_queues(which),
+            "safe" => {
+                PROGRAMS[which].check();
+                Ok(())
+            }
+            "pointer" => parts::write_by_pointer(),
             _ => parts::run_kernel(which),
         };
         if let Err(wrong) = result {
@@ -229,6 +254,15 @@ fn main() -> std::process::ExitCode {
         let name = format!("{ranks} ranks, {blocks} blocks of {lanes} lanes, queues");
         check(&name, "queues", which, false);
     }
+    for (which, program) in PROGRAMS.iter().enumerate() {
+        check(
+            &format!("safe code: {}", program.name),
+            "safe",
+            which,
+            false,
+        );
+    }
+    check("control: a tensor written by pointer", "pointer", 0, true);
     for (which, (name, _)) in parts::KERNELS.iter().enumerate() {
         let racy = which > 0;
         let name = if racy {

@@ -7,4 +7,5 @@ mod objects;
 mod properties;
 mod smoke;
 mod stress;
+mod tensors;
 mod work;

@@ -181,3 +181,52 @@ fn a_root_out_of_range_is_refused() {
         comm.barrier()
     });
 }
+
+/// A list as nested enum variants, which the decoder reads by recursion.
+#[derive(Serialize, Deserialize)]
+enum Chain {
+    Link(Box<Self>),
+    End,
+}
+
+impl Chain {
+    fn new(links: usize) -> Self {
+        (0..links).fold(Self::End, |chain, _| Self::Link(Box::new(chain)))
+    }
+
+    fn links(&self) -> usize {
+        let (mut links, mut at) = (0, self);
+        while let Self::Link(next) = at {
+            (links, at) = (links + 1, next);
+        }
+        links
+    }
+}
+
+/// An object that is nested too deep must not overflow the stack of the rank that receives it.
+#[test]
+fn deep_objects_are_refused() {
+    for (links, fits) in [(500, true), (50_000, false)] {
+        for result in run_threads(2, &Options::default(), |comm| {
+            let receive = || comm.recv_object_list::<Chain>(0);
+            let send = || comm.send_object_list(&[Chain::new(links)], 1);
+            if comm.rank() == 1 {
+                let received = receive();
+                assert_eq!(received.is_ok(), fits, "{links} links");
+                match received {
+                    Ok(list) => assert_eq!(list[0].links(), links),
+                    Err(error) => assert!(error.to_string().contains("nested"), "{error}"),
+                }
+                return Ok(());
+            }
+            // Encoding and dropping recurse as well.
+            std::thread::scope(|scope| {
+                let large = std::thread::Builder::new().stack_size(256 << 20);
+                let sender = large.spawn_scoped(scope, send).expect("a thread");
+                sender.join().expect("the sender")
+            })
+        }) {
+            result.expect("both ranks");
+        }
+    }
+}

@@ -6,13 +6,18 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
-use fusewire::{Communicator, DType, Device, Error, Failure, Options, ReduceOp, run_threads};
+use fusewire::store::{Store, TcpStore};
+use fusewire::{
+    Communicator, DType, Device, Error, Failure, Options, ReduceOp, WindowOptions, run_threads,
+};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 /// Timeout of the communicators.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Size of a put that a stop of the process interrupts.
+const PUT_BYTES: usize = 256 << 20;
 const TRAFFIC: &str = "FUSEWIRE_TEST_TRAFFIC";
 
 fn options() -> Options {
@@ -238,6 +243,147 @@ fn a_killed_rank_is_named() {
     stop_one(test, 3, 0, libc::SIGKILL, Host::RankZero, "packet");
 }
 
+/// A rank that waits for a live rank must also notice that another rank has ended, without which
+/// the operation cannot end.
+#[test]
+fn a_dead_rank_is_named_while_another_one_is_late() {
+    let test = "ranks::a_dead_rank_is_named_while_another_one_is_late";
+    if role().is_some() {
+        let mut options = options();
+        options.timeout = TEST_TIMEOUT;
+        let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+        comm.barrier().expect("all ranks");
+        report("running");
+        let error = loop {
+            if let Err(error) = comm.barrier() {
+                break error;
+            }
+        };
+        report(format!(
+            "{:?} {}",
+            failure(&error).kind,
+            failure(&error).rank
+        ));
+        return;
+    }
+    let mut ranks = Ranks::start(test, "barriers", 4, Host::Parent, &[]);
+    for rank in &mut ranks.processes {
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
+    }
+    ranks.processes[0].signal(libc::SIGSTOP);
+    ranks.processes[3].signal(libc::SIGKILL);
+    let began = Instant::now();
+    for rank in &mut ranks.processes[1..3] {
+        assert_eq!(rank.next_report(TEST_TIMEOUT).as_deref(), Ok("Dead 3"));
+    }
+    assert!(
+        began.elapsed() < TEST_TIMEOUT / 2,
+        "the ranks waited for rank 0"
+    );
+    ranks.processes[0].signal(libc::SIGCONT);
+    let late = ranks.processes[0].next_report(TEST_TIMEOUT);
+    assert_eq!(late.as_deref(), Ok("Dead 3"));
+    for rank in &mut ranks.processes[..3] {
+        rank.succeed(TEST_TIMEOUT).expect("a clean end");
+    }
+}
+
+/// Ends the part of rank 1 in `leave`, while the other ranks wait in `call`. They must name rank 1
+/// long before the timeout.
+fn leaves(leave: fn(Communicator), call: fn(&Communicator) -> fusewire::Result<()>) {
+    let mut options = options();
+    options.timeout = TEST_TIMEOUT;
+    let began = Instant::now();
+    let results = run_threads(3, &options, |comm| {
+        let ready = comm.barrier();
+        if comm.rank() == 1 {
+            ready?;
+            leave(comm);
+            return Ok(None);
+        }
+        // Another rank may report the failure before this one has left the barrier.
+        let result = ready.and_then(|()| call(&comm));
+        Ok(Some(result.expect_err("rank 1 has left").to_string()))
+    });
+    let mut messages = results.into_iter().map(|result| result.expect("no error"));
+    for message in messages.by_ref().flatten() {
+        assert!(
+            message.contains("rank 1 has left the communicator"),
+            "{message}"
+        );
+    }
+    assert!(began.elapsed() < TEST_TIMEOUT / 2, "the ranks waited");
+}
+
+#[test]
+fn a_thread_that_drops_its_communicator_is_named() {
+    fn finalizes(comm: Communicator) {
+        comm.finalize().expect("no operation is in flight");
+        // The rank is alive.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    fn panics(comm: Communicator) {
+        let caught = std::panic::catch_unwind(core::panic::AssertUnwindSafe(move || {
+            let _comm = comm;
+            std::panic::resume_unwind(Box::new("a rank fails"));
+        }));
+        assert!(caught.is_err());
+    }
+    fn barrier(comm: &Communicator) -> fusewire::Result<()> {
+        comm.barrier()
+    }
+    fn alloc(comm: &Communicator) -> fusewire::Result<()> {
+        comm.alloc(DType::F32, 10).map(drop)
+    }
+    fn dup(comm: &Communicator) -> fusewire::Result<()> {
+        comm.dup().map(drop)
+    }
+    for leave in [drop, finalizes, panics] {
+        for call in [barrier, alloc, dup] {
+            leaves(leave, call);
+        }
+    }
+}
+
+/// A limit of the size of files would end the process by a signal.
+#[test]
+fn a_limit_of_file_sizes_is_named() {
+    let test = "ranks::a_limit_of_file_sizes_is_named";
+    if role().is_some() {
+        let limit = libc::rlimit {
+            rlim_cur: 1 << 20,
+            rlim_max: 1 << 20,
+        };
+        // SAFETY: `limit` is a readable `rlimit`.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) };
+        assert_eq!(set, 0);
+        assert!(fusewire::Tensor::new(DType::U8, 1 << 20).is_ok());
+        let error = fusewire::Tensor::new(DType::U8, 2 << 20).expect_err("above the limit");
+        assert!(error.to_string().contains("ulimit -f unlimited"), "{error}");
+        return;
+    }
+    let mut child = fusewire_tests::process::start(test, "alone", &[]);
+    child.succeed(TEST_TIMEOUT).expect("a clean end");
+}
+
+/// A rank that has done its part may drop its communicator before the others have done theirs.
+#[test]
+fn a_rank_leaves_after_its_part() {
+    for _ in 0..20 {
+        for result in run_threads(4, &options(), |comm| {
+            let mut x = [1f32; 3000];
+            for _ in 0..3 {
+                comm.all_reduce(x.as_mut_slice(), ReduceOp::Max)?;
+            }
+            comm.broadcast(x.as_mut_slice(), 0)?;
+            drop(comm);
+            Ok(x[0])
+        }) {
+            assert_eq!(result.expect("every rank has done its part"), 1.0);
+        }
+    }
+}
+
 #[test]
 fn a_stopped_rank_is_named_and_gets_the_failure() {
     if stream_of_operations() {
@@ -247,6 +393,59 @@ fn a_stopped_rank_is_named_and_gets_the_failure() {
     stop_one(test, 2, 0, libc::SIGSTOP, Host::RankZero, "large");
     stop_one(test, 3, 2, libc::SIGSTOP, Host::Parent, "mixed");
     stop_one(test, 4, 1, libc::SIGSTOP, Host::RankZero, "packet");
+}
+
+/// Part of a rank in [`a_stopped_put_ends_soon_after_the_failure`]. Rank 1 puts ones into the window
+/// of rank 0, until the communicator has failed.
+fn put_until_failure() -> fusewire::Result<()> {
+    let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());
+    let store = TcpStore::connect("127.0.0.1", port.expect("a port"), TEST_TIMEOUT)?;
+    let comm = Communicator::from_env(Device::Cpu, options())?;
+    let window = comm.alloc_window(DType::U8, PUT_BYTES, WindowOptions::default())?;
+    if comm.rank() == 1 {
+        let ones = comm.tensor(DType::U8, PUT_BYTES)?;
+        ones.copy_from(&vec![1u8; PUT_BYTES])?;
+        report("putting");
+        while window.put(&ones, 0, 0).is_ok() {}
+        store.set("ended", b"")?;
+    } else {
+        report("waiting");
+        let error = comm.barrier().expect_err("rank 1 does not join");
+        assert_eq!(failure(&error).rank, 1);
+        window.tensor().copy_from(&vec![0u8; PUT_BYTES])?;
+        report("reused");
+        store.get("ended", TEST_TIMEOUT)?;
+        let bytes = window.tensor().to_vec::<u8>()?;
+        report(bytes.iter().filter(|byte| **byte != 0).count());
+    }
+    Ok(())
+}
+
+/// A rank that was stopped during a put must not go on to write into memory that its peer has
+/// reused after the failure.
+#[test]
+fn a_stopped_put_ends_soon_after_the_failure() {
+    if role().is_some() {
+        put_until_failure().expect("the part of a rank");
+        return;
+    }
+    let test = "ranks::a_stopped_put_ends_soon_after_the_failure";
+    let mut ranks = Ranks::start(test, "put", 2, Host::Parent, &[]);
+    let [target, origin] = &mut ranks.processes[..] else {
+        panic!("two ranks");
+    };
+    assert_eq!(origin.next_report(TEST_TIMEOUT).as_deref(), Ok("putting"));
+    assert_eq!(target.next_report(TEST_TIMEOUT).as_deref(), Ok("waiting"));
+    std::thread::sleep(TIMEOUT / 5);
+    origin.signal(libc::SIGSTOP);
+    assert_eq!(target.next_report(TEST_TIMEOUT).as_deref(), Ok("reused"));
+    origin.signal(libc::SIGCONT);
+    let late = target.next_report(TEST_TIMEOUT).expect("the late bytes");
+    println!("{late} late bytes");
+    let late: usize = late.parse().expect("a number");
+    // The bytes between two looks at the state of the communicator.
+    assert!(late <= 1 << 16, "{late} late bytes");
+    ranks.succeed(TEST_TIMEOUT).expect("both ranks");
 }
 
 #[test]

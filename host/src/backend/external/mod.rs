@@ -23,9 +23,13 @@ use crate::Result;
 /// Registers the shared library at `path` as backend `name` in this process. [`crate::new_comm`]
 /// opens the library when it creates the first communicator of this backend.
 ///
+/// # Safety
+/// Opening the library runs its code. If it exports the table of `fusewire-backend-abi`, it must
+/// follow the rules of that crate.
+///
 /// # Errors
 /// The errors of [`register_backend`].
-pub fn register_external_backend(name: &str, path: impl Into<PathBuf>) -> Result<()> {
+pub unsafe fn register_external_backend(name: &str, path: impl Into<PathBuf>) -> Result<()> {
     let (owned, path) = (name.to_owned(), path.into());
     register_backend(name, Arc::new(move |setup| create(&owned, &path, setup)))
 }

@@ -58,7 +58,7 @@ impl Communicator {
             rendezvous_timeout: _,
             reach,
             parent: _,
-            processes: _,
+            members: _,
         } = config;
         let Parts {
             rank_and_size: (team_rank, team_size),

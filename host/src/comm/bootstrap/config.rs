@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::backend::Reach;
 use crate::comm::Inner;
 use crate::comm::observe::Hooks;
-use crate::comm::rendezvous::{Rendezvous, Watched};
+use crate::comm::rendezvous::{Rendezvous, Watched, WatchedMember};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
@@ -28,8 +28,8 @@ pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) reach: Reach,
     /// The communicator whose ranks form this one. Its failure ends the rendezvous.
     pub(in crate::comm) parent: Option<Arc<Inner>>,
-    /// Processes of the ranks on this host, as far as they are known before the rendezvous.
-    pub(in crate::comm) processes: Vec<(u32, (u32, u64))>,
+    /// The other ranks on this host, as far as they are known before the rendezvous.
+    pub(in crate::comm) members: Vec<WatchedMember>,
 }
 
 impl CommConfig {
@@ -43,7 +43,7 @@ impl CommConfig {
             timeout: self.rendezvous_timeout.unwrap_or(self.options.timeout),
             watched: Watched {
                 communicator: self.parent.as_deref(),
-                processes: self.processes.clone(),
+                members: self.members.clone(),
             },
         }
     }

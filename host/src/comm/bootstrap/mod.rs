@@ -81,7 +81,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: Reach::Host,
             parent: None,
-            processes: Vec::new(),
+            members: Vec::new(),
         })
     }
 

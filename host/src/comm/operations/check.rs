@@ -26,8 +26,8 @@ impl Communicator {
             ..
         } = operands;
         let (name, rank) = (op.name(), self.rank() as usize);
-        for tensor in operands.tensors().into_iter().flatten() {
-            self.check_device(name, tensor)?;
+        for used in operands.tensors().into_iter().flatten() {
+            self.check_device(name, used.tensor())?;
         }
         match *op {
             Op::AllReduce {
@@ -307,12 +307,8 @@ fn device_counts(operation: &'static str, counts: &Tensor) -> Result<Option<Vec<
     if counts.device().is_gpu() {
         return Ok(None);
     }
-    let at = counts.as_ptr().cast::<u64>();
-    let read = |index| {
-        // SAFETY: the tensor holds `len` aligned u64, and `index < len`.
-        unsafe { at.add(index).read_volatile() }
-    };
-    Ok(Some((0..counts.len()).map(read).collect()))
+    // Waits for operations that write the counts.
+    counts.to_vec().map(Some)
 }
 
 /// Checks that output and input have the operation's type.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use fusewire_device::DType;
+use fusewire_device::session::{Call, Operation};
 
 use crate::Result;
 use crate::collective::{Collective, Op, Operands};
@@ -14,8 +15,12 @@ use crate::comm::{Communicator, Work};
 use crate::cpu::HostFn;
 use crate::gpu::Copy;
 use crate::options::ReduceOp;
-use crate::stream::Task;
-use crate::tensor::Tensor;
+use crate::stream::{Recording, Task, Ticket};
+use crate::tensor::{Tensor, TensorUse};
+use crate::usage::AccessList;
+
+/// Names the copies in messages.
+const COPY: Call = Call::new(Operation::User, 0, 0, 0, 0xffff, 0);
 
 /// A list of tensors as contiguous rows.
 struct Rows {
@@ -60,19 +65,27 @@ impl Rows {
 
     /// Returns the copies of the tensors to the contiguous memory.
     fn pack(&self) -> Step {
-        self.each(|whole, part| (whole, part))
+        self.each(true, |whole, part| (whole, part))
     }
 
     /// Returns the copies from the contiguous memory to the tensors.
     fn unpack(&self) -> Step {
-        self.each(|whole, part| (part, whole))
+        self.each(false, |whole, part| (part, whole))
     }
 
-    /// Returns a copy for each tensor. `order` gets the address in the contiguous memory and that
-    /// of the tensor, and returns the target and the source.
-    fn each(&self, order: impl Fn(u64, u64) -> (u64, u64)) -> Step {
+    /// Returns a copy for each tensor, to the contiguous memory if `packs` is true. `order` gets
+    /// the address in the contiguous memory and that of the tensor, and returns the target and the
+    /// source.
+    fn each(&self, packs: bool, order: impl Fn(u64, u64) -> (u64, u64)) -> Step {
         let parts = self.parts.as_ref()?;
         let mut at = self.whole.as_ptr() as u64;
+        let used = |writes: bool| match writes {
+            true => TensorUse::Write,
+            false => TensorUse::Read,
+        };
+        let uses = parts.iter().map(used(!packs));
+        let uses = uses.chain([used(packs)(&self.whole)]);
+        let accesses = AccessList::Shared(TensorUse::accesses(uses).to_arc());
         let copies = parts.iter().map(|part| {
             let bytes = (part.len() * part.dtype().size()) as u64;
             let (to, from) = order(at, part.as_ptr() as u64);
@@ -84,7 +97,10 @@ impl Rows {
                 keep: [self.whole.keep(), part.keep()],
             }
         });
-        Some(copies.collect())
+        Some(CopyStep {
+            copies: copies.collect(),
+            accesses,
+        })
     }
 }
 
@@ -103,7 +119,13 @@ fn rows_of(operation: &'static str, what: &str, list: &[Tensor], count: usize) -
 }
 
 /// Copies before or after the collectives.
-type Step = Option<Arc<[Copy]>>;
+#[derive(Clone)]
+struct CopyStep {
+    copies: Arc<[Copy]>,
+    accesses: AccessList<'static>,
+}
+
+type Step = Option<CopyStep>;
 
 /// Collectives on contiguous tensors that implement one operation on lists.
 pub(in crate::comm) struct ListCollective {
@@ -192,12 +214,14 @@ impl Communicator {
         let Some(step) = step else { return Ok(()) };
         let recording = self.stream().recording()?;
         self.chain(&recording)?;
-        let task = Task::Copies(step);
+        let task = Task::Copies(step.copies);
         if recording.is_some() {
+            self.note_capture(recording, &step.accesses)?;
             return self.stream().enqueue_in(recording, task).map(drop);
         }
+        let uses = self.uses(&step.accesses, COPY);
         self.stream()
-            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
+            .run_ordered(recording, uses, || task.execute(), || Ok(task.clone()))
     }
 
     /// Enqueues a step. The result of its work includes the failure of the operation `follows`.
@@ -206,7 +230,7 @@ impl Communicator {
         let recording = self.stream().recording()?;
         self.chain(&recording)?;
         if self.stream().device().is_gpu() {
-            let ticket = self.stream().enqueue_in(recording, Task::Copies(step))?;
+            let ticket = self.enqueue_step(recording, &step.accesses, Task::Copies(step.copies))?;
             return Ok(Some(Work::following(
                 self.stream().clone(),
                 ticket,
@@ -214,7 +238,7 @@ impl Communicator {
             )));
         }
         let (inner, follows) = (Arc::clone(&self.inner), follows.cloned());
-        let task = Task::Copies(step);
+        let task = Task::Copies(step.copies);
         let checked: HostFn = Arc::new(move || {
             inner.check()?;
             // The operation has ended, because the stream runs its work in order. In a graph, the
@@ -222,8 +246,22 @@ impl Communicator {
             follows.as_ref().and_then(Work::result).unwrap_or(Ok(()))?;
             task.execute()
         });
-        let ticket = self.stream().enqueue(Task::Host(checked))?;
+        let ticket = self.enqueue_step(recording, &step.accesses, Task::Host(checked))?;
         Ok(Some(Work::new(self.stream().clone(), ticket)))
+    }
+
+    fn enqueue_step(
+        &self,
+        recording: Recording,
+        accesses: &AccessList<'_>,
+        task: Task,
+    ) -> Result<Ticket> {
+        if recording.is_some() {
+            self.note_capture(recording, accesses)?;
+            return self.stream().enqueue_in(recording, task);
+        }
+        let uses = self.uses(accesses, COPY);
+        self.stream().enqueue_ordered(recording, uses, task)
     }
 
     pub(in crate::comm) fn list_all_gather(

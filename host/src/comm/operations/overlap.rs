@@ -9,7 +9,7 @@ use crate::comm::{Communicator, Work};
 use crate::options::ReduceOp;
 use crate::plan::Plan;
 use crate::stream::{Event, Stream};
-use crate::tensor::{Input, Output, Tensor};
+use crate::tensor::{Input, Output, Tensor, TensorUse};
 use crate::{Error, Result};
 use fusewire_device::DType;
 use fusewire_device::args::RawBuffer;
@@ -108,7 +108,12 @@ impl Communicator {
             input_count: count as u64,
             output_count: to.count as u64,
         };
-        let tensors = [Some(output), Some(input), Some(flags.words())];
+        let tensors = [
+            TensorUse::Unordered(output),
+            TensorUse::Read(input),
+            TensorUse::Unordered(flags.words()),
+        ];
+        let tensors = tensors.map(Some);
         let prepared = PreparedOp::new(
             self,
             &ALL_GATHER_WITH_FLAGS,
@@ -225,7 +230,12 @@ impl Communicator {
             input_count: from.count as u64,
             output_count: count as u64,
         };
-        let tensors = [Some(output), Some(input), Some(tiles.words())];
+        let tensors = [
+            TensorUse::Write(output),
+            TensorUse::Unordered(input),
+            TensorUse::Unordered(tiles.words()),
+        ];
+        let tensors = tensors.map(Some);
         let kernel = instance(dtype, op);
         let prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
         Ok(prepared.keeping(tiles.keep()))

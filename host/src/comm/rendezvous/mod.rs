@@ -25,7 +25,7 @@ pub(super) use self::claim::RankClaim;
 pub(super) use self::peer_info::PeerInfo;
 #[cfg(test)]
 pub(super) use self::waiting::set_duplicate_grace;
-pub(super) use self::watched::Watched;
+pub(super) use self::watched::{Watched, WatchedMember};
 
 use super::topology::Locality;
 use crate::device::Device;

@@ -1,5 +1,5 @@
-//! Waits in the store that end early: when a rank that must join has ended, or when the
-//! communicator that makes the call has failed or was aborted.
+//! Waits in the store that end early: when a rank that must join has ended or has left the
+//! communicator that makes the call, or when that communicator has failed or was aborted.
 //!
 //! A wait that finds a rank ended asks the store once more, and fails if the key is still missing.
 //! A rank may end its process after it has left the last barrier of a call. Until then all other
@@ -28,8 +28,18 @@ type Process = (u32, u64);
 pub(in crate::comm) struct Watched<'a> {
     /// Communicator whose failure ends the waits.
     pub(in crate::comm) communicator: Option<&'a Inner>,
-    /// Ranks of the rendezvous whose processes are known, on this host.
-    pub(in crate::comm) processes: Vec<(u32, Process)>,
+    /// The other ranks of the rendezvous on this host.
+    pub(in crate::comm) members: Vec<WatchedMember>,
+}
+
+/// A rank of a rendezvous.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::comm) struct WatchedMember {
+    /// Rank in the rendezvous.
+    pub(in crate::comm) member: u32,
+    /// Rank in the communicator that makes the call.
+    pub(in crate::comm) rank: u32,
+    pub(in crate::comm) process: Process,
 }
 
 impl Watched<'_> {
@@ -44,14 +54,26 @@ impl Watched<'_> {
         communicator.check()
     }
 
-    /// Returns true if the process of a rank has ended.
+    /// Returns true if a rank has ended or has left the communicator.
     pub(super) fn has_ended(&self) -> bool {
-        let mut processes = self.processes.iter();
-        processes.any(|(_, (pid, start))| process::has_ended(*pid, *start))
+        let mut members = self.members.iter();
+        members.any(|member| self.end_of(member).is_some())
+    }
+
+    /// Returns the reason why a rank will not join any more, if there is one.
+    fn end_of(&self, member: &WatchedMember) -> Option<String> {
+        let (rank, (pid, start)) = (member.member, member.process);
+        if process::has_ended(pid, start) {
+            return Some(format!("rank {rank} has ended (its process {pid} is gone)"));
+        }
+        let has_left = |inner: &Inner| inner.is_marked(member.rank);
+        self.communicator.is_some_and(has_left).then(|| {
+            format!("rank {rank} has left the communicator (a thread of process {pid} dropped it)")
+        })
     }
 
     fn is_empty(&self) -> bool {
-        self.communicator.is_none() && self.processes.is_empty()
+        self.communicator.is_none() && self.members.is_empty()
     }
 }
 
@@ -109,11 +131,8 @@ impl Rendezvous<'_> {
         if let Err(error) = watched.check() {
             return Some(error);
         }
-        let ended = watched.processes.iter();
-        let ended = ended.filter(|(_, (pid, start))| process::has_ended(*pid, *start));
-        let ended: Vec<String> = ended
-            .map(|(rank, (pid, _))| format!("rank {rank} has ended (its process {pid} is gone)"))
-            .collect();
+        let ended = watched.members.iter();
+        let ended: Vec<String> = ended.filter_map(|member| watched.end_of(member)).collect();
         if ended.is_empty() {
             return None;
         }

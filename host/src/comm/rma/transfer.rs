@@ -8,7 +8,7 @@ use crate::Result;
 use crate::comm::observe::OpInfo;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::work::Work;
-use crate::tensor::{Input, Tensor};
+use crate::tensor::{Input, Tensor, TensorUse};
 
 impl Window {
     /// Writes `source` to `peer`'s part, starting at element `at`. `peer` may be this rank.
@@ -124,7 +124,7 @@ impl Window {
             input_count: source.len() as u64,
             output_count: 0,
         };
-        let tensors = [Some(source), None, None];
+        let tensors = [Some(TensorUse::Read(source)), None, None];
         Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_PUT,
@@ -152,7 +152,7 @@ impl Window {
             input_count: 0,
             output_count: target.len() as u64,
         };
-        let tensors = [Some(target), None, None];
+        let tensors = [Some(TensorUse::Write(target)), None, None];
         Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_GET,

@@ -17,7 +17,8 @@ use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
 use crate::comm::{Communicator, Queue, Window, Work};
 use crate::cpu::report_faults;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorUse};
+use crate::usage::AccessList;
 use crate::user_kernels;
 use crate::{DType, Result};
 
@@ -178,11 +179,11 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             blocks: self.block_count(),
         };
         check.shape(&self.attributes)?;
-        let mut tensors = [None; 3];
+        let (mut tensors, mut accesses) = ([None; 3], AccessList::new());
         let mut kept = self.kept.clone();
         let mut first_error = None;
         let mut queues = Vec::new();
-        let (mut index, mut used, mut scratch) = (0, 0, 0);
+        let (mut index, mut scratch) = (0, 0);
         self.arguments.visit(&mut |value| {
             let checked = match &value {
                 ArgumentValue::Buffer(buffer) => check.buffer(index, buffer),
@@ -193,11 +194,18 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             };
             index += 1;
             match checked {
-                Ok(Some(Owner::Tensor(tensor))) if used < tensors.len() => {
-                    tensors[used] = Some(tensor);
-                    used += 1;
+                Ok(Some(Owner::Tensor(tensor))) => {
+                    let tensor = match check.argument_writes(index - 1) {
+                        true => TensorUse::Write(tensor),
+                        false => TensorUse::Read(tensor),
+                    };
+                    tensor.add_to(&mut accesses);
+                    match tensors.iter_mut().find(|slot| slot.is_none()) {
+                        Some(slot) => *slot = Some(tensor),
+                        None => kept.push(tensor.tensor().keep()),
+                    }
                 }
-                Ok(Some(owner)) => kept.push(owner.keep()),
+                Ok(Some(Owner::Window(window))) => kept.push(window.keep()),
                 Ok(None) => {}
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -218,6 +226,10 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         };
         let params = self.arguments.params(header);
         let mut prepared = PreparedOp::new(self.comm, &kernel, params, tensors, false, op_info);
+        if tensors.iter().all(Option::is_some) {
+            // There may be more tensors than these.
+            prepared = prepared.accessing(&accesses);
+        }
         if !kept.is_empty() {
             prepared = prepared.keeping(Arc::new(kept));
         }
@@ -284,15 +296,6 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
 enum Owner<'a> {
     Tensor(&'a Tensor),
     Window(&'a Window),
-}
-
-impl Owner<'_> {
-    fn keep(&self) -> Arc<dyn Any + Send + Sync> {
-        match self {
-            Self::Tensor(tensor) => tensor.keep(),
-            Self::Window(window) => window.keep(),
-        }
-    }
 }
 
 /// Checks of a launch against the kernel's contract.
@@ -375,6 +378,11 @@ impl Check<'_> {
             ));
         }
         Ok(())
+    }
+
+    fn argument_writes(&self, index: usize) -> bool {
+        let argument = self.contract.arguments.get(index);
+        argument.is_none_or(|argument| argument.writes)
     }
 
     fn argument_name(&self, index: usize) -> &'static str {

@@ -13,6 +13,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
+use fusewire_device::session::Call;
 use tracing::span::EnteredSpan;
 
 pub use self::kernel::KernelLaunch;
@@ -24,12 +25,24 @@ use super::work::Work;
 use super::{Communicator, Inner};
 use crate::cpu::RunningKernel;
 use crate::stream::{Event, Recording, Stream};
+use crate::usage::{AccessList, User, Uses};
 use crate::{Error, Result};
 
 impl Communicator {
     /// Runs a prepared operation and waits until it has completed.
     #[inline]
     pub(super) fn run(&self, prepared: &PreparedOp<'_>) -> Result<()> {
+        prepared.with_accesses(|accesses| self.run_accessing(prepared, accesses))
+    }
+
+    /// Runs a prepared operation like [`Communicator::run`], with accesses that the operation does
+    /// not list.
+    #[inline]
+    pub(super) fn run_accessing(
+        &self,
+        prepared: &PreparedOp<'_>,
+        accesses: &AccessList<'_>,
+    ) -> Result<()> {
         let is_traced = tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE);
         let _span = is_traced.then(|| span_of(&prepared.op_info));
         self.inner.check_call(&prepared.op_info)?;
@@ -40,15 +53,16 @@ impl Communicator {
             if prepared.borrowed {
                 return Err(capture_of_slices());
             }
-            self.inner.windows.note_capture();
+            self.note_capture(recording, accesses)?;
             let task = self.task(prepared, 0)?;
             return self.stream.enqueue_in(recording, task).map(drop);
         }
         let recorder = &self.inner.recorder;
         let Some(hooks) = self.inner.hooks.current() else {
             if let Some(entry) = self.single(prepared) {
-                return self.stream.run_or_enqueue(
+                return self.stream.run_ordered(
                     recording,
+                    self.uses(accesses, prepared.op_info.call()),
                     || {
                         let open = recorder.open(&prepared.op_info);
                         let result = self.run_single(prepared, entry);
@@ -59,12 +73,12 @@ impl Communicator {
                 );
             }
             let id = recorder.issue(&prepared.op_info, false);
-            return self.run_numbered(prepared, recording, id);
+            return self.run_numbered(prepared, accesses, recording, id);
         };
         let id = recorder.issue(&prepared.op_info, false);
         let mut arguments = HookArguments::new(&prepared.op_info, id, false);
         hooks.before(&arguments);
-        let result = self.run_numbered(prepared, recording, id);
+        let result = self.run_numbered(prepared, accesses, recording, id);
         arguments.error = result.as_ref().err();
         hooks.after(&arguments);
         result
@@ -108,7 +122,14 @@ impl Communicator {
         self.inner.check_launch()
     }
 
-    fn run_numbered(&self, prepared: &PreparedOp<'_>, recording: Recording, id: u64) -> Result<()> {
+    fn run_numbered(
+        &self,
+        prepared: &PreparedOp<'_>,
+        accesses: &AccessList<'_>,
+        recording: Recording,
+        id: u64,
+    ) -> Result<()> {
+        let uses = self.uses(accesses, prepared.op_info.call());
         if let Some(entry) = self.single(prepared) {
             let direct = || {
                 self.inner.recorder.start_at_once(id);
@@ -116,13 +137,12 @@ impl Communicator {
                 self.inner.recorder.end(id, result.is_ok());
                 result
             };
-            return self
-                .stream
-                .run_or_enqueue(recording, direct, || self.task(prepared, id));
+            let task = || self.task(prepared, id);
+            return self.stream.run_ordered(recording, uses, direct, task);
         }
         let task = self.task(prepared, id)?;
         self.stream
-            .run_or_enqueue(recording, || task.execute(), || Ok(task.clone()))
+            .run_ordered(recording, uses, || task.execute(), || Ok(task.clone()))
     }
 
     /// Enqueues a prepared operation.
@@ -132,7 +152,7 @@ impl Communicator {
         self.chain(&recording)?;
         let capturing = recording.is_some();
         let id = if capturing {
-            self.inner.windows.note_capture();
+            prepared.with_accesses(|accesses| self.note_capture(recording, accesses))?;
             0
         } else {
             self.inner.recorder.issue(&prepared.op_info, false)
@@ -141,9 +161,16 @@ impl Communicator {
         if let Some(hooks) = &hooks {
             hooks.before(&HookArguments::new(&prepared.op_info, id, true));
         }
-        let ticket = self
-            .stream
-            .enqueue_in(recording, self.task(prepared, id)?)?;
+        let task = self.task(prepared, id)?;
+        let ticket = if capturing {
+            self.stream.enqueue_in(recording, task)?
+        } else {
+            let call = prepared.op_info.call();
+            prepared.with_accesses(|accesses| {
+                let uses = self.uses(accesses, call);
+                self.stream.enqueue_ordered(recording, uses, task)
+            })?
+        };
         let work = Work::new(self.stream.clone(), ticket);
         if let Some(hooks) = &hooks {
             let mut arguments = HookArguments::new(&prepared.op_info, id, true);
@@ -151,6 +178,34 @@ impl Communicator {
             hooks.after(&arguments);
         }
         Ok(work)
+    }
+
+    /// Returns the accesses of an operation of this rank.
+    #[inline(always)]
+    pub(super) fn uses<'b>(&self, accesses: &'b AccessList<'b>, call: Call) -> Uses<'b> {
+        Uses {
+            accesses,
+            user: self.user(),
+            operation: call.operation().name(),
+        }
+    }
+
+    /// Returns the user of tensors that an operation of this rank has.
+    #[inline]
+    fn user(&self) -> User {
+        let inner = &*self.inner;
+        let user = self.stream.user().as_rank(inner.constants.id, inner.rank);
+        user.in_work(crate::cpu::is_in_work())
+    }
+
+    /// Notes that an operation is captured.
+    pub(super) fn note_capture(
+        &self,
+        recording: Recording,
+        accesses: &AccessList<'_>,
+    ) -> Result<()> {
+        self.inner.windows.note_capture();
+        self.stream.note_accesses(recording, accesses)
     }
 
     /// Makes this launch follow the communicator's last one, if that was on another stream and this

@@ -1,14 +1,16 @@
 //! Communicators as owners of their launches, which admit each launch and handle its end.
 
 use core::mem::offset_of;
+use core::panic::AssertUnwindSafe;
+use std::panic;
 
 use fusewire_device::layout::{CommState, FailureKind};
 use fusewire_device::session::{Call, Operation};
 
-use crate::Result;
 use crate::comm::Inner;
 use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};
-use crate::cpu::{LaunchInfo, LaunchOwner, Replay, current_replay};
+use crate::cpu::{LaunchInfo, LaunchOwner, Replay, current_replay, message};
+use crate::{Error, Result};
 
 /// Most significant bit of the value that [`LaunchOwner::before`] returns: the entry belongs to a
 /// replay.
@@ -32,10 +34,8 @@ impl LaunchOwner for Inner {
         };
         let id = self.recorder.issue(&op_info, true);
         self.recorder.start_at_once(id);
-        if !self.hooks.is_empty() {
-            self.hooks
-                .replay(&replay_arguments(replay, &op_info, ReplayEdge::Start));
-        }
+        self.call_replay_hooks(&replay_arguments(replay, &op_info, ReplayEdge::Start))
+            .inspect_err(|_| self.recorder.end(id, false))?;
         Ok(id | REPLAYED)
     }
 
@@ -60,14 +60,30 @@ impl LaunchOwner for Inner {
                 input_count,
                 output_count,
             };
-            self.hooks
-                .replay(&replay_arguments(replay, &op_info, ReplayEdge::End));
+            let end = replay_arguments(replay, &op_info, ReplayEdge::End);
+            return self.call_replay_hooks(&end).and(checked);
         }
         checked
     }
 }
 
 impl Inner {
+    /// Calls the hooks of replays. If a hook panics, fails the communicator on all ranks, because
+    /// the peers would wait for the rest of the replay until their timeout.
+    fn call_replay_hooks(&self, arguments: &ReplayArguments) -> Result<()> {
+        if self.hooks.is_empty() {
+            return Ok(());
+        }
+        let called = panic::catch_unwind(AssertUnwindSafe(|| self.hooks.replay(arguments)));
+        called.map_err(|panic| {
+            self.abort_for(FailureKind::Stopped);
+            Error::launch(format!(
+                "a hook of a graph replay panicked: {}",
+                message(&*panic)
+            ))
+        })
+    }
+
     /// Returns true if the blocks of a completed launch on the CPU have made different numbers of
     /// calls of `last_block`.
     fn has_arrivals(&self) -> bool {

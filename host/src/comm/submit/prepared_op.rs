@@ -10,7 +10,8 @@ use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
-use crate::tensor::Tensor;
+use crate::tensor::TensorUse;
+use crate::usage::{AccessList, SharedAccess};
 
 /// Maximum number of 8-byte words of a kernel's parameters.
 pub(super) const PARAM_WORDS: usize = 32;
@@ -40,7 +41,10 @@ pub(in crate::comm) struct PreparedOp<'a> {
     /// Call of a backend.
     pub(super) hand_off: Option<HostFn>,
     pub(super) op_info: OpInfo,
-    pub(super) tensors: [Option<&'a Tensor>; 3],
+    /// Tensors that the launch keeps alive.
+    pub(super) tensors: [Option<TensorUse<'a>>; 3],
+    /// Accesses to tensors, if they are not those of `tensors`.
+    accesses: Option<Arc<[SharedAccess]>>,
     /// Other values that the launch keeps alive.
     pub(super) table: Option<Arc<dyn Any + Send + Sync>>,
     /// Set if a parameter points to memory that lives only as long as the caller's call.
@@ -59,7 +63,7 @@ impl<'a> PreparedOp<'a> {
         comm: &Communicator,
         kernel: &Kernel<P>,
         params: P,
-        tensors: [Option<&'a Tensor>; 3],
+        tensors: [Option<TensorUse<'a>>; 3],
         borrowed: bool,
         op_info: OpInfo,
     ) -> Self {
@@ -83,11 +87,34 @@ impl<'a> PreparedOp<'a> {
             hand_off: None,
             op_info,
             tensors,
+            accesses: None,
             table: None,
             borrowed,
             attributes: None,
             upload: None,
         }
+    }
+
+    /// Passes to `call` the accesses to tensors that must be ordered with those of other operations
+    /// and of the host. Does not return the list, because a move would copy its unused bytes.
+    #[inline(always)]
+    pub(super) fn with_accesses<R>(&self, call: impl FnOnce(&AccessList<'_>) -> R) -> R {
+        let mut accesses = AccessList::new();
+        if let Some(listed) = &self.accesses {
+            accesses = AccessList::Shared(Arc::clone(listed));
+        } else {
+            // By reference: a copy of the array would wait for the stores that have just made it.
+            for tensor in self.tensors.iter().flatten() {
+                tensor.add_to(&mut accesses);
+            }
+        }
+        call(&accesses)
+    }
+
+    /// Sets the accesses to tensors that the launch keeps alive in another way than by `tensors`.
+    pub(in crate::comm) fn accessing(mut self, accesses: &AccessList<'_>) -> Self {
+        self.accesses = Some(accesses.to_arc());
+        self
     }
 
     /// Keeps `table` alive as long as the launch.
@@ -126,6 +153,7 @@ impl<'a> PreparedOp<'a> {
 
     /// Removes the tensors, which the caller must keep alive by [`PreparedOp::owning`].
     pub(in crate::comm) fn detached(self) -> PreparedOp<'static> {
+        let accesses = self.with_accesses(|accesses| accesses.to_arc());
         PreparedOp {
             entry: self.entry,
             name: self.name,
@@ -134,6 +162,7 @@ impl<'a> PreparedOp<'a> {
             hand_off: self.hand_off,
             op_info: self.op_info,
             tensors: [None; 3],
+            accesses: Some(accesses),
             table: self.table,
             borrowed: self.borrowed,
             attributes: self.attributes,
@@ -144,7 +173,7 @@ impl<'a> PreparedOp<'a> {
     /// Creates a call of a backend. Replays call `run` again.
     pub(in crate::comm) fn hand_off(
         run: HostFn,
-        tensors: [Option<&'a Tensor>; 3],
+        tensors: [Option<TensorUse<'a>>; 3],
         borrowed: bool,
         op_info: OpInfo,
     ) -> Self {
@@ -156,6 +185,7 @@ impl<'a> PreparedOp<'a> {
             hand_off: Some(run),
             op_info,
             tensors,
+            accesses: None,
             table: None,
             borrowed,
             attributes: None,

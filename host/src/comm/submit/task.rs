@@ -12,7 +12,6 @@ use crate::comm::{Communicator, multi_rank_grid};
 use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
 use crate::stream::Task;
-use crate::tensor::Tensor;
 use crate::{Error, Result};
 
 impl Communicator {
@@ -29,7 +28,9 @@ impl Communicator {
         let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
         let op_info = prepared.op_info.launch(id);
         let keep = (
-            prepared.tensors.map(|tensor| tensor.map(Tensor::keep)),
+            prepared
+                .tensors
+                .map(|used| used.map(|used| used.tensor().keep())),
             prepared.table.clone(),
         );
         let call: HostFn = Arc::new(move || {
@@ -53,7 +54,7 @@ impl Communicator {
     fn keep(prepared: &PreparedOp<'_>) -> KeepAlive {
         let [a, b, c] = prepared
             .tensors
-            .map(|tensor| tensor.map(|tensor| tensor.keep() as Arc<dyn Any + Send + Sync>));
+            .map(|used| used.map(|used| used.tensor().keep() as Arc<dyn Any + Send + Sync>));
         [a, b, c, prepared.table.clone()]
     }
 

@@ -31,6 +31,19 @@ pub(in crate::gpu) fn is_settling() -> bool {
     SETTLING.get() != 0
 }
 
+/// Returns true if this thread is reporting completed work of the stream to an owner.
+pub(super) fn is_settling_of(stream: *const Inner) -> bool {
+    SETTLING.get() == stream as usize
+}
+
+/// Settles work of the stream `stream`, which may have been dropped.
+pub(in crate::gpu) fn settling<R>(stream: *const Inner, settle: impl FnOnce() -> R) -> R {
+    let outer = SETTLING.replace(stream as usize);
+    let result = settle();
+    SETTLING.set(outer);
+    result
+}
+
 impl Stream {
     /// Detects completed work and reports it to its owners.
     pub(super) fn poll(&self) {
@@ -38,11 +51,11 @@ impl Stream {
     }
 
     pub(crate) fn is_complete(&self, number: u64) -> bool {
-        if self.inner.completed.load(Ordering::Acquire) >= number {
+        if self.inner.progress.completed.load(Ordering::Acquire) >= number {
             return true;
         }
         self.poll();
-        self.inner.completed.load(Ordering::Acquire) >= number
+        self.inner.progress.completed.load(Ordering::Acquire) >= number
     }
 
     /// Returns the result of an operation, or `None` if the operation is not complete.
@@ -139,9 +152,7 @@ impl Inner {
             let Some(work) = self.lock().in_flight.pop_front() else {
                 return;
             };
-            let outer = SETTLING.replace(core::ptr::from_ref(self) as usize);
-            let (mut result, words) = InFlight::settle(work.kind, lost.take());
-            SETTLING.set(outer);
+            let (mut result, words) = settling(self, || InFlight::settle(work.kind, lost.take()));
             if let Some(error) = work.unrecorded {
                 result = result.and(Err(error));
             }
@@ -157,7 +168,9 @@ impl Inner {
                 }
                 state.failures.push_back((work.number, error));
             }
-            self.completed.store(work.number, Ordering::Release);
+            self.progress
+                .completed
+                .store(work.number, Ordering::Release);
         }
     }
 

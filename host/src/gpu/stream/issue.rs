@@ -34,13 +34,8 @@ pub(crate) enum Task {
 impl Stream {
     /// Enqueues an operation, or captures it while the stream is capturing. Returns the number of
     /// the operation, or 0 if it was captured. If `sticky` is true, the next
-    /// [`Stream::synchronize`] reports a failure of the operation.
-    pub(crate) fn enqueue(&self, task: Task, sticky: bool) -> Result<u64> {
-        self.enqueue_in(self.capture_status()?, task, sticky)
-    }
-
-    /// Enqueues an operation like [`Stream::enqueue`]. `status` is the capture status, which the
-    /// caller has already queried.
+    /// [`Stream::synchronize`] reports a failure of the operation. `status` is the capture status,
+    /// which the caller has queried.
     pub(crate) fn enqueue_in(
         &self,
         status: CaptureStatus,

@@ -9,20 +9,26 @@ mod capture;
 mod ends;
 mod issue;
 
+use core::any::Any;
 use core::fmt;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-pub(super) use self::ends::is_settling;
+pub(super) use self::ends::{is_settling, settling};
 pub(crate) use self::issue::Task;
 use super::device::Gpu;
-use super::driver::{RawEvent, RawStream};
+use super::driver::{CaptureStatus, RawEvent, RawStream};
 use super::event::Event;
 use super::graph;
 pub(crate) use super::in_flight::Copy;
 use super::in_flight::{DeferredRelease, InFlight, end_stream};
+use crate::usage::{AccessList, PendingWork, WorkSource};
 use crate::{Error, Result};
+
+/// Sleep between two polls of the work of a dropped stream.
+const NAP: Duration = Duration::from_micros(100);
 
 /// A stream. Clones refer to the same stream.
 #[derive(Clone)]
@@ -39,7 +45,16 @@ pub(super) struct Inner {
     state: Mutex<State>,
     /// Locked by the thread that polls.
     poller: Mutex<()>,
-    completed: AtomicU64,
+    progress: Arc<Progress>,
+}
+
+/// The completed work of a stream. Lives longer than the stream if work is in flight when the
+/// stream is dropped.
+pub(super) struct Progress {
+    /// Number of the latest completed operation.
+    pub(super) completed: AtomicU64,
+    stream: Weak<Inner>,
+    gpu: Arc<Gpu>,
 }
 
 #[derive(Default)]
@@ -82,13 +97,17 @@ impl Stream {
 
     fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool) -> Self {
         gpu.sweep();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new_cyclic(|stream| Inner {
             gpu: Arc::clone(gpu),
             raw,
             owned,
             state: Mutex::default(),
             poller: Mutex::default(),
-            completed: AtomicU64::new(0),
+            progress: Arc::new(Progress {
+                completed: AtomicU64::new(0),
+                stream: Weak::clone(stream),
+                gpu: Arc::clone(gpu),
+            }),
         });
         gpu.know(Arc::downgrade(&inner));
         Self { inner }
@@ -110,6 +129,39 @@ impl Stream {
         } else {
             // An odd number, so that it differs from the address of every `Inner`.
             self.inner.raw.0 << 1 | 1
+        }
+    }
+
+    /// Returns the [`source_id`](crate::usage::source_id) of the stream.
+    pub(crate) fn source_id(&self) -> usize {
+        Arc::as_ptr(&self.inner.progress) as usize
+    }
+
+    /// Returns the operation `number`.
+    pub(crate) fn work(&self, number: u64) -> PendingWork {
+        PendingWork {
+            source: Arc::clone(&self.inner.progress) as Arc<dyn WorkSource>,
+            number,
+        }
+    }
+
+    /// Makes all later work of this stream wait for `work`.
+    pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
+        let progress = work.source.as_any().downcast_ref::<Progress>();
+        match progress.and_then(|progress| progress.stream.upgrade()) {
+            Some(inner) => self.wait_operation(&Self { inner }, work.number),
+            // The stream was dropped, and its events are gone.
+            None => {
+                work.source.wait(work.number);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds accesses to those of the graph that the stream is capturing.
+    pub(crate) fn note_accesses(&self, status: CaptureStatus, accesses: &AccessList<'_>) {
+        if let CaptureStatus::Active(capture, _) = status {
+            graph::log_accesses(&self.inner.gpu, capture, accesses);
         }
     }
 
@@ -149,6 +201,53 @@ impl Stream {
     }
 }
 
+impl Progress {
+    /// Returns the address of the stream, which may have been dropped.
+    pub(super) fn stream(&self) -> *const Inner {
+        self.stream.as_ptr()
+    }
+}
+
+impl WorkSource for Progress {
+    fn is_complete(&self, number: u64) -> bool {
+        self.completed.load(Ordering::Acquire) >= number
+    }
+
+    fn wait(&self, number: u64) {
+        if let Some(inner) = self.stream.upgrade() {
+            let _ = Stream { inner }.wait(number, None);
+            return;
+        }
+        while !self.is_complete(number) {
+            self.gpu.sweep();
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn is_started(&self, _number: u64) -> bool {
+        // Drivers do not report starts.
+        true
+    }
+
+    fn poll(&self, number: u64) -> bool {
+        match self.stream.upgrade() {
+            Some(inner) => Stream { inner }.is_complete(number),
+            None => {
+                self.gpu.sweep();
+                self.is_complete(number)
+            }
+        }
+    }
+
+    fn is_current(&self) -> bool {
+        ends::is_settling_of(self.stream.as_ptr())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -183,8 +282,11 @@ impl Drop for Inner {
                 end_stream(driver, stream);
             }
         } else {
-            self.gpu
-                .defer_release(DeferredRelease { in_flight, stream });
+            self.gpu.defer_release(DeferredRelease {
+                in_flight,
+                stream,
+                progress: Arc::clone(&self.progress),
+            });
         }
         self.gpu.reap();
     }

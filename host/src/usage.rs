@@ -1,0 +1,958 @@
+//! Order between the accesses to the memory of a tensor.
+//!
+//! Safe code can pass one tensor to operations on several streams and threads, and can read and
+//! write the tensor on the host at any time. [`Usage`] orders these accesses, per allocation. Two
+//! accesses conflict if their bytes overlap and at least one of them writes.
+//!
+//! - A *held* access belongs to a thread: a copy between the host and the tensor, a blocking
+//!   operation, or the submission of work. Conflicting accesses wait until the thread releases it.
+//! - A *pending* access belongs to work on a stream. Work on the same stream needs no further
+//!   order. Conflicting work on another stream waits on the device. A conflicting copy or blocking
+//!   operation blocks its thread.
+//!
+//! The protocol:
+//!
+//! - A thread or the work of a stream accesses the bytes only while its access is held or pending.
+//! - It has acquired the access in [`Usage::word`], which was 0 while `is_shared` was false, or
+//!   under the lock, after the release or the completion of each conflicting access.
+//! - A thread releases its access by a store of 0 to `word` or under the lock; a stream by the
+//!   completion of the work ([`WorkSource::is_complete`]).
+//!
+//! A thread that acquires `word` then reads `is_shared`; a thread that takes the lock sets
+//! `is_shared`, then reads `word`. All four are sequentially consistent, so at least one of two
+//! such threads sees the other.
+//!
+//! A thread acquires all accesses of an operation or none, and waits for an access only while it
+//! holds no other access of that operation. A queued operation is pending, not held. So a closure
+//! on a stream can access a tensor that a thread waiting for that stream also accesses.
+//!
+//! Not ordered here are accesses by peers (`put`, or a collective on registered memory, which uses
+//! signals), operands of operations with [`crate::ReadyFlags`], windows that kernels take, and a
+//! closure on a stream with later work that has not started: the program orders those by events,
+//! signals or flags.
+
+use core::any::Any;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use arrayvec::ArrayVec;
+
+use crate::{Error, Result};
+
+/// Bit of an access: it writes.
+const WRITES: u64 = 1 << 63;
+/// Bit that every access has, so that it is not 0.
+const HELD: u64 = 1 << 62;
+/// Bits of the first and of the last unit of an access.
+const UNIT_BITS: u32 = 30;
+const UNIT_MASK: u64 = (1 << UNIT_BITS) - 1;
+
+/// Number of entries from which a new one removes those of completed work.
+const MANY_ENTRIES: usize = 16;
+
+/// Longest sleep of a thread that waits for a release. A release may miss that a thread has just
+/// started to wait, and the holder stores which rank it is only after it has acquired the access.
+const NAP: Duration = Duration::from_micros(200);
+
+/// Time for which a rank waits for work of another rank on the same memory. The other rank may have
+/// seen the end of that work already, by a message, before its stream reports it.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// A stream whose completed work can be observed.
+pub(crate) trait WorkSource: Send + Sync {
+    /// Returns true if the operation `number` is complete. Neither blocks nor calls other code.
+    fn is_complete(&self, number: u64) -> bool;
+
+    /// Blocks until the operation `number` is complete.
+    fn wait(&self, number: u64);
+
+    /// Returns true if the operation `number` has started or is complete. Neither blocks nor calls
+    /// other code.
+    fn is_started(&self, number: u64) -> bool;
+
+    /// Like [`WorkSource::is_complete`], but asks the driver of a GPU, and may call callbacks of
+    /// completed work.
+    fn poll(&self, number: u64) -> bool {
+        self.is_complete(number)
+    }
+
+    /// Returns true if this thread is executing work of the stream, or a callback of its work.
+    fn is_current(&self) -> bool;
+
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An operation of a stream.
+#[derive(Clone)]
+pub(crate) struct PendingWork {
+    pub(crate) source: Arc<dyn WorkSource>,
+    pub(crate) number: u64,
+}
+
+impl PendingWork {
+    /// Waits until the operation is complete, for at most `limit`. Returns true if it is.
+    fn ends_within(&self, limit: Duration) -> bool {
+        let started = Instant::now();
+        loop {
+            if self.source.poll(self.number) {
+                return true;
+            }
+            if started.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.source.is_complete(self.number)
+    }
+}
+
+/// Returns a value that identifies a source as long as the source lives.
+pub(crate) fn source_id(source: &Arc<dyn WorkSource>) -> usize {
+    Arc::as_ptr(source).cast::<()>() as usize
+}
+
+/// The thread, stream, rank and graph on whose behalf memory is accessed. A value of 0 stands for
+/// none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    thread: usize,
+    /// [`source_id`] of the stream.
+    stream: usize,
+    rank: u64,
+    /// The graph, if the access is that of a replay.
+    replay: u64,
+    /// The graph, if the thread executes a closure of a replay.
+    inside: u64,
+    /// True if the thread executes work of a stream.
+    in_work: bool,
+}
+
+impl User {
+    /// Returns the calling thread.
+    #[inline]
+    pub(crate) fn this_thread() -> Self {
+        thread_local!(static TOKEN: u8 = const { 0 });
+        Self {
+            thread: TOKEN.with(|token| core::ptr::from_ref(token) as usize),
+            stream: 0,
+            rank: 0,
+            replay: 0,
+            inside: 0,
+            in_work: false,
+        }
+    }
+
+    /// Returns this user as a thread that executes work of a stream. It does not wait for work that
+    /// has not started, because that may wait for the work that it executes.
+    #[inline]
+    pub(crate) fn in_work(self, in_work: bool) -> Self {
+        Self { in_work, ..self }
+    }
+
+    /// Returns this user with work on a stream. `source` is the [`source_id`] of the stream.
+    #[inline]
+    pub(crate) fn on_stream(self, source: usize) -> Self {
+        Self {
+            stream: source,
+            ..self
+        }
+    }
+
+    /// Returns this user as `rank` of the communicator `id`.
+    #[inline]
+    pub(crate) fn as_rank(self, id: u64, rank: u32) -> Self {
+        Self {
+            rank: (id << 16) | u64::from(rank & 0xffff),
+            ..self
+        }
+    }
+
+    /// Returns this user as a replay of `graph`.
+    pub(crate) fn as_replay(self, graph: u64) -> Self {
+        Self {
+            replay: graph,
+            ..self
+        }
+    }
+
+    /// Returns this user as a thread that executes a closure of a replay of `graph`.
+    pub(crate) fn inside(self, graph: u64) -> Self {
+        Self {
+            inside: graph,
+            ..self
+        }
+    }
+
+    /// Returns the other rank if both are different ranks of one communicator, which are threads of
+    /// this process then. Waiting would deadlock: the operation of the other rank cannot end before
+    /// this rank joins it.
+    fn other_rank(self, other: Self) -> Option<u32> {
+        let both = self.rank != 0 && other.rank != 0;
+        (both && self.rank >> 16 == other.rank >> 16 && self.rank != other.rank)
+            .then_some((other.rank & 0xffff) as u32)
+    }
+}
+
+/// Bytes of an allocation that an operation accesses.
+#[derive(Clone, Copy)]
+pub(crate) struct Access<'a> {
+    usage: &'a Arc<Usage>,
+    /// [`HELD`], [`WRITES`], the first unit, and the first unit after the access.
+    word: u64,
+}
+
+/// An [`Access`] that keeps its [`Usage`] alive.
+#[derive(Clone)]
+pub(crate) struct SharedAccess {
+    usage: Arc<Usage>,
+    word: u64,
+}
+
+impl SharedAccess {
+    fn borrow(&self) -> Access<'_> {
+        Access {
+            usage: &self.usage,
+            word: self.word,
+        }
+    }
+}
+
+impl<'a> Access<'a> {
+    /// Creates an access to the bytes `start .. end`, which must not be empty.
+    #[inline]
+    pub(crate) fn new(usage: &'a Arc<Usage>, start: u64, end: u64, writes: bool) -> Self {
+        let first = start >> usage.shift;
+        let last = ((end - 1) >> usage.shift) + 1;
+        let writes = if writes { WRITES } else { 0 };
+        Self {
+            usage,
+            word: HELD | writes | first << UNIT_BITS | last,
+        }
+    }
+
+    fn to_shared(self) -> SharedAccess {
+        SharedAccess {
+            usage: Arc::clone(self.usage),
+            word: self.word,
+        }
+    }
+}
+
+/// Returns the first unit of an access and the first unit after it.
+#[inline]
+const fn units(word: u64) -> (u64, u64) {
+    (word >> UNIT_BITS & UNIT_MASK, word & UNIT_MASK)
+}
+
+/// Returns the access that covers two accesses of one allocation, if no unit lies between them.
+#[inline]
+fn merged(one: u64, other: u64) -> Option<u64> {
+    let ((first, last), (start, end)) = (units(one), units(other));
+    let word = HELD | (one | other) & WRITES | first.min(start) << UNIT_BITS | last.max(end);
+    (first <= end && start <= last).then_some(word)
+}
+
+/// Returns true if two accesses of one allocation conflict.
+fn conflict(one: u64, other: u64) -> bool {
+    let ((first, last), (start, end)) = (units(one), units(other));
+    (one | other) & WRITES != 0 && first < end && start < last
+}
+
+/// Most accesses of an [`AccessList`] that needs no heap allocation.
+const INLINE: usize = 8;
+
+/// The accesses of an operation. Those that overlap are merged.
+#[derive(Clone)]
+pub(crate) enum AccessList<'a> {
+    Inline(ArrayVec<Access<'a>, INLINE>),
+    Shared(Arc<[SharedAccess]>),
+}
+
+impl fmt::Debug for AccessList<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AccessList").finish_non_exhaustive()
+    }
+}
+
+impl<'a> AccessList<'a> {
+    /// Creates an empty list. A constant would be copied with its unused bytes.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self::Inline(ArrayVec::new())
+    }
+
+    /// Adds an access.
+    #[inline]
+    pub(crate) fn push(&mut self, access: Access<'a>) {
+        if let Self::Inline(list) = self {
+            for known in list.iter_mut() {
+                if Arc::ptr_eq(known.usage, access.usage)
+                    && let Some(word) = merged(known.word, access.word)
+                {
+                    known.word = word;
+                    return;
+                }
+            }
+            if list.try_push(access).is_ok() {
+                return;
+            }
+        }
+        self.push_shared(access);
+    }
+
+    #[cold]
+    fn push_shared(&mut self, access: Access<'a>) {
+        let mut all: Vec<SharedAccess> = self.iter().map(Access::to_shared).collect();
+        all.push(access.to_shared());
+        *self = Self::Shared(merge(all));
+    }
+
+    /// Returns true if the operation accesses no tensor.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Self::Inline(list) => list.is_empty(),
+            Self::Shared(list) => list.is_empty(),
+        }
+    }
+
+    #[inline]
+    fn iter(&self) -> impl Iterator<Item = Access<'_>> {
+        let (inline, shared): (&[Access<'_>], &[SharedAccess]) = match self {
+            Self::Inline(list) => (list, &[]),
+            Self::Shared(list) => (&[], list),
+        };
+        let shared = shared.iter().map(SharedAccess::borrow);
+        inline.iter().copied().chain(shared)
+    }
+
+    /// Returns the same accesses, which keep their [`Usage`] alive.
+    pub(crate) fn to_arc(&self) -> Arc<[SharedAccess]> {
+        match self {
+            Self::Shared(list) => Arc::clone(list),
+            Self::Inline(_) => self.iter().map(Access::to_shared).collect(),
+        }
+    }
+
+    /// Appends the accesses to those of a capture.
+    pub(crate) fn append_to(&self, all: &mut Vec<SharedAccess>) {
+        all.extend(self.iter().map(Access::to_shared));
+    }
+}
+
+/// Returns the accesses, with those that overlap merged.
+pub(crate) fn merge(mut all: Vec<SharedAccess>) -> Arc<[SharedAccess]> {
+    all.sort_by_key(|access| (Arc::as_ptr(&access.usage) as usize, units(access.word)));
+    all.dedup_by(|access, kept| {
+        let same = Arc::ptr_eq(&access.usage, &kept.usage);
+        let Some(word) = merged(kept.word, access.word).filter(|_| same) else {
+            return false;
+        };
+        kept.word = word;
+        true
+    });
+    all.into()
+}
+
+/// The accesses of an operation, and for whom it makes them.
+#[derive(Clone, Copy)]
+pub(crate) struct Uses<'a> {
+    pub(crate) accesses: &'a AccessList<'a>,
+    pub(crate) user: User,
+    /// Name of the operation, for messages.
+    pub(crate) operation: &'static str,
+}
+
+/// The accesses to an allocation that have begun.
+pub(crate) struct Usage {
+    /// A byte offset is `unit << shift`. The unit makes offsets fit [`UNIT_BITS`].
+    shift: u32,
+    /// One held access, or 0.
+    word: AtomicU64,
+    /// True if there are entries in `shared`, or a thread adds one or waits.
+    is_shared: AtomicBool,
+    /// The user of the access in `word`: stored after the access was acquired, and 0 before.
+    thread: AtomicUsize,
+    stream: AtomicUsize,
+    rank: AtomicU64,
+    shared: Mutex<Shared>,
+    released: Condvar,
+}
+
+#[derive(Default)]
+struct Shared {
+    entries: Vec<Entry>,
+    /// Number of threads that wait for a release.
+    waiting: u32,
+}
+
+struct Entry {
+    /// The access.
+    word: u64,
+    user: User,
+    /// The work of a pending access; `None` for a held access.
+    work: Option<PendingWork>,
+}
+
+/// The reason why an access cannot begin now.
+enum Blocker {
+    /// Another thread holds a conflicting access.
+    Held,
+    /// Conflicting work is pending.
+    Work(PendingWork),
+    /// Another rank of the same communicator uses the memory: now, or in pending work.
+    Rank(u32, Option<PendingWork>),
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Usage").finish_non_exhaustive()
+    }
+}
+
+impl Usage {
+    /// Creates the usage of an allocation of `bytes` bytes.
+    pub(crate) fn new(bytes: u64) -> Arc<Self> {
+        let bits = u64::BITS - bytes.leading_zeros();
+        Arc::new(Self {
+            shift: (bits + 1).saturating_sub(UNIT_BITS),
+            word: AtomicU64::new(0),
+            is_shared: AtomicBool::new(false),
+            thread: AtomicUsize::new(0),
+            stream: AtomicUsize::new(0),
+            rank: AtomicU64::new(0),
+            shared: Mutex::default(),
+            released: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins the held access `word`, if the allocation has no other access.
+    #[inline]
+    fn acquire(&self, word: u64, user: User) -> bool {
+        let acquired = self
+            .word
+            .compare_exchange(0, word, Ordering::SeqCst, Ordering::Relaxed);
+        if acquired.is_err() {
+            return false;
+        }
+        if self.is_shared.load(Ordering::SeqCst) {
+            self.word.store(0, Ordering::Release);
+            return false;
+        }
+        self.thread.store(user.thread, Ordering::Relaxed);
+        self.stream.store(user.stream, Ordering::Relaxed);
+        self.rank.store(user.rank, Ordering::Relaxed);
+        true
+    }
+
+    /// Returns the access in `word`.
+    fn entry_of_word(&self) -> Option<Entry> {
+        let word = self.word.load(Ordering::SeqCst);
+        (word != 0).then(|| Entry {
+            word,
+            user: User {
+                thread: self.thread.load(Ordering::Relaxed),
+                stream: self.stream.load(Ordering::Relaxed),
+                rank: self.rank.load(Ordering::Relaxed),
+                replay: 0,
+                inside: 0,
+                in_work: false,
+            },
+            work: None,
+        })
+    }
+
+    /// Begins the held access `word` in `entries`. If `before` is not `None`, the stream of `user`
+    /// will run the access: pending work does not block, and is appended to `before`.
+    #[cold]
+    fn acquire_shared(
+        &self,
+        word: u64,
+        user: User,
+        mut before: Option<&mut Vec<PendingWork>>,
+    ) -> core::result::Result<(), Blocker> {
+        let mut shared = self.lock();
+        self.is_shared.store(true, Ordering::SeqCst);
+        shared.prune();
+        let in_word = self.entry_of_word();
+        for entry in in_word.iter().chain(&shared.entries) {
+            if !conflict(entry.word, word) || entry.is_ordered_with(user) {
+                continue;
+            }
+            let blocker = match (&entry.work, &mut before) {
+                // This thread executes earlier work of that stream, so the conflicting work starts
+                // after it; or it executes a callback of the conflicting work, which has ended.
+                (Some(work), _) if work.source.is_current() => continue,
+                (Some(work), _) if user.in_work && !work.source.is_started(work.number) => {
+                    continue;
+                }
+                (work, _) if let Some(rank) = user.other_rank(entry.user) => {
+                    Blocker::Rank(rank, work.clone())
+                }
+                (None, _) => Blocker::Held,
+                (Some(work), Some(before)) => {
+                    before.push(work.clone());
+                    continue;
+                }
+                (Some(work), None) => Blocker::Work(work.clone()),
+            };
+            self.leave(&shared);
+            return Err(blocker);
+        }
+        let work = None;
+        shared.entries.push(Entry { word, user, work });
+        Ok(())
+    }
+
+    /// Waits until an access that `blocker` blocks may be possible.
+    fn wait(&self, blocker: Blocker, operation: &'static str) -> Result<()> {
+        match blocker {
+            Blocker::Work(work) => work.source.wait(work.number),
+            Blocker::Held => self.wait_for_release(),
+            Blocker::Rank(_, Some(work)) if work.ends_within(GRACE) => {}
+            Blocker::Rank(rank, _) => {
+                return Err(Error::InvalidArgument {
+                    operation,
+                    detail: format!(
+                        "rank {rank} of this communicator, a thread of this process, is using the \
+                         same memory, and at least one of the two ranks writes it: pass a separate \
+                         tensor to each rank"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the access in `word` or a held access in `entries` may have been released.
+    fn wait_for_release(&self) {
+        let mut shared = self.lock();
+        let held = shared.entries.iter().any(|entry| entry.work.is_none());
+        if !held && self.word.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        self.is_shared.store(true, Ordering::SeqCst);
+        shared.waiting += 1;
+        let waited = self.released.wait_timeout(shared, NAP);
+        shared = waited.unwrap_or_else(PoisonError::into_inner).0;
+        shared.waiting -= 1;
+        self.leave(&shared);
+    }
+
+    /// Ends the access that [`Usage::acquire`] began.
+    #[inline]
+    fn release(&self) {
+        self.forget_user();
+        self.word.store(0, Ordering::Release);
+        if self.is_shared.load(Ordering::Relaxed) {
+            self.notify();
+        }
+    }
+
+    /// Clears the user of the access in `word`, before its release: the next holder has acquired
+    /// the word before it stores who it is.
+    #[inline]
+    fn forget_user(&self) {
+        self.thread.store(0, Ordering::Relaxed);
+        self.stream.store(0, Ordering::Relaxed);
+        self.rank.store(0, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn notify(&self) {
+        if self.lock().waiting > 0 {
+            self.released.notify_all();
+        }
+    }
+
+    /// Ends a held access under the lock. `in_word` is true if [`Usage::acquire`] began it. If
+    /// `work` is not `None`, the access continues as a pending access of that work.
+    #[cold]
+    fn release_shared(&self, word: u64, user: User, in_word: bool, work: Option<&PendingWork>) {
+        let mut shared = self.lock();
+        if let Some(work) = work {
+            self.is_shared.store(true, Ordering::SeqCst);
+            let work = Some(work.clone());
+            shared.add(Entry { word, user, work });
+        }
+        if in_word {
+            self.forget_user();
+            self.word.store(0, Ordering::Release);
+        } else if let Some(own) = shared
+            .entries
+            .iter()
+            .position(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
+        {
+            shared.entries.swap_remove(own);
+        }
+        if shared.waiting > 0 {
+            self.released.notify_all();
+        }
+        self.leave(&shared);
+    }
+
+    /// Clears `is_shared` if nothing needs it.
+    fn leave(&self, shared: &Shared) {
+        if shared.entries.is_empty() && shared.waiting == 0 {
+            // Releases the accesses that ended under the lock to a thread that acquires `word`.
+            self.is_shared.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Entry {
+    /// Returns true if an access of `user` needs no wait for this one: the thread itself holds it,
+    /// or the stream or the graph orders both.
+    fn is_ordered_with(&self, user: User) -> bool {
+        let holds = self.work.is_none() && self.user.thread == user.thread;
+        let (stream, replay) = (self.user.stream, self.user.replay);
+        holds || (stream != 0 && stream == user.stream) || (replay != 0 && replay == user.inside)
+    }
+}
+
+impl Shared {
+    fn prune(&mut self) {
+        self.entries
+            .retain(|entry| entry.work.as_ref().is_none_or(|work| !work.is_complete()));
+    }
+
+    /// Adds a pending access. A later operation of a stream replaces an earlier one with the same
+    /// bytes.
+    fn add(&mut self, new: Entry) {
+        if self.entries.len() >= MANY_ENTRIES {
+            self.prune();
+        }
+        let number = |entry: &Entry| entry.work.as_ref().map_or(0, |work| work.number);
+        let source = |entry: &Entry| entry.work.as_ref().map(|work| source_id(&work.source));
+        let old = self.entries.iter_mut().find(|entry| {
+            source(entry) == source(&new)
+                && entry.word == new.word
+                && entry.user.replay == new.user.replay
+                && entry.user.rank == new.user.rank
+        });
+        match old {
+            // Another thread may have enqueued a later operation in the meantime.
+            Some(old) if number(old) < number(&new) => old.work = new.work,
+            Some(_) => {}
+            None => self.entries.push(new),
+        }
+    }
+}
+
+/// Accesses that this thread holds. Dropping the value ends them.
+pub(crate) struct InUse<'a> {
+    accesses: &'a AccessList<'a>,
+    user: User,
+    /// Number of accesses that have begun.
+    count: usize,
+    /// 1 if all of them were begun by [`Usage::acquire`], 0 if by [`Usage::acquire_shared`]. A
+    /// word, because the compiler copies a `bool` and its padding in pieces that overlap the stores
+    /// before them, and loads of such pieces wait.
+    in_words: usize,
+}
+
+impl<'a> InUse<'a> {
+    /// Begins all `accesses` for this thread. Blocks until conflicting accesses have ended, except
+    /// work of the stream of `user` and of streams whose work this thread is executing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if another rank of the same communicator uses the memory.
+    #[inline(always)]
+    pub(crate) fn begin(
+        accesses: &'a AccessList<'a>,
+        user: User,
+        operation: &'static str,
+    ) -> Result<Self> {
+        match Self::begin_in_words(accesses, user) {
+            Some(held) => Ok(held),
+            None => Self::begin_shared(accesses, user, operation, &mut None),
+        }
+    }
+
+    /// Begins all `accesses` if their allocations are unused.
+    #[inline(always)]
+    fn begin_in_words(accesses: &'a AccessList<'a>, user: User) -> Option<Self> {
+        let AccessList::Inline(list) = accesses else {
+            return None;
+        };
+        let mut held = Self {
+            accesses,
+            user,
+            count: 0,
+            in_words: 1,
+        };
+        for access in list {
+            if !access.usage.acquire(access.word, user) {
+                return None;
+            }
+            held.count += 1;
+        }
+        Some(held)
+    }
+
+    /// Begins all `accesses` for work that will be enqueued on the stream of `user`. `order` is
+    /// called for each operation for which this stream must wait. Blocks only until other threads
+    /// have released conflicting accesses. [`InUse::enqueued`] passes the accesses to the work.
+    ///
+    /// # Errors
+    /// The errors of [`InUse::begin`] and of `order`.
+    pub(crate) fn begin_enqueue(
+        accesses: &'a AccessList<'a>,
+        user: User,
+        operation: &'static str,
+        order: impl FnMut(&PendingWork) -> Result<()>,
+    ) -> Result<Self> {
+        let mut before = Some(Vec::new());
+        let held = Self::begin_shared(accesses, user, operation, &mut before)?;
+        before.iter().flatten().try_for_each(order)?;
+        Ok(held)
+    }
+
+    /// Begins all `accesses` under the locks of their allocations. `before` is that of
+    /// [`Usage::acquire_shared`].
+    #[cold]
+    fn begin_shared(
+        accesses: &'a AccessList<'a>,
+        user: User,
+        operation: &'static str,
+        before: &mut Option<Vec<PendingWork>>,
+    ) -> Result<Self> {
+        loop {
+            before.iter_mut().for_each(Vec::clear);
+            let mut held = Self {
+                accesses,
+                user,
+                count: 0,
+                in_words: 0,
+            };
+            let blocked = accesses.iter().find_map(|access| {
+                let acquired = access
+                    .usage
+                    .acquire_shared(access.word, user, before.as_mut());
+                held.count += usize::from(acquired.is_ok());
+                Some((access.usage, acquired.err()?))
+            });
+            let Some((usage, blocker)) = blocked else {
+                return Ok(held);
+            };
+            // Waits only after it has ended the accesses that have begun.
+            drop(held);
+            usage.wait(blocker, operation)?;
+        }
+    }
+
+    /// Ends the accesses of this thread, and begins the same accesses of `work`.
+    pub(crate) fn enqueued(mut self, work: &PendingWork) {
+        self.release_shared(Some(work));
+    }
+
+    #[cold]
+    fn release_shared(&mut self, work: Option<&PendingWork>) {
+        let count = core::mem::take(&mut self.count);
+        for access in self.accesses.iter().take(count) {
+            let (usage, word) = (access.usage, access.word);
+            usage.release_shared(word, self.user, self.in_words == 1, work);
+        }
+    }
+}
+
+impl Drop for InUse<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.accesses {
+            AccessList::Inline(list) if self.in_words == 1 => {
+                for access in &list[..self.count] {
+                    access.usage.release();
+                }
+            }
+            _ => self.release_shared(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicI32;
+    use std::thread;
+
+    use super::*;
+
+    /// A stream whose work completes when the test says so.
+    #[derive(Default)]
+    struct Source {
+        completed: AtomicU64,
+        is_current: AtomicBool,
+    }
+
+    impl WorkSource for Source {
+        fn is_complete(&self, number: u64) -> bool {
+            self.completed.load(Ordering::Acquire) >= number
+        }
+
+        fn is_started(&self, number: u64) -> bool {
+            self.completed.load(Ordering::Acquire) + 1 >= number
+        }
+
+        fn wait(&self, number: u64) {
+            while !self.is_complete(number) {
+                thread::yield_now();
+            }
+        }
+
+        fn is_current(&self) -> bool {
+            self.is_current.load(Ordering::Relaxed)
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    fn list<'a>(uses: &[(&'a Arc<Usage>, u64, u64, bool)]) -> AccessList<'a> {
+        let mut accesses = AccessList::new();
+        for (usage, start, end, writes) in uses {
+            accesses.push(Access::new(usage, *start, *end, *writes));
+        }
+        accesses
+    }
+
+    /// Threads access random ranges of two allocations. A writer must be alone.
+    #[test]
+    fn accesses_exclude_each_other() {
+        const BYTES: u64 = 8;
+        let usages = [Usage::new(BYTES), Usage::new(BYTES)];
+        let users: [[AtomicI32; BYTES as usize]; 2] = Default::default();
+        thread::scope(|scope| {
+            for seed in 1..=6u64 {
+                let (usages, users) = (&usages, &users);
+                scope.spawn(move || {
+                    let mut random = seed;
+                    let mut below = |limit: u64| {
+                        random = random
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(seed);
+                        (random >> 33) % limit
+                    };
+                    for _ in 0..5000 {
+                        let start = below(BYTES);
+                        let range = (start, start + 1 + below(BYTES - start));
+                        let writes = below(2) == 1;
+                        let accesses = list(&[
+                            (&usages[0], range.0, range.1, writes),
+                            (&usages[1], range.0, range.1, !writes),
+                        ]);
+                        let held = InUse::begin(&accesses, User::this_thread(), "test");
+                        let held = held.expect("no ranks");
+                        for (bytes, writes) in users.iter().zip([writes, !writes]) {
+                            for byte in &bytes[range.0 as usize..range.1 as usize] {
+                                let before = byte
+                                    .fetch_add(if writes { 1000 } else { 1 }, Ordering::Relaxed);
+                                assert!(before == 0 || (!writes && before < 1000), "{before}");
+                            }
+                        }
+                        for (bytes, writes) in users.iter().zip([writes, !writes]) {
+                            for byte in &bytes[range.0 as usize..range.1 as usize] {
+                                byte.fetch_sub(if writes { 1000 } else { 1 }, Ordering::Relaxed);
+                            }
+                        }
+                        drop(held);
+                    }
+                });
+            }
+        });
+        for usage in &usages {
+            assert_eq!(usage.word.load(Ordering::Relaxed), 0);
+            // A later holder must not look like one of these threads until it has stored who it is.
+            assert_eq!(usage.thread.load(Ordering::Relaxed), 0);
+            assert_eq!(usage.stream.load(Ordering::Relaxed), 0);
+            assert_eq!(usage.rank.load(Ordering::Relaxed), 0);
+            assert!(usage.lock().entries.is_empty());
+        }
+    }
+
+    #[test]
+    fn pending_work_blocks_only_what_it_conflicts_with() {
+        let usage = Usage::new(100);
+        let source = Arc::new(Source::default());
+        let stream = Arc::clone(&source) as Arc<dyn WorkSource>;
+        let user = User::this_thread().on_stream(source_id(&stream));
+        let write = list(&[(&usage, 0, 50, true)]);
+        let mut numbers = Vec::new();
+        for number in [1, 3, 2] {
+            let held = InUse::begin_enqueue(&write, user, "test", |work| {
+                numbers.push(work.number);
+                Ok(())
+            });
+            let work = PendingWork {
+                source: Arc::clone(&stream),
+                number,
+            };
+            held.expect("the same stream").enqueued(&work);
+        }
+        assert!(numbers.is_empty(), "a stream orders its own work");
+        // Another thread enqueued operation 3 before this one enqueued operation 2.
+        let mut waits = Vec::new();
+        let other = User::this_thread();
+        drop(InUse::begin_enqueue(&write, other, "test", |work| {
+            waits.push(work.number);
+            Ok(())
+        }));
+        assert_eq!(waits, [3]);
+        let disjoint = list(&[(&usage, 50, 100, true)]);
+        drop(InUse::begin(&disjoint, other, "test").expect("other bytes"));
+        // Work of this stream, and work that starts after that which this thread executes.
+        let read = list(&[(&usage, 10, 20, false)]);
+        drop(InUse::begin(&read, user, "test").expect("the same stream"));
+        drop(InUse::begin(&read, other.in_work(true), "test").expect("not started"));
+        source.is_current.store(true, Ordering::Relaxed);
+        drop(InUse::begin(&read, other, "test").expect("the current stream"));
+        source.is_current.store(false, Ordering::Relaxed);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                drop(InUse::begin(&read, User::this_thread(), "test").expect("the end"));
+                source.is_complete(3)
+            });
+            thread::sleep(Duration::from_millis(20));
+            source.completed.store(3, Ordering::Release);
+            assert!(reader.join().expect("the reader"), "did not wait");
+        });
+        assert!(
+            !usage.is_shared.load(Ordering::Relaxed),
+            "nothing is pending"
+        );
+    }
+
+    #[test]
+    fn accesses_of_one_allocation_merge_where_they_touch() {
+        let usage = Usage::new(1 << 40);
+        let unit = 1 << usage.shift;
+        let mut accesses = list(&[(&usage, 0, unit, false), (&usage, 4 * unit, 5 * unit, true)]);
+        assert_eq!(accesses.iter().count(), 2);
+        accesses.push(Access::new(&usage, unit, 2 * unit, true));
+        let words: Vec<_> = accesses.iter().map(|access| units(access.word)).collect();
+        assert_eq!(words, [(0, 2), (4, 5)]);
+        for index in 3..12 {
+            accesses.push(Access::new(
+                &usage,
+                2 * index * unit,
+                (2 * index + 1) * unit,
+                false,
+            ));
+        }
+        assert_eq!(
+            accesses.iter().count(),
+            11,
+            "more than an inline list holds"
+        );
+    }
+}
