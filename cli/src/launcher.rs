@@ -2,9 +2,11 @@
 //!
 //! The launcher serves the store of the ranks, with a secret that only the ranks get. When a rank
 //! fails, the other ranks may continue for a grace period to report what they observe. Then the
-//! launcher ends all its descendants. If the launcher is killed, the system also kills its direct
-//! children (`PR_SET_PDEATHSIG`), but not the processes that these children have started, for
-//! example if a child is a shell.
+//! launcher ends all its descendants.
+//!
+//! The launcher is two processes, each of which ends the descendants if the other one is killed. If
+//! both are killed, the system kills the ranks (`PR_SET_PDEATHSIG`), but not the processes that the
+//! ranks have started, for example if a rank is a shell.
 
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -17,6 +19,7 @@ use std::time::Instant;
 
 use fusewire::store::{StoreSecret, TcpStoreServer};
 
+use crate::processes::Guard;
 use crate::{Usage, processes};
 
 /// A job: a program and how its ranks run.
@@ -64,6 +67,9 @@ const OTHER_LAUNCHERS: [&str; 9] = [
     "PALS_SIZE",
 ];
 
+/// Signals that ask this process to stop.
+const SIGNALS: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
 /// The signal that asked this process to stop, or 0.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
@@ -74,13 +80,12 @@ extern "C" fn on_signal(signal: libc::c_int) {
     STOP.store(signal, Ordering::Relaxed);
 }
 
-/// Installs the handler for `signal`, unless this process was started with `signal` ignored, as by
-/// `nohup`.
-fn catch(signal: libc::c_int) {
-    // SAFETY: the handler only stores to an atomic, which is async-signal-safe. `SIG_IGN` is a
-    // valid action for every signal that `run` passes here.
+/// Installs `handler`, which must be async-signal-safe, for `signal`. Does nothing if this process
+/// was started with `signal` ignored, as by `nohup`.
+pub(crate) fn catch(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: `SIG_IGN` is a valid action for every signal in `SIGNALS`.
     unsafe {
-        let before = libc::signal(signal, on_signal as *const () as libc::sighandler_t);
+        let before = libc::signal(signal, handler as *const () as libc::sighandler_t);
         if before == libc::SIG_IGN {
             libc::signal(signal, libc::SIG_IGN);
         }
@@ -112,17 +117,17 @@ fn secret(job: &Job<'_>) -> anyhow::Result<String> {
 /// Returns 128 + SIGPIPE if the job ended because its output was closed.
 pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
     let secret = secret(job)?;
+    // SAFETY: the command has not started threads.
+    let guard = unsafe { processes::continue_in_child(&SIGNALS) }?;
+    for signal in SIGNALS {
+        catch(signal, on_signal);
+    }
     let server =
         TcpStoreServer::bind_with("127.0.0.1:0", StoreSecret::new(secret.as_bytes()).ok())?;
-    catch(libc::SIGINT);
-    catch(libc::SIGTERM);
-    catch(libc::SIGHUP);
-    catch(libc::SIGQUIT);
     // A write to a closed output must return an error and must not end this process. Ranks start
     // with the default action.
     // SAFETY: `SIG_IGN` is a valid action for SIGPIPE.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    processes::adopt_orphans();
     let mut ranks = Vec::new();
     let mut readers = Vec::new();
     for rank in 0..job.ranks {
@@ -137,7 +142,7 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
             }
         }
     }
-    let end = supervise(job, &mut ranks);
+    let end = supervise(job, &mut ranks, &guard);
     if matches!(end, End::OutputClosed) {
         processes::stop_descendants();
         processes::end_descendants(Duration::ZERO);
@@ -324,12 +329,15 @@ impl fmt::Display for Failure {
 }
 
 /// Waits until all ranks have exited or, after a failure, until the grace period is over.
-fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>]) -> End {
+fn supervise(job: &Job<'_>, ranks: &mut [Option<Child>], guard: &Guard) -> End {
     let mut first: Option<Failure> = None;
     loop {
         let signal = STOP.load(Ordering::Relaxed);
         if signal != 0 {
             return End::Signal(signal);
+        }
+        if guard.is_gone() {
+            return End::Signal(libc::SIGKILL);
         }
         if OUTPUT_CLOSED.load(Ordering::Relaxed) {
             return End::OutputClosed;

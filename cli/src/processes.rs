@@ -1,5 +1,6 @@
 //! Finds and ends the descendants of this process.
 
+use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 use std::fs;
 use std::thread;
@@ -8,10 +9,96 @@ use std::time::Instant;
 use crate::launcher;
 
 /// Makes this process the parent of descendants that become orphans, so that it can end them.
-pub(crate) fn adopt_orphans() {
+fn adopt_orphans() {
     // SAFETY: `PR_SET_CHILD_SUBREAPER` takes one integer, and only changes which process becomes
     // the parent of orphans.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+}
+
+/// The process that [`continue_in_child`] has started, or 0.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// Sends a signal to [`CHILD`], whose end then ends this process.
+extern "C" fn forward(signal: libc::c_int) {
+    // SAFETY: `kill` is async-signal-safe and accesses no memory. The system cannot reuse the id
+    // before this process, which ends then, has waited for the child.
+    unsafe { libc::kill(CHILD.load(Ordering::Relaxed), signal) };
+}
+
+/// Continues the program in a child of this process. This process only passes `signals` on, and
+/// ends with the status of the child. If it is killed, the child finds it by [`Guard::is_gone`]. If
+/// the child is killed, this process ends all its descendants. So one of the two ends the
+/// descendants, unless both are killed.
+///
+/// # Safety
+/// This process must have no other threads.
+pub(crate) unsafe fn continue_in_child(signals: &[libc::c_int]) -> std::io::Result<Guard> {
+    adopt_orphans();
+    let guard = Guard(std::process::id());
+    // Signals that arrive before the child can get them wait.
+    let blocked = SignalMask::block(signals);
+    // SAFETY: no other thread exists whose locks the child would lack.
+    match unsafe { libc::fork() } {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => {
+            drop(blocked);
+            adopt_orphans();
+            Ok(guard)
+        }
+        child => {
+            CHILD.store(child, Ordering::Relaxed);
+            for signal in signals {
+                launcher::catch(*signal, forward);
+            }
+            drop(blocked);
+            let mut status = 0;
+            // SAFETY: `status` is valid during the call. `forward` restarts the call.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            end_descendants(Duration::ZERO);
+            std::process::exit(match libc::WIFEXITED(status) {
+                true => libc::WEXITSTATUS(status),
+                false => 128 + libc::WTERMSIG(status),
+            })
+        }
+    }
+}
+
+/// The process that waits for this one after [`continue_in_child`].
+pub(crate) struct Guard(u32);
+
+impl Guard {
+    /// Returns true if the process has ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        std::os::unix::process::parent_id() != self.0
+    }
+}
+
+/// Signals that are blocked until the value is dropped.
+struct SignalMask(libc::sigset_t);
+
+impl SignalMask {
+    fn block(signals: &[libc::c_int]) -> Self {
+        // SAFETY: a zeroed set is a valid value, and all sets are valid during the calls.
+        unsafe {
+            let mut set = core::mem::zeroed();
+            let mut before = core::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, *signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for SignalMask {
+    fn drop(&mut self) {
+        // SAFETY: the set is valid; the previous set is not wanted.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut())
+        };
+    }
 }
 
 /// Ends every descendant of this process. Sends SIGTERM and, after `timeout`, SIGKILL, because a

@@ -55,6 +55,11 @@ fn kill(id: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(id as i32, signal) }, 0);
 }
 
+/// Returns the process ids of the ranks of the launcher `id`, which is two processes.
+fn ranks_of(id: u32) -> Vec<u32> {
+    children(id).into_iter().flat_map(children).collect()
+}
+
 /// Starts a `perf` command that runs for several seconds. Returns the command's process and the
 /// process ids of the ranks.
 fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
@@ -84,7 +89,7 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
     let child = spawn(&mut command);
     let expected: usize = ranks.parse().expect("a number");
     let started = Instant::now();
-    while children(child.id()).len() < expected {
+    while ranks_of(child.id()).len() < expected {
         assert!(
             started.elapsed() < Duration::from_secs(20),
             "the ranks do not start"
@@ -93,7 +98,7 @@ fn long_perf(ranks: &str) -> (Child, Vec<u32>) {
     }
     // Gives the ranks time to reach the measured calls.
     thread::sleep(Duration::from_millis(1500));
-    let ranks = children(child.id());
+    let ranks = ranks_of(child.id());
     (child, ranks)
 }
 
@@ -314,18 +319,50 @@ fn an_interrupt_stops_all() {
     all_gone(&ranks);
 }
 
+fn await_end_of(ids: &[u32]) {
+    let started = Instant::now();
+    let lives = |id: &u32| Path::new(&format!("/proc/{id}")).exists();
+    while ids.iter().any(lives) {
+        assert!(started.elapsed() < Duration::from_secs(5), "ranks are left");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn ranks_die_with_a_killed_launcher() {
     let (mut child, ranks) = long_perf("2");
     child.kill().expect("it runs");
     child.wait().expect("it ends");
-    let started = Instant::now();
-    while ranks
-        .iter()
-        .any(|id| Path::new(&format!("/proc/{id}")).exists())
-    {
-        assert!(started.elapsed() < Duration::from_secs(5), "ranks are left");
-        thread::sleep(Duration::from_millis(20));
+    await_end_of(&ranks);
+}
+
+/// The system kills only the direct children of a process that was killed.
+#[test]
+fn programs_below_a_shell_die_with_a_killed_launcher() {
+    for victim in ["outer", "inner"] {
+        let script = "sleep 1000; true";
+        let mut child = spawn(&mut fusewire(&["run", "-n", "2", "--", "sh", "-c", script]));
+        let started = Instant::now();
+        let programs = loop {
+            let programs: Vec<u32> = ranks_of(child.id())
+                .into_iter()
+                .flat_map(children)
+                .collect();
+            if programs.len() == 2 {
+                break programs;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "no programs");
+            thread::sleep(Duration::from_millis(10));
+        };
+        match victim {
+            "outer" => child.kill().expect("it runs"),
+            _ => kill(children(child.id())[0], libc::SIGKILL),
+        }
+        let status = child.wait().expect("it ends");
+        if victim == "inner" {
+            assert_eq!(status.code(), Some(128 + libc::SIGKILL));
+        }
+        await_end_of(&programs);
     }
 }
 

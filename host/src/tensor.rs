@@ -238,10 +238,7 @@ impl Tensor {
     ) -> Result<R> {
         let mut accesses = AccessList::new();
         self.add_access(&mut accesses, writes);
-        let mut user = User::this_thread().in_work(cpu::is_in_work());
-        if let Some(replay) = cpu::current_replay() {
-            user = user.inside(replay.graph);
-        }
+        let user = cpu::executing(User::this_thread());
         let _held = InUse::begin(&accesses, user, operation)?;
         body()
     }

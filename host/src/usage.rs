@@ -31,7 +31,10 @@
 //! closure on a stream with later work that has not started: the program orders those by events,
 //! signals or flags.
 
+mod direct;
+
 use core::any::Any;
+use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
@@ -40,6 +43,8 @@ use std::time::Instant;
 
 use arrayvec::ArrayVec;
 
+pub(crate) use self::direct::DirectUse;
+use self::direct::{Favor, FavorState};
 use crate::{Error, Result};
 
 /// Bit of an access: it writes.
@@ -47,7 +52,7 @@ const WRITES: u64 = 1 << 63;
 /// Bit that every access has, so that it is not 0.
 const HELD: u64 = 1 << 62;
 /// Bits of the first and of the last unit of an access.
-const UNIT_BITS: u32 = 30;
+const UNIT_BITS: u32 = 31;
 const UNIT_MASK: u64 = (1 << UNIT_BITS) - 1;
 
 /// Number of entries from which a new one removes those of completed work.
@@ -57,8 +62,8 @@ const MANY_ENTRIES: usize = 16;
 /// started to wait, and the holder stores which rank it is only after it has acquired the access.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Time for which a rank waits for work of another rank on the same memory. The other rank may have
-/// seen the end of that work already, by a message, before its stream reports it.
+/// Time for which a rank waits for another rank that uses the same memory. A message of that rank may
+/// arrive before the operation that has sent it returns.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// A stream whose completed work can be observed.
@@ -79,8 +84,26 @@ pub(crate) trait WorkSource: Send + Sync {
         self.is_complete(number)
     }
 
+    /// Keeps the operation `number` from starting until [`WorkSource::let_go`]. Returns false if it
+    /// has started or is complete. Work of a GPU cannot be held back.
+    fn hold_back(&self, number: u64) -> bool {
+        !self.is_started(number)
+    }
+
+    /// Ends a successful [`WorkSource::hold_back`].
+    fn let_go(&self, _number: u64) {}
+
     /// Returns true if this thread is executing work of the stream, or a callback of its work.
     fn is_current(&self) -> bool;
+
+    /// Returns the accesses that a thread publishes while it runs an operation directly.
+    fn direct_use(&self) -> Option<&DirectUse> {
+        None
+    }
+
+    /// Modifies the word by which a thread takes the stream to run an operation directly, without
+    /// changing it, with acquire and release order.
+    fn meet_direct(&self) {}
 
     fn as_any(&self) -> &dyn Any;
 }
@@ -112,6 +135,30 @@ impl PendingWork {
     }
 }
 
+/// Operations that may not start before the value is dropped.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct HeldBack(Vec<PendingWork>);
+
+impl HeldBack {
+    /// Adds `work`. Returns false if it has started.
+    fn add(&mut self, work: &PendingWork) -> bool {
+        let is_held = work.source.hold_back(work.number);
+        if is_held {
+            self.0.push(work.clone());
+        }
+        is_held
+    }
+}
+
+impl Drop for HeldBack {
+    fn drop(&mut self) {
+        for work in &self.0 {
+            work.source.let_go(work.number);
+        }
+    }
+}
+
 /// Returns a value that identifies a source as long as the source lives.
 pub(crate) fn source_id(source: &Arc<dyn WorkSource>) -> usize {
     Arc::as_ptr(source).cast::<()>() as usize
@@ -134,17 +181,31 @@ pub(crate) struct User {
 }
 
 impl User {
+    const NOBODY: Self = Self {
+        thread: 0,
+        stream: 0,
+        rank: 0,
+        replay: 0,
+        inside: 0,
+        in_work: false,
+    };
+
     /// Returns the calling thread.
     #[inline]
     pub(crate) fn this_thread() -> Self {
-        thread_local!(static TOKEN: u8 = const { 0 });
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local!(static NUMBER: Cell<usize> = const { Cell::new(0) });
+        #[cold]
+        fn number() -> usize {
+            NUMBER.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+            NUMBER.get()
+        }
         Self {
-            thread: TOKEN.with(|token| core::ptr::from_ref(token) as usize),
-            stream: 0,
-            rank: 0,
-            replay: 0,
-            inside: 0,
-            in_work: false,
+            thread: match NUMBER.get() {
+                0 => number(),
+                known => known,
+            },
+            ..Self::NOBODY
         }
     }
 
@@ -224,6 +285,9 @@ impl SharedAccess {
 }
 
 impl<'a> Access<'a> {
+    /// The word of an access to all units.
+    const WHOLE: u64 = HELD | WRITES | UNIT_MASK;
+
     /// Creates an access to the bytes `start .. end`, which must not be empty.
     #[inline]
     pub(crate) fn new(usage: &'a Arc<Usage>, start: u64, end: u64, writes: bool) -> Self {
@@ -250,12 +314,15 @@ const fn units(word: u64) -> (u64, u64) {
     (word >> UNIT_BITS & UNIT_MASK, word & UNIT_MASK)
 }
 
-/// Returns the access that covers two accesses of one allocation, if no unit lies between them.
+/// Returns one access for two accesses of one allocation, if there is one that covers no more units
+/// and writes no more units.
 #[inline]
 fn merged(one: u64, other: u64) -> Option<u64> {
     let ((first, last), (start, end)) = (units(one), units(other));
-    let word = HELD | (one | other) & WRITES | first.min(start) << UNIT_BITS | last.max(end);
-    (first <= end && start <= last).then_some(word)
+    let union = HELD | (one | other) & WRITES | first.min(start) << UNIT_BITS | last.max(end);
+    let touch = first <= end && start <= last;
+    let fits = (one ^ other) & WRITES == 0 || union == one || union == other;
+    (touch && fits).then_some(union)
 }
 
 /// Returns true if two accesses of one allocation conflict.
@@ -267,7 +334,7 @@ fn conflict(one: u64, other: u64) -> bool {
 /// Most accesses of an [`AccessList`] that needs no heap allocation.
 const INLINE: usize = 8;
 
-/// The accesses of an operation. Those that overlap are merged.
+/// The accesses of an operation. Those that one access can stand for are merged.
 #[derive(Clone)]
 pub(crate) enum AccessList<'a> {
     Inline(ArrayVec<Access<'a>, INLINE>),
@@ -313,6 +380,26 @@ impl<'a> AccessList<'a> {
         *self = Self::Shared(merge(all));
     }
 
+    /// Makes the stream of this thread favor the allocations, if nothing uses them. `direct` is that
+    /// of the stream `source`.
+    #[inline]
+    pub(crate) fn begin_favor(
+        &self,
+        direct: &DirectUse,
+        source: impl FnOnce() -> Arc<dyn WorkSource>,
+    ) {
+        let thread = User::this_thread().thread;
+        if let Self::Inline(list) = self
+            && list.iter().any(|access| access.usage.may_be_favored())
+            && direct.may_publish(thread)
+        {
+            let source = source();
+            for access in list {
+                access.usage.begin_favor(&source, thread);
+            }
+        }
+    }
+
     /// Returns true if the operation accesses no tensor.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
@@ -346,7 +433,7 @@ impl<'a> AccessList<'a> {
     }
 }
 
-/// Returns the accesses, with those that overlap merged.
+/// Returns the accesses, with those merged that one access can stand for.
 pub(crate) fn merge(mut all: Vec<SharedAccess>) -> Arc<[SharedAccess]> {
     all.sort_by_key(|access| (Arc::as_ptr(&access.usage) as usize, units(access.word)));
     all.dedup_by(|access, kept| {
@@ -381,6 +468,7 @@ pub(crate) struct Usage {
     thread: AtomicUsize,
     stream: AtomicUsize,
     rank: AtomicU64,
+    favor: Favor,
     shared: Mutex<Shared>,
     released: Condvar,
 }
@@ -390,6 +478,7 @@ struct Shared {
     entries: Vec<Entry>,
     /// Number of threads that wait for a release.
     waiting: u32,
+    favor: FavorState,
 }
 
 struct Entry {
@@ -398,6 +487,8 @@ struct Entry {
     user: User,
     /// The work of a pending access; `None` for a held access.
     work: Option<PendingWork>,
+    /// Of a held access: conflicting work that starts after its end.
+    held_back: HeldBack,
 }
 
 /// The reason why an access cannot begin now.
@@ -408,6 +499,8 @@ enum Blocker {
     Work(PendingWork),
     /// Another rank of the same communicator uses the memory: now, or in pending work.
     Rank(u32, Option<PendingWork>),
+    /// This thread uses the memory until after the work has been enqueued.
+    Own,
 }
 
 impl fmt::Debug for Usage {
@@ -427,6 +520,7 @@ impl Usage {
             thread: AtomicUsize::new(0),
             stream: AtomicUsize::new(0),
             rank: AtomicU64::new(0),
+            favor: Favor::default(),
             shared: Mutex::default(),
             released: Condvar::new(),
         })
@@ -445,7 +539,8 @@ impl Usage {
         if acquired.is_err() {
             return false;
         }
-        if self.is_shared.load(Ordering::SeqCst) {
+        // In this order: who ends favor has stored that accesses are shared.
+        if self.favor.is_to_another(user.thread) || self.is_shared.load(Ordering::SeqCst) {
             self.word.store(0, Ordering::Release);
             return false;
         }
@@ -464,62 +559,84 @@ impl Usage {
                 thread: self.thread.load(Ordering::Relaxed),
                 stream: self.stream.load(Ordering::Relaxed),
                 rank: self.rank.load(Ordering::Relaxed),
-                replay: 0,
-                inside: 0,
-                in_work: false,
+                ..User::NOBODY
             },
             work: None,
+            held_back: HeldBack::default(),
         })
     }
 
     /// Begins the held access `word` in `entries`. If `before` is not `None`, the stream of `user`
-    /// will run the access: pending work does not block, and is appended to `before`.
+    /// will run the access: pending work does not block, and is added to `before`.
     #[cold]
     fn acquire_shared(
         &self,
         word: u64,
         user: User,
-        mut before: Option<&mut Vec<PendingWork>>,
+        mut before: Option<&mut Before>,
     ) -> core::result::Result<(), Blocker> {
         let mut shared = self.lock();
         self.is_shared.store(true, Ordering::SeqCst);
         shared.prune();
         let in_word = self.entry_of_word();
-        for entry in in_word.iter().chain(&shared.entries) {
+        let published = self.end_favor(&mut shared);
+        let held = in_word.iter().chain(&published);
+        let ends_later = before.as_ref().is_some_and(|before| !before.caller_waits);
+        let mut held_back = HeldBack::default();
+        for entry in held.chain(&shared.entries) {
             if !conflict(entry.word, word) || entry.is_ordered_with(user) {
+                continue;
+            }
+            let is_own = entry.work.is_none() && entry.user.thread == user.thread;
+            if is_own && !ends_later {
                 continue;
             }
             let blocker = match (&entry.work, &mut before) {
                 // This thread executes earlier work of that stream, so the conflicting work starts
                 // after it; or it executes a callback of the conflicting work, which has ended.
-                (Some(work), _) if work.source.is_current() => continue,
-                (Some(work), _) if user.in_work && !work.source.is_started(work.number) => {
-                    continue;
-                }
+                (Some(work), _) if !ends_later && work.source.is_current() => continue,
+                (Some(work), _) if !ends_later && user.in_work && held_back.add(work) => continue,
+                (None, _) if is_own => Blocker::Own,
                 (work, _) if let Some(rank) = user.other_rank(entry.user) => {
                     Blocker::Rank(rank, work.clone())
                 }
                 (None, _) => Blocker::Held,
                 (Some(work), Some(before)) => {
-                    before.push(work.clone());
+                    before.work.push(work.clone());
                     continue;
                 }
                 (Some(work), None) => Blocker::Work(work.clone()),
             };
-            self.leave(&shared);
+            self.leave(&mut shared);
             return Err(blocker);
         }
-        let work = None;
-        shared.entries.push(Entry { word, user, work });
+        shared.entries.push(Entry {
+            word,
+            user,
+            work: None,
+            held_back,
+        });
         Ok(())
     }
 
-    /// Waits until an access that `blocker` blocks may be possible.
-    fn wait(&self, blocker: Blocker, operation: &'static str) -> Result<()> {
+    /// Waits until an access that `blocker` blocks may be possible. The caller has waited for
+    /// `waited` before.
+    fn wait(&self, blocker: Blocker, waited: Duration, operation: &'static str) -> Result<()> {
         match blocker {
             Blocker::Work(work) => work.source.wait(work.number),
+            Blocker::Own => {
+                return Err(Error::InvalidArgument {
+                    operation,
+                    detail:
+                        "an operation that this thread is executing uses the same tensor until \
+                             after this one could run: enqueue it on the same stream, or use \
+                             another tensor"
+                            .to_owned(),
+                });
+            }
             Blocker::Held => self.wait_for_release(),
             Blocker::Rank(_, Some(work)) if work.ends_within(GRACE) => {}
+            Blocker::Rank(_, None) if waited < GRACE => self.wait_for_release(),
             Blocker::Rank(rank, _) => {
                 return Err(Error::InvalidArgument {
                     operation,
@@ -537,7 +654,8 @@ impl Usage {
     /// Waits until the access in `word` or a held access in `entries` may have been released.
     fn wait_for_release(&self) {
         let mut shared = self.lock();
-        let held = shared.entries.iter().any(|entry| entry.work.is_none());
+        let held =
+            shared.entries.iter().any(|entry| entry.work.is_none()) || self.has_published(&shared);
         if !held && self.word.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -546,7 +664,7 @@ impl Usage {
         let waited = self.released.wait_timeout(shared, NAP);
         shared = waited.unwrap_or_else(PoisonError::into_inner).0;
         shared.waiting -= 1;
-        self.leave(&shared);
+        self.leave(&mut shared);
     }
 
     /// Ends the access that [`Usage::acquire`] began.
@@ -576,15 +694,27 @@ impl Usage {
     }
 
     /// Ends a held access under the lock. `in_word` is true if [`Usage::acquire`] began it. If
-    /// `work` is not `None`, the access continues as a pending access of that work.
+    /// `work` is not `None`, the access continues as a pending access of that work. Returns the work
+    /// that this access has held back.
     #[cold]
-    fn release_shared(&self, word: u64, user: User, in_word: bool, work: Option<&PendingWork>) {
+    fn release_shared(
+        &self,
+        word: u64,
+        user: User,
+        in_word: bool,
+        work: Option<&PendingWork>,
+    ) -> HeldBack {
         let mut shared = self.lock();
         if let Some(work) = work {
             self.is_shared.store(true, Ordering::SeqCst);
-            let work = Some(work.clone());
-            shared.add(Entry { word, user, work });
+            shared.add(Entry {
+                word,
+                user,
+                work: Some(work.clone()),
+                held_back: HeldBack::default(),
+            });
         }
+        let mut held_back = HeldBack::default();
         if in_word {
             self.forget_user();
             self.word.store(0, Ordering::Release);
@@ -593,17 +723,19 @@ impl Usage {
             .iter()
             .position(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
         {
-            shared.entries.swap_remove(own);
+            held_back = shared.entries.swap_remove(own).held_back;
         }
         if shared.waiting > 0 {
             self.released.notify_all();
         }
-        self.leave(&shared);
+        self.leave(&mut shared);
+        held_back
     }
 
     /// Clears `is_shared` if nothing needs it.
-    fn leave(&self, shared: &Shared) {
-        if shared.entries.is_empty() && shared.waiting == 0 {
+    fn leave(&self, shared: &mut Shared) {
+        if shared.entries.is_empty() && shared.waiting == 0 && !self.has_published(shared) {
+            shared.favor.end();
             // Releases the accesses that ended under the lock to a thread that acquires `word`.
             self.is_shared.store(false, Ordering::Release);
         }
@@ -611,12 +743,10 @@ impl Usage {
 }
 
 impl Entry {
-    /// Returns true if an access of `user` needs no wait for this one: the thread itself holds it,
-    /// or the stream or the graph orders both.
+    /// Returns true if the stream or the graph orders this access and one of `user`.
     fn is_ordered_with(&self, user: User) -> bool {
-        let holds = self.work.is_none() && self.user.thread == user.thread;
         let (stream, replay) = (self.user.stream, self.user.replay);
-        holds || (stream != 0 && stream == user.stream) || (replay != 0 && replay == user.inside)
+        (stream != 0 && stream == user.stream) || (replay != 0 && replay == user.inside)
     }
 }
 
@@ -647,6 +777,13 @@ impl Shared {
             None => self.entries.push(new),
         }
     }
+}
+
+/// What the stream of an operation must wait for before it.
+struct Before {
+    work: Vec<PendingWork>,
+    /// True if the thread that enqueues the operation waits for it.
+    caller_waits: bool,
 }
 
 /// Accesses that this thread holds. Dropping the value ends them.
@@ -700,21 +837,25 @@ impl<'a> InUse<'a> {
         Some(held)
     }
 
-    /// Begins all `accesses` for work that will be enqueued on the stream of `user`. `order` is
-    /// called for each operation for which this stream must wait. Blocks only until other threads
-    /// have released conflicting accesses. [`InUse::enqueued`] passes the accesses to the work.
+    /// Begins accesses for work that will be enqueued on the stream of the user. `caller_waits` is
+    /// true if this thread will wait for the work. `order` is called for each operation for which
+    /// this stream must wait. Blocks only until other threads have released conflicting accesses.
+    /// [`InUse::enqueued`] passes the accesses to the work.
     ///
     /// # Errors
     /// The errors of [`InUse::begin`] and of `order`.
     pub(crate) fn begin_enqueue(
-        accesses: &'a AccessList<'a>,
-        user: User,
-        operation: &'static str,
+        uses: Uses<'a>,
+        caller_waits: bool,
         order: impl FnMut(&PendingWork) -> Result<()>,
     ) -> Result<Self> {
-        let mut before = Some(Vec::new());
-        let held = Self::begin_shared(accesses, user, operation, &mut before)?;
-        before.iter().flatten().try_for_each(order)?;
+        let mut before = Some(Before {
+            work: Vec::new(),
+            caller_waits,
+        });
+        let held = Self::begin_shared(uses.accesses, uses.user, uses.operation, &mut before)?;
+        let before = before.iter().flat_map(|before| &before.work);
+        before.into_iter().try_for_each(order)?;
         Ok(held)
     }
 
@@ -725,10 +866,13 @@ impl<'a> InUse<'a> {
         accesses: &'a AccessList<'a>,
         user: User,
         operation: &'static str,
-        before: &mut Option<Vec<PendingWork>>,
+        before: &mut Option<Before>,
     ) -> Result<Self> {
+        let mut first = None;
         loop {
-            before.iter_mut().for_each(Vec::clear);
+            if let Some(before) = before {
+                before.work.clear();
+            }
             let mut held = Self {
                 accesses,
                 user,
@@ -747,22 +891,27 @@ impl<'a> InUse<'a> {
             };
             // Waits only after it has ended the accesses that have begun.
             drop(held);
-            usage.wait(blocker, operation)?;
+            let first = *first.get_or_insert_with(Instant::now);
+            usage.wait(blocker, first.elapsed(), operation)?;
         }
     }
 
-    /// Ends the accesses of this thread, and begins the same accesses of `work`.
-    pub(crate) fn enqueued(mut self, work: &PendingWork) {
-        self.release_shared(Some(work));
+    /// Ends the accesses of this thread, and begins the same accesses of `work`. Returns work that
+    /// may not start before `work` is complete, if this thread waits for it.
+    pub(crate) fn enqueued(mut self, work: &PendingWork) -> HeldBack {
+        self.release_shared(Some(work))
     }
 
     #[cold]
-    fn release_shared(&mut self, work: Option<&PendingWork>) {
+    fn release_shared(&mut self, work: Option<&PendingWork>) -> HeldBack {
         let count = core::mem::take(&mut self.count);
+        let mut all = HeldBack::default();
         for access in self.accesses.iter().take(count) {
             let (usage, word) = (access.usage, access.word);
-            usage.release_shared(word, self.user, self.in_words == 1, work);
+            let mut held_back = usage.release_shared(word, self.user, self.in_words == 1, work);
+            all.0.append(&mut held_back.0);
         }
+        all
     }
 }
 
@@ -775,7 +924,7 @@ impl Drop for InUse<'_> {
                     access.usage.release();
                 }
             }
-            _ => self.release_shared(None),
+            _ => drop(self.release_shared(None)),
         }
     }
 }
@@ -880,30 +1029,56 @@ mod tests {
         }
     }
 
+    fn uses<'a>(accesses: &'a AccessList<'a>, user: User) -> Uses<'a> {
+        Uses {
+            accesses,
+            user,
+            operation: "test",
+        }
+    }
+
+    /// Makes the access pending for the operation `number`. Returns the operations for which its
+    /// stream must wait.
+    fn enqueue(
+        uses: Uses<'_>,
+        caller_waits: bool,
+        stream: &Arc<dyn WorkSource>,
+        number: u64,
+    ) -> Result<Vec<u64>> {
+        let mut waits = Vec::new();
+        let held = InUse::begin_enqueue(uses, caller_waits, |work| {
+            waits.push(work.number);
+            Ok(())
+        })?;
+        let source = Arc::clone(stream);
+        drop(held.enqueued(&PendingWork { source, number }));
+        Ok(waits)
+    }
+
+    fn sources() -> [(Arc<Source>, Arc<dyn WorkSource>); 2] {
+        [0, 1].map(|_| {
+            let source = Arc::new(Source::default());
+            (Arc::clone(&source), source as Arc<dyn WorkSource>)
+        })
+    }
+
     #[test]
     fn pending_work_blocks_only_what_it_conflicts_with() {
         let usage = Usage::new(100);
-        let source = Arc::new(Source::default());
-        let stream = Arc::clone(&source) as Arc<dyn WorkSource>;
+        let [(source, stream), _] = sources();
         let user = User::this_thread().on_stream(source_id(&stream));
         let write = list(&[(&usage, 0, 50, true)]);
-        let mut numbers = Vec::new();
         for number in [1, 3, 2] {
-            let held = InUse::begin_enqueue(&write, user, "test", |work| {
-                numbers.push(work.number);
-                Ok(())
-            });
-            let work = PendingWork {
-                source: Arc::clone(&stream),
-                number,
-            };
-            held.expect("the same stream").enqueued(&work);
+            let waits = enqueue(uses(&write, user), false, &stream, number);
+            assert!(
+                waits.expect("no ranks").is_empty(),
+                "a stream orders its own work"
+            );
         }
-        assert!(numbers.is_empty(), "a stream orders its own work");
         // Another thread enqueued operation 3 before this one enqueued operation 2.
         let mut waits = Vec::new();
         let other = User::this_thread();
-        drop(InUse::begin_enqueue(&write, other, "test", |work| {
+        drop(InUse::begin_enqueue(uses(&write, other), false, |work| {
             waits.push(work.number);
             Ok(())
         }));
@@ -932,27 +1107,121 @@ mod tests {
         );
     }
 
+    /// Work that is enqueued from work of another stream may run after that work.
     #[test]
-    fn accesses_of_one_allocation_merge_where_they_touch() {
+    fn work_enqueued_from_work_waits_for_later_work_of_that_stream() {
+        let usage = Usage::new(100);
+        let [(source, stream), (_, other)] = sources();
+        let write = list(&[(&usage, 0, 50, true)]);
+        let user = User::this_thread().on_stream(source_id(&stream));
+        enqueue(uses(&write, user), false, &stream, 5).expect("no ranks");
+        // This thread executes an earlier operation of the stream.
+        source.is_current.store(true, Ordering::Relaxed);
+        let inside = User::this_thread()
+            .on_stream(source_id(&other))
+            .in_work(true);
+        let waits = |caller_waits| {
+            let mut waits = Vec::new();
+            drop(InUse::begin_enqueue(
+                uses(&write, inside),
+                caller_waits,
+                |work| {
+                    waits.push(work.number);
+                    Ok(())
+                },
+            ));
+            waits
+        };
+        assert_eq!(waits(false), [5]);
+        assert!(
+            waits(true).is_empty(),
+            "operation 5 starts after this thread has waited"
+        );
+    }
+
+    #[test]
+    fn work_is_refused_while_this_thread_uses_the_memory_itself() {
+        let usage = Usage::new(100);
+        let [(_, stream), (_, other)] = sources();
+        let write = list(&[(&usage, 0, 50, true)]);
+        let user = |source| User::this_thread().on_stream(source_id(source));
+        let held = InUse::begin(&write, user(&stream), "test").expect("no ranks");
+        let refused = enqueue(uses(&write, user(&other)), false, &other, 1);
+        let message = refused.expect_err("no order").to_string();
+        assert!(
+            message.contains("that this thread is executing"),
+            "{message}"
+        );
+        enqueue(uses(&write, user(&stream)), false, &stream, 1).expect("the same stream");
+        drop(held);
+    }
+
+    /// A message of the other rank may arrive before its operation returns.
+    #[test]
+    fn a_rank_waits_for_the_end_of_an_operation_of_another_rank() {
+        let usage = Usage::new(100);
+        let write = list(&[(&usage, 0, 50, true)]);
+        let rank = |rank| User::this_thread().as_rank(1, rank);
+        thread::scope(|scope| {
+            let held = InUse::begin(&write, rank(0), "test").expect("the first");
+            let other = scope.spawn(|| InUse::begin(&write, rank(1), "test").map(drop));
+            thread::sleep(GRACE / 5);
+            drop(held);
+            other.join().expect("no panic").expect("after the end");
+            let _held = InUse::begin(&write, rank(0), "test").expect("the first");
+            let other = scope.spawn(|| InUse::begin(&write, rank(1), "test").map(drop));
+            let message = other
+                .join()
+                .expect("no panic")
+                .expect_err("a deadlock")
+                .to_string();
+            assert!(message.contains("rank 0 of this communicator"), "{message}");
+        });
+    }
+
+    #[test]
+    fn accesses_of_one_allocation_merge_if_that_adds_nothing() {
         let usage = Usage::new(1 << 40);
         let unit = 1 << usage.shift;
-        let mut accesses = list(&[(&usage, 0, unit, false), (&usage, 4 * unit, 5 * unit, true)]);
-        assert_eq!(accesses.iter().count(), 2);
-        accesses.push(Access::new(&usage, unit, 2 * unit, true));
-        let words: Vec<_> = accesses.iter().map(|access| units(access.word)).collect();
-        assert_eq!(words, [(0, 2), (4, 5)]);
-        for index in 3..12 {
-            accesses.push(Access::new(
-                &usage,
-                2 * index * unit,
-                (2 * index + 1) * unit,
-                false,
-            ));
+        let words = |uses: &[(u64, u64, bool)]| -> Vec<(u64, u64, bool)> {
+            let mut accesses = AccessList::new();
+            for (start, end, writes) in uses {
+                accesses.push(Access::new(&usage, start * unit, end * unit, *writes));
+            }
+            let words = accesses.iter().map(|access| access.word);
+            words
+                .map(|word| (units(word).0, units(word).1, word & WRITES != 0))
+                .collect()
+        };
+        let apart = [(0, 1, false), (4, 5, true)];
+        assert_eq!(words(&apart), apart);
+        assert_eq!(words(&[(0, 1, false), (1, 2, false)]), [(0, 2, false)]);
+        // An input next to an output stays an input.
+        let beside = [(0, 4, false), (4, 8, true)];
+        assert_eq!(words(&beside), beside);
+        assert_eq!(words(&[(0, 4, false), (0, 8, true)]), [(0, 8, true)]);
+        let cut = [(0, 4, true), (0, 8, false)];
+        assert_eq!(words(&cut), cut);
+        let many: Vec<_> = (0..12)
+            .map(|index| (2 * index, 2 * index + 1, false))
+            .collect();
+        assert_eq!(words(&many), many, "more than an inline list holds");
+    }
+
+    #[test]
+    fn small_allocations_have_units_of_one_byte() {
+        for bytes in [1, 100, (1 << 30) - 1, 1 << 30] {
+            assert_eq!(
+                Usage::new(bytes).shift,
+                u32::from(bytes == 1 << 30),
+                "{bytes}"
+            );
+            let usage = Usage::new(bytes);
+            let word = Access::new(&usage, bytes - 1, bytes, true).word;
+            assert_eq!(
+                units(word),
+                ((bytes - 1) >> usage.shift, ((bytes - 1) >> usage.shift) + 1)
+            );
         }
-        assert_eq!(
-            accesses.iter().count(),
-            11,
-            "more than an inline list holds"
-        );
     }
 }

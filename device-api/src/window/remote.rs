@@ -342,13 +342,7 @@ impl<'a, T: Element> Remote<'a, T> {
     /// A process may be stopped during a copy on the CPU. If its peers fail meanwhile, they use
     /// their memory for something else, so the copy ends when it finds the failure.
     #[inline(always)]
-    fn copy<M: Machine, G: Group>(
-        &self,
-        s: &Session<M>,
-        group: G,
-        to: *mut u8,
-        from: *const u8,
-    ) {
+    fn copy<M: Machine, G: Group>(&self, s: &Session<M>, group: G, to: *mut u8, from: *const u8) {
         let bytes = self.bytes() as usize;
         let distance = (to as usize).abs_diff(from as usize);
         if distance < bytes {

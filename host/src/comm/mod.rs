@@ -102,6 +102,8 @@ pub struct Communicator {
 }
 
 struct Inner {
+    /// Identifies the communicator among those of this process, in [`User`](crate::usage::User).
+    memory_id: u64,
     name: String,
     rank: u32,
     size: u32,

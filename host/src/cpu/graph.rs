@@ -218,6 +218,14 @@ pub(crate) struct Replay {
     pub(crate) graph: u64,
     pub(crate) replay: u64,
     pub(crate) index: u64,
+    /// The graph whose replay contains this one, or this graph.
+    pub(crate) outermost: u64,
+}
+
+/// Returns the graph whose replay this thread is executing, not a graph that is part of it, or
+/// `graph` if there is none.
+pub(crate) fn outermost_graph(graph: u64) -> u64 {
+    current_replay().map_or(graph, |replay| replay.outermost)
 }
 
 thread_local! {
@@ -289,12 +297,14 @@ impl CpuGraphExec {
 
     pub(super) fn execute(&self) -> Result<()> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
+        let outermost = outermost_graph(self.id);
         let _outer = ReplayGuard(REPLAY.get());
         let done = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
             REPLAY.set(Some(Replay {
                 graph: self.id,
                 replay,
                 index,
+                outermost,
             }));
             node.execute()
         });

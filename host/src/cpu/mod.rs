@@ -26,7 +26,7 @@ pub use segment::Segment;
 pub use stream::{CpuStream, CpuTicket, Item};
 
 pub(crate) use cache::last_level_bytes;
-pub(crate) use graph::{Node, Replay, current_replay, next_graph, with_replay};
+pub(crate) use graph::{Node, Replay, current_replay, next_graph, outermost_graph, with_replay};
 pub(crate) use launch::{check_float_environment, is_warp, message, run_single};
 pub(crate) use running::{RunningKernel, report_faults};
-pub(crate) use stream::is_in_work;
+pub(crate) use stream::executing;

@@ -16,7 +16,7 @@ use std::time::Instant;
 use super::event::CpuEvent;
 use super::graph::{Branch, Capture, Node};
 use super::stream::Origin;
-use crate::usage::WorkSource;
+use crate::usage::{DirectUse, WorkSource};
 use crate::{Error, Result};
 
 /// Flag: a calling thread is running work of the stream directly, without the queue.
@@ -77,6 +77,8 @@ pub(super) struct Shared {
     /// [`DIRECT`], [`CAPTURE`], and the number of queued and running operations in units of
     /// [`UNIT`].
     pub(super) flags: AtomicU64,
+    /// Accesses of an operation that a thread runs directly.
+    pub(super) direct_use: DirectUse,
     /// Number of the latest operation that the worker has taken from the queue.
     started: AtomicU64,
     /// Number of the latest completed operation of the queue.
@@ -102,6 +104,7 @@ impl Default for Shared {
     fn default() -> Self {
         Self {
             flags: AtomicU64::new(0),
+            direct_use: DirectUse::default(),
             started: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             state: Mutex::default(),
@@ -117,6 +120,8 @@ pub(super) struct State {
     pub(super) next: u64,
     pub(super) closing: bool,
     pub(super) worker_waits: bool,
+    /// Operations that may not start yet, of [`WorkSource::hold_back`].
+    held_back: Vec<u64>,
     pub(super) origin: Origin,
     /// The first failure since the last synchronisation.
     pub(super) sticky: Option<Error>,
@@ -138,6 +143,7 @@ impl Default for State {
             next: 1,
             closing: false,
             worker_waits: false,
+            held_back: Vec::new(),
             origin: Origin::Here,
             sticky: None,
             capture: None,
@@ -183,7 +189,7 @@ impl WorkSource for Shared {
     }
 
     fn is_started(&self, number: u64) -> bool {
-        self.started.load(Ordering::Acquire) >= number
+        self.is_started(number)
     }
 
     fn wait(&self, number: u64) {
@@ -192,6 +198,33 @@ impl WorkSource for Shared {
 
     fn is_current(&self) -> bool {
         super::stream::is_current(self)
+    }
+
+    fn hold_back(&self, number: u64) -> bool {
+        let mut state = self.lock();
+        let is_held = !self.is_started(number);
+        if is_held {
+            state.held_back.push(number);
+        }
+        is_held
+    }
+
+    fn let_go(&self, number: u64) {
+        let mut state = self.lock();
+        let held = state.held_back.iter().position(|held| *held == number);
+        if let Some(held) = held {
+            state.held_back.swap_remove(held);
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
+    fn direct_use(&self) -> Option<&DirectUse> {
+        Some(&self.direct_use)
+    }
+
+    fn meet_direct(&self) {
+        self.flags.fetch_add(0, Ordering::AcqRel);
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -232,10 +265,7 @@ impl Shared {
 
     /// Returns true if the worker has taken the operation from the queue.
     pub(super) fn is_started(&self, seq: u64) -> bool {
-        self.lock()
-            .queue
-            .front()
-            .is_none_or(|entry| entry.seq > seq)
+        self.started.load(Ordering::Acquire) >= seq
     }
 
     /// Blocks until the worker may run an operation, and removes that operation from the queue.
@@ -245,9 +275,10 @@ impl Shared {
         loop {
             // While the queue is not empty, the flag word is not 0, so no thread can set `DIRECT`
             // after this check.
-            if self.flags.load(Ordering::Acquire) & DIRECT == 0
-                && let Some(entry) = state.queue.pop_front()
-            {
+            let next = state.queue.front().map_or(0, |entry| entry.seq);
+            let may_start = self.flags.load(Ordering::Acquire) & DIRECT == 0
+                && state.held_back.iter().all(|number| *number > next);
+            if may_start && let Some(entry) = state.queue.pop_front() {
                 self.started.store(entry.seq, Ordering::Release);
                 return Some(entry);
             }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::event::CpuEvent;
-use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node};
+use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
-use crate::usage::{AccessList, InUse, PendingWork, User, WorkSource};
+use crate::usage::{AccessList, DirectUse, HeldBack, InUse, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result};
 
 /// Work for a stream.
@@ -104,6 +104,16 @@ pub(crate) fn is_in_work() -> bool {
     !CURRENT.get().is_null()
 }
 
+/// Returns `user`, which is this thread, with the work that the thread is executing.
+#[inline]
+pub(crate) fn executing(user: User) -> User {
+    let user = user.in_work(is_in_work());
+    match current_replay() {
+        Some(replay) => user.inside(replay.outermost),
+        None => user,
+    }
+}
+
 /// Returns true if this thread is executing work of the stream.
 pub(super) fn is_current(shared: &Shared) -> bool {
     ptr::eq(CURRENT.get(), shared)
@@ -141,28 +151,37 @@ impl CpuStream {
             Item::Wait(event) => return self.wait_event(&event),
             Item::Launch(launch) => Node::Launch(launch),
             Item::HostFn(call) => Node::Host(call),
-            Item::Graph(graph) => return self.enqueue_replay(&graph, Report::Sticky),
+            Item::Graph(graph) => return Ok(self.enqueue_replay(&graph, false)?.0),
         };
         self.push(Op::Node(node), Report::Sticky)
     }
 
     /// Enqueues a replay, ordered with other accesses to the tensors of the graph.
-    fn enqueue_replay(&self, graph: &CpuGraphExec, report: Report) -> Result<CpuTicket> {
+    /// If `waits` is true, the caller waits for it, and keeps the returned value until then.
+    fn enqueue_replay(&self, graph: &CpuGraphExec, waits: bool) -> Result<(CpuTicket, HeldBack)> {
         let accesses = graph.accesses();
         let op = Op::Node(Node::Graph(graph.clone()));
+        let report = match waits {
+            true => Report::TicketOnly,
+            false => Report::Sticky,
+        };
         if self.is_capturing() {
             self.note_accesses(&accesses);
-            return self.push(op, report);
+            return Ok((self.push(op, report)?, HeldBack::default()));
         }
-        let user = self.replay_user(graph);
-        let held = InUse::begin_enqueue(&accesses, user, "graph", |work| self.wait_work(work))?;
+        let uses = Uses {
+            accesses: &accesses,
+            user: self.replay_user(graph),
+            operation: "graph",
+        };
+        let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
         let ticket = self.push(op, report)?;
-        held.enqueued(&self.work(ticket));
-        Ok(ticket)
+        let held_back = held.enqueued(&self.work(ticket));
+        Ok((ticket, held_back))
     }
 
     fn replay_user(&self, graph: &CpuGraphExec) -> User {
-        let user = User::this_thread().in_work(is_in_work());
+        let user = executing(User::this_thread());
         user.as_replay(graph.id()).on_stream(self.source_id())
     }
 
@@ -178,7 +197,7 @@ impl CpuStream {
             self.refuse_from_own_work("a blocking call")?;
         }
         // Nothing is held now: the work before this may need the tensors.
-        let ticket = self.enqueue_replay(graph, Report::TicketOnly)?;
+        let (ticket, _held_back) = self.enqueue_replay(graph, true)?;
         self.wait(ticket, None)
     }
 
@@ -200,7 +219,7 @@ impl CpuStream {
     /// Returns the operation that `ticket` identifies.
     pub(crate) fn work(&self, ticket: CpuTicket) -> PendingWork {
         PendingWork {
-            source: Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>,
+            source: self.source(),
             number: ticket.seq,
         }
     }
@@ -393,16 +412,52 @@ impl CpuStream {
     /// `None` without running it.
     #[inline]
     pub(crate) fn try_direct<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        let _running = self.take()?;
+        Some(work())
+    }
+
+    /// Takes the stream if it is idle and not capturing.
+    #[inline]
+    fn take(&self) -> Option<Direct<'_>> {
         let shared = self.shared();
         shared
             .flags
-            .compare_exchange(0, DIRECT, Ordering::Acquire, Ordering::Relaxed)
+            .compare_exchange(0, DIRECT, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
-        let _running = Direct {
+        Some(Direct {
             shared,
             outer: CURRENT.replace(shared),
-        };
-        Some(work())
+        })
+    }
+
+    /// Takes the stream and begins `accesses`, if the stream is idle and not capturing, and favors
+    /// all allocations.
+    #[inline(always)]
+    pub(crate) fn begin_favored(
+        &self,
+        accesses: &AccessList<'_>,
+        user: User,
+    ) -> Option<Favored<'_>> {
+        let (shared, source) = (self.shared(), self.source_id());
+        if !shared.direct_use.publish(accesses, user, source) {
+            return None;
+        }
+        let published = Published(&shared.direct_use);
+        let running = self.take()?;
+        let is_favored = DirectUse::is_favored(accesses, source);
+        is_favored.then_some(Favored(published, running))
+    }
+
+    /// Begins accesses for a direct operation of this thread, when they are not favored.
+    #[inline]
+    pub(crate) fn begin_unfavored<'a>(&'a self, uses: Uses<'a>) -> Result<Unfavored<'a>> {
+        let held = InUse::begin(uses.accesses, uses.user, uses.operation)?;
+        let later = FavorLater(self, uses.accesses);
+        Ok(Unfavored(held, later))
+    }
+
+    fn source(&self) -> Arc<dyn WorkSource> {
+        Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>
     }
 
     /// Captures `op` if the stream is capturing, and queues `op` otherwise. If the stream is not
@@ -537,6 +592,36 @@ pub(super) enum Origin {
     #[default]
     Here,
     Elsewhere,
+}
+
+/// Guard of [`CpuStream::begin_favored`]. Dropping it ends the accesses, then clears [`DIRECT`].
+pub(crate) struct Favored<'a>(
+    #[expect(dead_code)] Published<'a>,
+    #[expect(dead_code)] Direct<'a>,
+);
+
+/// Accesses of a direct operation. After their end, the stream favors the allocations.
+pub(crate) struct Unfavored<'a>(
+    #[expect(dead_code)] InUse<'a>,
+    #[expect(dead_code)] FavorLater<'a>,
+);
+
+struct FavorLater<'a>(&'a CpuStream, &'a AccessList<'a>);
+
+impl Drop for FavorLater<'_> {
+    fn drop(&mut self) {
+        let Self(stream, accesses) = self;
+        accesses.begin_favor(&stream.shared().direct_use, || stream.source());
+    }
+}
+
+struct Published<'a>(&'a DirectUse);
+
+impl Drop for Published<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.withdraw();
+    }
 }
 
 /// Guard that a calling thread holds while it runs work of the stream directly. Dropping the guard

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::device::Gpu;
 use super::driver::{RawGraph, RawGraphExec};
 use super::in_flight::HostCall;
-use crate::cpu::{LaunchInfo, LaunchOwner, Replay, with_replay};
+use crate::cpu::{LaunchInfo, LaunchOwner, Replay, outermost_graph, with_replay};
 use crate::usage::{AccessList, SharedAccess, merge};
 use crate::{Error, Result};
 
@@ -217,6 +217,7 @@ impl Exec {
             graph: self.id,
             replay: number,
             index: index as u64,
+            outermost: outermost_graph(self.id),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{Kind, Stream, Ticket, TicketKind, other_device};
 use crate::Result;
 use crate::gpu::driver::CaptureStatus;
-use crate::usage::{InUse, PendingWork};
+use crate::usage::{InUse, PendingWork, Uses};
 use crate::{cpu, gpu};
 
 /// A graph of captured work. [`Graph::instantiate`] creates a [`GraphExec`], which can be replayed.
@@ -82,7 +82,8 @@ impl GraphExec {
     pub fn run(&self, stream: &Stream) -> Result<()> {
         match (&self.0, &stream.0) {
             (ExecKind::Cpu(graph), Kind::Cpu(stream)) => graph.run(stream),
-            (ExecKind::Gpu(graph), Kind::Gpu(_)) => {
+            (ExecKind::Gpu(graph), Kind::Gpu(on_gpu)) => {
+                on_gpu.refuse_from_own_work()?;
                 let ticket = self.enqueue_on_gpu(graph, stream, false)?;
                 stream.wait(ticket, None)
             }
@@ -107,9 +108,14 @@ impl GraphExec {
             let accesses = graph.accesses();
             let user = stream.user().as_replay(graph.id());
             let order = |work: &PendingWork| stream.wait_work(work);
-            let held = InUse::begin_enqueue(&accesses, user, "graph", order)?;
+            let uses = Uses {
+                accesses: &accesses,
+                user,
+                operation: "graph",
+            };
+            let held = InUse::begin_enqueue(uses, !sticky, order)?;
             let number = on_gpu.enqueue_in(status, task, sticky)?;
-            held.enqueued(&on_gpu.work(number));
+            drop(held.enqueued(&on_gpu.work(number)));
             number
         } else {
             // The stream refuses the replay. A wait before it would invalidate the capture.

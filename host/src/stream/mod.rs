@@ -17,7 +17,7 @@ use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
-use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
+use crate::usage::{AccessList, HeldBack, InUse, PendingWork, User, Uses};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -205,8 +205,10 @@ impl Stream {
         if let Kind::Cpu(stream) = &self.0 {
             let done = if uses.accesses.is_empty() {
                 stream.try_direct(direct)
+            } else if let Some(_favored) = stream.begin_favored(uses.accesses, uses.user) {
+                return direct();
             } else {
-                let _held = InUse::begin(uses.accesses, uses.user, uses.operation)?;
+                let _held = stream.begin_unfavored(uses)?;
                 stream.try_direct(direct)
             };
             if let Some(result) = done {
@@ -215,7 +217,10 @@ impl Stream {
             // Nothing is held now: the work before this may need the tensors.
             stream.refuse_from_own_work("a blocking call")?;
         }
-        let ticket = self.enqueue_using(recording, uses, task()?, false)?;
+        if let Kind::Gpu(stream) = &self.0 {
+            stream.refuse_from_own_work()?;
+        }
+        let (ticket, _held_back) = self.enqueue_using(recording, uses, task()?, true)?;
         self.wait(ticket, None)
     }
 
@@ -227,30 +232,34 @@ impl Stream {
         uses: Uses<'_>,
         task: Task,
     ) -> Result<Ticket> {
-        self.enqueue_using(recording, uses, task, true)
+        let (ticket, _) = self.enqueue_using(recording, uses, task, false)?;
+        Ok(ticket)
     }
 
+    /// If `waits` is true, the caller waits for the operation, and keeps the returned value until
+    /// then. Otherwise the next [`Stream::synchronize`] reports a failure.
     fn enqueue_using(
         &self,
         recording: Recording,
         uses: Uses<'_>,
         task: Task,
-        sticky: bool,
-    ) -> Result<Ticket> {
+        waits: bool,
+    ) -> Result<(Ticket, HeldBack)> {
         if uses.accesses.is_empty() {
-            return self.enqueue_reporting(recording, task, sticky);
+            let ticket = self.enqueue_reporting(recording, task, !waits)?;
+            return Ok((ticket, HeldBack::default()));
         }
         let order = |work: &PendingWork| self.wait_work(work);
-        let held = InUse::begin_enqueue(uses.accesses, uses.user, uses.operation, order)?;
-        let ticket = self.enqueue_reporting(recording, task, sticky)?;
-        held.enqueued(&self.work(ticket)?);
-        Ok(ticket)
+        let held = InUse::begin_enqueue(uses, waits, order)?;
+        let ticket = self.enqueue_reporting(recording, task, !waits)?;
+        let held_back = held.enqueued(&self.work(ticket)?);
+        Ok((ticket, held_back))
     }
 
     /// Returns the calling thread as a user that has work on this stream.
     #[inline]
     pub(crate) fn user(&self) -> User {
-        User::this_thread().on_stream(match &self.0 {
+        cpu::executing(User::this_thread()).on_stream(match &self.0 {
             Kind::Cpu(stream) => stream.source_id(),
             Kind::Gpu(stream) => stream.source_id(),
         })

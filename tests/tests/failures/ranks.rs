@@ -398,7 +398,9 @@ fn a_stopped_rank_is_named_and_gets_the_failure() {
 /// Part of a rank in [`a_stopped_put_ends_soon_after_the_failure`]. Rank 1 puts ones into the window
 /// of rank 0, until the communicator has failed.
 fn put_until_failure() -> fusewire::Result<()> {
-    let port = std::env::var("MASTER_PORT").ok().and_then(|port| port.parse().ok());
+    let port = std::env::var("MASTER_PORT")
+        .ok()
+        .and_then(|port| port.parse().ok());
     let store = TcpStore::connect("127.0.0.1", port.expect("a port"), TEST_TIMEOUT)?;
     let comm = Communicator::from_env(Device::Cpu, options())?;
     let window = comm.alloc_window(DType::U8, PUT_BYTES, WindowOptions::default())?;

@@ -148,7 +148,13 @@ impl Communicator {
         // lane, which read the addresses from memory of the process.
         constants.workspaces = addresses.as_ptr() as u64;
         let stream = Stream::on_device(device)?;
+        let memory_id = match &backend {
+            // Ranks that are threads see each other's memory at the same addresses.
+            None => workspaces[0].ptr() as u64,
+            Some(_) => constants.id,
+        };
         let inner = Arc::new(Inner {
+            memory_id,
             name,
             rank,
             size,

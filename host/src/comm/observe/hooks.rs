@@ -1,5 +1,6 @@
 //! Functions of the user that are called around operations.
 
+use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
@@ -9,7 +10,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::session::Operation;
 
 use super::OpInfo;
-use crate::{Error, Work};
+use crate::{Error, Result, Work};
 
 /// Arguments of a hook before or after an operation.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +67,9 @@ type CallHook = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
 type AbortHook = Arc<dyn Fn(&Error) + Send + Sync>;
 type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
+/// Most hooks that are in progress on a thread, each in an operation of the one before.
+const MAX_DEPTH: u32 = 16;
+
 /// Hooks of one kind, each with its number.
 type HookList<T> = Vec<(u64, T)>;
 
@@ -91,13 +95,48 @@ impl HookLists {
         self.replay.retain(|hook| hook.0 != id);
     }
 
-    pub(crate) fn before(&self, arguments: &HookArguments<'_>) {
-        self.before.iter().for_each(|(_, hook)| hook(arguments));
+    /// Calls the pre-hooks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if hooks call operations without end.
+    pub(crate) fn before(&self, arguments: &HookArguments<'_>) -> Result<()> {
+        call(&self.before, arguments)
     }
 
-    pub(crate) fn after(&self, arguments: &HookArguments<'_>) {
-        self.after.iter().for_each(|(_, hook)| hook(arguments));
+    /// Calls the post-hooks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if hooks call operations without end.
+    pub(crate) fn after(&self, arguments: &HookArguments<'_>) -> Result<()> {
+        call(&self.after, arguments)
     }
+}
+
+/// Calls hooks, which may call operations, whose hooks may call operations.
+fn call(hooks: &HookList<CallHook>, arguments: &HookArguments<'_>) -> Result<()> {
+    thread_local!(static DEPTH: Cell<u32> = const { Cell::new(0) });
+    struct Inside;
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get() - 1);
+        }
+    }
+    if hooks.is_empty() {
+        return Ok(());
+    }
+    DEPTH.set(DEPTH.get() + 1);
+    let _inside = Inside;
+    if DEPTH.get() > MAX_DEPTH {
+        return Err(Error::InvalidArgument {
+            operation: arguments.operation.name(),
+            detail: format!(
+                "hooks have called operations in {MAX_DEPTH} levels; a hook that calls an \
+                 operation is called for that operation too, and must end the recursion"
+            ),
+        });
+    }
+    hooks.iter().for_each(|(_, hook)| hook(arguments));
+    Ok(())
 }
 
 #[derive(Default)]
@@ -240,11 +279,40 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use crate::store::MemoryStore;
-    use crate::{Communicator, Device, HookHandle, Options, Result};
+    use crate::{Communicator, Device, HookHandle, Options, RecordState, Result};
 
     fn alone() -> Result<Communicator> {
         let store = Arc::new(MemoryStore::new());
         Communicator::new(Device::Cpu, 0, 1, store, "alone", Options::default())
+    }
+
+    /// Otherwise the stack would overflow.
+    #[test]
+    fn hooks_that_call_operations_without_end_are_refused() -> Result<()> {
+        let comm = alone()?;
+        let errors: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (inner, seen) = (comm.clone(), Arc::clone(&errors));
+        let hook = comm.register_pre_hook(move |_| {
+            if let Err(error) = inner.barrier() {
+                seen.lock().expect("no panic").push(error.to_string());
+            }
+        });
+        comm.barrier()?;
+        hook.remove();
+        let records = comm.flight_records();
+        let failed = records
+            .iter()
+            .filter(|record| record.state == RecordState::Failed);
+        let failures = failed.count();
+        let inner = comm.clone();
+        let hook = comm.register_post_hook(move |_| drop(inner.barrier()));
+        comm.barrier()?;
+        hook.remove();
+        let errors = errors.lock().expect("no panic");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        assert!(errors[0].contains("must end the recursion"), "{errors:?}");
+        assert_eq!(failures, 1, "the refused operation has failed");
+        Ok(())
     }
 
     #[test]

@@ -217,6 +217,16 @@ impl Recorder {
         }
     }
 
+    /// Records the failure of an operation that could not start, for example because a hook or an
+    /// access to a tensor was refused.
+    #[cold]
+    pub(crate) fn refuse(&self, id: u64) {
+        let has_started = |slot: &&Slot| slot[5].load(Ordering::Relaxed) != 0;
+        if self.current(id).filter(has_started).is_none() {
+            self.end(id, false);
+        }
+    }
+
     #[inline]
     fn slot(&self, id: u64) -> Option<&Slot> {
         let mask = self.lines.len().wrapping_sub(1);

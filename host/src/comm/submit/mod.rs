@@ -73,15 +73,18 @@ impl Communicator {
                 );
             }
             let id = recorder.issue(&prepared.op_info, false);
-            return self.run_numbered(prepared, accesses, recording, id);
+            return self
+                .run_numbered(prepared, accesses, recording, id)
+                .inspect_err(|_| recorder.refuse(id));
         };
         let id = recorder.issue(&prepared.op_info, false);
         let mut arguments = HookArguments::new(&prepared.op_info, id, false);
-        hooks.before(&arguments);
-        let result = self.run_numbered(prepared, accesses, recording, id);
+        let result = hooks
+            .before(&arguments)
+            .and_then(|()| self.run_numbered(prepared, accesses, recording, id))
+            .inspect_err(|_| recorder.refuse(id));
         arguments.error = result.as_ref().err();
-        hooks.after(&arguments);
-        result
+        hooks.after(&arguments).and(result)
     }
 
     /// Returns the entry of a kernel of one block of one lane, which can run on this thread.
@@ -150,33 +153,30 @@ impl Communicator {
         self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
-        let capturing = recording.is_some();
-        let id = if capturing {
+        if recording.is_some() {
             prepared.with_accesses(|accesses| self.note_capture(recording, accesses))?;
-            0
-        } else {
-            self.inner.recorder.issue(&prepared.op_info, false)
-        };
-        let hooks = self.inner.hooks.current().filter(|_| !capturing);
-        if let Some(hooks) = &hooks {
-            hooks.before(&HookArguments::new(&prepared.op_info, id, true));
+            let task = self.task(prepared, 0)?;
+            let ticket = self.stream.enqueue_in(recording, task)?;
+            return Ok(Work::new(self.stream.clone(), ticket));
         }
-        let task = self.task(prepared, id)?;
-        let ticket = if capturing {
-            self.stream.enqueue_in(recording, task)?
-        } else {
-            let call = prepared.op_info.call();
-            prepared.with_accesses(|accesses| {
-                let uses = self.uses(accesses, call);
+        let recorder = &self.inner.recorder;
+        let id = recorder.issue(&prepared.op_info, false);
+        let enqueue = || {
+            let task = self.task(prepared, id)?;
+            let ticket = prepared.with_accesses(|accesses| {
+                let uses = self.uses(accesses, prepared.op_info.call());
                 self.stream.enqueue_ordered(recording, uses, task)
-            })?
+            })?;
+            Ok(Work::new(self.stream.clone(), ticket))
         };
-        let work = Work::new(self.stream.clone(), ticket);
-        if let Some(hooks) = &hooks {
-            let mut arguments = HookArguments::new(&prepared.op_info, id, true);
-            arguments.work = Some(&work);
-            hooks.after(&arguments);
-        }
+        let Some(hooks) = self.inner.hooks.current() else {
+            return enqueue().inspect_err(|_| recorder.refuse(id));
+        };
+        let mut arguments = HookArguments::new(&prepared.op_info, id, true);
+        let work = hooks.before(&arguments).and_then(|()| enqueue());
+        let work = work.inspect_err(|_| recorder.refuse(id))?;
+        arguments.work = Some(&work);
+        hooks.after(&arguments)?;
         Ok(work)
     }
 
@@ -194,8 +194,7 @@ impl Communicator {
     #[inline]
     fn user(&self) -> User {
         let inner = &*self.inner;
-        let user = self.stream.user().as_rank(inner.constants.id, inner.rank);
-        user.in_work(crate::cpu::is_in_work())
+        self.stream.user().as_rank(inner.memory_id, inner.rank)
     }
 
     /// Notes that an operation is captured.

@@ -1,5 +1,6 @@
 //! Tests of launches, streams, events and graphs, and the kernels and helpers that the tests share.
 
+mod accesses;
 mod graph;
 mod launch;
 mod stream;

@@ -72,12 +72,18 @@ impl Stream {
             .map_or(Ok(()), |(_, error)| Err(error.clone()))
     }
 
+    /// Refuses a call that would wait for the report that this thread is making.
+    pub(crate) fn refuse_from_own_work(&self) -> Result<()> {
+        match is_settling_of(Arc::as_ptr(&self.inner)) {
+            true => Err(Error::launch("wait on a stream from within its own work")),
+            false => Ok(()),
+        }
+    }
+
     /// Blocks until an operation is complete and returns its result.
     pub(crate) fn wait(&self, number: u64, timeout: Option<Duration>) -> Result<()> {
         if !self.is_complete(number) {
-            if SETTLING.get() == Arc::as_ptr(&self.inner) as usize {
-                return Err(Error::launch("wait on a stream from within its own work"));
-            }
+            self.refuse_from_own_work()?;
             let start = Instant::now();
             let mut naps = 0;
             while !self.is_complete(number) {
