@@ -39,7 +39,7 @@ impl Allocation {
         registration: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            usage: Usage::new(memory.bytes()),
+            usage: Usage::of_memory(memory.ptr() as usize, memory.bytes()),
             memory,
             _registration: registration,
         })

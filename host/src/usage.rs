@@ -27,7 +27,7 @@
 //! on a stream can access a tensor that a thread waiting for that stream also accesses.
 //!
 //! Not ordered here are accesses by peers (`put`, or a collective on registered memory, which uses
-//! signals), operands of operations with [`crate::ReadyFlags`], windows that kernels take, and a
+//! signals), operations of different streams or branches of one graph, operands of operations with [`crate::ReadyFlags`], windows that kernels take, and a
 //! closure on a stream with later work that has not started: the program orders those by events,
 //! signals or flags.
 
@@ -38,7 +38,8 @@ use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use arrayvec::ArrayVec;
@@ -456,8 +457,21 @@ pub(crate) struct Uses<'a> {
     pub(crate) operation: &'static str,
 }
 
+/// Address and size of memory.
+type Range = (usize, u64);
+
+/// The usages of all memory. Several allocations may be the same memory, for example the part of a
+/// window and the same part as another rank of this process has mapped it.
+static USAGES: Mutex<BTreeMap<Range, Weak<Usage>>> = Mutex::new(BTreeMap::new());
+
+fn usages() -> MutexGuard<'static, BTreeMap<Range, Weak<Usage>>> {
+    USAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The accesses to an allocation that have begun.
 pub(crate) struct Usage {
+    /// The key in [`USAGES`], if it is there.
+    range: Option<Range>,
     /// A byte offset is `unit << shift`. The unit makes offsets fit [`UNIT_BITS`].
     shift: u32,
     /// One held access, or 0.
@@ -510,10 +524,27 @@ impl fmt::Debug for Usage {
 }
 
 impl Usage {
+    /// Returns the usage of the memory at `address`.
+    pub(crate) fn of_memory(address: usize, bytes: u64) -> Arc<Self> {
+        let mut usages = usages();
+        let known = usages.get(&(address, bytes)).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let usage = Self::with_range(Some((address, bytes)), bytes);
+            usages.insert((address, bytes), Arc::downgrade(&usage));
+            usage
+        })
+    }
+
     /// Creates the usage of an allocation of `bytes` bytes.
+    #[cfg(test)]
     pub(crate) fn new(bytes: u64) -> Arc<Self> {
+        Self::with_range(None, bytes)
+    }
+
+    fn with_range(range: Option<Range>, bytes: u64) -> Arc<Self> {
         let bits = u64::BITS - bytes.leading_zeros();
         Arc::new(Self {
+            range,
             shift: (bits + 1).saturating_sub(UNIT_BITS),
             word: AtomicU64::new(0),
             is_shared: AtomicBool::new(false),
@@ -738,6 +769,21 @@ impl Usage {
             shared.favor.end();
             // Releases the accesses that ended under the lock to a thread that acquires `word`.
             self.is_shared.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        let Some(range) = self.range else { return };
+        let mut usages = usages();
+        // The same memory may have another usage already.
+        let own = core::ptr::from_ref(self);
+        if usages
+            .get(&range)
+            .is_some_and(|usage| usage.as_ptr() == own)
+        {
+            usages.remove(&range);
         }
     }
 }

@@ -167,7 +167,7 @@ impl CpuStream {
         };
         if self.is_capturing() {
             self.note_accesses(&accesses);
-            return Ok((self.push(op, report)?, HeldBack::default()));
+            return Ok((self.push_if(Some(true), op, report)?, HeldBack::default()));
         }
         let uses = Uses {
             accesses: &accesses,
@@ -175,7 +175,7 @@ impl CpuStream {
             operation: "graph",
         };
         let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
-        let ticket = self.push(op, report)?;
+        let ticket = self.push_if(Some(false), op, report)?;
         let held_back = held.enqueued(&self.work(ticket));
         Ok((ticket, held_back))
     }
@@ -202,12 +202,22 @@ impl CpuStream {
     }
 
     /// Enqueues work. If `sticky` is true, the next synchronisation reports its failure.
-    pub(crate) fn enqueue_node(&self, node: Node, sticky: bool) -> Result<CpuTicket> {
+    /// `is_capturing` is the capture state that the caller has seen.
+    ///
+    /// # Errors
+    /// [`Error::CaptureState`] if another thread has begun or ended a capture since then: the caller
+    /// would wait for work that a replay runs later, or the other way round.
+    pub(crate) fn enqueue_node(
+        &self,
+        node: Node,
+        is_capturing: bool,
+        sticky: bool,
+    ) -> Result<CpuTicket> {
         let report = match sticky {
             true => Report::Sticky,
             false => Report::TicketOnly,
         };
-        self.push(Op::Node(node), report)
+        self.push_if(Some(is_capturing), Op::Node(node), report)
     }
 
     /// Returns the [`source_id`](crate::usage::source_id) of the stream.
@@ -464,8 +474,19 @@ impl CpuStream {
     /// capturing and `op` waits for a record that belongs to a capture, the stream joins that
     /// capture.
     fn push(&self, op: Op, report: Report) -> Result<CpuTicket> {
+        self.push_if(None, op, report)
+    }
+
+    /// Like [`CpuStream::push`], if the stream is capturing or not as expected.
+    fn push_if(&self, capturing: Option<bool>, op: Op, report: Report) -> Result<CpuTicket> {
         let shared = self.shared();
         let mut state = shared.lock();
+        let is_capturing = shared.active_capture(&mut state).is_some();
+        if capturing.is_some_and(|expected| expected != is_capturing) {
+            return Err(Error::capture(
+                "another thread began or ended a capture on the stream during the call",
+            ));
+        }
         if let Op::Wait(event, _) = &op
             && shared.active_capture(&mut state).is_none()
             && let Some(capture) = event.capture()

@@ -182,7 +182,10 @@ impl Stream {
     /// [`Stream::synchronize`] reports its failure.
     fn enqueue_reporting(&self, recording: Recording, task: Task, sticky: bool) -> Result<Ticket> {
         Ok(Ticket(match &self.0 {
-            Kind::Cpu(stream) => TicketKind::Cpu(stream.enqueue_node(task.node()?, sticky)?),
+            Kind::Cpu(stream) => {
+                let node = task.node()?;
+                TicketKind::Cpu(stream.enqueue_node(node, recording.is_some(), sticky)?)
+            }
             Kind::Gpu(stream) => {
                 let status = recording.status()?;
                 TicketKind::Gpu(stream.enqueue_in(status, task.gpu_task()?, sticky)?)

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use fusewire_device::mem;
+
 use super::other_device;
 use crate::Result;
 use crate::cpu::{self, HostFn, Node};
@@ -68,12 +70,11 @@ impl Task {
                 for copy in &*copies {
                     // SAFETY: `copy.keep` keeps the source and the target mapped. The two ranges do
                     // not overlap: they belong to different allocations or are disjoint slices of
-                    // one allocation. No other work accesses the ranges concurrently: the
-                    // copies are ordered by `Usage`.
+                    // one allocation. Only ready flags may be accessed by others meanwhile.
                     unsafe {
-                        core::ptr::copy_nonoverlapping(
-                            copy.from as *const u8,
+                        mem::copy_shared(
                             copy.to as *mut u8,
+                            copy.from as *const u8,
                             copy.bytes as usize,
                         );
                     }

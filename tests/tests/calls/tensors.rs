@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
-use fusewire::{DType, Error, Options, ReduceOp};
+use fusewire::store::MemoryStore;
+use fusewire::{Communicator, DType, Error, Options, ReduceOp, WindowOptions};
 use fusewire_tests::device::{device, run_threads, stream, tensor};
 use fusewire_tests::safe_programs::PROGRAMS;
 
@@ -192,5 +193,84 @@ fn reads_are_concurrent() {
         Ok(())
     }) {
         result.expect("the rank");
+    }
+}
+
+/// Two groups of ranks that are threads may share a tensor, although both are named "threads": it is
+/// only within a group that waiting would be a deadlock.
+#[test]
+fn ranks_of_two_groups_use_one_tensor() {
+    let shared = tensor(DType::F32, 1000).expect("memory");
+    shared.copy_from(&[0.0f32; 1000]).expect("the values");
+    thread::scope(|scope| {
+        for group in 0..2 {
+            let shared = &shared;
+            scope.spawn(move || {
+                for result in run_threads(2, &Options::default(), |comm| {
+                    let own = tensor(DType::F32, 1000)?;
+                    let used = if comm.rank() == group { shared } else { &own };
+                    for _ in 0..200 {
+                        comm.all_reduce(used, ReduceOp::Sum)?;
+                    }
+                    Ok(())
+                }) {
+                    result.expect("every rank");
+                }
+            });
+        }
+    });
+}
+
+/// A rank may read what another rank reads, beside what that rank writes.
+#[test]
+fn an_input_between_outputs_stays_an_input() {
+    let buffer = tensor(DType::F32, 3000).expect("memory");
+    buffer.copy_from(&[1.0f32; 3000]).expect("the values");
+    for result in run_threads(2, &Options::default(), |comm| {
+        let input = buffer.slice(1000, 1000)?;
+        let output = buffer.slice(2000 * comm.rank() as usize, 1000)?;
+        for _ in 0..50 {
+            comm.all_reduce_into(&output, &input, ReduceOp::Sum)?;
+            comm.all_reduce_into_async(&output, &input, ReduceOp::Sum)?;
+            assert_eq!(input.to_vec::<f32>()?, [1.0; 1000]);
+        }
+        assert_eq!(output.to_vec::<f32>()?, [2.0; 1000]);
+        Ok(())
+    }) {
+        result.expect("both ranks");
+    }
+}
+
+/// Both tensors are the same memory of the other rank. So is the other rank's own tensor.
+#[test]
+fn mappings_of_one_part_are_ordered() {
+    for result in run_threads(2, &Options::default(), |comm| {
+        let window = comm.alloc_window(DType::F32, 100_000, WindowOptions::default())?;
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            let store = Arc::new(MemoryStore::new());
+            let alone = Communicator::new(device(), 0, 1, store, "alone", Options::default())?;
+            let [one, other] = [window.map_remote(1)?, window.map_remote(1)?];
+            for round in 0..50 {
+                one.copy_from(&vec![round as f32; 100_000])?;
+                alone.all_reduce_async(&one, ReduceOp::Sum)?;
+                other.copy_from(&vec![-1.0f32; 100_000])?;
+                assert_eq!(one.to_vec::<f32>()?, vec![-1.0; 100_000]);
+            }
+        }
+        comm.barrier()?;
+        // A put to oneself writes the tensor of the window.
+        let source = tensor(DType::F32, 100_000)?;
+        for round in 0..20 {
+            source.copy_from(&vec![round as f32; 100_000])?;
+            window.put_async(&source, comm.rank(), 0)?;
+            assert_eq!(
+                window.tensor().to_vec::<f32>()?,
+                vec![round as f32; 100_000]
+            );
+        }
+        comm.barrier()
+    }) {
+        result.expect("both ranks");
     }
 }

@@ -98,7 +98,7 @@ impl Window {
     }
 
     fn prepare_put<'a>(
-        &self,
+        &'a self,
         source: &'a Tensor,
         peer: u32,
         at: usize,
@@ -124,7 +124,8 @@ impl Window {
             input_count: source.len() as u64,
             output_count: 0,
         };
-        let tensors = [Some(TensorUse::Read(source)), None, None];
+        let own = (peer == self.comm.rank()).then_some(TensorUse::Write(&self.tensor));
+        let tensors = [Some(TensorUse::Read(source)), own, None];
         Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_PUT,
@@ -135,7 +136,12 @@ impl Window {
         )))
     }
 
-    fn prepare_get<'a>(&self, target: &'a Tensor, peer: u32, at: usize) -> Result<PreparedOp<'a>> {
+    fn prepare_get<'a>(
+        &'a self,
+        target: &'a Tensor,
+        peer: u32,
+        at: usize,
+    ) -> Result<PreparedOp<'a>> {
         self.peer("get", peer)?;
         let offset = self.range("get", target, at)?;
         let call = self.call(Operation::Get, target.dtype() as u8, peer);
@@ -152,7 +158,8 @@ impl Window {
             input_count: 0,
             output_count: target.len() as u64,
         };
-        let tensors = [Some(TensorUse::Write(target)), None, None];
+        let own = (peer == self.comm.rank()).then_some(TensorUse::Read(&self.tensor));
+        let tensors = [Some(TensorUse::Write(target)), own, None];
         Ok(self.bind(PreparedOp::new(
             &self.comm,
             &WINDOW_GET,

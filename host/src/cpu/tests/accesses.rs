@@ -5,9 +5,9 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 
-use crate::Result;
-use crate::cpu::{CpuStream, Item};
+use crate::cpu::{CpuStream, Item, Node};
 use crate::usage::{Access, AccessList, InUse, Usage, User, Uses};
+use crate::{Error, Result};
 
 fn write(usage: &Arc<Usage>) -> AccessList<'_> {
     let mut accesses = AccessList::new();
@@ -130,4 +130,26 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
     has_accessed.store(true, Ordering::Release);
     drop(held);
     stream.synchronize()
+}
+
+/// A thread has seen that the stream is not capturing, and will wait for its operation, whose memory
+/// it then frees.
+#[test]
+fn a_capture_that_began_meanwhile_refuses_the_work() -> Result<()> {
+    let stream = CpuStream::new();
+    let node = || Node::Host(Arc::new(|| Ok(())));
+    stream.begin_capture()?;
+    let refused = stream.enqueue_node(node(), false, false);
+    assert!(
+        matches!(refused, Err(Error::CaptureState { .. })),
+        "{refused:?}"
+    );
+    stream.enqueue_node(node(), true, false)?;
+    assert_eq!(stream.end_capture()?.len(), 1);
+    let refused = stream.enqueue_node(node(), true, false);
+    assert!(
+        matches!(refused, Err(Error::CaptureState { .. })),
+        "{refused:?}"
+    );
+    Ok(())
 }
