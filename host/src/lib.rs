@@ -34,6 +34,7 @@ mod comm;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod deferred;
 mod descriptor;
 mod device;
 mod digest;

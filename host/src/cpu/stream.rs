@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::event::CpuEvent;
-use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay};
+use super::graph::{
+    Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay, with_replay,
+};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
 use crate::usage::{AccessList, DirectUse, HeldBack, InUse, PendingWork, User, Uses, WorkSource};
-use crate::{Error, Result};
+use crate::{Error, Result, deferred};
 
 /// Work for a stream.
 #[expect(
@@ -114,6 +116,24 @@ pub(crate) fn executing(user: User) -> User {
     }
 }
 
+/// Makes `call` when this thread has ended the work that it is executing, or now if there is none.
+pub(crate) fn call_after_work(call: impl FnOnce() + 'static) {
+    match current_replay() {
+        _ if !is_in_work() => call(),
+        // On the worker of a branch, the replay goes on.
+        Some(replay) => deferred::push(move || with_replay(replay, call)),
+        None => deferred::push(call),
+    }
+}
+
+/// Makes the calls of [`call_after_work`] that are due. The thread must hold no access.
+#[cold]
+pub(crate) fn after_work() {
+    if !is_in_work() {
+        deferred::run();
+    }
+}
+
 /// Returns true if this thread is executing work of the stream.
 pub(super) fn is_current(shared: &Shared) -> bool {
     ptr::eq(CURRENT.get(), shared)
@@ -188,6 +208,10 @@ impl CpuStream {
     /// Runs a replay like [`CpuStream::run_or_enqueue`], ordered with other accesses to the tensors
     /// of the graph.
     pub(super) fn run_replay(&self, graph: &CpuGraphExec) -> Result<()> {
+        self.run_replay_ordered(graph).inspect_err(|_| after_work())
+    }
+
+    fn run_replay_ordered(&self, graph: &CpuGraphExec) -> Result<()> {
         if !self.is_capturing() {
             let accesses = graph.accesses();
             let _held = InUse::begin(&accesses, self.replay_user(graph), "graph")?;
@@ -713,5 +737,7 @@ fn work(shared: &Arc<Shared>) {
                 )))
             });
         shared.complete(seq, report, result);
+        // This thread does not wait then for work that has not started, of this stream or others.
+        let _ = panic::catch_unwind(AssertUnwindSafe(deferred::run));
     }
 }

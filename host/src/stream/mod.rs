@@ -209,19 +209,19 @@ impl Stream {
             let done = if uses.accesses.is_empty() {
                 stream.try_direct(direct)
             } else if let Some(_favored) = stream.begin_favored(uses.accesses, uses.user) {
-                return direct();
+                Some(direct())
             } else {
                 let _held = stream.begin_unfavored(uses)?;
                 stream.try_direct(direct)
             };
             if let Some(result) = done {
-                return result;
+                return result.inspect_err(|_| cpu::after_work());
             }
-            // Nothing is held now: the work before this may need the tensors.
-            stream.refuse_from_own_work("a blocking call")?;
         }
-        if let Kind::Gpu(stream) = &self.0 {
-            stream.refuse_from_own_work()?;
+        // Nothing is held now: the work before this may need the tensors.
+        match &self.0 {
+            Kind::Cpu(stream) => stream.refuse_from_own_work("a blocking call")?,
+            Kind::Gpu(stream) => stream.refuse_from_own_work()?,
         }
         let (ticket, _held_back) = self.enqueue_using(recording, uses, task()?, true)?;
         self.wait(ticket, None)

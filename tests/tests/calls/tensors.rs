@@ -274,3 +274,40 @@ fn mappings_of_one_part_are_ordered() {
         result.expect("both ranks");
     }
 }
+
+/// The abort hook of each rank reads the tensors of both, while the other rank's operation fails.
+#[test]
+fn abort_hooks_read_the_tensors_of_other_failing_operations() {
+    for is_async in [false, true] {
+        let tensors = [0, 1].map(|_| tensor(DType::F32, 1000).expect("memory"));
+        for result in run_threads(2, &Options::default(), |comm| {
+            let all = tensors.clone();
+            let _hook = comm.register_abort_hook(move |_| {
+                // Gives the other hook time to begin.
+                thread::sleep(Duration::from_millis(50));
+                for tensor in &all {
+                    tensor.to_vec::<f32>().expect("the elements");
+                }
+            });
+            comm.barrier()?;
+            let other = comm.clone();
+            let aborter = thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                if other.rank() == 1 {
+                    other.abort();
+                }
+            });
+            // Neither operation ends without the abort: nobody sends.
+            let own = &tensors[comm.rank() as usize];
+            let failed = match is_async {
+                false => comm.recv(own, 1 - comm.rank()),
+                true => comm.recv_async(own, 1 - comm.rank()).map(drop),
+            };
+            assert!(is_async || failed.is_err());
+            aborter.join().expect("no panic");
+            own.to_vec::<f32>().map(drop)
+        }) {
+            result.expect("both ranks");
+        }
+    }
+}

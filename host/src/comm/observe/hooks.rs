@@ -239,9 +239,16 @@ impl Hooks {
         (!self.is_empty()).then(|| self.0.current())
     }
 
+    /// Calls the abort hooks. On the CPU, calls them after the operation that this thread is
+    /// executing, because they may use its tensors.
     pub(crate) fn abort(&self, error: &Error) {
-        let lists = self.0.current();
-        lists.abort.iter().for_each(|(_, hook)| hook(error));
+        if self.is_empty() {
+            return;
+        }
+        let (lists, error) = (self.0.current(), error.clone());
+        crate::cpu::call_after_work(move || {
+            lists.abort.iter().for_each(|(_, hook)| hook(&error));
+        });
     }
 
     pub(crate) fn replay(&self, arguments: &ReplayArguments) {
