@@ -1,4 +1,4 @@
-//! Calls that a thread makes after it has ended its accesses to tensors and the work of its streams.
+//! Calls that a thread makes after it has ended its accesses to tensors and the work of a stream.
 //!
 //! Hooks of failures are such calls: a hook may wait for other operations, which may wait for what
 //! the thread holds.

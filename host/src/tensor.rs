@@ -12,7 +12,7 @@ use crate::cpu::{self, Segment};
 use crate::device::Device;
 use crate::gpu;
 use crate::memory::Memory;
-use crate::usage::{Access, AccessList, InUse, Usage, User};
+use crate::usage::{Access, AccessList, Extent, InUse, Name, Usage, User};
 use crate::{Error, Result};
 
 /// Memory of tensors. Freed when all tensors, `Work` handles and graphs that use the memory have
@@ -57,6 +57,8 @@ pub struct Tensor {
     offset: u64,
     count: usize,
     dtype: DType,
+    /// Bytes of the elements, as the allocation's usage counts them.
+    extent: Extent,
 }
 
 /// A tensor that an operation uses.
@@ -179,18 +181,15 @@ impl Tensor {
     }
 
     pub(crate) fn from_allocation(allocation: Arc<Allocation>, dtype: DType, count: usize) -> Self {
-        Self {
-            allocation,
-            offset: 0,
-            count,
-            dtype,
-        }
+        Self::at(allocation, 0, dtype, count)
     }
 
     /// Creates a tensor of `count` elements at byte `offset` of `allocation`. The elements must lie
     /// within the allocation.
     pub(crate) fn at(allocation: Arc<Allocation>, offset: u64, dtype: DType, count: usize) -> Self {
+        let end = offset + (count * dtype.size()) as u64;
         Self {
+            extent: allocation.usage.extent(offset, end),
             allocation,
             offset,
             count,
@@ -208,10 +207,13 @@ impl Tensor {
             }
             end += (part.count * part.dtype.size()) as u64;
         }
-        Some(Self {
-            count: list.iter().map(Self::len).sum(),
-            ..first.clone()
-        })
+        let (allocation, count) = (&first.allocation, list.iter().map(Self::len).sum());
+        Some(Self::at(
+            Arc::clone(allocation),
+            first.offset,
+            first.dtype,
+            count,
+        ))
     }
 
     /// Returns the memory that contains the tensor, and the tensor's byte offset in this memory.
@@ -222,10 +224,8 @@ impl Tensor {
     /// Adds the access of an operation that reads, or reads and writes, the tensor.
     #[inline]
     fn add_access<'a>(&'a self, accesses: &mut AccessList<'a>, writes: bool) {
-        let bytes = (self.count * self.dtype.size()) as u64;
-        if bytes > 0 {
-            let (usage, end) = (&self.allocation.usage, self.offset + bytes);
-            accesses.push(Access::new(usage, self.offset, end, writes));
+        if let Some(access) = Access::of(&self.allocation.usage, self.extent, writes) {
+            accesses.push(access);
         }
     }
 
@@ -238,8 +238,8 @@ impl Tensor {
     ) -> Result<R> {
         let mut accesses = AccessList::new();
         self.add_access(&mut accesses, writes);
-        let user = cpu::executing(User::this_thread());
-        let _held = InUse::begin(&accesses, user, operation)?;
+        let user = cpu::replaying(cpu::executing(User::this_thread()));
+        let _held = InUse::begin(&accesses, user, Name::Text(operation))?;
         body()
     }
 
@@ -287,12 +287,8 @@ impl Tensor {
             });
         }
         let offset = self.offset + (start * self.dtype.size()) as u64;
-        Ok(Self {
-            allocation: Arc::clone(&self.allocation),
-            offset,
-            count,
-            dtype: self.dtype,
-        })
+        let allocation = Arc::clone(&self.allocation);
+        Ok(Self::at(allocation, offset, self.dtype, count))
     }
 
     /// Copies `values` into the tensor. Waits until operations of this process that use the tensor

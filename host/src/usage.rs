@@ -24,11 +24,16 @@
 //!
 //! A thread acquires all accesses of an operation or none, and waits for an access only while it
 //! holds no other access of that operation. A queued operation is pending, not held. So a closure
-//! on a stream can access a tensor that a thread waiting for that stream also accesses.
+//! on a stream can access a tensor that a thread waiting for that stream also accesses. A thread
+//! that executes work does not wait for work that has not started, which may wait for the work that
+//! the thread executes. Instead that work is held back until the access has ended.
+//!
+//! Operations that run directly on the calling thread usually need no locked instruction for their
+//! tensors: the module `direct` describes how.
 //!
 //! Not ordered here are accesses by peers (`put`, or a collective on registered memory, which uses
-//! signals), operations of different streams or branches of one graph, operands of operations with [`crate::ReadyFlags`], windows that kernels take, and a
-//! closure on a stream with later work that has not started: the program orders those by events,
+//! signals), operations of different streams or branches of one graph, operands of operations with
+//! [`crate::ReadyFlags`], and windows that kernels take: the program orders those by events,
 //! signals or flags.
 
 mod direct;
@@ -43,6 +48,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use arrayvec::ArrayVec;
+use fusewire_device::session::Call;
 
 pub(crate) use self::direct::DirectUse;
 use self::direct::{Favor, FavorState};
@@ -63,8 +69,8 @@ const MANY_ENTRIES: usize = 16;
 /// started to wait, and the holder stores which rank it is only after it has acquired the access.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Time for which a rank waits for another rank that uses the same memory. A message of that rank may
-/// arrive before the operation that has sent it returns.
+/// Time for which a rank waits for another rank that uses the same memory. A message of that rank
+/// may arrive before the operation that has sent it returns.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// A stream whose completed work can be observed.
@@ -182,7 +188,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    const NOBODY: Self = Self {
+    pub(crate) const NOBODY: Self = Self {
         thread: 0,
         stream: 0,
         rank: 0,
@@ -261,6 +267,10 @@ impl User {
     }
 }
 
+/// A range of bytes of an allocation: the word of a reading access to it, or 0 if it is empty.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent(u64);
+
 /// Bytes of an allocation that an operation accesses.
 #[derive(Clone, Copy)]
 pub(crate) struct Access<'a> {
@@ -289,16 +299,18 @@ impl<'a> Access<'a> {
     /// The word of an access to all units.
     const WHOLE: u64 = HELD | WRITES | UNIT_MASK;
 
-    /// Creates an access to the bytes `start .. end`, which must not be empty.
-    #[inline]
-    pub(crate) fn new(usage: &'a Arc<Usage>, start: u64, end: u64, writes: bool) -> Self {
-        let first = start >> usage.shift;
-        let last = ((end - 1) >> usage.shift) + 1;
+    /// Creates an access to an extent of the allocation, if it is not empty.
+    #[inline(always)]
+    pub(crate) fn of(usage: &'a Arc<Usage>, extent: Extent, writes: bool) -> Option<Self> {
         let writes = if writes { WRITES } else { 0 };
-        Self {
-            usage,
-            word: HELD | writes | first << UNIT_BITS | last,
-        }
+        let word = extent.0 | writes;
+        (extent.0 != 0).then_some(Self { usage, word })
+    }
+
+    /// Creates an access to the bytes `start .. end`, which must not be empty.
+    #[cfg(test)]
+    pub(crate) fn new(usage: &'a Arc<Usage>, start: u64, end: u64, writes: bool) -> Self {
+        Self::of(usage, usage.extent(start, end), writes).expect("bytes")
     }
 
     fn to_shared(self) -> SharedAccess {
@@ -381,8 +393,8 @@ impl<'a> AccessList<'a> {
         *self = Self::Shared(merge(all));
     }
 
-    /// Makes the stream of this thread favor the allocations, if nothing uses them. `direct` is that
-    /// of the stream `source`.
+    /// Makes the stream of this thread favor the allocations, if nothing uses them. `direct` is
+    /// that of the stream `source`.
     #[inline]
     pub(crate) fn begin_favor(
         &self,
@@ -453,8 +465,25 @@ pub(crate) fn merge(mut all: Vec<SharedAccess>) -> Arc<[SharedAccess]> {
 pub(crate) struct Uses<'a> {
     pub(crate) accesses: &'a AccessList<'a>,
     pub(crate) user: User,
-    /// Name of the operation, for messages.
-    pub(crate) operation: &'static str,
+    pub(crate) operation: Name,
+}
+
+/// Name of an operation, for messages.
+#[derive(Clone, Copy)]
+pub(crate) enum Name {
+    Text(&'static str),
+    /// The name that the call word tells.
+    Call(Call),
+}
+
+impl Name {
+    #[cold]
+    fn text(self) -> &'static str {
+        match self {
+            Self::Text(text) => text,
+            Self::Call(call) => call.operation().name(),
+        }
+    }
 }
 
 /// Address and size of memory.
@@ -501,7 +530,7 @@ struct Entry {
     user: User,
     /// The work of a pending access; `None` for a held access.
     work: Option<PendingWork>,
-    /// Of a held access: conflicting work that starts after its end.
+    /// Conflicting work that starts after the end of this access, if it is held.
     held_back: HeldBack,
 }
 
@@ -555,6 +584,16 @@ impl Usage {
             shared: Mutex::default(),
             released: Condvar::new(),
         })
+    }
+
+    /// Returns the extent of the bytes `start .. end`.
+    pub(crate) fn extent(&self, start: u64, end: u64) -> Extent {
+        if start >= end {
+            return Extent(0);
+        }
+        let first = start >> self.shift;
+        let last = ((end - 1) >> self.shift) + 1;
+        Extent(HELD | first << UNIT_BITS | last)
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -652,7 +691,8 @@ impl Usage {
 
     /// Waits until an access that `blocker` blocks may be possible. The caller has waited for
     /// `waited` before.
-    fn wait(&self, blocker: Blocker, waited: Duration, operation: &'static str) -> Result<()> {
+    fn wait(&self, blocker: Blocker, waited: Duration, operation: Name) -> Result<()> {
+        let operation = operation.text();
         match blocker {
             Blocker::Work(work) => work.source.wait(work.number),
             Blocker::Own => {
@@ -725,8 +765,8 @@ impl Usage {
     }
 
     /// Ends a held access under the lock. `in_word` is true if [`Usage::acquire`] began it. If
-    /// `work` is not `None`, the access continues as a pending access of that work. Returns the work
-    /// that this access has held back.
+    /// `work` is not `None`, the access continues as a pending access of that work. Returns the
+    /// work that this access has held back.
     #[cold]
     fn release_shared(
         &self,
@@ -825,7 +865,7 @@ impl Shared {
     }
 }
 
-/// What the stream of an operation must wait for before it.
+/// Work for which the stream of an operation must wait before the operation.
 struct Before {
     work: Vec<PendingWork>,
     /// True if the thread that enqueues the operation waits for it.
@@ -851,11 +891,7 @@ impl<'a> InUse<'a> {
     /// # Errors
     /// [`Error::InvalidArgument`] if another rank of the same communicator uses the memory.
     #[inline(always)]
-    pub(crate) fn begin(
-        accesses: &'a AccessList<'a>,
-        user: User,
-        operation: &'static str,
-    ) -> Result<Self> {
+    pub(crate) fn begin(accesses: &'a AccessList<'a>, user: User, operation: Name) -> Result<Self> {
         match Self::begin_in_words(accesses, user) {
             Some(held) => Ok(held),
             None => Self::begin_shared(accesses, user, operation, &mut None),
@@ -911,7 +947,7 @@ impl<'a> InUse<'a> {
     fn begin_shared(
         accesses: &'a AccessList<'a>,
         user: User,
-        operation: &'static str,
+        operation: Name,
         before: &mut Option<Before>,
     ) -> Result<Self> {
         let mut first = None;
@@ -1046,7 +1082,7 @@ mod tests {
                             (&usages[0], range.0, range.1, writes),
                             (&usages[1], range.0, range.1, !writes),
                         ]);
-                        let held = InUse::begin(&accesses, User::this_thread(), "test");
+                        let held = InUse::begin(&accesses, User::this_thread(), Name::Text("test"));
                         let held = held.expect("no ranks");
                         for (bytes, writes) in users.iter().zip([writes, !writes]) {
                             for byte in &bytes[range.0 as usize..range.1 as usize] {
@@ -1079,7 +1115,7 @@ mod tests {
         Uses {
             accesses,
             user,
-            operation: "test",
+            operation: Name::Text("test"),
         }
     }
 
@@ -1130,17 +1166,19 @@ mod tests {
         }));
         assert_eq!(waits, [3]);
         let disjoint = list(&[(&usage, 50, 100, true)]);
-        drop(InUse::begin(&disjoint, other, "test").expect("other bytes"));
+        drop(InUse::begin(&disjoint, other, Name::Text("test")).expect("other bytes"));
         // Work of this stream, and work that starts after that which this thread executes.
         let read = list(&[(&usage, 10, 20, false)]);
-        drop(InUse::begin(&read, user, "test").expect("the same stream"));
-        drop(InUse::begin(&read, other.in_work(true), "test").expect("not started"));
+        drop(InUse::begin(&read, user, Name::Text("test")).expect("the same stream"));
+        drop(InUse::begin(&read, other.in_work(true), Name::Text("test")).expect("not started"));
         source.is_current.store(true, Ordering::Relaxed);
-        drop(InUse::begin(&read, other, "test").expect("the current stream"));
+        drop(InUse::begin(&read, other, Name::Text("test")).expect("the current stream"));
         source.is_current.store(false, Ordering::Relaxed);
         thread::scope(|scope| {
             let reader = scope.spawn(|| {
-                drop(InUse::begin(&read, User::this_thread(), "test").expect("the end"));
+                drop(
+                    InUse::begin(&read, User::this_thread(), Name::Text("test")).expect("the end"),
+                );
                 source.is_complete(3)
             });
             thread::sleep(Duration::from_millis(20));
@@ -1191,7 +1229,7 @@ mod tests {
         let [(_, stream), (_, other)] = sources();
         let write = list(&[(&usage, 0, 50, true)]);
         let user = |source| User::this_thread().on_stream(source_id(source));
-        let held = InUse::begin(&write, user(&stream), "test").expect("no ranks");
+        let held = InUse::begin(&write, user(&stream), Name::Text("test")).expect("no ranks");
         let refused = enqueue(uses(&write, user(&other)), false, &other, 1);
         let message = refused.expect_err("no order").to_string();
         assert!(
@@ -1209,13 +1247,13 @@ mod tests {
         let write = list(&[(&usage, 0, 50, true)]);
         let rank = |rank| User::this_thread().as_rank(1, rank);
         thread::scope(|scope| {
-            let held = InUse::begin(&write, rank(0), "test").expect("the first");
-            let other = scope.spawn(|| InUse::begin(&write, rank(1), "test").map(drop));
+            let held = InUse::begin(&write, rank(0), Name::Text("test")).expect("the first");
+            let other = scope.spawn(|| InUse::begin(&write, rank(1), Name::Text("test")).map(drop));
             thread::sleep(GRACE / 5);
             drop(held);
             other.join().expect("no panic").expect("after the end");
-            let _held = InUse::begin(&write, rank(0), "test").expect("the first");
-            let other = scope.spawn(|| InUse::begin(&write, rank(1), "test").map(drop));
+            let _held = InUse::begin(&write, rank(0), Name::Text("test")).expect("the first");
+            let other = scope.spawn(|| InUse::begin(&write, rank(1), Name::Text("test")).map(drop));
             let message = other
                 .join()
                 .expect("no panic")

@@ -16,7 +16,9 @@ use super::graph::{
 };
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
-use crate::usage::{AccessList, DirectUse, HeldBack, InUse, PendingWork, User, Uses, WorkSource};
+use crate::usage::{
+    AccessList, DirectUse, HeldBack, InUse, Name, PendingWork, User, Uses, WorkSource,
+};
 use crate::{Error, Result, deferred};
 
 /// Work for a stream.
@@ -109,7 +111,16 @@ pub(crate) fn is_in_work() -> bool {
 /// Returns `user`, which is this thread, with the work that the thread is executing.
 #[inline]
 pub(crate) fn executing(user: User) -> User {
-    let user = user.in_work(is_in_work());
+    match is_in_work() {
+        true => replaying(user.in_work(true)),
+        false => user,
+    }
+}
+
+/// Returns `user`, which is this thread, with the replay that the thread is executing, or for which
+/// it is calling hooks.
+#[cold]
+pub(crate) fn replaying(user: User) -> User {
     match current_replay() {
         Some(replay) => user.inside(replay.outermost),
         None => user,
@@ -192,7 +203,7 @@ impl CpuStream {
         let uses = Uses {
             accesses: &accesses,
             user: self.replay_user(graph),
-            operation: "graph",
+            operation: Name::Text("graph"),
         };
         let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
         let ticket = self.push_if(Some(false), op, report)?;
@@ -214,7 +225,7 @@ impl CpuStream {
     fn run_replay_ordered(&self, graph: &CpuGraphExec) -> Result<()> {
         if !self.is_capturing() {
             let accesses = graph.accesses();
-            let _held = InUse::begin(&accesses, self.replay_user(graph), "graph")?;
+            let _held = InUse::begin(&accesses, self.replay_user(graph), Name::Text("graph"))?;
             if let Some(result) = self.try_direct(|| graph.execute()) {
                 return result;
             }
@@ -229,8 +240,8 @@ impl CpuStream {
     /// `is_capturing` is the capture state that the caller has seen.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] if another thread has begun or ended a capture since then: the caller
-    /// would wait for work that a replay runs later, or the other way round.
+    /// [`Error::CaptureState`] if another thread has begun or ended a capture since then: the
+    /// caller would wait for work that a replay runs later, or the other way round.
     pub(crate) fn enqueue_node(
         &self,
         node: Node,
@@ -464,30 +475,45 @@ impl CpuStream {
         })
     }
 
-    /// Takes the stream and begins `accesses`, if the stream is idle and not capturing, and favors
-    /// all allocations.
+    /// Takes the stream for a direct operation and begins its accesses, if the stream is idle and
+    /// not capturing and favors all allocations.
     #[inline(always)]
-    pub(crate) fn begin_favored(
-        &self,
-        accesses: &AccessList<'_>,
-        user: User,
-    ) -> Option<Favored<'_>> {
+    pub(crate) fn take_favored(&self, uses: Uses<'_>) -> Option<Taken<'_>> {
         let (shared, source) = (self.shared(), self.source_id());
-        if !shared.direct_use.publish(accesses, user, source) {
+        let is_empty = uses.accesses.is_empty();
+        if !is_empty && !shared.direct_use.publish(uses.accesses, uses.user, source) {
             return None;
         }
-        let published = Published(&shared.direct_use);
-        let running = self.take()?;
-        let is_favored = DirectUse::is_favored(accesses, source);
-        is_favored.then_some(Favored(published, running))
+        let published = Published((!is_empty).then_some(&shared.direct_use));
+        let _running = self.take()?;
+        let is_favored = DirectUse::is_favored(uses.accesses, source);
+        is_favored.then_some(Taken {
+            published,
+            _running,
+        })
     }
 
-    /// Begins accesses for a direct operation of this thread, when they are not favored.
-    #[inline]
-    pub(crate) fn begin_unfavored<'a>(&'a self, uses: Uses<'a>) -> Result<Unfavored<'a>> {
-        let held = InUse::begin(uses.accesses, uses.user, uses.operation)?;
-        let later = FavorLater(self, uses.accesses);
-        Ok(Unfavored(held, later))
+    /// Takes the stream for a direct operation, and begins its accesses in another way than by
+    /// [`CpuStream::take_favored`]. They end with the value in `held`.
+    #[cold]
+    pub(crate) fn take_unfavored<'a>(
+        &'a self,
+        uses: Uses<'a>,
+        held: &mut Option<Unfavored<'a>>,
+    ) -> Result<Option<Taken<'a>>> {
+        if uses.accesses.is_empty() {
+            return Ok(None);
+        }
+        let in_use = InUse::begin(uses.accesses, uses.user, uses.operation)?;
+        *held = Some(Unfavored(in_use, FavorLater(self, uses.accesses)));
+        let taken = self.take().map(|_running| Taken {
+            published: Published(None),
+            _running,
+        });
+        if taken.is_none() {
+            *held = None;
+        }
+        Ok(taken)
     }
 
     fn source(&self) -> Arc<dyn WorkSource> {
@@ -639,11 +665,19 @@ pub(super) enum Origin {
     Elsewhere,
 }
 
-/// Guard of [`CpuStream::begin_favored`]. Dropping it ends the accesses, then clears [`DIRECT`].
-pub(crate) struct Favored<'a>(
-    #[expect(dead_code)] Published<'a>,
-    #[expect(dead_code)] Direct<'a>,
-);
+/// Guard of a direct operation. Dropping it ends the published accesses and clears [`DIRECT`].
+pub(crate) struct Taken<'a> {
+    #[cfg_attr(not(test), expect(dead_code))]
+    published: Published<'a>,
+    _running: Direct<'a>,
+}
+
+#[cfg(test)]
+impl Taken<'_> {
+    pub(super) fn is_favored(&self) -> bool {
+        self.published.0.is_some()
+    }
+}
 
 /// Accesses of a direct operation. After their end, the stream favors the allocations.
 pub(crate) struct Unfavored<'a>(
@@ -660,12 +694,14 @@ impl Drop for FavorLater<'_> {
     }
 }
 
-struct Published<'a>(&'a DirectUse);
+struct Published<'a>(Option<&'a DirectUse>);
 
 impl Drop for Published<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.withdraw();
+        if let Some(published) = self.0 {
+            published.withdraw();
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Kind, Stream, Ticket, TicketKind, other_device};
 use crate::Result;
 use crate::gpu::driver::CaptureStatus;
-use crate::usage::{InUse, PendingWork, Uses};
+use crate::usage::{InUse, Name, PendingWork, Uses};
 use crate::{cpu, gpu};
 
 /// A graph of captured work. [`Graph::instantiate`] creates a [`GraphExec`], which can be replayed.
@@ -111,7 +111,7 @@ impl GraphExec {
             let uses = Uses {
                 accesses: &accesses,
                 user,
-                operation: "graph",
+                operation: Name::Text("graph"),
             };
             let held = InUse::begin_enqueue(uses, !sticky, order)?;
             let number = on_gpu.enqueue_in(status, task, sticky)?;

@@ -206,16 +206,19 @@ impl Stream {
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<()> {
         if let Kind::Cpu(stream) = &self.0 {
-            let done = if uses.accesses.is_empty() {
-                stream.try_direct(direct)
-            } else if let Some(_favored) = stream.begin_favored(uses.accesses, uses.user) {
-                Some(direct())
-            } else {
-                let _held = stream.begin_unfavored(uses)?;
-                stream.try_direct(direct)
+            let mut held = None;
+            let taken = match stream.take_favored(uses) {
+                None => stream.take_unfavored(uses, &mut held)?,
+                taken => taken,
             };
-            if let Some(result) = done {
-                return result.inspect_err(|_| cpu::after_work());
+            if let Some(taken) = taken {
+                let result = direct();
+                drop(taken);
+                drop(held);
+                if result.is_err() {
+                    cpu::after_work();
+                }
+                return result;
             }
         }
         // Nothing is held now: the work before this may need the tensors.
@@ -262,10 +265,11 @@ impl Stream {
     /// Returns the calling thread as a user that has work on this stream.
     #[inline]
     pub(crate) fn user(&self) -> User {
-        cpu::executing(User::this_thread()).on_stream(match &self.0 {
-            Kind::Cpu(stream) => stream.source_id(),
-            Kind::Gpu(stream) => stream.source_id(),
-        })
+        let user = cpu::executing(User::this_thread());
+        match &self.0 {
+            Kind::Cpu(stream) => user.on_stream(stream.source_id()),
+            Kind::Gpu(stream) => cpu::replaying(user).on_stream(stream.source_id()),
+        }
     }
 
     /// Returns the operation that `ticket` identifies.

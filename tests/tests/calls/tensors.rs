@@ -196,8 +196,8 @@ fn reads_are_concurrent() {
     }
 }
 
-/// Two groups of ranks that are threads may share a tensor, although both are named "threads": it is
-/// only within a group that waiting would be a deadlock.
+/// Two groups of ranks that are threads may share a tensor, although both are named "threads".
+/// Waiting would be a deadlock only within a group.
 #[test]
 fn ranks_of_two_groups_use_one_tensor() {
     let shared = tensor(DType::F32, 1000).expect("memory");

@@ -395,7 +395,7 @@ fn a_stopped_rank_is_named_and_gets_the_failure() {
     stop_one(test, 4, 1, libc::SIGSTOP, Host::RankZero, "packet");
 }
 
-/// Part of a rank in [`a_stopped_put_ends_soon_after_the_failure`]. Rank 1 puts ones into the window
+/// Runs a rank of [`a_stopped_put_ends_soon_after_the_failure`]. Rank 1 puts ones into the window
 /// of rank 0, until the communicator has failed.
 fn put_until_failure() -> fusewire::Result<()> {
     let port = std::env::var("MASTER_PORT")

@@ -25,7 +25,7 @@ use super::work::Work;
 use super::{Communicator, Inner};
 use crate::cpu::RunningKernel;
 use crate::stream::{Event, Recording, Stream};
-use crate::usage::{AccessList, User, Uses};
+use crate::usage::{AccessList, Name, User, Uses};
 use crate::{Error, Result};
 
 impl Communicator {
@@ -185,8 +185,11 @@ impl Communicator {
     pub(super) fn uses<'b>(&self, accesses: &'b AccessList<'b>, call: Call) -> Uses<'b> {
         Uses {
             accesses,
-            user: self.user(),
-            operation: call.operation().name(),
+            user: match accesses.is_empty() {
+                true => User::NOBODY,
+                false => self.user(),
+            },
+            operation: Name::Call(call),
         }
     }
 

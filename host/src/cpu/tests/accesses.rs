@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use crate::cpu::{CpuStream, Item, Node};
-use crate::usage::{Access, AccessList, InUse, Usage, User, Uses};
+use crate::usage::{Access, AccessList, InUse, Name, Usage, User, Uses};
 use crate::{Error, Result};
 
 fn write(usage: &Arc<Usage>) -> AccessList<'_> {
@@ -19,18 +19,21 @@ fn write(usage: &Arc<Usage>) -> AccessList<'_> {
 /// stream favored the allocation.
 fn run(stream: &CpuStream, usage: &Arc<Usage>, work: impl Fn()) -> Result<bool> {
     let accesses = write(usage);
-    let user = User::this_thread().on_stream(stream.source_id());
-    if let Some(_favored) = stream.begin_favored(&accesses, user) {
-        work();
-        return Ok(true);
-    }
-    let _held = stream.begin_unfavored(Uses {
+    let uses = Uses {
         accesses: &accesses,
-        user,
-        operation: "test",
-    })?;
-    stream.try_direct(work).expect("an idle stream");
-    Ok(false)
+        user: User::this_thread().on_stream(stream.source_id()),
+        operation: Name::Text("test"),
+    };
+    let mut held = None;
+    let taken = match stream.take_favored(uses) {
+        None => stream.take_unfavored(uses, &mut held)?,
+        taken => taken,
+    };
+    let taken = taken.expect("an idle stream");
+    work();
+    let is_favored = taken.is_favored();
+    drop((taken, held));
+    Ok(is_favored)
 }
 
 /// Other threads end favor at any time. The work of all threads must be exclusive.
@@ -54,7 +57,7 @@ fn direct_operations_exclude_other_threads() {
                 scope.spawn(move || {
                     for _ in 0..1 + (round + thread) % 40 {
                         let accesses = write(usage);
-                        let held = InUse::begin(&accesses, User::this_thread(), "test");
+                        let held = InUse::begin(&accesses, User::this_thread(), Name::Text("test"));
                         let _held = held.expect("no ranks");
                         alone();
                     }
@@ -73,7 +76,7 @@ fn a_stream_favors_what_one_thread_uses() {
     assert_eq!([favored(&stream), favored(&stream)], [false, true]);
     // This thread may also use the allocation by itself.
     let accesses = write(&usage);
-    drop(InUse::begin(&accesses, User::this_thread(), "test").expect("no ranks"));
+    drop(InUse::begin(&accesses, User::this_thread(), Name::Text("test")).expect("no ranks"));
     assert!(favored(&stream));
     assert!(!favored(&other_stream));
     // Another thread waits for the end of the operation.
@@ -81,7 +84,9 @@ fn a_stream_favors_what_one_thread_uses() {
     thread::scope(|scope| {
         let other = || {
             let accesses = write(&usage);
-            drop(InUse::begin(&accesses, User::this_thread(), "test").expect("no ranks"));
+            drop(
+                InUse::begin(&accesses, User::this_thread(), Name::Text("test")).expect("no ranks"),
+            );
             assert!(ended.load(Ordering::Relaxed), "did not wait");
         };
         let work = || {
@@ -94,8 +99,8 @@ fn a_stream_favors_what_one_thread_uses() {
     assert_eq!([favored(&stream), favored(&stream)], [false, true]);
 }
 
-/// A thread that executes work does not wait for work that has not started, which must then wait for
-/// it.
+/// A thread that executes work does not wait for work that has not started, which must then wait
+/// for the thread.
 #[test]
 fn work_that_has_not_started_is_held_back() -> Result<()> {
     let (usage, stream) = (Usage::new(8), CpuStream::new());
@@ -114,7 +119,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
     let uses = |user| Uses {
         accesses: &accesses,
         user,
-        operation: "test",
+        operation: Name::Text("test"),
     };
     let user = User::this_thread().on_stream(stream.source_id());
     let held = InUse::begin_enqueue(uses(user), false, |_| Ok(()))?;
@@ -124,7 +129,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
     })))?;
     drop(held.enqueued(&stream.work(ticket)));
     let inside = User::this_thread().in_work(true);
-    let held = InUse::begin(&accesses, inside, "test")?;
+    let held = InUse::begin(&accesses, inside, Name::Text("test"))?;
     is_in_work.store(true, Ordering::Release);
     thread::sleep(Duration::from_millis(50));
     has_accessed.store(true, Ordering::Release);
@@ -132,8 +137,8 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
     stream.synchronize()
 }
 
-/// A thread has seen that the stream is not capturing, and will wait for its operation, whose memory
-/// it then frees.
+/// A thread has seen that the stream is not capturing, and will wait for its operation, whose
+/// memory it then frees.
 #[test]
 fn a_capture_that_began_meanwhile_refuses_the_work() -> Result<()> {
     let stream = CpuStream::new();
