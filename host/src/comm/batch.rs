@@ -144,8 +144,9 @@ impl Batch {
     /// Runs the batch and waits until it has completed. The batch is empty afterwards.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] if sends and receives of this rank to itself do not match;
-    /// the communicator's first failure.
+    /// [`crate::Error::InvalidArgument`] if sends and receives of this rank to itself do not match,
+    /// or if an operation receives into memory that another one uses; the communicator's first
+    /// failure.
     pub fn issue(&mut self) -> Result<()> {
         let ops = core::mem::take(&mut self.ops);
         if ops.is_empty() {
@@ -164,8 +165,43 @@ impl Batch {
     }
 }
 
+/// Checks that no operation uses memory into which another one receives: they run concurrently.
+fn check_apart(ops: &[P2pOp]) -> Result<()> {
+    let used = ops.iter().filter(|op| !op.tensor.is_empty()).map(|op| {
+        let (start, tensor) = (op.tensor.as_ptr() as usize, &op.tensor);
+        (start, start + tensor.len() * tensor.dtype().size(), op)
+    });
+    let mut used: Vec<_> = used.collect();
+    used.sort_by_key(|(start, ..)| *start);
+    // The ends of the memory so far that is used, and that is received into.
+    let (mut used_to, mut received_to) = (0, 0);
+    for (start, end, op) in used {
+        let limit = match op.kind {
+            P2pKind::Send => received_to,
+            P2pKind::Recv => used_to,
+        };
+        if start < limit {
+            let kind = match op.kind {
+                P2pKind::Send => "the memory that is sent to",
+                P2pKind::Recv => "the memory for a receive from",
+            };
+            let detail = format!(
+                "{kind} rank {} overlaps that of another operation, of which at least one receives",
+                op.peer
+            );
+            return Err(invalid("batch", detail));
+        }
+        used_to = used_to.max(end);
+        if op.kind == P2pKind::Recv {
+            received_to = received_to.max(end);
+        }
+    }
+    Ok(())
+}
+
 impl Communicator {
     fn prepare_batch(&self, ops: Vec<P2pOp>) -> Result<PreparedOp<'static>> {
+        check_apart(&ops)?;
         let bytes = |ops: &[P2pOp], wanted: P2pKind| -> u64 {
             ops.iter()
                 .filter(|op| op.kind == wanted)

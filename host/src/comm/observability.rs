@@ -28,7 +28,8 @@ impl Communicator {
     }
 
     /// Registers `hook` to be called once when this rank detects that the communicator has failed
-    /// or was aborted.
+    /// or was aborted. On the CPU, an operation that finds the failure ends before the hook is
+    /// called, on the same thread, so the hook may use the tensors of the operation.
     pub fn register_abort_hook(&self, hook: impl Fn(&Error) + Send + Sync + 'static) -> HookHandle {
         self.inner.hooks.add_abort(Arc::new(hook))
     }

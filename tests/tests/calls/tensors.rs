@@ -311,3 +311,27 @@ fn abort_hooks_read_the_tensors_of_other_failing_operations() {
         }
     }
 }
+
+/// The operations of a batch run concurrently.
+#[test]
+fn a_batch_that_receives_into_used_memory_is_refused() {
+    let [x, y] = [0, 1].map(|_| tensor(DType::F32, 100).expect("memory"));
+    for result in run_threads(1, &Options::default(), |comm| {
+        let exchange = |from: (usize, usize), to: (usize, usize)| {
+            let mut batch = comm.batch_op_create();
+            batch.send(&x.slice(from.0, from.1)?, 0)?;
+            batch.send(&y, 0)?;
+            batch.recv(&x.slice(to.0, to.1)?, 0)?;
+            batch.recv(&tensor(DType::F32, 100)?, 0)?;
+            batch.issue()
+        };
+        for (from, to) in [((0, 10), (0, 10)), ((0, 10), (9, 10)), ((50, 10), (45, 10))] {
+            let refused = exchange(from, to).expect_err("an overlap").to_string();
+            assert!(refused.contains("rank 0 overlaps"), "{refused}");
+        }
+        exchange((0, 10), (10, 10))?;
+        exchange((10, 10), (0, 10))
+    }) {
+        result.expect("the rank");
+    }
+}
