@@ -112,13 +112,20 @@ fn secret(job: &Job<'_>) -> anyhow::Result<String> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
+/// Continues the program as a launcher, which is two processes.
+///
+/// # Safety
+/// This process must have no other threads, so it must not have loaded the library of a GPU.
+pub(crate) unsafe fn guarded() -> anyhow::Result<Guard> {
+    // SAFETY: the precondition of this function.
+    Ok(unsafe { processes::continue_in_child(&SIGNALS) }?)
+}
+
 /// Runs a job until all its processes have ended. Returns the exit status: 0, or the status of the
 /// rank that failed first, or 128 + signal if a signal killed that rank or stopped this process.
 /// Returns 128 + SIGPIPE if the job ended because its output was closed.
-pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
+pub(crate) fn run(job: &Job<'_>, guard: &Guard) -> anyhow::Result<u8> {
     let secret = secret(job)?;
-    // SAFETY: the command has not started threads.
-    let guard = unsafe { processes::continue_in_child(&SIGNALS) }?;
     for signal in SIGNALS {
         catch(signal, on_signal);
     }
@@ -142,7 +149,7 @@ pub(crate) fn run(job: &Job<'_>) -> anyhow::Result<u8> {
             }
         }
     }
-    let end = supervise(job, &mut ranks, &guard);
+    let end = supervise(job, &mut ranks, guard);
     if matches!(end, End::OutputClosed) {
         processes::stop_descendants();
         processes::end_descendants(Duration::ZERO);

@@ -3,6 +3,7 @@
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 use std::fs;
+use std::io::ErrorKind;
 use std::thread;
 use std::time::Instant;
 
@@ -21,7 +22,7 @@ static CHILD: AtomicI32 = AtomicI32::new(0);
 /// Sends a signal to [`CHILD`], whose end then ends this process.
 extern "C" fn forward(signal: libc::c_int) {
     // SAFETY: `kill` is async-signal-safe and accesses no memory. The system cannot reuse the id
-    // before this process, which ends then, has waited for the child.
+    // before this process has waited for the child, with the signals blocked.
     unsafe { libc::kill(CHILD.load(Ordering::Relaxed), signal) };
 }
 
@@ -34,6 +35,9 @@ extern "C" fn forward(signal: libc::c_int) {
 /// This process must have no other threads.
 pub(crate) unsafe fn continue_in_child(signals: &[libc::c_int]) -> std::io::Result<Guard> {
     adopt_orphans();
+    // Otherwise the system would discard the status of the child.
+    // SAFETY: `SIG_DFL` is a valid action.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let guard = Guard(std::process::id());
     // Signals that arrive before the child can get them wait.
     let blocked = SignalMask::block(signals);
@@ -51,14 +55,35 @@ pub(crate) unsafe fn continue_in_child(signals: &[libc::c_int]) -> std::io::Resu
                 launcher::catch(*signal, forward);
             }
             drop(blocked);
-            let mut status = 0;
-            // SAFETY: `status` is valid during the call. `forward` restarts the call.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            let status = status_of(child);
+            // From here on, `forward` would send to an id that the system may use again.
+            core::mem::forget(SignalMask::block(signals));
             end_descendants(Duration::ZERO);
-            std::process::exit(match libc::WIFEXITED(status) {
-                true => libc::WEXITSTATUS(status),
-                false => 128 + libc::WTERMSIG(status),
-            })
+            std::process::exit(status)
+        }
+    }
+}
+
+/// Waits for the end of a child, which stays a zombie. Returns its exit status, or 128 + signal.
+fn status_of(child: i32) -> i32 {
+    loop {
+        // SAFETY: a zeroed value is valid, and valid during the call.
+        let (waited, info) = unsafe {
+            let mut info: libc::siginfo_t = core::mem::zeroed();
+            let options = libc::WEXITED | libc::WNOWAIT;
+            let waited = libc::waitid(libc::P_PID, child as u32, &raw mut info, options);
+            (waited, info)
+        };
+        if waited == 0 {
+            // SAFETY: `waitid` has filled the fields of a child.
+            let status = unsafe { info.si_status() };
+            return match info.si_code {
+                libc::CLD_EXITED => status,
+                _ => 128 + status,
+            };
+        }
+        if std::io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+            return 1;
         }
     }
 }

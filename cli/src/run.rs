@@ -44,5 +44,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         open_store: arguments.open_store,
         ends_with_output: false,
     };
-    Ok(ExitCode::from(launcher::run(&job)?))
+    // SAFETY: the command has not started threads.
+    let guard = unsafe { launcher::guarded() }?;
+    Ok(ExitCode::from(launcher::run(&job, &guard)?))
 }

@@ -511,6 +511,22 @@ fn a_signal_that_nohup_ignores_does_not_end_the_ranks() {
     assert_eq!(text, "[0] up\n[0] end\n");
 }
 
+/// The system discards the statuses of children if SIGCHLD is ignored, which programs inherit.
+#[test]
+fn the_status_of_a_rank_is_known_although_sigchld_was_ignored() {
+    let mut command = fusewire(&["run", "-n", "1", "--", "sh", "-c", "exit 7"]);
+    // SAFETY: `signal` is async-signal-safe, and the closure calls nothing else between fork and
+    // exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    let status = command.status().expect("the command starts");
+    assert_eq!(status.code(), Some(7));
+}
+
 #[test]
 fn a_closed_output_ends_perf_quietly_and_does_not_end_the_ranks_of_run() {
     let first_line = |child: &mut Child| {

@@ -4,24 +4,29 @@
 //! the thread holds.
 
 use core::cell::RefCell;
+use core::panic::AssertUnwindSafe;
+use std::collections::VecDeque;
+use std::panic;
 
 type Call = Box<dyn FnOnce()>;
 
-thread_local!(static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) });
+thread_local!(static CALLS: RefCell<VecDeque<Call>> = const { RefCell::new(VecDeque::new()) });
 
 /// Makes `call` at the next [`run`] of this thread.
 pub(crate) fn push(call: impl FnOnce() + 'static) {
-    CALLS.with_borrow_mut(|calls| calls.push(Box::new(call)));
+    CALLS.with_borrow_mut(|calls| calls.push_back(Box::new(call)));
 }
 
-/// Makes the calls that are due. The thread must hold no access, and execute no work of a stream.
-#[cold]
+/// Returns true if a call is due.
+#[inline]
+pub(crate) fn is_due() -> bool {
+    CALLS.with_borrow(|calls| !calls.is_empty())
+}
+
+/// Makes the calls that are due. The thread must hold no access.
 pub(crate) fn run() {
-    loop {
-        let calls = CALLS.take();
-        if calls.is_empty() {
-            return;
-        }
-        calls.into_iter().for_each(|call| call());
+    while let Some(call) = CALLS.with_borrow_mut(VecDeque::pop_front) {
+        // The panic hook has reported it, and the other calls are of other communicators.
+        let _ = panic::catch_unwind(AssertUnwindSafe(call));
     }
 }

@@ -145,7 +145,7 @@ impl PendingWork {
 /// Operations that may not start before the value is dropped.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct HeldBack(Vec<PendingWork>);
+struct HeldBack(Vec<PendingWork>);
 
 impl HeldBack {
     /// Adds `work`. Returns false if it has started.
@@ -531,7 +531,7 @@ struct Entry {
     /// The work of a pending access; `None` for a held access.
     work: Option<PendingWork>,
     /// Conflicting work that starts after the end of this access, if it is held.
-    held_back: HeldBack,
+    _held_back: HeldBack,
 }
 
 /// The reason why an access cannot begin now.
@@ -632,7 +632,7 @@ impl Usage {
                 ..User::NOBODY
             },
             work: None,
-            held_back: HeldBack::default(),
+            _held_back: HeldBack::default(),
         })
     }
 
@@ -665,11 +665,11 @@ impl Usage {
                 // This thread executes earlier work of that stream, so the conflicting work starts
                 // after it; or it executes a callback of the conflicting work, which has ended.
                 (Some(work), _) if !ends_later && work.source.is_current() => continue,
-                (Some(work), _) if !ends_later && user.in_work && held_back.add(work) => continue,
                 (None, _) if is_own => Blocker::Own,
                 (work, _) if let Some(rank) = user.other_rank(entry.user) => {
                     Blocker::Rank(rank, work.clone())
                 }
+                (Some(work), None) if user.in_work && held_back.add(work) => continue,
                 (None, _) => Blocker::Held,
                 (Some(work), Some(before)) => {
                     before.work.push(work.clone());
@@ -684,7 +684,7 @@ impl Usage {
             word,
             user,
             work: None,
-            held_back,
+            _held_back: held_back,
         });
         Ok(())
     }
@@ -731,6 +731,8 @@ impl Usage {
             return;
         }
         self.is_shared.store(true, Ordering::SeqCst);
+        // A stream may have begun to favor the allocation since this thread found the access.
+        let _ = self.end_favor(&mut shared);
         shared.waiting += 1;
         let waited = self.released.wait_timeout(shared, NAP);
         shared = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -765,16 +767,9 @@ impl Usage {
     }
 
     /// Ends a held access under the lock. `in_word` is true if [`Usage::acquire`] began it. If
-    /// `work` is not `None`, the access continues as a pending access of that work. Returns the
-    /// work that this access has held back.
+    /// `work` is not `None`, the access continues as a pending access of that work.
     #[cold]
-    fn release_shared(
-        &self,
-        word: u64,
-        user: User,
-        in_word: bool,
-        work: Option<&PendingWork>,
-    ) -> HeldBack {
+    fn release_shared(&self, word: u64, user: User, in_word: bool, work: Option<&PendingWork>) {
         let mut shared = self.lock();
         if let Some(work) = work {
             self.is_shared.store(true, Ordering::SeqCst);
@@ -782,25 +777,24 @@ impl Usage {
                 word,
                 user,
                 work: Some(work.clone()),
-                held_back: HeldBack::default(),
+                _held_back: HeldBack::default(),
             });
         }
-        let mut held_back = HeldBack::default();
         if in_word {
             self.forget_user();
             self.word.store(0, Ordering::Release);
         } else if let Some(own) = shared
             .entries
             .iter()
-            .position(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
+            .rposition(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
         {
-            held_back = shared.entries.swap_remove(own).held_back;
+            // The last one: an operation may contain another one.
+            shared.entries.remove(own);
         }
         if shared.waiting > 0 {
             self.released.notify_all();
         }
         self.leave(&mut shared);
-        held_back
     }
 
     /// Clears `is_shared` if nothing needs it.
@@ -868,7 +862,8 @@ impl Shared {
 /// Work for which the stream of an operation must wait before the operation.
 struct Before {
     work: Vec<PendingWork>,
-    /// True if the thread that enqueues the operation waits for it.
+    /// True if the thread that enqueues the operation waits for it. Then the operation ends before
+    /// the work that this thread is executing.
     caller_waits: bool,
 }
 
@@ -978,22 +973,18 @@ impl<'a> InUse<'a> {
         }
     }
 
-    /// Ends the accesses of this thread, and begins the same accesses of `work`. Returns work that
-    /// may not start before `work` is complete, if this thread waits for it.
-    pub(crate) fn enqueued(mut self, work: &PendingWork) -> HeldBack {
-        self.release_shared(Some(work))
+    /// Ends the accesses of this thread, and begins the same accesses of `work`.
+    pub(crate) fn enqueued(mut self, work: &PendingWork) {
+        self.release_shared(Some(work));
     }
 
     #[cold]
-    fn release_shared(&mut self, work: Option<&PendingWork>) -> HeldBack {
+    fn release_shared(&mut self, work: Option<&PendingWork>) {
         let count = core::mem::take(&mut self.count);
-        let mut all = HeldBack::default();
         for access in self.accesses.iter().take(count) {
             let (usage, word) = (access.usage, access.word);
-            let mut held_back = usage.release_shared(word, self.user, self.in_words == 1, work);
-            all.0.append(&mut held_back.0);
+            usage.release_shared(word, self.user, self.in_words == 1, work);
         }
-        all
     }
 }
 
@@ -1006,7 +997,7 @@ impl Drop for InUse<'_> {
                     access.usage.release();
                 }
             }
-            _ => drop(self.release_shared(None)),
+            _ => self.release_shared(None),
         }
     }
 }
@@ -1023,6 +1014,7 @@ mod tests {
     struct Source {
         completed: AtomicU64,
         is_current: AtomicBool,
+        direct_use: DirectUse,
     }
 
     impl WorkSource for Source {
@@ -1042,6 +1034,10 @@ mod tests {
 
         fn is_current(&self) -> bool {
             self.is_current.load(Ordering::Relaxed)
+        }
+
+        fn direct_use(&self) -> Option<&DirectUse> {
+            Some(&self.direct_use)
         }
 
         fn as_any(&self) -> &dyn Any {
@@ -1133,7 +1129,7 @@ mod tests {
             Ok(())
         })?;
         let source = Arc::clone(stream);
-        drop(held.enqueued(&PendingWork { source, number }));
+        held.enqueued(&PendingWork { source, number });
         Ok(waits)
     }
 
@@ -1238,6 +1234,27 @@ mod tests {
         );
         enqueue(uses(&write, user(&stream)), false, &stream, 1).expect("the same stream");
         drop(held);
+    }
+
+    /// A thread that waits for a release may meet a stream that has just begun to favor the memory.
+    #[test]
+    fn favor_ends_before_accesses_are_shared() {
+        let usage = Usage::new(100);
+        let [(source, stream), _] = sources();
+        let write = list(&[(&usage, 0, 50, true)]);
+        let user = User::this_thread().on_stream(source_id(&stream));
+        write.begin_favor(&source.direct_use, || Arc::clone(&stream));
+        assert!(DirectUse::is_favored(&write, source_id(&stream)));
+        let held = InUse::begin(&write, User::this_thread(), Name::Text("test"));
+        usage.wait_for_release();
+        drop(held.expect("the thread of the stream"));
+        let publish = || source.direct_use.publish(&write, user, source_id(&stream));
+        thread::scope(|scope| {
+            let other = || InUse::begin(&write, User::this_thread(), Name::Text("test"));
+            let other = scope.spawn(move || other().map(core::mem::forget));
+            other.join().expect("no panic").expect("no ranks");
+        });
+        assert!(!publish(), "another thread has the access");
     }
 
     /// A message of the other rank may arrive before its operation returns.

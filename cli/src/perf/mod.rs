@@ -195,6 +195,11 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // SAFETY: no other thread of this process changes the action of a signal.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let rank_size = RankSize::from_env_if_set()?;
+    let launches = rank_size.is_none() && !arguments.threads;
+    // SAFETY: the command has not started threads.
+    let guard = launches
+        .then(|| unsafe { launcher::guarded() })
+        .transpose()?;
     let settings = understand(arguments, rank_size)?;
     if let Some(rank_size) = rank_size {
         let comm = new_comm(
@@ -210,9 +215,9 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(status(&rows));
     }
     settings.check_memory()?;
-    if arguments.threads {
+    let Some(guard) = guard else {
         return threads(&settings);
-    }
+    };
     let program = std::env::current_exe()?;
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let job = Job {
@@ -224,7 +229,7 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         ends_with_output: !settings.writes_file(),
         grace: settings.options.timeout + Duration::from_secs(2),
     };
-    Ok(ExitCode::from(launcher::run(&job)?))
+    Ok(ExitCode::from(launcher::run(&job, &guard)?))
 }
 
 /// Runs the ranks as threads of this process.

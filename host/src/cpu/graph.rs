@@ -45,7 +45,14 @@ impl Branch {
             _ => {
                 let (node, replay) = (Arc::clone(node), current_replay());
                 Item::Host(Box::new(move || match replay {
-                    Some(replay) => with_replay(replay, || node.execute()),
+                    Some(replay) => {
+                        let is_on_branch = true;
+                        let replay = Replay {
+                            is_on_branch,
+                            ..replay
+                        };
+                        with_replay(replay, || node.execute())
+                    }
                     None => node.execute(),
                 }))
             }
@@ -220,6 +227,8 @@ pub(crate) struct Replay {
     pub(crate) index: u64,
     /// The graph whose replay contains this one, or this graph.
     pub(crate) outermost: u64,
+    /// True on the thread of a [`Branch`].
+    pub(crate) is_on_branch: bool,
 }
 
 /// Returns the graph whose replay this thread is executing, not a graph that is part of it, or
@@ -298,6 +307,7 @@ impl CpuGraphExec {
     pub(super) fn execute(&self) -> Result<()> {
         let replay = self.replays.fetch_add(1, Ordering::Relaxed) + 1;
         let outermost = outermost_graph(self.id);
+        let is_on_branch = current_replay().is_some_and(|replay| replay.is_on_branch);
         let _outer = ReplayGuard(REPLAY.get());
         let done = (0..).zip(&*self.nodes).try_for_each(|(index, node)| {
             REPLAY.set(Some(Replay {
@@ -305,6 +315,7 @@ impl CpuGraphExec {
                 replay,
                 index,
                 outermost,
+                is_on_branch,
             }));
             node.execute()
         });

@@ -11,14 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::event::CpuEvent;
-use super::graph::{
-    Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay, with_replay,
-};
+use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay};
 use super::launch::{Launch, message};
 use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
-use crate::usage::{
-    AccessList, DirectUse, HeldBack, InUse, Name, PendingWork, User, Uses, WorkSource,
-};
+use crate::usage::{AccessList, DirectUse, InUse, Name, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result, deferred};
 
 /// Work for a stream.
@@ -129,18 +125,20 @@ pub(crate) fn replaying(user: User) -> User {
 
 /// Makes `call` when this thread has ended the work that it is executing, or now if there is none.
 pub(crate) fn call_after_work(call: impl FnOnce() + 'static) {
-    match current_replay() {
-        _ if !is_in_work() => call(),
-        // On the worker of a branch, the replay goes on.
-        Some(replay) => deferred::push(move || with_replay(replay, call)),
-        None => deferred::push(call),
+    // The replay of a branch goes on after the work of the branch, and does not end before the
+    // thread of the branch is idle.
+    let is_on_branch = current_replay().is_some_and(|replay| replay.is_on_branch);
+    match is_in_work() && !is_on_branch {
+        true => deferred::push(call),
+        false => call(),
     }
 }
 
-/// Makes the calls of [`call_after_work`] that are due. The thread must hold no access.
-#[cold]
+/// Makes the calls of [`call_after_work`] that are due, unless the thread executes other work. The
+/// thread must hold no other access.
+#[inline]
 pub(crate) fn after_work() {
-    if !is_in_work() {
+    if deferred::is_due() && !is_in_work() {
         deferred::run();
     }
 }
@@ -182,14 +180,14 @@ impl CpuStream {
             Item::Wait(event) => return self.wait_event(&event),
             Item::Launch(launch) => Node::Launch(launch),
             Item::HostFn(call) => Node::Host(call),
-            Item::Graph(graph) => return Ok(self.enqueue_replay(&graph, false)?.0),
+            Item::Graph(graph) => return self.enqueue_replay(&graph, false),
         };
         self.push(Op::Node(node), Report::Sticky)
     }
 
     /// Enqueues a replay, ordered with other accesses to the tensors of the graph.
-    /// If `waits` is true, the caller waits for it, and keeps the returned value until then.
-    fn enqueue_replay(&self, graph: &CpuGraphExec, waits: bool) -> Result<(CpuTicket, HeldBack)> {
+    /// If `waits` is true, the caller waits for it.
+    fn enqueue_replay(&self, graph: &CpuGraphExec, waits: bool) -> Result<CpuTicket> {
         let accesses = graph.accesses();
         let op = Op::Node(Node::Graph(graph.clone()));
         let report = match waits {
@@ -198,7 +196,7 @@ impl CpuStream {
         };
         if self.is_capturing() {
             self.note_accesses(&accesses);
-            return Ok((self.push_if(Some(true), op, report)?, HeldBack::default()));
+            return self.push_if(Some(true), op, report);
         }
         let uses = Uses {
             accesses: &accesses,
@@ -207,8 +205,8 @@ impl CpuStream {
         };
         let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
         let ticket = self.push_if(Some(false), op, report)?;
-        let held_back = held.enqueued(&self.work(ticket));
-        Ok((ticket, held_back))
+        held.enqueued(&self.work(ticket));
+        Ok(ticket)
     }
 
     fn replay_user(&self, graph: &CpuGraphExec) -> User {
@@ -219,7 +217,9 @@ impl CpuStream {
     /// Runs a replay like [`CpuStream::run_or_enqueue`], ordered with other accesses to the tensors
     /// of the graph.
     pub(super) fn run_replay(&self, graph: &CpuGraphExec) -> Result<()> {
-        self.run_replay_ordered(graph).inspect_err(|_| after_work())
+        let result = self.run_replay_ordered(graph);
+        after_work();
+        result
     }
 
     fn run_replay_ordered(&self, graph: &CpuGraphExec) -> Result<()> {
@@ -232,7 +232,7 @@ impl CpuStream {
             self.refuse_from_own_work("a blocking call")?;
         }
         // Nothing is held now: the work before this may need the tensors.
-        let (ticket, _held_back) = self.enqueue_replay(graph, true)?;
+        let ticket = self.enqueue_replay(graph, true)?;
         self.wait(ticket, None)
     }
 
@@ -774,6 +774,6 @@ fn work(shared: &Arc<Shared>) {
             });
         shared.complete(seq, report, result);
         // This thread does not wait then for work that has not started, of this stream or others.
-        let _ = panic::catch_unwind(AssertUnwindSafe(deferred::run));
+        deferred::run();
     }
 }

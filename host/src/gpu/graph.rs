@@ -218,6 +218,7 @@ impl Exec {
             replay: number,
             index: index as u64,
             outermost: outermost_graph(self.id),
+            is_on_branch: false,
         }
     }
 

@@ -115,7 +115,7 @@ impl GraphExec {
             };
             let held = InUse::begin_enqueue(uses, !sticky, order)?;
             let number = on_gpu.enqueue_in(status, task, sticky)?;
-            drop(held.enqueued(&on_gpu.work(number)));
+            held.enqueued(&on_gpu.work(number));
             number
         } else {
             // The stream refuses the replay. A wait before it would invalidate the capture.

@@ -17,7 +17,7 @@ use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::CaptureStatus;
-use crate::usage::{AccessList, HeldBack, InUse, PendingWork, User, Uses};
+use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -215,9 +215,7 @@ impl Stream {
                 let result = direct();
                 drop(taken);
                 drop(held);
-                if result.is_err() {
-                    cpu::after_work();
-                }
+                cpu::after_work();
                 return result;
             }
         }
@@ -226,7 +224,7 @@ impl Stream {
             Kind::Cpu(stream) => stream.refuse_from_own_work("a blocking call")?,
             Kind::Gpu(stream) => stream.refuse_from_own_work()?,
         }
-        let (ticket, _held_back) = self.enqueue_using(recording, uses, task()?, true)?;
+        let ticket = self.enqueue_using(recording, uses, task()?, true)?;
         self.wait(ticket, None)
     }
 
@@ -238,28 +236,26 @@ impl Stream {
         uses: Uses<'_>,
         task: Task,
     ) -> Result<Ticket> {
-        let (ticket, _) = self.enqueue_using(recording, uses, task, false)?;
-        Ok(ticket)
+        self.enqueue_using(recording, uses, task, false)
     }
 
-    /// If `waits` is true, the caller waits for the operation, and keeps the returned value until
-    /// then. Otherwise the next [`Stream::synchronize`] reports a failure.
+    /// If `waits` is true, the caller waits for the operation. Otherwise the next
+    /// [`Stream::synchronize`] reports a failure.
     fn enqueue_using(
         &self,
         recording: Recording,
         uses: Uses<'_>,
         task: Task,
         waits: bool,
-    ) -> Result<(Ticket, HeldBack)> {
+    ) -> Result<Ticket> {
         if uses.accesses.is_empty() {
-            let ticket = self.enqueue_reporting(recording, task, !waits)?;
-            return Ok((ticket, HeldBack::default()));
+            return self.enqueue_reporting(recording, task, !waits);
         }
         let order = |work: &PendingWork| self.wait_work(work);
         let held = InUse::begin_enqueue(uses, waits, order)?;
         let ticket = self.enqueue_reporting(recording, task, !waits)?;
-        let held_back = held.enqueued(&self.work(ticket)?);
-        Ok((ticket, held_back))
+        held.enqueued(&self.work(ticket)?);
+        Ok(ticket)
     }
 
     /// Returns the calling thread as a user that has work on this stream.

@@ -147,7 +147,7 @@ impl DirectUse {
                 ..User::NOBODY
             },
             work: None,
-            held_back: HeldBack::default(),
+            _held_back: HeldBack::default(),
         })
     }
 }

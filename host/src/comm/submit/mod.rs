@@ -84,7 +84,8 @@ impl Communicator {
             .and_then(|()| self.run_numbered(prepared, accesses, recording, id))
             .inspect_err(|_| recorder.refuse(id));
         arguments.error = result.as_ref().err();
-        hooks.after(&arguments).and(result)
+        let after = hooks.after(&arguments);
+        result.and(after)
     }
 
     /// Returns the entry of a kernel of one block of one lane, which can run on this thread.
@@ -176,7 +177,10 @@ impl Communicator {
         let work = hooks.before(&arguments).and_then(|()| enqueue());
         let work = work.inspect_err(|_| recorder.refuse(id))?;
         arguments.work = Some(&work);
-        hooks.after(&arguments)?;
+        if let Err(error) = hooks.after(&arguments) {
+            // The operation runs.
+            tracing::error!("{error}");
+        }
         Ok(work)
     }
 

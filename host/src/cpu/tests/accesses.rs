@@ -127,7 +127,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
         assert!(seen.load(Ordering::Acquire), "started during the access");
         Ok(())
     })))?;
-    drop(held.enqueued(&stream.work(ticket)));
+    held.enqueued(&stream.work(ticket));
     let inside = User::this_thread().in_work(true);
     let held = InUse::begin(&accesses, inside, Name::Text("test"))?;
     is_in_work.store(true, Ordering::Release);
