@@ -157,6 +157,13 @@ pub(crate) fn run(job: &Job<'_>, guard: &Guard) -> anyhow::Result<u8> {
         // Ends the ranks that still run, and processes that ranks have left running.
         processes::end_descendants(KILL_TIMEOUT);
     }
+    if let End::Signal(_) = end {
+        // A second signal ends a launcher whose output nobody reads.
+        for signal in SIGNALS {
+            // SAFETY: `SIG_DFL` is a valid action.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
+    }
     for reader in readers {
         // A reader returns when its pipe is closed. Ignores panics of readers.
         let _ = reader.join();

@@ -12,20 +12,26 @@ type Call = Box<dyn FnOnce()>;
 
 thread_local!(static CALLS: RefCell<VecDeque<Call>> = const { RefCell::new(VecDeque::new()) });
 
-/// Makes `call` at the next [`run`] of this thread.
+/// Makes `call` at the next [`run`] of this thread, or now if the thread is ending.
 pub(crate) fn push(call: impl FnOnce() + 'static) {
-    CALLS.with_borrow_mut(|calls| calls.push_back(Box::new(call)));
+    let mut call: Option<Call> = Some(Box::new(call));
+    let pushed = CALLS.try_with(|calls| calls.borrow_mut().extend(call.take()));
+    if let (Err(_), Some(call)) = (pushed, call) {
+        call();
+    }
 }
 
 /// Returns true if a call is due.
 #[inline]
 pub(crate) fn is_due() -> bool {
-    CALLS.with_borrow(|calls| !calls.is_empty())
+    let is_due = CALLS.try_with(|calls| !calls.borrow().is_empty());
+    is_due.unwrap_or(false)
 }
 
 /// Makes the calls that are due. The thread must hold no access.
 pub(crate) fn run() {
-    while let Some(call) = CALLS.with_borrow_mut(VecDeque::pop_front) {
+    let next = || CALLS.try_with(|calls| calls.borrow_mut().pop_front());
+    while let Ok(Some(call)) = next() {
         // The panic hook has reported it, and the other calls are of other communicators.
         let _ = panic::catch_unwind(AssertUnwindSafe(call));
     }

@@ -223,6 +223,10 @@ impl User {
         Self { in_work, ..self }
     }
 
+    pub(crate) fn is_in_work(self) -> bool {
+        self.in_work
+    }
+
     /// Returns this user with work on a stream. `source` is the [`source_id`] of the stream.
     #[inline]
     pub(crate) fn on_stream(self, source: usize) -> Self {

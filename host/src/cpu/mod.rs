@@ -29,4 +29,4 @@ pub(crate) use cache::last_level_bytes;
 pub(crate) use graph::{Node, Replay, current_replay, next_graph, outermost_graph, with_replay};
 pub(crate) use launch::{check_float_environment, is_warp, message, run_single};
 pub(crate) use running::{RunningKernel, report_faults};
-pub(crate) use stream::{after_work, call_after_work, executing, replaying};
+pub(crate) use stream::{AfterWork, call_after_work, executing, replaying};

@@ -94,8 +94,8 @@ impl fmt::Debug for Handle {
 thread_local! {
     /// The stream whose work this thread is executing, or null.
     static CURRENT: Cell<*const Shared> = const { Cell::new(ptr::null()) };
-    /// True if this thread is the worker of a stream.
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+    /// The stream whose worker this thread is, or null.
+    static WORKER_OF: Cell<*const Shared> = const { Cell::new(ptr::null()) };
 }
 
 /// Returns true if this thread is executing work of a stream.
@@ -125,19 +125,29 @@ pub(crate) fn replaying(user: User) -> User {
 
 /// Makes `call` when this thread has ended the work that it is executing, or now if there is none.
 pub(crate) fn call_after_work(call: impl FnOnce() + 'static) {
-    // The replay of a branch goes on after the work of the branch, and does not end before the
-    // thread of the branch is idle.
+    // On the thread of a branch, the work belongs to a replay, which goes on.
     let is_on_branch = current_replay().is_some_and(|replay| replay.is_on_branch);
-    match is_in_work() && !is_on_branch {
+    let is_of_branch = is_on_branch && WORKER_OF.get() == CURRENT.get();
+    match is_in_work() && !is_of_branch {
         true => deferred::push(call),
         false => call(),
+    }
+}
+
+/// Calls [`after_work`] when dropped, also if the work panics.
+pub(crate) struct AfterWork;
+
+impl Drop for AfterWork {
+    #[inline]
+    fn drop(&mut self) {
+        after_work();
     }
 }
 
 /// Makes the calls of [`call_after_work`] that are due, unless the thread executes other work. The
 /// thread must hold no other access.
 #[inline]
-pub(crate) fn after_work() {
+fn after_work() {
     if deferred::is_due() && !is_in_work() {
         deferred::run();
     }
@@ -217,19 +227,17 @@ impl CpuStream {
     /// Runs a replay like [`CpuStream::run_or_enqueue`], ordered with other accesses to the tensors
     /// of the graph.
     pub(super) fn run_replay(&self, graph: &CpuGraphExec) -> Result<()> {
-        let result = self.run_replay_ordered(graph);
-        after_work();
-        result
-    }
-
-    fn run_replay_ordered(&self, graph: &CpuGraphExec) -> Result<()> {
-        if !self.is_capturing() {
-            let accesses = graph.accesses();
-            let _held = InUse::begin(&accesses, self.replay_user(graph), Name::Text("graph"))?;
+        let _after_work = AfterWork;
+        while !self.is_capturing() {
+            let (accesses, user) = (graph.accesses(), self.replay_user(graph));
+            let held = InUse::begin(&accesses, user, Name::Text("graph"))?;
             if let Some(result) = self.try_direct(|| graph.execute()) {
                 return result;
             }
-            self.refuse_from_own_work("a blocking call")?;
+            drop(held);
+            if !self.retries_direct(&accesses, user)? {
+                break;
+            }
         }
         // Nothing is held now: the work before this may need the tensors.
         let ticket = self.enqueue_replay(graph, true)?;
@@ -516,6 +524,22 @@ impl CpuStream {
         Ok(taken)
     }
 
+    /// Returns true if a blocking operation must run on the calling thread, which executes other
+    /// work and could not take the stream. Then the work of the stream has ended.
+    ///
+    /// If the operation were enqueued, it would have to wait for conflicting work that has not
+    /// started, which may wait for the work that this thread executes.
+    #[cold]
+    pub(crate) fn retries_direct(&self, accesses: &AccessList<'_>, user: User) -> Result<bool> {
+        self.refuse_from_own_work("a blocking call")?;
+        if accesses.is_empty() || !user.is_in_work() {
+            return Ok(false);
+        }
+        let ticket = self.push_if(Some(false), Op::Nothing, Report::TicketOnly)?;
+        self.wait(ticket, None)?;
+        Ok(true)
+    }
+
     fn source(&self) -> Arc<dyn WorkSource> {
         Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>
     }
@@ -748,7 +772,8 @@ impl Drop for Handle {
         // A worker thread cannot join itself. It must not join another worker either, because the
         // other worker may wait for events of this worker's stream. If a worker thread drops the
         // stream, the stream's worker is detached and stops when its queue is empty.
-        let on_worker = IS_WORKER.try_with(Cell::get).unwrap_or(true);
+        let worker_of = WORKER_OF.try_with(Cell::get);
+        let on_worker = worker_of.map_or(true, |stream| !stream.is_null());
         if let Some(worker) = worker
             && !on_worker
             && worker.join().is_err()
@@ -760,7 +785,7 @@ impl Drop for Handle {
 
 /// Runs a stream's queue until the stream is closed and the queue is empty.
 fn work(shared: &Arc<Shared>) {
-    IS_WORKER.set(true);
+    WORKER_OF.set(Arc::as_ptr(shared));
     CURRENT.set(Arc::as_ptr(shared));
     while let Some(Entry { seq, op, report }) = shared.next_entry() {
         // `execute` also drops the operation, so the resources of the operation are released before

@@ -205,24 +205,23 @@ impl Stream {
         direct: impl FnOnce() -> Result<()>,
         task: impl FnOnce() -> Result<Task>,
     ) -> Result<()> {
-        if let Kind::Cpu(stream) = &self.0 {
+        let _after_work = cpu::AfterWork;
+        while let Kind::Cpu(stream) = &self.0 {
             let mut held = None;
             let taken = match stream.take_favored(uses) {
                 None => stream.take_unfavored(uses, &mut held)?,
                 taken => taken,
             };
-            if let Some(taken) = taken {
-                let result = direct();
-                drop(taken);
-                drop(held);
-                cpu::after_work();
-                return result;
+            if let Some(_taken) = taken {
+                return direct();
+            }
+            if !stream.retries_direct(uses.accesses, uses.user)? {
+                break;
             }
         }
         // Nothing is held now: the work before this may need the tensors.
-        match &self.0 {
-            Kind::Cpu(stream) => stream.refuse_from_own_work("a blocking call")?,
-            Kind::Gpu(stream) => stream.refuse_from_own_work()?,
+        if let Kind::Gpu(stream) = &self.0 {
+            stream.refuse_from_own_work()?;
         }
         let ticket = self.enqueue_using(recording, uses, task()?, true)?;
         self.wait(ticket, None)

@@ -2,12 +2,13 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use fusewire::store::MemoryStore;
-use fusewire::{Communicator, DType, Error, Options, ReduceOp, WindowOptions};
+use fusewire::{Communicator, DType, Error, Event, Options, ReduceOp, Stream, WindowOptions};
 use fusewire_tests::device::{device, run_threads, stream, tensor};
 use fusewire_tests::safe_programs::PROGRAMS;
 
@@ -334,4 +335,46 @@ fn a_batch_that_receives_into_used_memory_is_refused() {
     }) {
         result.expect("the rank");
     }
+}
+
+/// A closure makes a blocking call on a busy stream, with a tensor that later work uses. That work
+/// waits for the closure.
+#[test]
+fn a_closure_calls_on_a_busy_stream() {
+    if device().is_gpu() {
+        return; // A closure on a GPU stream must not call the driver.
+    }
+    let (ended, end) = channel();
+    thread::spawn(move || {
+        for result in run_threads(1, &Options::default(), |comm| {
+            let (first, busy, last) = (Stream::new(), Stream::new(), Stream::new());
+            let [inner, other] = [comm.dup()?, comm.dup()?];
+            let t = tensor(DType::F32, 1000)?;
+            let is_enqueued = Arc::new(AtomicBool::new(false));
+            let (inside, gate) = (t.clone(), Arc::clone(&is_enqueued));
+            let on_busy = inner.on(&busy);
+            let ticket = first.host_fn(Arc::new(move || {
+                while !gate.load(Ordering::Acquire) {
+                    thread::yield_now();
+                }
+                on_busy.all_reduce(&inside, ReduceOp::Sum)
+            }))?;
+            let event = Event::new();
+            first.record(&event)?;
+            last.wait_event(&event)?;
+            let work = other.on(&last).all_reduce_async(&t, ReduceOp::Sum)?;
+            busy.host_fn(Arc::new(|| {
+                thread::sleep(Duration::from_millis(50));
+                Ok(())
+            }))?;
+            is_enqueued.store(true, Ordering::Release);
+            first.wait(ticket, None)?;
+            work.wait_blocking()
+        }) {
+            result.expect("the rank");
+        }
+        ended.send(()).expect("the test waits");
+    });
+    end.recv_timeout(Duration::from_secs(60))
+        .expect("no deadlock");
 }
