@@ -573,10 +573,15 @@ fn a_hook_that_panics_is_an_error_and_no_hang() {
             }
             graph.run(comm.stream())?;
             let ticket = graph.launch(comm.stream())?;
-            let error = comm.stream().wait(ticket, None).expect_err("a panic");
-            let expected = ["did not run to its end on rank 1", "panic of the hook"];
-            let expected = expected[comm.rank() as usize];
-            assert!(error.to_string().contains(expected), "{error}");
+            let result = comm.stream().wait(ticket, None);
+            // On a GPU, the hook is called at the end after the replay has ended on the other rank.
+            let may_succeed = device().is_gpu() && edge == ReplayEdge::End && comm.rank() == 0;
+            if !may_succeed || result.is_err() {
+                let error = result.expect_err("a panic");
+                let expected = ["did not run to its end on rank 1", "panic of the hook"];
+                let expected = expected[comm.rank() as usize];
+                assert!(error.to_string().contains(expected), "{error}");
+            }
             assert!(graph.run(comm.stream()).is_err());
             Ok(())
         });
