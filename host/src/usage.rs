@@ -1266,22 +1266,34 @@ mod tests {
     fn a_rank_waits_for_the_end_of_an_operation_of_another_rank() {
         let usage = Usage::new(100);
         let write = list(&[(&usage, 0, 50, true)]);
-        let rank = |rank| User::this_thread().as_rank(1, rank);
-        thread::scope(|scope| {
-            let held = InUse::begin(&write, rank(0), Name::Text("test")).expect("the first");
-            let other = scope.spawn(|| InUse::begin(&write, rank(1), Name::Text("test")).map(drop));
-            thread::sleep(GRACE / 5);
-            drop(held);
-            other.join().expect("no panic").expect("after the end");
-            let _held = InUse::begin(&write, rank(0), Name::Text("test")).expect("the first");
-            let other = scope.spawn(|| InUse::begin(&write, rank(1), Name::Text("test")).map(drop));
-            let message = other
-                .join()
-                .expect("no panic")
-                .expect_err("a deadlock")
-                .to_string();
-            assert!(message.contains("rank 0 of this communicator"), "{message}");
-        });
+        let begin = |rank| {
+            let user = User::this_thread().as_rank(1, rank);
+            InUse::begin(&write, user, Name::Text("test"))
+        };
+        // Returns the error of rank 1, or the time that it waited for rank 0.
+        let wait = |held_for: Duration| {
+            thread::scope(|scope| {
+                let held = begin(0).expect("the first");
+                let other = scope.spawn(|| {
+                    let began = Instant::now();
+                    begin(1).map(|_| began.elapsed())
+                });
+                thread::sleep(held_for);
+                if held_for < GRACE {
+                    drop(held);
+                    return other.join().expect("no panic");
+                }
+                let waited = other.join().expect("no panic");
+                drop(held);
+                waited
+            })
+        };
+        // On a busy machine, rank 0 may end too late, or rank 1 may begin after that.
+        let mut tries = (0..100).map(|_| wait(GRACE / 5));
+        let has_waited = |waited: Result<Duration>| waited.is_ok_and(|time| time > GRACE / 20);
+        assert!(tries.any(has_waited), "no wait for the end");
+        let message = wait(GRACE).expect_err("a deadlock").to_string();
+        assert!(message.contains("rank 0 of this communicator"), "{message}");
     }
 
     #[test]
@@ -1302,8 +1314,8 @@ mod tests {
         assert_eq!(words(&apart), apart);
         assert_eq!(words(&[(0, 1, false), (1, 2, false)]), [(0, 2, false)]);
         // An input next to an output stays an input.
-        let beside = [(0, 4, false), (4, 8, true)];
-        assert_eq!(words(&beside), beside);
+        let adjacent = [(0, 4, false), (4, 8, true)];
+        assert_eq!(words(&adjacent), adjacent);
         assert_eq!(words(&[(0, 4, false), (0, 8, true)]), [(0, 8, true)]);
         let cut = [(0, 4, true), (0, 8, false)];
         assert_eq!(words(&cut), cut);

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -132,6 +132,7 @@ fn ranks_that_write_one_tensor_get_an_error() {
 /// A hook that runs while the thread executes an operation may read the operation's tensor.
 #[test]
 fn an_abort_hook_reads_the_tensor_of_the_operation() {
+    let registered = Barrier::new(2);
     for result in run_threads(2, &Options::default(), |comm| {
         let x = tensor(DType::F32, 1000)?;
         let (inside, reads) = (x.clone(), Arc::new(Mutex::new(0)));
@@ -140,6 +141,7 @@ fn an_abort_hook_reads_the_tensor_of_the_operation() {
             inside.to_vec::<f32>().expect("the elements");
             *counter.lock().expect("the lock") += 1;
         });
+        registered.wait();
         if comm.rank() == 1 {
             thread::sleep(Duration::from_millis(50));
             comm.abort();
@@ -222,7 +224,7 @@ fn ranks_of_two_groups_use_one_tensor() {
     });
 }
 
-/// A rank may read what another rank reads, beside what that rank writes.
+/// A rank may read what another rank reads, next to what that rank writes.
 #[test]
 fn an_input_between_outputs_stays_an_input() {
     let buffer = tensor(DType::F32, 3000).expect("memory");
@@ -281,6 +283,7 @@ fn mappings_of_one_part_are_ordered() {
 fn abort_hooks_read_the_tensors_of_other_failing_operations() {
     for is_async in [false, true] {
         let tensors = [0, 1].map(|_| tensor(DType::F32, 1000).expect("memory"));
+        let registered = Barrier::new(2);
         for result in run_threads(2, &Options::default(), |comm| {
             let all = tensors.clone();
             let _hook = comm.register_abort_hook(move |_| {
@@ -290,7 +293,7 @@ fn abort_hooks_read_the_tensors_of_other_failing_operations() {
                     tensor.to_vec::<f32>().expect("the elements");
                 }
             });
-            comm.barrier()?;
+            registered.wait();
             let other = comm.clone();
             let aborter = thread::spawn(move || {
                 thread::sleep(Duration::from_millis(50));

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of the tests' waits, long enough for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a put that a stop of the process interrupts.
-const PUT_BYTES: usize = 256 << 20;
+const PUT_BYTES: usize = 64 << 20;
 const TRAFFIC: &str = "FUSEWIRE_TEST_TRAFFIC";
 
 fn options() -> Options {
