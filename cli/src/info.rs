@@ -66,8 +66,18 @@ fn items() -> Vec<Item> {
         gives: "every kernel",
         install: String::new(),
     }];
-    gpus(&mut items, "cuda", fusewire::cuda::devices(), Device::Cuda);
-    gpus(&mut items, "hip", fusewire::hip::devices(), Device::Hip);
+    gpus(
+        &mut items,
+        "cuda",
+        fusewire::cuda::devices().map_err(Into::into),
+        Device::Cuda,
+    );
+    gpus(
+        &mut items,
+        "hip",
+        fusewire::hip::devices().map_err(Into::into),
+        Device::Hip,
+    );
     items.extend(LIBRARIES.iter().map(Library::item));
     let tools: [(&str, Option<String>, &str, &str); 4] = [
         (

@@ -1,7 +1,6 @@
 //! The crate's error type. Each variant names the operation that failed.
 
 mod failure;
-mod transport;
 
 use core::fmt;
 use std::io;
@@ -10,7 +9,6 @@ use std::sync::Arc;
 use thiserror::Error as ThisError;
 
 pub use self::failure::{Activity, Failure};
-pub use self::transport::TransportFailure;
 
 /// Result of every fallible call of this crate.
 pub type Result<T, E = Error> = core::result::Result<T, E>;
@@ -165,18 +163,9 @@ pub enum Error {
         detail: String,
     },
 
-    /// A [`Transport`](crate::transport::Transport) call failed.
-    #[error("transport {operation} with {peer}: {kind}: {detail}")]
-    Transport {
-        /// The call, such as `write`.
-        operation: &'static str,
-        /// The peer: its URL without the secret, or another description.
-        peer: String,
-        /// Kind of the failure. Callers match on the kind to decide how to continue.
-        kind: TransportFailure,
-        /// Description of the failure, and what to do next.
-        detail: String,
-    },
+    /// A call of a [`Transport`](crate::transport::Transport) failed.
+    #[error(transparent)]
+    Transport(crate::transport::Error),
 
     /// A bounded wait for work on a stream timed out before the work was complete.
     #[error("work of the stream is not complete after {seconds} s")]
@@ -196,6 +185,7 @@ impl fmt::Debug for Error {
             ($($name:ident { $($field:ident),* },)*) => {
                 match self {
                     Self::Store(error) => f.debug_tuple("Store").field(error).finish(),
+                    Self::Transport(error) => f.debug_tuple("Transport").field(error).finish(),
                     Self::Timeout(failure) => f.debug_tuple("Timeout").field(failure).finish(),
                     Self::Mismatch(failure) => f.debug_tuple("Mismatch").field(failure).finish(),
                     Self::Failed(failure) => f.debug_tuple("Failed").field(failure).finish(),
@@ -220,7 +210,6 @@ impl fmt::Debug for Error {
             Communicator { name, detail },
             Backend { backend, operation, detail },
             Object { operation, rank, detail },
-            Transport { operation, peer, kind, detail },
             StreamTimeout { seconds },
         }
     }
@@ -233,6 +222,50 @@ impl From<crate::store::Error> for Error {
                 Self::InvalidArgument { operation, detail }
             }
             error => Self::Store(error),
+        }
+    }
+}
+
+impl From<crate::transport::Error> for Error {
+    fn from(error: crate::transport::Error) -> Self {
+        match error {
+            crate::transport::Error::InvalidArgument { operation, detail } => {
+                Self::InvalidArgument { operation, detail }
+            }
+            crate::transport::Error::Memory(error) => error.into(),
+            error => Self::Transport(error),
+        }
+    }
+}
+
+impl From<fusewire_driver::Error> for Error {
+    fn from(error: fusewire_driver::Error) -> Self {
+        use fusewire_driver::Error as Low;
+        match error {
+            Low::Driver {
+                library,
+                call,
+                detail,
+            } => Self::Driver {
+                library,
+                call,
+                detail,
+            },
+            Low::NoDevice { device, detail } => Self::NoDevice { device, detail },
+            Low::MemoryMap {
+                operation,
+                bytes,
+                source,
+            } => Self::MemoryMap {
+                operation,
+                bytes,
+                source,
+            },
+            Low::PeerSegment { rank, detail } => Self::PeerSegment { rank, detail },
+            Low::InvalidArgument { operation, detail } => {
+                Self::InvalidArgument { operation, detail }
+            }
+            error => Self::launch(error.to_string()),
         }
     }
 }

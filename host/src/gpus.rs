@@ -14,9 +14,9 @@ use crate::{Error, Result};
 pub fn open(device: Device) -> Result<Arc<Gpu>> {
     Gpu::open_with(device, || match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(ordinal) => crate::cuda::open(ordinal),
+        Device::Cuda(ordinal) => Ok(crate::cuda::open(ordinal)?),
         #[cfg(feature = "hip")]
-        Device::Hip(ordinal) => crate::hip::open(ordinal),
+        Device::Hip(ordinal) => Ok(crate::hip::open(ordinal)?),
         #[cfg(not(feature = "cuda"))]
         Device::Cuda(_) => Err(not_built(device, "cuda")),
         #[cfg(not(feature = "hip"))]

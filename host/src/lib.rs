@@ -32,10 +32,7 @@ pub mod bootstrap;
 mod collective;
 mod comm;
 pub mod cpu;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 mod deferred;
-mod descriptor;
 mod device;
 mod digest;
 mod error;
@@ -45,22 +42,24 @@ mod error;
 )]
 pub mod gpu;
 mod gpus;
-#[cfg(feature = "hip")]
-pub mod hip;
 mod memory;
 mod options;
 mod plan;
-mod process;
 
 mod stream;
 mod tensor;
 #[doc(hidden)]
 pub mod testing;
-pub mod transport;
 mod usage;
 mod user_kernels;
 
 pub use self::collective::{Collective, Op, Operands};
+#[cfg(feature = "cuda")]
+pub use fusewire_driver::cuda;
+#[cfg(feature = "hip")]
+pub use fusewire_driver::hip;
+pub(crate) use fusewire_driver::{descriptor, process};
+pub use fusewire_net as transport;
 pub use fusewire_store as store;
 
 pub use self::algorithm::Algorithm;

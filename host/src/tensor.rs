@@ -152,7 +152,11 @@ impl Tensor {
             });
         }
         let memory = match (device, NonNull::new(at)) {
-            (Device::Cpu, Some(at)) => Memory::Host(Segment::adopt(at, bytes)),
+            (Device::Cpu, Some(at)) => {
+                // SAFETY: the caller keeps the memory valid until `keep` is dropped. The allocation
+                // below owns both the segment and `keep`.
+                Memory::Host(unsafe { Segment::adopt(at, bytes) })
+            }
             (Device::Cpu, None) => {
                 return Err(Error::InvalidArgument {
                     operation: "adopt tensor",

@@ -86,7 +86,7 @@ impl Communicator {
             let object = driver
                 .create_multicast(memory.bytes, self.size())
                 .map(&hold);
-            match object.and_then(|object| {
+            match object.map_err(Error::from).and_then(|object| {
                 let export = driver.export_multicast(&object.raw)?;
                 Ok((Offer::new(export)?, object))
             }) {
@@ -111,7 +111,10 @@ impl Communicator {
             raw.inspect_err(warn).ok().map(&hold)
         };
         let taken = made.or_else(take);
-        let join = |object: &Multicast| driver.join_multicast(&object.raw).inspect_err(warn);
+        let join = |object: &Multicast| {
+            let joined = driver.join_multicast(&object.raw);
+            joined.map_err(Error::from).inspect_err(warn)
+        };
         let joined = taken.filter(|object| join(object).is_ok());
         if self.step(joined.is_some(), &[])?.is_none() {
             return Ok(None);
@@ -119,7 +122,7 @@ impl Communicator {
         drop(offer);
         let bind = |mut object: Multicast, memory: &RawMemory| {
             let address = driver.bind_multicast(&object.raw, memory);
-            object.address = address.inspect_err(warn).ok()?;
+            object.address = address.map_err(Error::from).inspect_err(warn).ok()?;
             Some(object)
         };
         let bound = joined

@@ -89,7 +89,7 @@ impl OnGpu {
         }
         let bytes = bytemuck::bytes_of(&constants);
         // SAFETY: the scratch is large enough, and no kernel runs yet.
-        unsafe { self.gpu.driver().write(scratch.address(), bytes) }
+        unsafe { Ok(self.gpu.driver().write(scratch.address(), bytes)?) }
     }
 
     pub(super) fn gpu(&self) -> &Arc<Gpu> {

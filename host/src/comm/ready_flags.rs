@@ -201,7 +201,7 @@ impl ReadyFlags {
             Arc::new(move || this.wait_for(index, THERE)),
             |driver, raw, at| {
                 // SAFETY: `on_stream` checked the index, and the closure keeps the words alive.
-                unsafe { driver.wait_value(raw, at, THERE) }
+                unsafe { Ok(driver.wait_value(raw, at, THERE)?) }
             },
         )
     }
@@ -219,7 +219,7 @@ impl ReadyFlags {
         };
         self.on_stream(stream, index, Arc::new(write), move |driver, raw, at| {
             // SAFETY: `on_stream` checked the index, and the closure keeps the words alive.
-            unsafe { driver.write_value(raw, at, value) }
+            unsafe { Ok(driver.write_value(raw, at, value)?) }
         })
     }
 

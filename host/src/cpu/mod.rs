@@ -2,27 +2,25 @@
 //! counterparts.
 
 mod cache;
-mod descriptor;
 mod event;
 mod graph;
 mod launch;
 mod multi_rank_grid;
 mod queue;
 mod running;
-mod segment;
 mod stream;
 
 #[cfg(test)]
 mod tests;
 
-pub use descriptor::SegmentDescriptor;
+pub use fusewire_driver::{Segment, SegmentDescriptor};
+
 pub use event::CpuEvent;
 pub use graph::{CpuGraph, CpuGraphExec, HostFn};
 pub use launch::{
     BlockOrder, Grid, KeepAlive, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
 pub use multi_rank_grid::run_multi_rank_grid;
-pub use segment::Segment;
 pub use stream::{CpuStream, CpuTicket, Item};
 
 pub(crate) use cache::last_level_bytes;

@@ -40,7 +40,7 @@ impl Event {
     }
 
     pub(crate) fn query(&self) -> Result<bool> {
-        self.inner.gpu.driver().query_event(self.inner.raw)
+        Ok(self.inner.gpu.driver().query_event(self.inner.raw)?)
     }
 
     pub(crate) fn elapsed_since(&self, start: &Self) -> Result<Duration> {

@@ -106,7 +106,7 @@ pub(super) fn retain(gpu: &Arc<Gpu>, graph: RawGraph, value: Box<dyn Any + Send>
         // owns the box.
         drop(unsafe { Box::from_raw(data) });
     }
-    result
+    Ok(result?)
 }
 
 /// A captured graph.

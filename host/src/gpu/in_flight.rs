@@ -153,7 +153,7 @@ impl DeferredRelease {
                 }
                 Some(Ok(false)) => return false,
                 Some(Ok(true)) => None,
-                Some(Err(error)) => Some(error),
+                Some(Err(error)) => Some(Error::from(error)),
             };
             let Some(work) = self.in_flight.pop_front() else {
                 break;

@@ -200,7 +200,8 @@ impl Launch {
                 &self.shape,
                 &mut parameters[..self.kernel.params.len()],
                 stream,
-            )
+            )?;
         }
+        Ok(())
     }
 }

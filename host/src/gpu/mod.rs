@@ -5,7 +5,6 @@
 //! with any [`driver::Driver`], CUDA or HIP.
 
 mod device;
-pub mod driver;
 mod event;
 mod graph;
 pub mod images;
@@ -19,6 +18,8 @@ mod share;
 mod stream;
 
 pub(crate) use self::device::HostLine;
+pub use fusewire_driver::gpu as driver;
+
 pub use self::device::{Gpu, LoadedModule};
 pub(crate) use self::event::Event;
 pub(crate) use self::graph::{Graph, GraphExec};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use fusewire_device::native::{KernelInfo, ParamField};
 
-use super::driver::{Driver, FunctionProperties, RawFunction, RawModule};
+use super::driver::{FunctionProperties, ModuleDriver, RawFunction, RawModule};
 use super::images::{Image, Images};
 use crate::{Error, Result};
 
@@ -54,7 +54,7 @@ impl Module {
     /// `Error::Image` if a kernel is missing, or if the parameter offsets in the image differ from
     /// those in the program; `Error::Driver` if the driver cannot load the image.
     pub fn load<'a>(
-        driver: &dyn Driver,
+        driver: &dyn ModuleDriver,
         image: &Image,
         kernels: impl IntoIterator<Item = &'a KernelInfo>,
     ) -> Result<Self> {
@@ -122,7 +122,7 @@ impl Module {
 /// The errors of [`Module::load`]; `Error::Image` if the library has no image for the device or for
 /// one of the families.
 pub fn load_library(
-    driver: &dyn Driver,
+    driver: &dyn ModuleDriver,
     images: &Images,
     kernels: &[&[KernelInfo]],
 ) -> Result<Vec<Module>> {
@@ -160,7 +160,7 @@ pub fn load_library(
 /// Looks up a kernel in a module and compares the parameters in the image with those of the
 /// program.
 fn function(
-    driver: &dyn Driver,
+    driver: &dyn ModuleDriver,
     image: &Image,
     module: RawModule,
     kernel: &KernelInfo,

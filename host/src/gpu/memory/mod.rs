@@ -113,7 +113,7 @@ impl Memory {
         let driver = gpu.driver();
         let raw = descriptor
             .wire
-            .import(rank, |import| driver.import(import, descriptor.mapped))?;
+            .import(rank, |import| Ok(driver.import(import, descriptor.mapped)?))?;
         let offset = match descriptor.wire {
             Wire::Ipc(_, start) => start,
             _ => 0,
@@ -214,7 +214,7 @@ impl Memory {
         // SAFETY: `check` has established that the range lies in the mapped memory. A race with a
         // kernel leaves unspecified bytes in device memory and is not undefined behaviour on the
         // host.
-        unsafe { self.gpu.driver().write(self.raw.address + offset, bytes) }
+        unsafe { Ok(self.gpu.driver().write(self.raw.address + offset, bytes)?) }
     }
 
     /// Fills `bytes` from this memory at byte `offset`, concurrently with other work on the device.
@@ -223,7 +223,7 @@ impl Memory {
         // SAFETY: `check` has established that the range lies in the mapped memory. The target is a
         // host slice that this call borrows exclusively. A race with a kernel yields unspecified
         // bytes.
-        unsafe { self.gpu.driver().read(bytes, self.raw.address + offset) }
+        unsafe { Ok(self.gpu.driver().read(bytes, self.raw.address + offset)?) }
     }
 
     fn check(&self, offset: u64, bytes: usize) -> Result<()> {

@@ -114,6 +114,6 @@ impl Offer {
             rank,
             detail: "it published no multicast object".to_owned(),
         })?;
-        wire.import(rank, |import| driver.import_multicast(import, size))
+        wire.import(rank, |import| Ok(driver.import_multicast(import, size)?))
     }
 }

@@ -7,11 +7,9 @@ use std::sync::Mutex;
 use fusewire_kernels::KERNELS;
 
 use super::*;
-use crate::gpu::driver::{
-    Callback, CaptureStatus, Export, HostMemory, Import, LaunchShape, MemoryKind, Properties,
-    RawEvent, RawGraph, RawGraphExec, RawMemory, RawStream,
-};
+use crate::gpu::driver::{DeviceDriver, LaunchShape, Properties, RawStream};
 use crate::gpu::images::Entry;
+use fusewire_driver::Result as DriverResult;
 
 /// A fake driver that loads images. Panics in methods that module loading must not call.
 #[derive(Debug)]
@@ -54,27 +52,7 @@ impl Fake {
     }
 }
 
-macro_rules! not_called {
-    ($($(#[$kind:ident])? fn $name:ident(
-        &self $(, $argument:ident: $type:ty)*
-    ) -> $result:ty;)*) => {$(
-        not_called!(@ $($kind)? $name($($argument: $type),*) -> $result);
-    )*};
-    (@ $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
-        fn $name(&self $(, $argument: $type)*) -> $result {
-            let _ = ($($argument,)*);
-            panic!("loading a module has called {}", stringify!($name))
-        }
-    };
-    (@ hazard $name:ident($($argument:ident: $type:ty),*) -> $result:ty) => {
-        unsafe fn $name(&self $(, $argument: $type)*) -> $result {
-            let _ = ($($argument,)*);
-            panic!("loading a module has called {}", stringify!($name))
-        }
-    };
-}
-
-impl Driver for Fake {
+impl DeviceDriver for Fake {
     fn library(&self) -> &'static str {
         "fake"
     }
@@ -82,23 +60,25 @@ impl Driver for Fake {
     fn properties(&self) -> &Properties {
         &self.properties
     }
+}
 
-    fn load(&self, image: &[u8]) -> Result<RawModule> {
+impl ModuleDriver for Fake {
+    fn load(&self, image: &[u8]) -> DriverResult<RawModule> {
         if self.properties.architecture.starts_with("sm_") && image.last() != Some(&0) {
-            return Err(Error::Driver {
+            return Err(fusewire_driver::Error::Driver {
                 library: "fake",
                 call: "load",
                 detail: "PTX without its zero byte".to_owned(),
             });
         }
         // Parses the bytes again, because a driver receives only the bytes of an image.
-        let image = Image::new("loaded", image.to_vec())?;
+        let image = Image::new("loaded", image.to_vec()).unwrap();
         let mut modules = self.modules.lock().unwrap();
         modules.push(image);
         Ok(RawModule(modules.len()))
     }
 
-    fn function(&self, module: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
+    fn function(&self, module: RawModule, name: &CStr) -> DriverResult<Option<RawFunction>> {
         let modules = self.modules.lock().unwrap();
         let image = &modules[module.0 - 1];
         let at = image
@@ -113,13 +93,13 @@ impl Driver for Fake {
         Ok(at.map(|at| RawFunction(module.0 << 16 | at)))
     }
 
-    fn parameters(&self, function: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
+    fn parameters(&self, function: RawFunction) -> DriverResult<Option<Vec<(usize, usize)>>> {
         let modules = self.modules.lock().unwrap();
         let entry = &modules[(function.0 >> 16) - 1].entries[function.0 & 0xffff];
         Ok(self.reports.then(|| entry.parameters.clone()))
     }
 
-    fn function_properties(&self, _: RawFunction) -> Result<FunctionProperties> {
+    fn function_properties(&self, _: RawFunction) -> DriverResult<FunctionProperties> {
         Ok(FunctionProperties {
             registers: 40,
             local_bytes: self.local_bytes,
@@ -128,55 +108,18 @@ impl Driver for Fake {
         })
     }
 
-    not_called! {
-        fn allocate(&self, bytes: u64, kind: MemoryKind) -> Result<RawMemory>;
-        #[hazard] fn release(&self, memory: RawMemory) -> Result<()>;
-        fn export(&self, memory: &RawMemory) -> Result<Export>;
-        fn export_foreign(&self, address: u64) -> Result<(Export, u64, u64)>;
-        fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
-        fn allocate_host(&self, bytes: usize) -> Result<HostMemory>;
-        #[hazard] fn release_host(&self, memory: HostMemory) -> Result<()>;
-        #[hazard] fn write(&self, to: u64, from: &[u8]) -> Result<()>;
-        #[hazard] fn read(&self, to: &mut [u8], from: u64) -> Result<()>;
-        #[hazard] fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
-        fn resident_blocks(&self, function: RawFunction, threads: u32, shared: u32) -> Result<u32>;
-        #[hazard] fn launch(
-            &self,
-            function: RawFunction,
-            shape: &LaunchShape,
-            parameters: &mut [*mut c_void],
-            stream: RawStream
-        ) -> Result<()>;
-        fn create_stream(&self) -> Result<RawStream>;
-        #[hazard] fn destroy_stream(&self, stream: RawStream) -> Result<()>;
-        fn query_stream(&self, stream: RawStream) -> Result<bool>;
-        fn synchronize_stream(&self, stream: RawStream) -> Result<()>;
-        #[hazard] fn host_function(
-            &self,
-            stream: RawStream,
-            callback: Callback,
-            data: *mut c_void
-        ) -> Result<()>;
-        fn create_event(&self, timed: bool) -> Result<RawEvent>;
-        #[hazard] fn destroy_event(&self, event: RawEvent) -> Result<()>;
-        fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()>;
-        fn query_event(&self, event: RawEvent) -> Result<bool>;
-        fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
-        fn elapsed(&self, start: RawEvent, end: RawEvent) -> Result<f32>;
-        fn begin_capture(&self, stream: RawStream) -> Result<()>;
-        fn end_capture(&self, stream: RawStream) -> Result<RawGraph>;
-        fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
-        #[hazard] fn retain(
-            &self,
-            graph: RawGraph,
-            callback: Callback,
-            data: *mut c_void
-        ) -> Result<()>;
-        fn graph_nodes(&self, graph: RawGraph) -> Result<usize>;
-        fn instantiate(&self, graph: RawGraph) -> Result<RawGraphExec>;
-        #[hazard] fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()>;
-        #[hazard] fn destroy_graph(&self, graph: RawGraph) -> Result<()>;
-        #[hazard] fn destroy_exec(&self, exec: RawGraphExec) -> Result<()>;
+    fn resident_blocks(&self, _: RawFunction, _: u32, _: u32) -> DriverResult<u32> {
+        panic!("loading a module has asked for the occupancy")
+    }
+
+    unsafe fn launch(
+        &self,
+        _: RawFunction,
+        _: &LaunchShape,
+        _: &mut [*mut c_void],
+        _: RawStream,
+    ) -> DriverResult<()> {
+        panic!("loading a module has launched a kernel")
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{Error, Result};
 impl Stream {
     /// Returns the driver's capture status of the stream.
     pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
-        self.inner.gpu.driver().capture_status(self.inner.raw)
+        Ok(self.inner.gpu.driver().capture_status(self.inner.raw)?)
     }
 
     /// Returns the number and the graph of the active capture, or `None` without a capture. Fails

@@ -146,7 +146,7 @@ impl Inner {
                 return;
             };
             let ended = if recorded {
-                driver.query_event(event)
+                driver.query_event(event).map_err(Error::from)
             } else {
                 self.is_past_unrecorded()
             };
@@ -185,7 +185,7 @@ impl Inner {
     fn is_past_unrecorded(&self) -> Result<bool> {
         let driver = self.gpu.driver();
         match driver.capture_status(self.raw)? {
-            CaptureStatus::None => driver.query_stream(self.raw),
+            CaptureStatus::None => Ok(driver.query_stream(self.raw)?),
             // A query would invalidate the capture.
             _ => Ok(false),
         }

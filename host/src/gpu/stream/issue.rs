@@ -119,7 +119,7 @@ impl Stream {
                     // the work hold at every replay (`Launch::new`), and the graph retains the
                     // memory that the work uses.
                     let launched = unsafe { driver.launch_graph(exec.inner.raw, raw) };
-                    launched.inspect_err(|_| {
+                    launched.map_err(Error::from).inspect_err(|_| {
                         let _ = exec.inner.settle(number, &words, false);
                     })
                 });
@@ -198,7 +198,7 @@ impl Stream {
         state.in_flight.push_back(InFlight {
             number,
             event,
-            unrecorded: recorded.err(),
+            unrecorded: recorded.err().map(Error::from),
             sticky,
             kind,
             _guard: guard,

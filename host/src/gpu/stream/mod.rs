@@ -170,10 +170,8 @@ impl Stream {
     }
 
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
-        self.inner
-            .gpu
-            .driver()
-            .record_event(event.raw(), self.inner.raw)
+        let driver = self.inner.gpu.driver();
+        Ok(driver.record_event(event.raw(), self.inner.raw)?)
     }
 
     /// Makes all later work of this stream wait for the operation `number` of `source`, and not for
@@ -190,14 +188,12 @@ impl Stream {
             return Err(error.clone());
         }
         let driver = self.inner.gpu.driver();
-        driver.wait_event(self.inner.raw, work.event)
+        Ok(driver.wait_event(self.inner.raw, work.event)?)
     }
 
     pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
-        self.inner
-            .gpu
-            .driver()
-            .wait_event(self.inner.raw, event.raw())
+        let driver = self.inner.gpu.driver();
+        Ok(driver.wait_event(self.inner.raw, event.raw())?)
     }
 }
 

@@ -10,7 +10,7 @@ use fusewire_device::native::{Isa, KernelInfo};
 
 use super::super::super::driver::*;
 use crate::cpu::run_multi_rank_grid;
-use crate::{Error, Result};
+use fusewire_driver::{Error, Result};
 
 /// A call that the fake driver received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,13 +96,17 @@ impl Fake {
     }
 }
 
-impl Driver for Fake {
+impl DeviceDriver for Fake {
     fn library(&self) -> &'static str {
         "fake"
     }
+
     fn properties(&self) -> &Properties {
         &self.properties
     }
+}
+
+impl MemoryDriver for Fake {
     fn allocate(&self, bytes: u64, _: MemoryKind) -> Result<RawMemory> {
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         let words = vec![0u64; bytes.div_ceil(8) as usize].into_boxed_slice();
@@ -113,6 +117,7 @@ impl Driver for Fake {
             origin: Origin::Whole,
         })
     }
+
     unsafe fn release(&self, memory: RawMemory) -> Result<()> {
         self.allocated.fetch_sub(memory.bytes, Ordering::Relaxed);
         let words = core::ptr::slice_from_raw_parts_mut(
@@ -124,41 +129,56 @@ impl Driver for Fake {
         drop(unsafe { Box::from_raw(words) });
         Ok(())
     }
+
     fn export(&self, _: &RawMemory) -> Result<Export> {
         self.refuse("export")
     }
+
     fn export_foreign(&self, _: u64) -> Result<(Export, u64, u64)> {
         self.refuse("export_foreign")
     }
+
     fn import(&self, _: Import<'_>, _: u64) -> Result<RawMemory> {
         self.refuse("import")
     }
+
     fn allocate_host(&self, _: usize) -> Result<HostMemory> {
         self.refuse("allocate_host")
     }
+
     unsafe fn release_host(&self, _: HostMemory) -> Result<()> {
         self.refuse("release_host")
     }
+}
+
+impl CopyDriver for Fake {
     unsafe fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         self.log(Call::Write(to));
         // SAFETY: a `MultiRankGrid` writes only to its table, which `allocate` returned.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
         Ok(())
     }
+
     unsafe fn read(&self, _: &mut [u8], _: u64) -> Result<()> {
         self.refuse("read")
     }
+
     unsafe fn copy(&self, _: u64, _: u64, _: u64, _: RawStream) -> Result<()> {
         self.refuse("copy")
     }
+}
+
+impl ModuleDriver for Fake {
     fn load(&self, _: &[u8]) -> Result<RawModule> {
         self.refuse("load")
     }
+
     fn function(&self, _: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let name = kernel_name(name.to_str().unwrap()).expect("only grid forms are asked for");
         let index = self.kernels.iter().position(|kernel| kernel.name == name);
         Ok(index.map(RawFunction))
     }
+
     fn parameters(&self, _: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
         Ok(Some(if self.mistakes.load(Ordering::Relaxed) {
             vec![(0, 8)]
@@ -166,12 +186,15 @@ impl Driver for Fake {
             vec![(0, 8), (8, 4)]
         }))
     }
+
     fn function_properties(&self, _: RawFunction) -> Result<FunctionProperties> {
         self.refuse("function_properties")
     }
+
     fn resident_blocks(&self, _: RawFunction, _: u32, _: u32) -> Result<u32> {
         Ok(1)
     }
+
     unsafe fn launch(
         &self,
         function: RawFunction,
@@ -199,51 +222,77 @@ impl Driver for Fake {
         let kernel = &self.kernels[function.0];
         // SAFETY: the table contains one parameter struct per rank. If `miscounts` is set, the grid
         // has one rank, so only the struct of rank 0 is read.
-        unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) }
+        let ran =
+            unsafe { run_multi_rank_grid(kernel, Isa::Baseline, &params, ranks, shape.threads) };
+        ran.map_err(|error| Error::Driver {
+            library: "fake",
+            call: "launch",
+            detail: error.to_string(),
+        })
     }
+}
+
+impl StreamDriver for Fake {
     fn create_stream(&self) -> Result<RawStream> {
         Ok(RawStream(self.handle()))
     }
+
     unsafe fn destroy_stream(&self, _: RawStream) -> Result<()> {
         self.live.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
+
     fn query_stream(&self, _: RawStream) -> Result<bool> {
         Ok(true)
     }
+
     fn synchronize_stream(&self, _: RawStream) -> Result<()> {
         Ok(())
     }
+
     unsafe fn host_function(&self, _: RawStream, _: Callback, _: *mut c_void) -> Result<()> {
         self.refuse("host_function")
     }
+}
+
+impl EventDriver for Fake {
     fn create_event(&self, _: bool) -> Result<RawEvent> {
         Ok(RawEvent(self.handle()))
     }
+
     unsafe fn destroy_event(&self, _: RawEvent) -> Result<()> {
         self.live.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
+
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         self.log(Call::Record(event, stream));
         Ok(())
     }
+
     fn query_event(&self, _: RawEvent) -> Result<bool> {
         Ok(!self.hangs.load(Ordering::Relaxed))
     }
+
     fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         self.log(Call::Wait(stream, event));
         Ok(())
     }
+
     fn elapsed(&self, _: RawEvent, _: RawEvent) -> Result<f32> {
         self.refuse("elapsed")
     }
+}
+
+impl GraphDriver for Fake {
     fn begin_capture(&self, _: RawStream) -> Result<()> {
         self.refuse("begin_capture")
     }
+
     fn end_capture(&self, _: RawStream) -> Result<RawGraph> {
         self.refuse("end_capture")
     }
+
     fn capture_status(&self, _: RawStream) -> Result<CaptureStatus> {
         Ok(if self.captures.load(Ordering::Relaxed) {
             CaptureStatus::Active(1, RawGraph(1))
@@ -251,22 +300,30 @@ impl Driver for Fake {
             CaptureStatus::None
         })
     }
+
     unsafe fn retain(&self, _: RawGraph, _: Callback, _: *mut c_void) -> Result<()> {
         self.refuse("retain")
     }
+
     fn graph_nodes(&self, _: RawGraph) -> Result<usize> {
         self.refuse("graph_nodes")
     }
+
     fn instantiate(&self, _: RawGraph) -> Result<RawGraphExec> {
         self.refuse("instantiate")
     }
+
     unsafe fn launch_graph(&self, _: RawGraphExec, _: RawStream) -> Result<()> {
         self.refuse("launch_graph")
     }
+
     unsafe fn destroy_graph(&self, _: RawGraph) -> Result<()> {
         self.refuse("destroy_graph")
     }
+
     unsafe fn destroy_exec(&self, _: RawGraphExec) -> Result<()> {
         self.refuse("destroy_exec")
     }
 }
+
+impl MulticastDriver for Fake {}

@@ -1,0 +1,157 @@
+//! Opens devices and reads the number of hardware queues from the environment.
+
+use core::sync::atomic::AtomicU32;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+
+use super::context::{self, Cuda, RelaxedCapture};
+use super::library::Library;
+use super::staging::Staging;
+use super::{device, multicast, virtual_memory};
+use crate::gpu::{Driver, Properties};
+use crate::{Error, Result};
+
+/// The environment variable that sets the number of hardware queues.
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// Environment variables and values that a process should have before it uses this module. A
+/// launcher sets the variables that are not set already.
+///
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues for streams: 8 by default, at
+/// most 32. The driver reads the variable once, when it creates the context of a device. [`open`]
+/// does not set the variable, for two reasons. Changing the environment while another thread reads
+/// it is undefined behaviour, and a C library may read it at any time. The change would also have
+/// no effect if another library has already used CUDA. Therefore the launcher or the program sets
+/// the variable ([`prepare_environment`]). A process with more streams than queues logs a warning.
+pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
+
+/// Number of hardware queues if [`CONNECTIONS`] is not set or not valid.
+const QUEUES: u32 = 8;
+
+/// Sets the variables of [`ENVIRONMENT`] that are not set already. Call this function at the start
+/// of `main`, before any use of CUDA.
+///
+/// # Safety
+/// The process must have no other thread. A thread that reads the environment concurrently, in any
+/// language, would race with this function.
+pub unsafe fn prepare_environment() {
+    for (name, value) in ENVIRONMENT {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: the caller guarantees that the process has no other thread.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// Returns the number of hardware queues according to the environment of this process.
+pub(super) fn queues() -> u32 {
+    queues_of(std::env::var(CONNECTIONS).ok().as_deref())
+}
+
+/// Returns the number of hardware queues if [`CONNECTIONS`] has the given value.
+pub(super) fn queues_of(value: Option<&str>) -> u32 {
+    value
+        .and_then(|value| value.trim().parse().ok())
+        .filter(|queues| (1..=32).contains(queues))
+        .unwrap_or(QUEUES)
+}
+
+/// Opens the CUDA device with index `ordinal`. All calls with the same `ordinal` return the same
+/// driver. The first call retains the primary context of the device, which PyTorch and the CUDA
+/// runtime also use, and may wait for the device.
+///
+/// # Errors
+/// `Error::NoDevice` if there is no driver, if the driver does not support CUDA 12.0, or if there
+/// is no such device; `Error::Driver` if the driver lacks a required symbol or if a call fails.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
+    static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(driver) = open.get(&ordinal) {
+        return Ok(Arc::clone(driver) as Arc<dyn Driver>);
+    }
+    let driver = Arc::new(Cuda::new(Library::open()?, ordinal)?);
+    open.insert(ordinal, Arc::clone(&driver));
+    Ok(driver)
+}
+
+/// Returns the properties of every CUDA device that the process sees. Creates no context and uses
+/// no device memory. [`Properties::fabric`] is not verified: only [`open`] checks that fabric
+/// handles can be created.
+///
+/// # Errors
+/// The errors of [`open`].
+pub fn devices() -> Result<Vec<Properties>> {
+    let library = Library::open()?;
+    (0..device::count(library)?)
+        .map(|ordinal| device::properties(library, device::device(library, ordinal)?, ordinal))
+        .collect()
+}
+
+impl Cuda {
+    /// Retains the primary context of device `ordinal` and queries the properties of the device.
+    fn new(library: &'static Library, ordinal: u32) -> Result<Self> {
+        let count = device::count(library)?;
+        if ordinal >= count {
+            return Err(Error::NoDevice {
+                device: format!("cuda:{ordinal}"),
+                detail: format!(
+                    "this process sees {count} CUDA device(s), numbered from 0; check \
+                        CUDA_VISIBLE_DEVICES"
+                ),
+            });
+        }
+        let number = device::device(library, ordinal)?;
+        let mut properties = device::properties(library, number, ordinal)?;
+        let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        let major = device::attribute(library, number, major)?;
+        let rdma = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+        let rdma = device::attribute(library, number, rdma)? != 0;
+
+        let mut context = core::ptr::null_mut();
+        // SAFETY: `context` is writable. The context is never released, so its handle stays valid.
+        library.check("cuDevicePrimaryCtxRetain", unsafe {
+            (library.cuDevicePrimaryCtxRetain)(&raw mut context, number)
+        })?;
+        context::enter(library, context.addr())?;
+        let relaxed = RelaxedCapture::new(library)?;
+
+        let mut handles = 0;
+        if properties.descriptors {
+            handles |= virtual_memory::DESCRIPTOR;
+        }
+        let both = handles | virtual_memory::FABRIC;
+        properties.fabric =
+            properties.fabric && virtual_memory::probe_fabric(&relaxed, number, both, rdma);
+        if properties.fabric {
+            handles = both;
+        } else {
+            properties.domain = None;
+        }
+        let granularity = if handles == 0 {
+            super::memory::WHOLE_SHARED
+        } else {
+            let memory = virtual_memory::granularity(&relaxed, number, handles, rdma)?;
+            let both = properties
+                .multicast
+                .then(|| multicast::granularity(&relaxed, memory, 2, handles))
+                .and_then(Result::ok);
+            memory.max(both.unwrap_or(0))
+        };
+        properties.multicast = properties.multicast && handles != 0;
+        let staging = Mutex::new(Staging::new(&relaxed)?);
+        Ok(Self {
+            library,
+            device: number,
+            context: context.addr(),
+            properties,
+            major,
+            handles,
+            rdma,
+            granularity,
+            streams: AtomicU32::new(0),
+            staging,
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! Streams and the work that they execute: copies, host functions, and waits for and writes of
+//! words in device memory.
+
+use core::ffi::{c_uint, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::sys;
+
+use super::context::Cuda;
+use super::error::NOT_READY;
+use super::library::Library;
+use super::open::queues;
+use crate::Result;
+use crate::gpu::{Callback, RawStream, StreamDriver};
+
+/// Converts a stream to the library's type.
+pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
+    stream.0 as sys::CUstream
+}
+
+/// Creates a stream in the current context. The stream does not synchronise with the legacy default
+/// stream.
+pub(super) fn create(library: &Library) -> Result<RawStream> {
+    let mut stream = core::ptr::null_mut();
+    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+    // SAFETY: `stream` is writable.
+    library.check("cuStreamCreate", unsafe {
+        (library.cuStreamCreate)(&raw mut stream, flags)
+    })?;
+    Ok(RawStream(stream.addr()))
+}
+
+impl StreamDriver for Cuda {
+    /// Creates a stream.
+    fn create_stream(&self) -> Result<RawStream> {
+        let library = self.relaxed()?;
+        let stream = create(&library)?;
+        // `fetch_add` returns the count before the increment. The 2 counts the new stream and the
+        // staging stream of the driver object, which also uses a queue.
+        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        let queues = queues();
+        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                streams,
+                queues,
+                "more streams than hardware queues: kernels that wait for each other may \
+                 deadlock; start the process with CUDA_DEVICE_MAX_CONNECTIONS=32"
+            );
+        }
+        Ok(stream)
+    }
+
+    /// Destroys a stream.
+    ///
+    /// # Safety
+    /// The preconditions of [`Driver::destroy_stream`](crate::gpu::Driver::destroy_stream).
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: the caller guarantees that the stream came from `create_stream` and is no longer
+        // used.
+        library.check("cuStreamDestroy", unsafe {
+            (library.cuStreamDestroy_v2)(raw(stream))
+        })?;
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns true if all work of a stream is complete.
+    fn query_stream(&self, stream: RawStream) -> Result<bool> {
+        let library = self.relaxed()?;
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        library.check("cuStreamQuery", code).map(|()| true)
+    }
+
+    /// Blocks until all work of a stream is complete.
+    fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
+        let library = self.relaxed()?;
+        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        library.check("cuStreamSynchronize", unsafe {
+            (library.cuStreamSynchronize)(raw(stream))
+        })
+    }
+
+    /// Enqueues a call of `callback` with `data` on a stream.
+    ///
+    /// # Safety
+    /// The preconditions of [`Driver::host_function`](crate::gpu::Driver::host_function).
+    unsafe fn host_function(
+        &self,
+        stream: RawStream,
+        callback: Callback,
+        data: *mut c_void,
+    ) -> Result<()> {
+        let library = self.enter()?;
+        // SAFETY: `stream` is a live handle. The caller guarantees that `data` is valid for
+        // `callback` at every call.
+        library.check("cuLaunchHostFunc", unsafe {
+            (library.cuLaunchHostFunc)(raw(stream), Some(callback), data)
+        })
+    }
+
+    /// Makes a stream wait until the word at `at` has reached `value`. The `_v2` functions require
+    /// no device attribute for 32-bit words (attributes 122 and 123 are for 64-bit words and for
+    /// NOR). The call fails on a device that does not support these functions, such as some virtual
+    /// GPUs.
+    ///
+    /// # Safety
+    /// The preconditions of [`Driver::wait_value`](crate::gpu::Driver::wait_value).
+    unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let library = self.enter()?;
+        let function = library.cuStreamWaitValue32_v2.need()?;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as c_uint;
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
+        library.check("cuStreamWaitValue32", unsafe {
+            function(raw(stream), at, value, flags)
+        })
+    }
+
+    /// Makes a stream write `value` to the word at `at`. With the default flags, a memory barrier
+    /// precedes the write.
+    ///
+    /// # Safety
+    /// The preconditions of [`Driver::write_value`](crate::gpu::Driver::write_value).
+    unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
+        let library = self.enter()?;
+        let function = library.cuStreamWriteValue32_v2.need()?;
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as c_uint;
+        // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
+        library.check("cuStreamWriteValue32", unsafe {
+            function(raw(stream), at, value, flags)
+        })
+    }
+}

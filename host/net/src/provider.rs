@@ -1,0 +1,96 @@
+//! Traits of transport providers.
+//!
+//! The interface has the operations *write*, *read* and *notify* instead of a byte stream, because
+//! RDMA hardware implements these operations. A verbs provider would map them as follows:
+//!
+//! - `write` is `IBV_WR_RDMA_WRITE`. With a notification it is `IBV_WR_RDMA_WRITE_WITH_IMM`, which
+//!   is ordered after the earlier writes of its queue pair, as this interface requires.
+//! - `read` is `IBV_WR_RDMA_READ`.
+//! - `wait_for_write` counts receive completions. A polling thread completes the [`Pending`]s from
+//!   the completion queue.
+//! - `bind` creates the queue pair and stores its address in the URL. If the URL cannot hold the
+//!   address, the URL names a TCP listener that sends the address to the peer.
+//! - `connect` moves the queue pair to ready-to-send.
+//! - The first use of a [`RemoteKey`](super::RemoteKey) sends a request to the owner of the memory
+//!   over the control connection. The owner registers the memory with the device, and returns the
+//!   memory's address and rkey. A deregistration invalidates the rkey.
+//! - A timeout moves the queue pair to the error state. The timed-out operation reports its error
+//!   after the queue pair has been flushed.
+//!
+//! Providers without one-sided operations use a thread that serves requests, as the two providers
+//! of this crate do.
+
+use core::fmt;
+use core::time::Duration;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::key::RemoteBuffer;
+use crate::memory::{View, ViewMut};
+use crate::pending::Pending;
+use crate::url::Url;
+
+/// Effect of a write on the peer's [`wait_for_write`](super::Transport::wait_for_write).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The write is a notification: it makes one call of `wait_for_write` return.
+    Yes,
+    /// The write is not a notification.
+    No,
+}
+
+/// Creates links over one kind of connection.
+pub trait Provider: fmt::Debug + Send + Sync {
+    /// Returns the scheme of the provider's URLs, such as `tcp`.
+    fn scheme(&self) -> &'static str;
+
+    /// Returns true if this machine supports the provider.
+    fn supported(&self) -> bool;
+
+    /// Creates one side of a link, which listens for its peer.
+    ///
+    /// # Errors
+    /// `Error::Call` or `Error::Memory` if a system call fails.
+    fn bind(&self) -> Result<Arc<dyn ByteTransport>>;
+}
+
+/// One side of a link between two processes. [`Transport`](super::Transport) documents the calls,
+/// and checks the lengths before it calls a link. A link that has failed stays failed; a new link
+/// replaces it. Dropping a link aborts it.
+pub trait ByteTransport: fmt::Debug + Send + Sync {
+    /// Returns the URL at which the peer reaches this side.
+    fn url(&self) -> &Url;
+
+    /// Connects to the peer. Called once per link.
+    ///
+    /// # Errors
+    /// `Error::Call` if the connection is not established within `timeout`.
+    fn connect(&self, peer: &Url, timeout: Duration) -> Result<()>;
+
+    /// Returns true if both directions are connected.
+    fn connected(&self) -> bool;
+
+    /// Returns true if the link is broken or aborted.
+    fn has_failed(&self) -> bool;
+
+    /// Writes to the peer's memory. Writes of one link are applied in order.
+    fn write(
+        &self,
+        source: View,
+        target: RemoteBuffer,
+        notify: Notify,
+        timeout: Duration,
+    ) -> Pending;
+
+    /// Reads the peer's memory, after the earlier writes of this link.
+    fn read(&self, target: ViewMut, source: RemoteBuffer, timeout: Duration) -> Pending;
+
+    /// Takes one notification.
+    ///
+    /// # Errors
+    /// `Error::Call` if no notification arrives in time, or if the link ends.
+    fn wait_for_write(&self, timeout: Duration) -> Result<()>;
+
+    /// Ends the link. All waiting calls return an error.
+    fn abort(&self);
+}

@@ -1,0 +1,194 @@
+//! Data, position and order of transfers.
+
+use core::time::Duration;
+use std::thread;
+
+use super::*;
+use crate::{Notify, RemoteKey};
+use fusewire_driver::Segment;
+
+#[test]
+fn partial_views_land_where_they_belong_and_nowhere_else() {
+    for kind in KINDS {
+        let (a, b) = pair(kind);
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            for target in memories(10_000) {
+                let bytes = pattern(5_000, 7);
+                let source = Memory::register(bytes.clone()).unwrap();
+                // The key is converted to text and back, as if it were sent to another process.
+                let key: RemoteKey = target.remote_key().to_string().parse().unwrap();
+                let view = source.view(100..4_100).unwrap();
+                let write = from.write(view, key.range(3_001, 4_000), Notify::Yes, LONG);
+                write.unwrap().wait().unwrap();
+                to.wait_for_write(LONG).unwrap();
+                let mut expected = vec![0; 10_000];
+                expected[3_001..7_001].copy_from_slice(&bytes[100..4_100]);
+                assert!(contents(&target) == expected, "{kind:?}");
+
+                let back = Memory::register(vec![9; 3_000]).unwrap();
+                let view = back.view_mut(500..=1_499).unwrap();
+                let read = from.read(view, key.range(6_500, 1_000), LONG).unwrap();
+                read.wait().unwrap();
+                let mut seen = vec![9; 3_000];
+                seen[500..1_500].copy_from_slice(&expected[6_500..7_500]);
+                assert!(contents(&back) == seen, "{kind:?}");
+            }
+        }
+        let none = Duration::from_millis(1);
+        assert_eq!(failure(a.wait_for_write(none)), TransportFailure::Timeout);
+        assert!(a.connected() && b.connected());
+    }
+}
+
+#[test]
+fn no_bytes_and_many_bytes() {
+    for kind in KINDS {
+        let (a, b) = pair(kind);
+        for bytes in [0, 1, 8_191, 8_193, 64 << 20] {
+            for target in memories(bytes) {
+                let sent = pattern(bytes, 3);
+                let source = Memory::register(sent.clone()).unwrap();
+                let key = target.remote_key();
+                let view = source.view(..).unwrap();
+                let write = a.write(view, key.whole(), Notify::Yes, LONG).unwrap();
+                b.wait_for_write(LONG).unwrap();
+                assert!(contents(&target) == sent, "{kind:?} {bytes}");
+                write.wait().unwrap();
+                let back = Memory::allocate(bytes).unwrap();
+                let view = back.view_mut(..).unwrap();
+                a.read(view, key.whole(), LONG).unwrap().wait().unwrap();
+                assert!(contents(&back) == sent, "{kind:?} {bytes}");
+            }
+        }
+    }
+}
+
+#[test]
+fn notifications_are_counted_and_come_behind_their_bytes() {
+    const COUNT: u64 = 5_000;
+    // The test alternates between memory that the peer can map and memory that it cannot map. The
+    // writes must not overtake each other.
+    let way = |round: u64| usize::from(round.is_multiple_of(3));
+    for kind in KINDS {
+        let (a, b) = pair(kind);
+        let targets = memories(8);
+        let keys = targets.each_ref().map(Memory::remote_key);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let source = Memory::allocate(8 * COUNT as usize).unwrap();
+                let mut pending = Vec::new();
+                for round in 0..COUNT {
+                    let at = 8 * round as usize;
+                    source.copy_from(at, &(round + 1).to_le_bytes()).unwrap();
+                    let view = source.view(at..at + 8).unwrap();
+                    let key = keys[way(round)];
+                    pending.push(a.write(view, key.whole(), Notify::Yes, LONG).unwrap());
+                }
+                for write in pending {
+                    write.wait().unwrap();
+                }
+            });
+            let mut newest = [0; 2];
+            for round in 0..COUNT {
+                newest[way(round)] = round + 1;
+                b.wait_for_write(LONG).unwrap();
+                for (memory, newest) in targets.iter().zip(newest) {
+                    let mut seen = [0; 8];
+                    memory.copy_to(0, &mut seen).unwrap();
+                    // The memory contains the data of the newest write whose notification was
+                    // taken, or of a later write.
+                    let seen = u64::from_le_bytes(seen);
+                    assert!(seen >= newest, "{kind:?}: {seen} instead of {newest}");
+                }
+            }
+            let none = Duration::from_millis(20);
+            assert_eq!(failure(b.wait_for_write(none)), TransportFailure::Timeout);
+        });
+    }
+}
+
+#[test]
+fn both_sides_write_and_read_at_once() {
+    for kind in KINDS {
+        let (a, b) = pair(kind);
+        let bytes = 8 << 20;
+        let [to_a, to_b] = [0, 1].map(|_| Memory::register(vec![0; bytes]).unwrap());
+        thread::scope(|scope| {
+            for (side, own, other, seed) in [(&a, &to_a, &to_b, 1), (&b, &to_b, &to_a, 2)] {
+                scope.spawn(move || {
+                    let sent = pattern(bytes, seed);
+                    let source = Memory::register(sent.clone()).unwrap();
+                    let back = Memory::register(vec![0; bytes]).unwrap();
+                    for _ in 0..4 {
+                        let remote = other.remote_key().whole();
+                        let view = source.view(..).unwrap();
+                        let write = side.write(view, remote, Notify::Yes, LONG).unwrap();
+                        let read = side.read(back.view_mut(..).unwrap(), remote, LONG).unwrap();
+                        side.wait_for_write(LONG).unwrap();
+                        write.wait().unwrap();
+                        read.wait().unwrap();
+                        assert!(contents(&back) == sent);
+                    }
+                    assert!(contents(own) == pattern(bytes, 3 - seed));
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn memory_that_is_registered_twice_is_registered_once() {
+    let segment = Segment::create(4096, "fusewire-test").unwrap();
+    let first = Memory::register_segment(segment.clone()).unwrap();
+    let second = Memory::register_segment(segment).unwrap();
+    assert!(!first.reused_registration() && second.reused_registration());
+    assert_eq!(first.remote_key(), second.remote_key());
+
+    let mut bytes = vec![5; 64];
+    // SAFETY: the bytes outlive both registrations, and nothing else uses them.
+    let raw = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 64) }.unwrap();
+    // SAFETY: the bytes outlive both registrations, and nothing else uses them.
+    let again = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 64) }.unwrap();
+    // SAFETY: the bytes outlive the registration, and nothing else uses them.
+    let part = unsafe { Memory::register_raw(bytes.as_mut_ptr(), 63) }.unwrap();
+    assert!(again.reused_registration() && !part.reused_registration());
+    assert_eq!(raw.remote_key(), again.remote_key());
+    assert_ne!(raw.remote_key(), part.remote_key());
+
+    // The registration ends when the last of the two handles is dropped.
+    let (a, _b) = pair(Kind::Tcp);
+    let key = raw.remote_key();
+    let source = Memory::register(vec![6; 64]).unwrap();
+    let write = || {
+        let view = source.view(..).unwrap();
+        a.write(view, key.whole(), Notify::No, LONG).unwrap().wait()
+    };
+    drop(raw);
+    write().unwrap();
+    drop(again);
+    assert_eq!(failure(write()), TransportFailure::Refused);
+    drop(part);
+    assert_eq!(bytes, [6; 64]);
+}
+
+#[test]
+fn views_are_checked() {
+    let memory = Memory::allocate(100).unwrap();
+    assert_eq!(memory.view(..).unwrap().len(), 100);
+    assert_eq!(memory.view(100..).unwrap().len(), 0);
+    let backwards = core::ops::Range { start: 6, end: 5 };
+    assert!(memory.view(backwards).is_err());
+    assert!(memory.view(..101).is_err());
+    assert!(memory.view(101..).is_err());
+    assert!(memory.view_mut(..=usize::MAX).is_err());
+    assert!(memory.copy_from(98, &[0; 3]).is_err());
+    assert!(memory.copy_to(usize::MAX, &mut [0; 3]).is_err());
+    // SAFETY: `register_raw` refuses null before it uses the pointer.
+    assert!(unsafe { Memory::register_raw(core::ptr::null_mut(), 1) }.is_err());
+    let (a, _b) = pair(Kind::Tcp);
+    let remote = memory.remote_key().range(0, 99);
+    assert!(
+        a.write(memory.view(..).unwrap(), remote, Notify::No, LONG)
+            .is_err()
+    );
+}

@@ -1,0 +1,272 @@
+//! Wire protocol of a link. All integers are little endian. All messages have a fixed size, so
+//! neither side allocates memory of a size that its peer sends.
+//!
+//! A connection carries the requests of the side that opened the connection, and the answers to
+//! these requests in the same order:
+//!
+//! - The first message is [`Hello`]. The answer is [`Welcome`].
+//! - Any number of [`Request`]s follow. The payload of a write follows its request.
+//! - Every request is completed by an [`Answer`] of kind `Done` or `Refused`. For a read, any
+//!   number of `Data` answers come first, each followed by its payload.
+
+use super::url::Nonce;
+use fusewire_driver::SegmentDescriptor;
+
+const MAGIC: [u8; 8] = *b"FSWTRANS";
+
+/// Version of this protocol. Both sides must use the same version.
+pub(super) const VERSION: u32 = 1;
+
+/// Maximum length of one piece of a read's data.
+pub(super) const MAX_DATA_BYTES: u64 = 256 << 10;
+
+/// First message of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) version: u32,
+    /// Nonce of the URL of the side that accepts the connection.
+    pub(super) to: Nonce,
+    /// Nonce of the URL of the side that opened the connection.
+    pub(super) from: Nonce,
+}
+
+impl Hello {
+    pub(super) const BYTES: usize = 48;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.to.0);
+        bytes[32..48].copy_from_slice(&self.from.0);
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        (bytes[0..8] == MAGIC).then(|| Self {
+            version: u32_at(bytes, 8),
+            to: nonce_at(bytes, 16),
+            from: nonce_at(bytes, 32),
+        })
+    }
+}
+
+/// Answer to a [`Hello`] that names this side's nonce. If the versions differ, the answer reports
+/// this side's version, and the connection is then closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Welcome {
+    pub(super) version: u32,
+    /// Descriptor of the doorbell for notifications, if the doorbell is in shared memory.
+    pub(super) bell: Option<SegmentDescriptor>,
+}
+
+impl Welcome {
+    pub(super) const BYTES: usize = 16 + SegmentDescriptor::ENCODED_BYTES;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        if let Some(bell) = self.bell {
+            bytes[12] = 1;
+            bytes[16..].copy_from_slice(&bell.to_bytes());
+        }
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let bell = match bytes[12] {
+            0 => None,
+            _ => Some(SegmentDescriptor::from_bytes(&bytes[16..]).ok()?),
+        };
+        (bytes[0..8] == MAGIC).then(|| Self {
+            version: u32_at(bytes, 8),
+            bell,
+        })
+    }
+}
+
+/// Kind of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Write { notify: bool },
+    Read,
+}
+
+/// Request for a write or a read. The payload of a write follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) verb: Verb,
+    pub(super) id: u64,
+    pub(super) key: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+impl Request {
+    pub(super) const BYTES: usize = 40;
+
+    pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..4].copy_from_slice(b"FWRQ");
+        bytes[4] = match self.verb {
+            Verb::Write { notify: false } => 1,
+            Verb::Write { notify: true } => 2,
+            Verb::Read => 3,
+        };
+        for (at, value) in [
+            (8, self.id),
+            (16, self.key),
+            (24, self.offset),
+            (32, self.len),
+        ] {
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let verb = match &bytes[0..8] {
+            b"FWRQ\x01\0\0\0" => Verb::Write { notify: false },
+            b"FWRQ\x02\0\0\0" => Verb::Write { notify: true },
+            b"FWRQ\x03\0\0\0" => Verb::Read,
+            _ => return None,
+        };
+        Some(Self {
+            verb,
+            id: u64_at(bytes, 8),
+            key: u64_at(bytes, 16),
+            offset: u64_at(bytes, 24),
+            len: u64_at(bytes, 32),
+        })
+    }
+}
+
+/// Reason why the owner of the memory refuses a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// No memory is registered under the key, or the memory has been deregistered.
+    Key,
+    /// The range exceeds the memory.
+    Range,
+}
+
+impl Refusal {
+    pub(super) fn describe(self) -> &'static str {
+        match self {
+            Self::Key => {
+                "the peer has registered no memory under this key; it was dropped, or the key \
+                 belongs to another process"
+            }
+            Self::Range => "the range exceeds the registered memory",
+        }
+    }
+}
+
+/// Answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Done,
+    Refused(Refusal),
+    /// The given number of bytes of a read's data follows this answer.
+    Data(u64),
+}
+
+impl Answer {
+    pub(super) const BYTES: usize = 24;
+
+    pub(super) fn to_bytes(self, id: u64) -> [u8; Self::BYTES] {
+        let (kind, len) = match self {
+            Self::Done => (1, 0),
+            Self::Refused(Refusal::Key) => (2, 0),
+            Self::Refused(Refusal::Range) => (3, 0),
+            Self::Data(len) => (4, len),
+        };
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..4].copy_from_slice(b"FWAN");
+        bytes[4] = kind;
+        bytes[8..16].copy_from_slice(&id.to_le_bytes());
+        bytes[16..24].copy_from_slice(&len.to_le_bytes());
+        bytes
+    }
+
+    /// Decodes an answer and the id of its request.
+    pub(super) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<(Self, u64)> {
+        let len = u64_at(bytes, 16);
+        let answer = match &bytes[0..8] {
+            b"FWAN\x01\0\0\0" => Self::Done,
+            b"FWAN\x02\0\0\0" => Self::Refused(Refusal::Key),
+            b"FWAN\x03\0\0\0" => Self::Refused(Refusal::Range),
+            b"FWAN\x04\0\0\0" if len <= MAX_DATA_BYTES => Self::Data(len),
+            _ => return None,
+        };
+        Some((answer, u64_at(bytes, 8)))
+    }
+}
+
+fn nonce_at(bytes: &[u8], at: usize) -> Nonce {
+    let mut array = [0; 16];
+    array.copy_from_slice(&bytes[at..at + 16]);
+    Nonce(array)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut array = [0; 4];
+    array.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(array)
+}
+
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut array = [0; 8];
+    array.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(array)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_wire_and_garbage_is_none() {
+        let nonce = Nonce([7; 16]);
+        let hello = Hello {
+            version: VERSION,
+            to: nonce,
+            from: Nonce([9; 16]),
+        };
+        assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
+        assert_eq!(Hello::from_bytes(&[0x55; Hello::BYTES]), None);
+        let welcome = Welcome {
+            version: VERSION,
+            bell: None,
+        };
+        assert_eq!(Welcome::from_bytes(&welcome.to_bytes()), Some(welcome));
+        for verb in [
+            Verb::Write { notify: false },
+            Verb::Write { notify: true },
+            Verb::Read,
+        ] {
+            let request = Request {
+                verb,
+                id: 1,
+                key: u64::MAX,
+                offset: 3,
+                len: 4,
+            };
+            let mut bytes = request.to_bytes();
+            assert_eq!(Request::from_bytes(&bytes), Some(request));
+            bytes[4] = 9;
+            assert_eq!(Request::from_bytes(&bytes), None);
+        }
+        for answer in [
+            Answer::Done,
+            Answer::Refused(Refusal::Key),
+            Answer::Refused(Refusal::Range),
+            Answer::Data(MAX_DATA_BYTES),
+        ] {
+            assert_eq!(Answer::from_bytes(&answer.to_bytes(5)), Some((answer, 5)));
+        }
+        let long = Answer::Data(MAX_DATA_BYTES + 1).to_bytes(5);
+        assert_eq!(Answer::from_bytes(&long), None);
+    }
+}
