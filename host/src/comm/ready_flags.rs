@@ -17,7 +17,7 @@ use super::{Communicator, Inner};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::RawStream;
-use crate::stream::{Event, Stream, Task, Ticket};
+use crate::stream::{Event, Stream, Ticket};
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -245,14 +245,15 @@ impl ReadyFlags {
             ));
         }
         if !stream.device().is_gpu() {
-            return stream.enqueue(Task::Host(on_cpu));
+            return stream.enqueue(stream.host_command(on_cpu));
         }
         let gpu = crate::gpus::open(stream.device())?;
         let (this, raw) = (self.clone(), RawStream(stream.as_raw() as usize));
-        stream.enqueue(Task::Call(Arc::new(move || {
+        let call = stream.call_command(Arc::new(move || {
             let at = this.as_ptr().wrapping_add(index) as u64;
             on_gpu(gpu.driver(), raw, at)
-        })))
+        }));
+        stream.enqueue(call)
     }
 
     fn check(&self, index: usize) -> Result<()> {
@@ -333,7 +334,7 @@ impl ReadyFlags {
             keep: [of.keep(), state.zeros.keep()],
         };
         let copies = Arc::new([clear(&state.words), clear(&state.arrivals)]);
-        compute.enqueue(Task::Copies(copies)).map(drop)
+        compute.enqueue(compute.copy_command(copies)).map(drop)
     }
 
     /// Records that the work just enqueued on `stream` uses the words.

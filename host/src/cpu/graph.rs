@@ -2,81 +2,41 @@
 
 use core::cell::Cell;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::event::CpuEvent;
-use super::launch::Launch;
-use super::stream::{CpuStream, CpuTicket, Item};
+use super::command::Command;
+use super::stream::{CpuStream, CpuTicket};
 use crate::usage::{AccessList, SharedAccess, merge};
 use crate::{Error, Result};
-
-/// A closure that a graph can replay.
-pub type HostFn = Arc<dyn Fn() -> Result<()> + Send + Sync>;
-
-/// Work that can run more than once.
-#[derive(Clone)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a boxed launch would allocate at each call"
-)]
-pub(crate) enum Node {
-    Launch(Launch),
-    Record(CpuEvent),
-    Wait(CpuEvent),
-    Host(HostFn),
-    Graph(CpuGraphExec),
-    /// Work of a branch. Executing the node enqueues the work on the stream of the branch.
-    OnBranch(Branch, Arc<Self>),
-}
 
 /// A part of a graph that runs on a separate stream, concurrently with the rest of the graph.
 #[derive(Clone, Default)]
 pub(crate) struct Branch(CpuStream);
 
 impl Branch {
-    /// Enqueues `node` on the stream of the branch. A node that records an event gets its record
-    /// number in this call, on the replaying thread. Therefore a later wait on any stream applies
-    /// to that record.
-    fn enqueue(&self, node: &Arc<Node>) -> Result<()> {
-        let item = match &**node {
-            Node::Record(event) => Item::Record(event.clone()),
-            Node::Wait(event) => Item::Wait(event.clone()),
-            _ => {
-                let (node, replay) = (Arc::clone(node), current_replay());
-                Item::Host(Box::new(move || match replay {
-                    Some(replay) => {
-                        let is_on_branch = true;
-                        let replay = Replay {
-                            is_on_branch,
-                            ..replay
-                        };
-                        with_replay(replay, || node.execute())
-                    }
-                    None => node.execute(),
-                }))
+    /// Enqueues `command` on the stream of the branch. A command that records an event gets its
+    /// record number in this call, on the replaying thread. Therefore a later wait on any stream
+    /// applies to that record.
+    fn enqueue(&self, command: &Command) -> Result<()> {
+        let replay = current_replay();
+        let queued = match (command, replay) {
+            (Command::Record(_) | Command::Wait(_), _) | (_, None) => command.clone(),
+            (_, Some(replay)) => {
+                let command = command.clone();
+                let replay = Replay {
+                    is_on_branch: true,
+                    ..replay
+                };
+                Command::host(move || with_replay(replay, || command.execute()))
             }
         };
-        self.0.enqueue(item).map(drop)
+        self.0.enqueue(queued).map(drop)
     }
-}
 
-impl Node {
-    pub(crate) fn execute(&self) -> Result<()> {
-        match self {
-            Self::Launch(launch) => launch.execute(),
-            Self::Record(event) => {
-                event.complete(event.issue());
-                Ok(())
-            }
-            Self::Wait(event) => {
-                event.wait_for(event.issued());
-                Ok(())
-            }
-            Self::Host(call) => call(),
-            Self::Graph(graph) => graph.execute(),
-            Self::OnBranch(branch, node) => branch.enqueue(node),
-        }
+    /// Returns a command that enqueues `command` on the stream of the branch.
+    pub(super) fn command(self, command: Command) -> Command {
+        Command::host(move || self.enqueue(&command))
     }
 }
 
@@ -85,10 +45,10 @@ impl Node {
 #[derive(Default)]
 pub(super) struct Capture {
     /// `None` once the capture has ended.
-    nodes: Mutex<Option<Vec<Node>>>,
-    /// True if the capture has branches. In that case event records and waits are captured as
-    /// nodes, because the order of the nodes no longer implies the dependencies between streams.
-    branched: AtomicBool,
+    nodes: Mutex<Option<Vec<Command>>>,
+    /// If there are branches, event records and waits are captured as nodes, because the order of
+    /// the nodes does not imply the dependencies between streams.
+    branches: Mutex<Vec<Branch>>,
     /// Accesses of the captured operations to tensors.
     accesses: Mutex<Vec<SharedAccess>>,
 }
@@ -117,7 +77,7 @@ impl Capture {
         accesses.append_to(&mut self.accesses());
     }
 
-    fn nodes(&self) -> MutexGuard<'_, Option<Vec<Node>>> {
+    fn nodes(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,18 +85,25 @@ impl Capture {
         self.nodes().is_some()
     }
 
+    fn branches(&self) -> MutexGuard<'_, Vec<Branch>> {
+        self.branches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn is_branched(&self) -> bool {
-        self.branched.load(Ordering::Relaxed)
+        !self.branches().is_empty()
     }
 
-    pub(super) fn set_branched(&self) {
-        self.branched.store(true, Ordering::Relaxed);
+    /// Adds a branch to the capture.
+    pub(super) fn add_branch(&self) -> Branch {
+        let branch = Branch::default();
+        self.branches().push(branch.clone());
+        branch
     }
 
-    pub(super) fn push(&self, node: Node) -> Result<()> {
+    pub(super) fn push(&self, command: Command) -> Result<()> {
         match &mut *self.nodes() {
             Some(nodes) => {
-                nodes.push(node);
+                nodes.push(command);
                 Ok(())
             }
             None => Err(Error::capture("another thread has just ended this capture")),
@@ -148,6 +115,7 @@ impl Capture {
         Some(CpuGraph {
             nodes: nodes.into(),
             accesses: merge(core::mem::take(&mut *self.accesses())),
+            branches: core::mem::take(&mut *self.branches()).into(),
         })
     }
 }
@@ -156,8 +124,9 @@ impl Capture {
 /// replayed.
 #[derive(Clone)]
 pub struct CpuGraph {
-    nodes: Arc<[Node]>,
+    nodes: Arc<[Command]>,
     accesses: Arc<[SharedAccess]>,
+    branches: Arc<[Branch]>,
 }
 
 impl fmt::Debug for CpuGraph {
@@ -186,18 +155,10 @@ impl CpuGraph {
     /// Never fails on the CPU. The return type is a `Result` because GPU drivers may fail to
     /// instantiate a graph.
     pub fn instantiate(&self) -> Result<CpuGraphExec> {
-        let mut branches: Vec<Branch> = Vec::new();
-        for node in &*self.nodes {
-            if let Node::OnBranch(branch, _) = node
-                && branches.iter().all(|known| known.0.id() != branch.0.id())
-            {
-                branches.push(branch.clone());
-            }
-        }
         Ok(CpuGraphExec {
             nodes: Arc::clone(&self.nodes),
             accesses: Arc::clone(&self.accesses),
-            branches: branches.into(),
+            branches: Arc::clone(&self.branches),
             id: next_graph(),
             replays: Arc::default(),
         })
@@ -212,7 +173,7 @@ impl CpuGraph {
 /// graph on two streams are ordered only by the tensors that they use.
 #[derive(Clone)]
 pub struct CpuGraphExec {
-    nodes: Arc<[Node]>,
+    nodes: Arc<[Command]>,
     accesses: Arc<[SharedAccess]>,
     branches: Arc<[Branch]>,
     id: u64,
@@ -282,7 +243,7 @@ impl CpuGraphExec {
     /// The errors of [`CpuStream::enqueue`]. If the replay fails, its error is the result of the
     /// ticket.
     pub fn launch(&self, stream: &CpuStream) -> Result<CpuTicket> {
-        stream.enqueue(Item::Graph(self.clone()))
+        stream.enqueue(Command::Graph(self.clone()))
     }
 
     /// Replays the graph and blocks until the replay is complete. On an idle stream the replay runs

@@ -2,6 +2,7 @@
 //! counterparts.
 
 mod cache;
+mod command;
 mod event;
 mod graph;
 mod launch;
@@ -15,16 +16,17 @@ mod tests;
 
 pub use fusewire_driver::{Segment, SegmentDescriptor};
 
+pub use command::{Command, HostFn};
 pub use event::CpuEvent;
-pub use graph::{CpuGraph, CpuGraphExec, HostFn};
+pub use graph::{CpuGraph, CpuGraphExec};
 pub use launch::{
     BlockOrder, Grid, KeepAlive, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
 pub use multi_rank_grid::run_multi_rank_grid;
-pub use stream::{CpuStream, CpuTicket, Item};
+pub use stream::{CpuStream, CpuTicket};
 
 pub(crate) use cache::last_level_bytes;
-pub(crate) use graph::{Node, Replay, current_replay, next_graph, outermost_graph, with_replay};
+pub(crate) use graph::{Replay, current_replay, next_graph, outermost_graph, with_replay};
 pub(crate) use launch::{check_float_environment, is_warp, message, run_single};
 pub(crate) use running::{RunningKernel, report_faults};
 pub(crate) use stream::{AfterWork, call_after_work, executing, replaying};

@@ -13,8 +13,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::event::CpuEvent;
-use super::graph::{Branch, Capture, Node};
+use super::command::Command;
+use super::graph::{Branch, Capture};
 use super::stream::Origin;
 use crate::usage::{DirectUse, WorkSource};
 use crate::{Error, Result};
@@ -30,34 +30,6 @@ pub(super) const UNIT: u64 = 4;
 /// Maximum number of failures that are kept for the tickets of the failed operations.
 const MAX_FAILURES: usize = 1024;
 
-/// An operation in a queue.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a boxed launch would allocate at each call"
-)]
-pub(super) enum Op {
-    Node(Node),
-    /// Records an event, under the given record number.
-    Record(CpuEvent, u64),
-    /// Waits for the record with the given number.
-    Wait(CpuEvent, u64),
-    Once(Box<dyn FnOnce() -> Result<()> + Send>),
-    Nothing,
-}
-
-impl Op {
-    pub(super) fn execute(self) -> Result<()> {
-        match self {
-            Self::Node(node) => return node.execute(),
-            Self::Record(event, record) => event.complete(record),
-            Self::Wait(event, record) => event.wait_for(record),
-            Self::Once(call) => return call(),
-            Self::Nothing => {}
-        }
-        Ok(())
-    }
-}
-
 /// The places where a failure is reported.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Report {
@@ -69,7 +41,9 @@ pub(super) enum Report {
 
 pub(super) struct Entry {
     pub(super) seq: u64,
-    pub(super) op: Op,
+    pub(super) command: Command,
+    /// The result of [`Command::issue`].
+    pub(super) record: u64,
     pub(super) report: Report,
 }
 

@@ -10,45 +10,13 @@ use std::panic;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use super::command::Command;
 use super::event::CpuEvent;
-use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, HostFn, Node, current_replay};
+use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, current_replay};
 use super::launch::{Launch, message};
-use super::queue::{CAPTURE, DIRECT, Entry, Op, Report, Shared, UNIT};
+use super::queue::{CAPTURE, DIRECT, Entry, Report, Shared, UNIT};
 use crate::usage::{AccessList, DirectUse, InUse, Name, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result, deferred};
-
-/// Work for a stream.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a boxed launch would allocate at each call"
-)]
-pub enum Item {
-    /// Runs a kernel.
-    Launch(Launch),
-    /// Records an event.
-    Record(CpuEvent),
-    /// Waits for the event's latest record that was enqueued before this item.
-    Wait(CpuEvent),
-    /// Runs a closure once. Cannot be captured.
-    Host(Box<dyn FnOnce() -> Result<()> + Send>),
-    /// Runs a closure that a graph may replay.
-    HostFn(HostFn),
-    /// Replays a graph.
-    Graph(CpuGraphExec),
-}
-
-impl fmt::Debug for Item {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Launch(launch) => f.debug_tuple("Launch").field(launch).finish(),
-            Self::Record(event) => f.debug_tuple("Record").field(event).finish(),
-            Self::Wait(event) => f.debug_tuple("Wait").field(event).finish(),
-            Self::Host(_) => f.write_str("Host"),
-            Self::HostFn(_) => f.write_str("HostFn"),
-            Self::Graph(graph) => f.debug_tuple("Graph").field(graph).finish(),
-        }
-    }
-}
 
 /// Identifies an operation. A ticket is valid only for the stream on which the operation was
 /// enqueued. The ticket of a captured operation counts as complete.
@@ -178,35 +146,32 @@ impl CpuStream {
         Arc::as_ptr(&self.handle) as usize
     }
 
-    /// Enqueues an operation, or captures it while the stream is capturing.
+    /// Enqueues a command, or captures it while the stream is capturing.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] for an [`Item::Host`] while capturing, [`Error::Launch`] if the
-    /// worker thread cannot be started. If the work fails, its error is the result of the ticket.
-    pub fn enqueue(&self, item: Item) -> Result<CpuTicket> {
-        let node = match item {
-            Item::Host(call) => return self.push(Op::Once(call), Report::Sticky),
-            Item::Record(event) => return self.record(&event),
-            Item::Wait(event) => return self.wait_event(&event),
-            Item::Launch(launch) => Node::Launch(launch),
-            Item::HostFn(call) => Node::Host(call),
-            Item::Graph(graph) => return self.enqueue_replay(&graph, false),
-        };
-        self.push(Op::Node(node), Report::Sticky)
+    /// [`Error::Launch`] if the worker thread cannot be started. If the work fails, its error is
+    /// the result of the ticket.
+    pub fn enqueue(&self, command: Command) -> Result<CpuTicket> {
+        match command {
+            Command::Record(event) => self.record(&event),
+            Command::Wait(event) => self.wait_event(&event),
+            Command::Graph(graph) => self.enqueue_replay(&graph, false),
+            command => self.push(command, Report::Sticky),
+        }
     }
 
     /// Enqueues a replay, ordered with other accesses to the tensors of the graph.
     /// If `waits` is true, the caller waits for it.
     fn enqueue_replay(&self, graph: &CpuGraphExec, waits: bool) -> Result<CpuTicket> {
         let accesses = graph.accesses();
-        let op = Op::Node(Node::Graph(graph.clone()));
+        let command = Command::Graph(graph.clone());
         let report = match waits {
             true => Report::TicketOnly,
             false => Report::Sticky,
         };
         if self.is_capturing() {
             self.note_accesses(&accesses);
-            return self.push_if(Some(true), op, report);
+            return self.push_if(Some(true), command, report);
         }
         let uses = Uses {
             accesses: &accesses,
@@ -214,7 +179,7 @@ impl CpuStream {
             operation: Name::Text("graph"),
         };
         let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
-        let ticket = self.push_if(Some(false), op, report)?;
+        let ticket = self.push_if(Some(false), command, report)?;
         held.enqueued(&self.work(ticket));
         Ok(ticket)
     }
@@ -224,7 +189,7 @@ impl CpuStream {
         user.as_replay(graph.id()).on_stream(self.source_id())
     }
 
-    /// Runs a replay like [`CpuStream::run_or_enqueue`], ordered with other accesses to the tensors
+    /// Runs a replay like [`CpuStream::run`], ordered with other accesses to the tensors
     /// of the graph.
     pub(super) fn run_replay(&self, graph: &CpuGraphExec) -> Result<()> {
         let _after_work = AfterWork;
@@ -250,9 +215,9 @@ impl CpuStream {
     /// # Errors
     /// [`Error::CaptureState`] if another thread has begun or ended a capture since then: the
     /// caller would wait for work that a replay runs later, or the other way round.
-    pub(crate) fn enqueue_node(
+    pub(crate) fn enqueue_if(
         &self,
-        node: Node,
+        command: Command,
         is_capturing: bool,
         sticky: bool,
     ) -> Result<CpuTicket> {
@@ -260,7 +225,7 @@ impl CpuStream {
             true => Report::Sticky,
             false => Report::TicketOnly,
         };
-        self.push_if(Some(is_capturing), Op::Node(node), report)
+        self.push_if(Some(is_capturing), command, report)
     }
 
     /// Returns the [`source_id`](crate::usage::source_id) of the stream.
@@ -280,11 +245,11 @@ impl CpuStream {
     /// Makes all later work of the stream wait for `work`.
     pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
         let work = work.clone();
-        let wait: HostFn = Arc::new(move || {
+        let wait = Command::host(move || {
             work.source.wait(work.number);
             Ok(())
         });
-        self.enqueue(Item::HostFn(wait)).map(drop)
+        self.enqueue(wait).map(drop)
     }
 
     /// Adds accesses to those of the graph that the stream is capturing. Does nothing if the stream
@@ -305,23 +270,11 @@ impl CpuStream {
     /// # Errors
     /// The error of the launch. [`CpuStream::synchronize`] does not report it again.
     pub fn run(&self, launch: &Launch) -> Result<()> {
-        self.run_or_enqueue(|| launch.execute(), || Node::Launch(launch.clone()))
-    }
-
-    /// Runs `direct` on the calling thread if the stream is idle and not capturing. Otherwise
-    /// enqueues `node`, which must do the same work, and waits for it. While the stream is
-    /// capturing, `node` is captured instead.
-    #[inline]
-    pub(crate) fn run_or_enqueue(
-        &self,
-        direct: impl FnOnce() -> Result<()>,
-        node: impl FnOnce() -> Node,
-    ) -> Result<()> {
-        match self.try_direct(direct) {
+        match self.try_direct(|| launch.execute()) {
             Some(result) => result,
             None => {
                 self.refuse_from_own_work("a blocking call")?;
-                let ticket = self.push(Op::Node(node()), Report::TicketOnly)?;
+                let ticket = self.push(Command::Launch(launch.clone()), Report::TicketOnly)?;
                 self.wait(ticket, None)
             }
         }
@@ -335,7 +288,7 @@ impl CpuStream {
         if self.try_direct(|| event.complete(event.issue())).is_some() {
             return Ok(CpuTicket::DONE);
         }
-        self.push(Op::Record(event.clone(), 0), Report::Sticky)
+        self.push(Command::Record(event.clone()), Report::Sticky)
     }
 
     /// Makes all later work of the stream wait for the latest record of `event`. If the record
@@ -348,7 +301,7 @@ impl CpuStream {
         if self.try_direct(done) == Some(true) {
             return Ok(CpuTicket::DONE);
         }
-        self.push(Op::Wait(event.clone(), 0), Report::Sticky)
+        self.push(Command::Wait(event.clone()), Report::Sticky)
     }
 
     /// Blocks until all work of the stream is complete.
@@ -365,7 +318,7 @@ impl CpuStream {
         if flags & DIRECT != 0 {
             // Another thread is running work of this stream directly. An empty operation in the
             // queue completes after that work.
-            let ticket = self.push(Op::Nothing, Report::Sticky)?;
+            let ticket = self.push(Command::host(|| Ok(())), Report::Sticky)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
             let last = CpuTicket {
@@ -535,7 +488,7 @@ impl CpuStream {
         if accesses.is_empty() || !user.is_in_work() {
             return Ok(false);
         }
-        let ticket = self.push_if(Some(false), Op::Nothing, Report::TicketOnly)?;
+        let ticket = self.push_if(Some(false), Command::host(|| Ok(())), Report::TicketOnly)?;
         self.wait(ticket, None)?;
         Ok(true)
     }
@@ -544,15 +497,20 @@ impl CpuStream {
         Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>
     }
 
-    /// Captures `op` if the stream is capturing, and queues `op` otherwise. If the stream is not
-    /// capturing and `op` waits for a record that belongs to a capture, the stream joins that
+    /// Captures `command` if the stream is capturing, and queues it otherwise. If the stream is not
+    /// capturing and `command` waits for a record that belongs to a capture, the stream joins that
     /// capture.
-    fn push(&self, op: Op, report: Report) -> Result<CpuTicket> {
-        self.push_if(None, op, report)
+    fn push(&self, command: Command, report: Report) -> Result<CpuTicket> {
+        self.push_if(None, command, report)
     }
 
     /// Like [`CpuStream::push`], if the stream is capturing or not as expected.
-    fn push_if(&self, capturing: Option<bool>, op: Op, report: Report) -> Result<CpuTicket> {
+    fn push_if(
+        &self,
+        capturing: Option<bool>,
+        command: Command,
+        report: Report,
+    ) -> Result<CpuTicket> {
         let shared = self.shared();
         let mut state = shared.lock();
         let is_capturing = shared.active_capture(&mut state).is_some();
@@ -561,7 +519,7 @@ impl CpuStream {
                 "another thread began or ended a capture on the stream during the call",
             ));
         }
-        if let Op::Wait(event, _) = &op
+        if let Command::Wait(event) = &command
             && shared.active_capture(&mut state).is_none()
             && let Some(capture) = event.capture()
         {
@@ -571,23 +529,17 @@ impl CpuStream {
         if let Some(capture) = shared.active_capture(&mut state) {
             let branch = state.branch.clone();
             drop(state);
-            return Self::capture(&capture, branch, op).map(|()| CpuTicket::DONE);
+            return Self::capture(&capture, branch, command).map(|()| CpuTicket::DONE);
         }
         self.start_worker()?;
-        let op = match op {
-            Op::Record(event, _) => {
-                let record = event.issue();
-                Op::Record(event, record)
-            }
-            Op::Wait(event, _) => {
-                let record = event.issued();
-                Op::Wait(event, record)
-            }
-            other => other,
-        };
-        let seq = state.next;
+        let (seq, record) = (state.next, command.issue());
         state.next += 1;
-        state.queue.push_back(Entry { seq, op, report });
+        state.queue.push_back(Entry {
+            seq,
+            command,
+            record,
+            report,
+        });
         shared.flags.fetch_add(UNIT, Ordering::AcqRel);
         if state.worker_waits {
             shared.work.notify_one();
@@ -595,35 +547,24 @@ impl CpuStream {
         Ok(CpuTicket { seq })
     }
 
-    fn capture(capture: &Arc<Capture>, branch: Option<Branch>, op: Op) -> Result<()> {
-        let node = match op {
-            Op::Node(node) => node,
-            Op::Record(event, _) => {
-                event.set_capture(capture);
-                Node::Record(event)
-            }
-            Op::Wait(event, _) => {
-                // In a capture without branches, the order of the nodes already implies this
-                // dependency.
+    fn capture(capture: &Arc<Capture>, branch: Option<Branch>, command: Command) -> Result<()> {
+        match &command {
+            Command::Record(event) => event.set_capture(capture),
+            // In a capture without branches, the order of the commands already implies this
+            // dependency.
+            Command::Wait(event)
                 if !capture.is_branched()
                     && event
                         .capture()
-                        .is_some_and(|other| Arc::ptr_eq(&other, capture))
-                {
-                    return Ok(());
-                }
-                Node::Wait(event)
+                        .is_some_and(|other| Arc::ptr_eq(&other, capture)) =>
+            {
+                return Ok(());
             }
-            Op::Once(_) => {
-                return Err(Error::capture(
-                    "a closure that runs once cannot be captured; use Item::HostFn",
-                ));
-            }
-            Op::Nothing => return Ok(()),
-        };
+            _ => {}
+        }
         capture.push(match branch {
-            Some(branch) => Node::OnBranch(branch, Arc::new(node)),
-            None => node,
+            Some(branch) => branch.command(command),
+            None => command,
         })
     }
 
@@ -637,8 +578,7 @@ impl CpuStream {
         if let Some(capture) = self.shared().active_capture(&mut state)
             && state.branch.is_none()
         {
-            capture.set_branched();
-            state.branch = Some(Branch::default());
+            state.branch = Some(capture.add_branch());
         }
     }
 
@@ -787,16 +727,25 @@ impl Drop for Handle {
 fn work(shared: &Arc<Shared>) {
     WORKER_OF.set(Arc::as_ptr(shared));
     CURRENT.set(Arc::as_ptr(shared));
-    while let Some(Entry { seq, op, report }) = shared.next_entry() {
-        // `execute` also drops the operation, so the resources of the operation are released before
-        // the operation counts as complete.
-        let result =
-            panic::catch_unwind(AssertUnwindSafe(|| op.execute())).unwrap_or_else(|panic| {
-                Err(Error::launch(format!(
-                    "work of the stream panicked: {}",
-                    message(&*panic)
-                )))
-            });
+    while let Some(entry) = shared.next_entry() {
+        let Entry {
+            seq,
+            command,
+            record,
+            report,
+        } = entry;
+        // The closure also drops the command, so its resources are released before it counts as
+        // complete.
+        let call = AssertUnwindSafe(move || {
+            let command = command;
+            command.execute_issued(record)
+        });
+        let result = panic::catch_unwind(call).unwrap_or_else(|panic| {
+            Err(Error::launch(format!(
+                "work of the stream panicked: {}",
+                message(&*panic)
+            )))
+        });
         shared.complete(seq, report, result);
         // This thread does not wait then for work that has not started, of this stream or others.
         deferred::run();

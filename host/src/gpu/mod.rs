@@ -26,4 +26,4 @@ pub(crate) use self::graph::{Graph, GraphExec};
 pub(crate) use self::launch::{GridMember, Kernel, Launch};
 pub(crate) use self::memory::{Memory, MemoryDescriptor, Offer};
 pub(crate) use self::scratch::{Scratch, Upload};
-pub(crate) use self::stream::{Copy, Stream, Task};
+pub(crate) use self::stream::{Command, Copy, Stream};

@@ -103,7 +103,7 @@ impl GraphExec {
         };
         // One query for the whole replay, because it is a driver call.
         let status = on_gpu.capture_status()?;
-        let task = gpu::Task::Graph(graph.clone());
+        let command = gpu::Command::Graph(graph.clone());
         let number = if status == CaptureStatus::None {
             let accesses = graph.accesses();
             let user = stream.user().as_replay(graph.id());
@@ -114,12 +114,12 @@ impl GraphExec {
                 operation: Name::Text("graph"),
             };
             let held = InUse::begin_enqueue(uses, !sticky, order)?;
-            let number = on_gpu.enqueue_in(status, task, sticky)?;
+            let number = on_gpu.enqueue_in(status, command, sticky)?;
             held.enqueued(&on_gpu.work(number));
             number
         } else {
             // The stream refuses the replay. A wait before it would invalidate the capture.
-            on_gpu.enqueue_in(status, task, sticky)?
+            on_gpu.enqueue_in(status, command, sticky)?
         };
         Ok(Ticket(TicketKind::Gpu(number)))
     }

@@ -1,18 +1,20 @@
 //! Streams, events and graphs of any device.
 
+mod command;
 mod event;
 mod graph;
-mod task;
+mod recording;
 
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
 
+pub(crate) use self::command::Command;
 pub use self::event::Event;
 use self::graph::GraphKind;
 pub use self::graph::{Graph, GraphExec};
-use self::task::RecordingKind;
-pub(crate) use self::task::{Recording, Task};
+pub(crate) use self::recording::Recording;
+use self::recording::RecordingKind;
 use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
@@ -152,7 +154,7 @@ impl Stream {
     /// Fails if the stream cannot enqueue the closure. If the closure fails, its error is the
     /// result of the ticket.
     pub fn host_fn(&self, call: HostFn) -> Result<Ticket> {
-        self.enqueue(Task::Host(call))
+        self.enqueue(self.host_command(call))
     }
 
     /// Returns the capture state of the stream.
@@ -168,33 +170,37 @@ impl Stream {
         }))
     }
 
-    pub(crate) fn enqueue(&self, task: Task) -> Result<Ticket> {
-        self.enqueue_in(self.recording()?, task)
+    pub(crate) fn enqueue(&self, command: Command) -> Result<Ticket> {
+        self.enqueue_in(self.recording()?, command)
     }
 
     /// Enqueues an operation, or captures it while the stream is capturing. `recording` is the
     /// result of a preceding [`Stream::recording`].
-    pub(crate) fn enqueue_in(&self, recording: Recording, task: Task) -> Result<Ticket> {
-        self.enqueue_reporting(recording, task, true)
+    pub(crate) fn enqueue_in(&self, recording: Recording, command: Command) -> Result<Ticket> {
+        self.enqueue_reporting(recording, command, true)
     }
 
     /// Enqueues an operation like [`Stream::enqueue_in`]. If `sticky` is true, the next
     /// [`Stream::synchronize`] reports its failure.
-    fn enqueue_reporting(&self, recording: Recording, task: Task, sticky: bool) -> Result<Ticket> {
-        Ok(Ticket(match &self.0 {
-            Kind::Cpu(stream) => {
-                let node = task.node()?;
-                TicketKind::Cpu(stream.enqueue_node(node, recording.is_some(), sticky)?)
+    fn enqueue_reporting(
+        &self,
+        recording: Recording,
+        command: Command,
+        sticky: bool,
+    ) -> Result<Ticket> {
+        Ok(Ticket(match (&self.0, command) {
+            (Kind::Cpu(stream), Command::Cpu(command)) => {
+                TicketKind::Cpu(stream.enqueue_if(command, recording.is_some(), sticky)?)
             }
-            Kind::Gpu(stream) => {
-                let status = recording.status()?;
-                TicketKind::Gpu(stream.enqueue_in(status, task.gpu_task()?, sticky)?)
+            (Kind::Gpu(stream), Command::Gpu(command)) => {
+                TicketKind::Gpu(stream.enqueue_in(recording.status()?, command, sticky)?)
             }
+            _ => return Err(other_device("the work")),
         }))
     }
 
     /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise enqueues
-    /// `task`, which must do the same work, and waits for it. `recording` is the result of a
+    /// `command`, which must do the same work, and waits for it. `recording` is the result of a
     /// preceding [`Stream::recording`]. The stream must not be capturing. `uses` orders the work
     /// with other users of the same tensors.
     #[inline]
@@ -203,7 +209,7 @@ impl Stream {
         recording: Recording,
         uses: Uses<'_>,
         direct: impl FnOnce() -> Result<()>,
-        task: impl FnOnce() -> Result<Task>,
+        command: impl FnOnce() -> Result<Command>,
     ) -> Result<()> {
         let _after_work = cpu::AfterWork;
         while let Kind::Cpu(stream) = &self.0 {
@@ -223,7 +229,7 @@ impl Stream {
         if let Kind::Gpu(stream) = &self.0 {
             stream.refuse_from_own_work()?;
         }
-        let ticket = self.enqueue_using(recording, uses, task()?, true)?;
+        let ticket = self.enqueue_using(recording, uses, command()?, true)?;
         self.wait(ticket, None)
     }
 
@@ -233,9 +239,9 @@ impl Stream {
         &self,
         recording: Recording,
         uses: Uses<'_>,
-        task: Task,
+        command: Command,
     ) -> Result<Ticket> {
-        self.enqueue_using(recording, uses, task, false)
+        self.enqueue_using(recording, uses, command, false)
     }
 
     /// If `waits` is true, the caller waits for the operation. Otherwise the next
@@ -244,15 +250,15 @@ impl Stream {
         &self,
         recording: Recording,
         uses: Uses<'_>,
-        task: Task,
+        command: Command,
         waits: bool,
     ) -> Result<Ticket> {
         if uses.accesses.is_empty() {
-            return self.enqueue_reporting(recording, task, !waits);
+            return self.enqueue_reporting(recording, command, !waits);
         }
         let order = |work: &PendingWork| self.wait_work(work);
         let held = InUse::begin_enqueue(uses, waits, order)?;
-        let ticket = self.enqueue_reporting(recording, task, !waits)?;
+        let ticket = self.enqueue_reporting(recording, command, !waits)?;
         held.enqueued(&self.work(ticket)?);
         Ok(ticket)
     }

@@ -15,7 +15,7 @@ use crate::comm::{Communicator, Work};
 use crate::cpu::HostFn;
 use crate::gpu::Copy;
 use crate::options::ReduceOp;
-use crate::stream::{Recording, Task, Ticket};
+use crate::stream::{Command, Recording, Ticket};
 use crate::tensor::{Tensor, TensorUse};
 use crate::usage::AccessList;
 
@@ -214,14 +214,18 @@ impl Communicator {
         let Some(step) = step else { return Ok(()) };
         let recording = self.stream().recording()?;
         self.chain(&recording)?;
-        let task = Task::Copies(step.copies);
+        let command = self.stream().copy_command(step.copies);
         if recording.is_some() {
             self.note_capture(recording, &step.accesses)?;
-            return self.stream().enqueue_in(recording, task).map(drop);
+            return self.stream().enqueue_in(recording, command).map(drop);
         }
         let uses = self.uses(&step.accesses, COPY);
-        self.stream()
-            .run_ordered(recording, uses, || task.execute(), || Ok(task.clone()))
+        self.stream().run_ordered(
+            recording,
+            uses,
+            || command.execute(),
+            || Ok(command.clone()),
+        )
     }
 
     /// Enqueues a step. The result of its work includes the failure of the operation `follows`.
@@ -230,7 +234,11 @@ impl Communicator {
         let recording = self.stream().recording()?;
         self.chain(&recording)?;
         if self.stream().device().is_gpu() {
-            let ticket = self.enqueue_step(recording, &step.accesses, Task::Copies(step.copies))?;
+            let ticket = self.enqueue_step(
+                recording,
+                &step.accesses,
+                self.stream().copy_command(step.copies),
+            )?;
             return Ok(Some(Work::following(
                 self.stream().clone(),
                 ticket,
@@ -238,15 +246,19 @@ impl Communicator {
             )));
         }
         let (inner, follows) = (Arc::clone(&self.inner), follows.cloned());
-        let task = Task::Copies(step.copies);
+        let command = self.stream().copy_command(step.copies);
         let checked: HostFn = Arc::new(move || {
             inner.check()?;
             // The operation has ended, because the stream runs its work in order. In a graph, the
             // first failure ends the replay.
             follows.as_ref().and_then(Work::result).unwrap_or(Ok(()))?;
-            task.execute()
+            command.execute()
         });
-        let ticket = self.enqueue_step(recording, &step.accesses, Task::Host(checked))?;
+        let ticket = self.enqueue_step(
+            recording,
+            &step.accesses,
+            self.stream().host_command(checked),
+        )?;
         Ok(Some(Work::new(self.stream().clone(), ticket)))
     }
 
@@ -254,14 +266,14 @@ impl Communicator {
         &self,
         recording: Recording,
         accesses: &AccessList<'_>,
-        task: Task,
+        command: Command,
     ) -> Result<Ticket> {
         if recording.is_some() {
             self.note_capture(recording, accesses)?;
-            return self.stream().enqueue_in(recording, task);
+            return self.stream().enqueue_in(recording, command);
         }
         let uses = self.uses(accesses, COPY);
-        self.stream().enqueue_ordered(recording, uses, task)
+        self.stream().enqueue_ordered(recording, uses, command)
     }
 
     pub(in crate::comm) fn list_all_gather(

@@ -1,9 +1,9 @@
 //! Submission of checked calls: on the caller's thread, on a stream, or into a graph.
 
+mod command;
 mod kernel;
 mod owner;
 mod prepared_op;
-mod task;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -54,8 +54,8 @@ impl Communicator {
                 return Err(capture_of_slices());
             }
             self.note_capture(recording, accesses)?;
-            let task = self.task(prepared, 0)?;
-            return self.stream.enqueue_in(recording, task).map(drop);
+            let command = self.command(prepared, 0)?;
+            return self.stream.enqueue_in(recording, command).map(drop);
         }
         let recorder = &self.inner.recorder;
         let Some(hooks) = self.inner.hooks.current() else {
@@ -69,7 +69,7 @@ impl Communicator {
                         recorder.close(&open, result.is_ok());
                         result
                     },
-                    || self.task(prepared, recorder.issue(&prepared.op_info, false)),
+                    || self.command(prepared, recorder.issue(&prepared.op_info, false)),
                 );
             }
             let id = recorder.issue(&prepared.op_info, false);
@@ -141,12 +141,16 @@ impl Communicator {
                 self.inner.recorder.end(id, result.is_ok());
                 result
             };
-            let task = || self.task(prepared, id);
-            return self.stream.run_ordered(recording, uses, direct, task);
+            let command = || self.command(prepared, id);
+            return self.stream.run_ordered(recording, uses, direct, command);
         }
-        let task = self.task(prepared, id)?;
-        self.stream
-            .run_ordered(recording, uses, || task.execute(), || Ok(task.clone()))
+        let command = self.command(prepared, id)?;
+        self.stream.run_ordered(
+            recording,
+            uses,
+            || command.execute(),
+            || Ok(command.clone()),
+        )
     }
 
     /// Enqueues a prepared operation.
@@ -156,17 +160,17 @@ impl Communicator {
         self.chain(&recording)?;
         if recording.is_some() {
             prepared.with_accesses(|accesses| self.note_capture(recording, accesses))?;
-            let task = self.task(prepared, 0)?;
-            let ticket = self.stream.enqueue_in(recording, task)?;
+            let command = self.command(prepared, 0)?;
+            let ticket = self.stream.enqueue_in(recording, command)?;
             return Ok(Work::new(self.stream.clone(), ticket));
         }
         let recorder = &self.inner.recorder;
         let id = recorder.issue(&prepared.op_info, false);
         let enqueue = || {
-            let task = self.task(prepared, id)?;
+            let command = self.command(prepared, id)?;
             let ticket = prepared.with_accesses(|accesses| {
                 let uses = self.uses(accesses, prepared.op_info.call());
-                self.stream.enqueue_ordered(recording, uses, task)
+                self.stream.enqueue_ordered(recording, uses, command)
             })?;
             Ok(Work::new(self.stream.clone(), ticket))
         };

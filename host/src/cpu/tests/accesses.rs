@@ -5,7 +5,7 @@ use core::time::Duration;
 use std::sync::Arc;
 use std::thread;
 
-use crate::cpu::{CpuStream, Item, Node};
+use crate::cpu::{Command, CpuStream};
 use crate::usage::{Access, AccessList, InUse, Name, Usage, User, Uses};
 use crate::{Error, Result};
 
@@ -111,7 +111,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
             thread::yield_now();
         }
     };
-    stream.enqueue(Item::Host(Box::new(move || {
+    stream.enqueue(Command::Host(Arc::new(move || {
         await_flag(&gate);
         Ok(())
     })))?;
@@ -123,7 +123,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
     };
     let user = User::this_thread().on_stream(stream.source_id());
     let held = InUse::begin_enqueue(uses(user), false, |_| Ok(()))?;
-    let ticket = stream.enqueue(Item::Host(Box::new(move || {
+    let ticket = stream.enqueue(Command::Host(Arc::new(move || {
         assert!(seen.load(Ordering::Acquire), "started during the access");
         Ok(())
     })))?;
@@ -142,16 +142,16 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
 #[test]
 fn a_capture_that_began_meanwhile_refuses_the_work() -> Result<()> {
     let stream = CpuStream::new();
-    let node = || Node::Host(Arc::new(|| Ok(())));
+    let node = || Command::Host(Arc::new(|| Ok(())));
     stream.begin_capture()?;
-    let refused = stream.enqueue_node(node(), false, false);
+    let refused = stream.enqueue_if(node(), false, false);
     assert!(
         matches!(refused, Err(Error::CaptureState { .. })),
         "{refused:?}"
     );
-    stream.enqueue_node(node(), true, false)?;
+    stream.enqueue_if(node(), true, false)?;
     assert_eq!(stream.end_capture()?.len(), 1);
-    let refused = stream.enqueue_node(node(), true, false);
+    let refused = stream.enqueue_if(node(), true, false);
     assert!(
         matches!(refused, Err(Error::CaptureState { .. })),
         "{refused:?}"

@@ -7,12 +7,12 @@ mod stream;
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use fusewire_device::native::LaneContext;
 
-use super::{CpuGraphExec, CpuStream, Grid, Item, Launch};
+use super::{Command, CpuGraphExec, CpuStream, Grid, Launch};
 use crate::Error;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -80,16 +80,17 @@ fn value(target: &AtomicU64) -> u64 {
 /// Blocks a stream's worker until the returned sender sends a message or is dropped.
 fn block(stream: &CpuStream) -> mpsc::Sender<()> {
     let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
     let wait = move || {
-        let _ = released.recv();
+        let _ = released.lock().unwrap().recv();
         Ok(())
     };
-    stream.enqueue(Item::Host(Box::new(wait))).unwrap();
+    stream.enqueue(Command::host(wait)).unwrap();
     release
 }
 
-fn failing(text: &'static str) -> Item {
-    Item::HostFn(Arc::new(move || Err(Error::launch(text))))
+fn failing(text: &'static str) -> Command {
+    Command::Host(Arc::new(move || Err(Error::launch(text))))
 }
 
 fn capture(stream: &CpuStream, work: impl FnOnce()) -> CpuGraphExec {

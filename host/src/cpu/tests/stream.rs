@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
 
-use super::super::{CpuEvent, CpuStream, Item, LaunchInfo, LaunchOwner};
+use super::super::{Command, CpuEvent, CpuStream, LaunchInfo, LaunchOwner};
 use super::{LONG, add, block, capture, failing, fold, increment, launch, panics, value};
 use crate::{Error, Result};
 
@@ -46,7 +46,7 @@ fn work_runs_in_order() {
         if i % 7 == 0 {
             stream.run(&launch).unwrap();
         } else {
-            stream.enqueue(Item::Launch(launch)).unwrap();
+            stream.enqueue(Command::Launch(launch)).unwrap();
         }
         expected = expected.wrapping_mul(3).wrapping_add(i);
     }
@@ -64,7 +64,7 @@ fn threads_may_share_a_stream() {
             scope.spawn(move || {
                 for i in 0..500 {
                     if (i + thread) % 3 == 0 {
-                        stream.enqueue(Item::Launch(launch.clone())).unwrap();
+                        stream.enqueue(Command::Launch(launch.clone())).unwrap();
                     } else {
                         stream.run(&launch).unwrap();
                     }
@@ -88,12 +88,12 @@ fn tickets_return_their_own_result_and_synchronize_the_first() {
     let (stream, target) = (CpuStream::new(), Arc::default());
     let release = block(&stream);
     let good = stream
-        .enqueue(Item::Launch(launch(add, &target, 1)))
+        .enqueue(Command::Launch(launch(add, &target, 1)))
         .unwrap();
     let bad = stream.enqueue(failing("first")).unwrap();
     let worse = stream.enqueue(failing("second")).unwrap();
     let last = stream
-        .enqueue(Item::Launch(launch(add, &target, 1)))
+        .enqueue(Command::Launch(launch(add, &target, 1)))
         .unwrap();
     assert!(!stream.is_complete(good) && stream.result(good).is_none());
     let timeout = stream.wait(last, Some(Duration::from_millis(10)));
@@ -162,7 +162,7 @@ fn panics_are_errors() {
     let error = stream.run(&launch(panics, &target, 0)).unwrap_err();
     assert!(error.to_string().contains("out of order"), "{error}");
     let ticket = stream
-        .enqueue(Item::Launch(launch(panics, &target, 0)))
+        .enqueue(Command::Launch(launch(panics, &target, 0)))
         .unwrap();
     assert!(
         stream
@@ -172,7 +172,7 @@ fn panics_are_errors() {
             .contains("out of order")
     );
     stream
-        .enqueue(Item::Host(Box::new(|| panic!("host"))))
+        .enqueue(Command::Host(Arc::new(|| panic!("host"))))
         .unwrap();
     assert!(stream.synchronize().is_err());
     stream.run(&launch(add, &target, 1)).unwrap();
@@ -187,13 +187,14 @@ fn events_order_two_streams() {
     let release = block(&one);
     let mut expected = 0u64;
     for i in 0..200 {
-        one.enqueue(Item::Launch(launch(fold, &target, i))).unwrap();
-        one.enqueue(Item::Record(event.clone())).unwrap();
+        one.enqueue(Command::Launch(launch(fold, &target, i)))
+            .unwrap();
+        one.enqueue(Command::Record(event.clone())).unwrap();
         two.wait_event(&event).unwrap();
-        two.enqueue(Item::Launch(launch(fold, &target, 1000 + i)))
+        two.enqueue(Command::Launch(launch(fold, &target, 1000 + i)))
             .unwrap();
         two.record(&back).unwrap();
-        one.enqueue(Item::Wait(back.clone())).unwrap();
+        one.enqueue(Command::Wait(back.clone())).unwrap();
         expected = expected.wrapping_mul(3).wrapping_add(i);
         expected = expected.wrapping_mul(3).wrapping_add(1000 + i);
     }
@@ -216,7 +217,7 @@ fn events_measure_time() {
         thread::sleep(Duration::from_millis(5));
         Ok(())
     };
-    stream.enqueue(Item::Host(Box::new(nap))).unwrap();
+    stream.enqueue(Command::Host(Arc::new(nap))).unwrap();
     stream.record(&end).unwrap();
     end.synchronize();
     assert!(end.elapsed_since(&start).unwrap() >= Duration::from_millis(5));
@@ -230,7 +231,7 @@ fn a_dropped_stream_finishes_its_queue() {
     let release = block(&stream);
     for _ in 0..100 {
         stream
-            .enqueue(Item::Launch(launch(add, &target, 1)))
+            .enqueue(Command::Launch(launch(add, &target, 1)))
             .unwrap();
     }
     let helper = thread::spawn(move || {
@@ -249,19 +250,19 @@ fn the_last_clone_may_go_on_the_worker() {
     let release = block(&stream);
     let clone = stream.clone();
     stream
-        .enqueue(Item::Host(Box::new(move || {
-            drop(clone);
+        .enqueue(Command::Host(Arc::new(move || {
+            let _kept = &clone;
             Ok(())
         })))
         .unwrap();
     stream
-        .enqueue(Item::Launch(launch(add, &target, 1)))
+        .enqueue(Command::Launch(launch(add, &target, 1)))
         .unwrap();
     let notify = move || {
         sender.send(()).unwrap();
         Ok(())
     };
-    stream.enqueue(Item::Host(Box::new(notify))).unwrap();
+    stream.enqueue(Command::Host(Arc::new(notify))).unwrap();
     // This is not the last clone: the clone in the queue keeps the stream alive.
     drop(stream);
     drop(release);
@@ -274,7 +275,7 @@ fn waiting_for_a_stream_from_its_own_work_is_refused() {
     let stream = CpuStream::new();
     let own = stream.clone();
     let ticket = stream
-        .enqueue(Item::Host(Box::new(move || own.synchronize())))
+        .enqueue(Command::Host(Arc::new(move || own.synchronize())))
         .unwrap();
     let error = stream.wait(ticket, Some(LONG)).unwrap_err();
     assert!(error.to_string().contains("its own work"), "{error}");
@@ -282,7 +283,7 @@ fn waiting_for_a_stream_from_its_own_work_is_refused() {
     let exec = capture(&stream, || {
         let inner = launch(add, &Arc::default(), 0);
         let call = move || own.run(&inner);
-        stream.enqueue(Item::HostFn(Arc::new(call))).unwrap();
+        stream.enqueue(Command::Host(Arc::new(call))).unwrap();
     });
     // Repeats the check with work that runs directly on this thread.
     let _ = stream.synchronize();

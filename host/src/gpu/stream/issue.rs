@@ -18,7 +18,7 @@ use crate::{Error, Result};
     clippy::large_enum_variant,
     reason = "a boxed launch would allocate at each call"
 )]
-pub(crate) enum Task {
+pub(crate) enum Command {
     /// A kernel.
     Launch(Launch),
     /// A closure that a graph may replay.
@@ -39,11 +39,11 @@ impl Stream {
     pub(crate) fn enqueue_in(
         &self,
         status: CaptureStatus,
-        task: Task,
+        command: Command,
         sticky: bool,
     ) -> Result<u64> {
         if let Some((capture, graph)) = Self::capture(status)? {
-            self.capture_task(task, capture, graph)?;
+            self.capture_command(command, capture, graph)?;
             return Ok(0);
         }
         self.poll();
@@ -55,7 +55,7 @@ impl Stream {
             None => self.inner.gpu.driver().create_event(false)?,
         };
         let (guard, _launching) = self.inner.gpu.launch();
-        match self.issue(task) {
+        match self.issue(command) {
             Ok(kind) => Ok(self.track(event, kind, sticky, guard)),
             Err(error) => {
                 self.state().events.push(event);
@@ -67,11 +67,11 @@ impl Stream {
     /// Enqueues work on the stream. If a call fails after part of the work may have been enqueued,
     /// returns a kind that contains the error, so that the failed operation is tracked like any
     /// other.
-    fn issue(&self, task: Task) -> Result<WorkKind> {
+    fn issue(&self, command: Command) -> Result<WorkKind> {
         let driver = self.inner.gpu.driver();
         let raw = self.inner.raw;
-        Ok(match task {
-            Task::Launch(launch) => {
+        Ok(match command {
+            Command::Launch(launch) => {
                 let word = match &launch.owner {
                     Some(owner) => match owner.before(&launch.info) {
                         Ok(word) => word,
@@ -87,7 +87,7 @@ impl Stream {
                 }
                 WorkKind::Launch(launch.owner, word, launch.info, launch.keep)
             }
-            Task::Host(call) => {
+            Command::Host(call) => {
                 let call = Arc::new(HostCall {
                     call,
                     error: Mutex::default(),
@@ -100,15 +100,15 @@ impl Stream {
             }
             // If the closure fails, part of its work may already be enqueued, so the operation is
             // tracked.
-            Task::Call(call) => {
+            Command::Call(call) => {
                 let failed = call().err();
                 WorkKind::Call(call, failed)
             }
-            Task::Copies(copies) => {
+            Command::Copies(copies) => {
                 let failed = self.copy_all(&copies).err();
                 WorkKind::Copies(copies, failed)
             }
-            Task::Graph(exec) => {
+            Command::Graph(exec) => {
                 if !Arc::ptr_eq(&exec.inner.gpu, &self.inner.gpu) {
                     return Err(graph::other_device());
                 }
@@ -145,11 +145,11 @@ impl Stream {
         Ok(())
     }
 
-    fn capture_task(&self, task: Task, capture: u64, raw_graph: RawGraph) -> Result<()> {
+    fn capture_command(&self, command: Command, capture: u64, raw_graph: RawGraph) -> Result<()> {
         let gpu = &self.inner.gpu;
         let driver = gpu.driver();
-        match task {
-            Task::Launch(launch) => {
+        match command {
+            Command::Launch(launch) => {
                 // Retains the memory before the launch is captured. In the opposite order, a
                 // failure to retain would leave a launch in the graph whose memory can be freed.
                 let keep = Box::new((launch.keep.clone(), launch.owner.clone()));
@@ -159,7 +159,7 @@ impl Stream {
                     graph::log_node(gpu, capture, LoggedNode::Launch(owner, launch.info));
                 }
             }
-            Task::Host(call) => {
+            Command::Host(call) => {
                 let call = Arc::new(HostCall {
                     call,
                     error: Mutex::default(),
@@ -171,15 +171,15 @@ impl Stream {
                 unsafe { driver.host_function(self.inner.raw, HostCall::run, data)? };
                 graph::log_node(gpu, capture, LoggedNode::Host(call));
             }
-            Task::Call(call) => {
+            Command::Call(call) => {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&call)))?;
                 call()?;
             }
-            Task::Copies(copies) => {
+            Command::Copies(copies) => {
                 graph::retain(gpu, raw_graph, Box::new(Arc::clone(&copies)))?;
                 self.copy_all(&copies)?;
             }
-            Task::Graph(_) => {
+            Command::Graph(_) => {
                 return Err(Error::capture(
                     "a graph cannot be captured into another one on a GPU; capture its work itself",
                 ));

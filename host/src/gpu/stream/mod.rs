@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub(super) use self::ends::{is_settling, settling};
-pub(crate) use self::issue::Task;
+pub(crate) use self::issue::Command;
 use super::device::Gpu;
 use super::driver::{CaptureStatus, RawEvent, RawStream};
 use super::event::Event;

@@ -16,14 +16,14 @@ use crate::status::{Result, Status};
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
 const LAZY_PEER_ACCESS: c_uint = 1;
 
-/// Creates a stream item for device work other than a kernel. If `body` fails, its error becomes
+/// Creates a command for device work other than a kernel. If `body` fails, its error becomes
 /// the sticky error of the context.
 fn work(
     context: &Arc<Context>,
     body: impl Fn() -> Result<()> + Send + Sync + 'static,
-) -> cpu::Item {
+) -> cpu::Command {
     let context = Arc::clone(context);
-    cpu::Item::HostFn(Arc::new(move || {
+    cpu::Command::Host(Arc::new(move || {
         if context.failure().is_ok()
             && let Err(status) = body()
         {
@@ -82,16 +82,16 @@ fn copy(
         // SAFETY: `cuda.h` requires `bytes` readable bytes at `from`.
         let staged = unsafe { core::slice::from_raw_parts(from as *const u8, bytes as usize) };
         let staged: Box<[u64]> = words(staged);
-        let item = work(context, move || {
+        let command = work(context, move || {
             memory::check(to, bytes, device, true).or(Err(Status::IllegalAddress))?;
             // SAFETY: `check` found `bytes` writable bytes at the target, and `staged` has at least
             // `bytes` bytes.
             unsafe { memory::copy(to, staged.as_ptr() as u64, bytes) };
             Ok(())
         });
-        capture::submit(stream, item)?;
+        capture::submit(stream, command)?;
     } else {
-        let item = work(context, move || {
+        let command = work(context, move || {
             memory::check(to, bytes, device, true)?;
             memory::check(from, bytes, device, false)?;
             // SAFETY: `check` found every range in device memory accessible, and `cuda.h` requires
@@ -99,7 +99,7 @@ fn copy(
             unsafe { memory::copy(to, from, bytes) };
             Ok(())
         });
-        capture::submit(stream, item)?;
+        capture::submit(stream, command)?;
     }
     if target == Location::Pageable && !captured {
         // The driver writes pageable memory before the copy function returns.
@@ -152,14 +152,14 @@ fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Resul
     if count == 0 {
         return Ok(());
     }
-    let item = work(&context, move || {
+    let command = work(&context, move || {
         memory::check(to, bytes, device, true)?;
         // SAFETY: `check` found `count * width` writable bytes at `to`, and `to` is a multiple of
         // `width`.
         unsafe { memory::fill(to, pattern, width, count) };
         Ok(())
     });
-    capture::submit(&stream, item).map(drop)
+    capture::submit(&stream, command).map(drop)
 }
 
 export! {

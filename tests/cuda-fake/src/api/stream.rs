@@ -94,7 +94,7 @@ fn memory_operation(
         return Err(Status::InvalidValue);
     }
     let owner = Arc::clone(&context);
-    let item = cpu::Item::HostFn(Arc::new(move || {
+    let command = cpu::Command::Host(Arc::new(move || {
         let mut attempts = 0_u32;
         while owner.failure().is_ok() {
             if memory::check(address, 4, owner.device, write).is_err() {
@@ -115,7 +115,7 @@ fn memory_operation(
         }
         Ok(())
     }));
-    capture::submit(&stream, item).map(drop)
+    capture::submit(&stream, command).map(drop)
 }
 
 export! {
@@ -197,13 +197,13 @@ export! {
         let stream = find(&context, handle)?;
         let function = function.ok_or(Status::InvalidValue)?;
         let (data, owner) = (data as usize, Arc::clone(&context));
-        let item = cpu::Item::HostFn(Arc::new(move || {
+        let command = cpu::Command::Host(Arc::new(move || {
             if owner.failure().is_ok() {
                 run(function, data);
             }
             Ok(())
         }));
-        capture::submit(&stream, item).map(drop)
+        capture::submit(&stream, command).map(drop)
     }
 
     fn cuStreamBeginCapture_v2(handle: usize, mode: c_uint) {

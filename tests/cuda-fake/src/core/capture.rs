@@ -58,7 +58,7 @@ struct Capture {
 
 impl Capture {
     /// Records work of `stream` that depends on the nodes `before`. Returns the node of the work.
-    fn push(&mut self, stream: usize, before: &[usize], item: cpu::Item) -> Result<usize> {
+    fn push(&mut self, stream: usize, before: &[usize], command: cpu::Command) -> Result<usize> {
         let failed = |_| Status::Unknown;
         if stream != self.origin && !self.branches.contains_key(&stream) {
             let branch = cpu::CpuStream::new();
@@ -74,7 +74,7 @@ impl Capture {
                 recorder.wait_event(end).map_err(failed)?;
             }
         }
-        recorder.enqueue(item).map_err(failed)?;
+        recorder.enqueue(command).map_err(failed)?;
         let (node, end) = (fresh(), cpu::CpuEvent::new());
         recorder.record(&end).map_err(failed)?;
         self.ends.insert(node, (stream, end));
@@ -342,7 +342,7 @@ pub(crate) fn info(stream: &Stream) -> Result<Info> {
 
 /// Enqueues work on a stream. If the stream is capturing, adds the work to the graph of the capture
 /// and returns the graph.
-pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Graph>>> {
+pub(crate) fn submit(stream: &Stream, command: cpu::Command) -> Result<Option<Arc<Graph>>> {
     let mut captures = lock(&CAPTURES);
     if stream.is_legacy()
         && let Some(captured) = captures.blocking(stream.context)
@@ -353,7 +353,7 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
     let Some((capture, point)) = captures.of(stream.handle) else {
         drop(captures);
         stream.order_with_legacy()?;
-        return match stream.work.enqueue(item) {
+        return match stream.work.enqueue(command) {
             Ok(_) => Ok(None),
             Err(_) => Err(Status::OperatingSystem),
         };
@@ -362,7 +362,7 @@ pub(crate) fn submit(stream: &Stream, item: cpu::Item) -> Result<Option<Arc<Grap
         return Err(Status::CaptureInvalidated);
     }
     let before = point.nodes.clone();
-    let node = capture.push(stream.handle, &before, item)?;
+    let node = capture.push(stream.handle, &before, command)?;
     let graph = Arc::clone(&capture.graph);
     if let Some(point) = captures.streams.get_mut(&stream.handle) {
         point.nodes = vec![node];
@@ -393,7 +393,7 @@ pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Re
         captures.events.remove(&event.handle);
     }
     event.recorded.store(true, Ordering::Release);
-    submit(stream, cpu::Item::Record(event.inner.clone())).map(drop)
+    submit(stream, cpu::Command::Record(event.inner.clone())).map(drop)
 }
 
 /// Makes a stream wait for an event. If the event marks a point of a capture, the stream joins the
@@ -451,7 +451,7 @@ pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Resu
         (Some(_), None) | (None, None) => {}
     }
     drop(captures);
-    submit(stream, cpu::Item::Wait(event.inner.clone())).map(drop)
+    submit(stream, cpu::Command::Wait(event.inner.clone())).map(drop)
 }
 
 /// Removes the capture state of a destroyed event.

@@ -195,17 +195,17 @@ pub(crate) fn launch(exec: &Arc<Exec>, stream: &Stream, context: &Context) -> Re
     if exec.context != context.handle || stream.context != context.handle {
         return Err(Status::InvalidHandle);
     }
-    let run = cpu::Item::Graph(exec.graph.clone());
+    let run = cpu::Command::Graph(exec.graph.clone());
     if let capture::Info::None = capture::info(stream)? {
-        capture::submit(stream, cpu::Item::Wait(exec.last.clone()))?;
+        capture::submit(stream, cpu::Command::Wait(exec.last.clone()))?;
         capture::submit(stream, run)?;
-        capture::submit(stream, cpu::Item::Record(exec.last.clone()))?;
+        capture::submit(stream, cpu::Command::Record(exec.last.clone()))?;
         let keep = Arc::clone(exec);
-        let drop_it = cpu::Item::Host(Box::new(move || {
-            drop(keep);
+        let kept = cpu::Command::host(move || {
+            let _kept = &keep;
             Ok(())
-        }));
-        capture::submit(stream, drop_it)?;
+        });
+        capture::submit(stream, kept)?;
     } else if let Some(graph) = capture::submit(stream, run)? {
         let keep: Arc<Exec> = Arc::clone(exec);
         graph.keep(keep);

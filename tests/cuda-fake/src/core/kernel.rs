@@ -355,7 +355,7 @@ impl Function {
                 .collect(),
         };
         let launch = launch.owned_by(Arc::new(owner), [0; 4]);
-        capture::submit(stream, cpu::Item::Launch(launch))?;
+        capture::submit(stream, cpu::Command::Launch(launch))?;
         count_launch(name);
         Ok(())
     }

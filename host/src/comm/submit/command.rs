@@ -1,4 +1,4 @@
-//! Prepared operations as tasks of a stream.
+//! Prepared operations as commands of a stream.
 
 use core::any::Any;
 use std::sync::Arc;
@@ -9,22 +9,26 @@ use fusewire_device::native::{KernelInfo, NativeEntry};
 use super::prepared_op::{Entry, PARAM_WORDS, PreparedOp};
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::{Communicator, multi_rank_grid};
-use crate::cpu::{BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
+use crate::cpu::{self, BlockOrder, Grid, HostFn, KeepAlive, Launch, LaunchOwner, MAX_PARAM_BYTES};
 use crate::gpu::{self, Gpu, Scratch, Upload};
-use crate::stream::Task;
+use crate::stream::Command;
 use crate::{Error, Result};
 
 impl Communicator {
-    /// Returns the task that executes the operation on a stream.
-    pub(super) fn task(&self, prepared: &PreparedOp<'_>, id: u64) -> Result<Task> {
-        match &prepared.entry {
-            Entry::Native(entry) => self.launch_of(prepared, *entry, id).map(Task::Launch),
-            Entry::Gpu(kernel) => self.gpu_launch_of(prepared, kernel, id).map(Task::Kernel),
-            Entry::HandOff => Ok(self.hand_off_task(prepared, id)),
-        }
+    /// Returns the command that executes the operation on the communicator's stream.
+    pub(super) fn command(&self, prepared: &PreparedOp<'_>, id: u64) -> Result<Command> {
+        Ok(match &prepared.entry {
+            Entry::Native(entry) => {
+                Command::Cpu(cpu::Command::Launch(self.launch_of(prepared, *entry, id)?))
+            }
+            Entry::Gpu(kernel) => Command::Gpu(gpu::Command::Launch(
+                self.gpu_launch_of(prepared, kernel, id)?,
+            )),
+            Entry::HandOff => self.stream.call_command(self.hand_off_call(prepared, id)),
+        })
     }
 
-    fn hand_off_task(&self, prepared: &PreparedOp<'_>, id: u64) -> Task {
+    fn hand_off_call(&self, prepared: &PreparedOp<'_>, id: u64) -> HostFn {
         let (inner, run) = (Arc::clone(&self.inner), prepared.hand_off.clone());
         let op_info = prepared.op_info.launch(id);
         let keep = (
@@ -33,7 +37,7 @@ impl Communicator {
                 .map(|used| used.map(|used| used.tensor().keep())),
             prepared.table.clone(),
         );
-        let call: HostFn = Arc::new(move || {
+        Arc::new(move || {
             let _alive = &keep;
             let word = inner.before(&op_info)?;
             let ran = run.as_ref().map_or(Ok(()), |run| run());
@@ -42,13 +46,7 @@ impl Communicator {
             }
             let after = inner.after(word, &op_info, ran.is_ok());
             ran.and(after)
-        });
-        if self.stream.device().is_gpu() {
-            // The library enqueues its own work on the stream, from this thread.
-            Task::Call(call)
-        } else {
-            Task::Host(call)
-        }
+        })
     }
 
     fn keep(prepared: &PreparedOp<'_>) -> KeepAlive {
