@@ -36,10 +36,6 @@ mod deferred;
 mod device;
 mod digest;
 mod error;
-#[cfg_attr(
-    not(any(feature = "cuda", feature = "hip")),
-    expect(unused, unreachable_code, reason = "there is no driver to open")
-)]
 pub mod gpu;
 mod gpus;
 mod memory;
@@ -65,10 +61,10 @@ pub use fusewire_store as store;
 pub use self::algorithm::Algorithm;
 pub use self::comm::{
     AllGatherP, Batch, Candidate, Communicator, FlightRecord, HookArguments, HookHandle,
-    InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp, Queue,
-    ReadyFlags, ReconfigureOptions, RecordState, Registration, ReplayArguments, ReplayEdge,
-    ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess, WindowOptions, Work,
-    WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
+    InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp,
+    PreparedKernel, Queue, ReadyFlags, ReconfigureOptions, RecordState, Registration,
+    ReplayArguments, ReplayEdge, ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess,
+    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Activity, Error, Failure, Result};

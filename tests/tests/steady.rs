@@ -9,8 +9,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use fusewire::GraphExec;
-use fusewire::{Communicator, DType, Options, ReduceOp, Result, Tensor, run_threads};
+use fusewire::{
+    Communicator, DType, GraphExec, Options, PreparedKernel, ReduceOp, Result, Tensor,
+    WindowOptions, run_threads,
+};
+use fusewire_device::{Aborted, InOut, Machine, Session, Team, Window, kernel};
 use fusewire_tests::alloc::{CountingAllocator, calls};
 use fusewire_tests::process::{role, start};
 use fusewire_tests::skip::skip;
@@ -32,6 +35,25 @@ struct Steady {
     large: Vec<f32>,
     rows: Vec<f32>,
     graph: GraphExec,
+    prepared: PreparedKernel,
+}
+
+/// Adds `step` to each element and waits for all ranks.
+#[kernel(signals = 1)]
+fn add_step(
+    s: &mut Session<impl Machine>,
+    window: Window<f32>,
+    x: InOut<f32>,
+    step: f32,
+) -> Result<(), Aborted> {
+    for i in s.block().elements(x.len()) {
+        x.set(i, x.get(i) + step);
+    }
+    for peer in s.peers(Team::World) {
+        window.at(peer).raise(s, 0);
+    }
+    window.wait_all(s, 0, Team::World)?;
+    s.barrier()
 }
 
 impl Steady {
@@ -50,7 +72,15 @@ impl Steady {
         comm.all_gather_single_async(&gathered, &tensors[1])?;
         comm.barrier_async()?;
         let graph = comm.stream().end_capture()?.instantiate()?;
+        let window = comm.alloc_window(DType::F32, 16, WindowOptions::default())?;
+        let arguments = AddStep {
+            window: (&window).into(),
+            x: (&tensors[0]).into(),
+            step: 1.0,
+        };
+        let prepared = comm.kernel(arguments).prepare()?;
         Ok(Self {
+            prepared,
             tensors,
             gathered,
             small: vec![0.0; 16],
@@ -76,6 +106,7 @@ impl Steady {
         comm.reduce_scatter_single(&mut self.large, &self.rows, ReduceOp::Sum)?;
         comm.broadcast(&mut self.small, 0)?;
         comm.barrier()?;
+        self.prepared.launch()?;
         self.graph.run(comm.stream())
     }
 }

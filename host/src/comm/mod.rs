@@ -61,7 +61,7 @@ pub use self::ready_flags::ReadyFlags;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rendezvous::bench_rendezvous;
 pub use self::rma::{Queue, Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
-pub use self::submit::KernelLaunch;
+pub use self::submit::{KernelLaunch, PreparedKernel};
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 

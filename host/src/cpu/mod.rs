@@ -6,6 +6,7 @@ mod command;
 mod event;
 mod graph;
 mod launch;
+#[cfg(test)]
 mod multi_rank_grid;
 mod queue;
 mod running;
@@ -22,7 +23,8 @@ pub use graph::{CpuGraph, CpuGraphExec};
 pub use launch::{
     BlockOrder, Grid, KeepAlive, Launch, LaunchInfo, LaunchOwner, MAX_PARAM_BYTES, MAX_THREADS,
 };
-pub use multi_rank_grid::run_multi_rank_grid;
+#[cfg(test)]
+pub(crate) use multi_rank_grid::run_multi_rank_grid;
 pub use stream::{CpuStream, CpuTicket};
 
 pub(crate) use cache::last_level_bytes;

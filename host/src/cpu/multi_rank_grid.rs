@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// [`Error::InvalidArgument`] if the grid is empty or larger than [`MAX_THREADS`] threads;
 /// [`Error::Launch`] if a thread cannot be started or a lane panics. The message contains the
 /// number of the block in the whole grid.
-pub unsafe fn run_multi_rank_grid(
+pub(crate) unsafe fn run_multi_rank_grid(
     kernel: &KernelInfo,
     isa: Isa,
     params: &GridParams,

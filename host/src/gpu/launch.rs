@@ -176,7 +176,7 @@ impl Launch {
             // fulfils the requirements of the kernel. The stream belongs to the driver of the grid,
             // because the stream and the grid belong to the same GPU of the communicator.
             return unsafe {
-                member.grid.launch_within(
+                member.grid.launch(
                     member.timeout,
                     member.rank,
                     self.kernel.name,

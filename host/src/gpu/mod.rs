@@ -12,7 +12,7 @@ mod in_flight;
 mod launch;
 mod memory;
 pub mod module;
-pub mod multi_rank_grid;
+pub(crate) mod multi_rank_grid;
 mod scratch;
 mod share;
 mod stream;

@@ -362,3 +362,89 @@ fn packets_and_signals_of_a_host_window_side_by_side() {
         });
     }
 }
+
+/// A prepared launch keeps its memory, sees new values in it, and runs at once, enqueued and in a
+/// graph.
+#[test]
+fn a_prepared_kernel_is_launched_many_times() {
+    for shape in SHAPES {
+        all(shape, |comm| {
+            let (y, words) = (zeros(DType::F32, 3)?, zeros(DType::U64, 2)?);
+            let x = tensor(&[1.0f32, 2.0, 3.0])?;
+            let source = x.clone();
+            let affine = |x| Affine {
+                x,
+                byte: 1,
+                y: (&y).into(),
+                words: (&words).into(),
+                spec: AffineSpec {
+                    factor: 10.0,
+                    offset: 0.0,
+                    counter: 0,
+                },
+                long: 0,
+            };
+            let prepared = comm.kernel(affine((&x).into())).prepare()?;
+            drop(x);
+            prepared.launch()?;
+            assert_eq!(y.to_vec::<f32>()?, [10.0, 20.0, 30.0]);
+            source.copy_from(&[4.0f32; 3])?;
+            prepared.enqueue()?.wait_blocking()?;
+            assert_eq!(y.to_vec::<f32>()?, [40.0; 3]);
+            comm.stream().begin_capture()?;
+            prepared.launch()?;
+            drop(prepared);
+            let graph = comm.stream().end_capture()?.instantiate()?;
+            source.copy_from(&[5.0f32; 3])?;
+            graph.run(comm.stream())?;
+            assert_eq!(y.to_vec::<f32>()?, [50.0; 3]);
+            assert_eq!(words.to_vec::<u64>()?, [3; 2]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_prepared_kernel_refuses_a_bad_launch_and_a_freed_window() {
+    for result in fusewire::run_threads(2, &fusewire::Options::default(), |comm| {
+        let x = zeros(DType::F32, 4)?;
+        let window = comm.alloc_window(DType::F32, 4, WindowOptions::default())?;
+        let arguments = || RaisesAll {
+            window: (&window).into(),
+            x: (&x).into(),
+        };
+        let refused = comm.kernel(arguments()).blocks(1 << 20).prepare();
+        let error = refused.expect_err("too many blocks").to_string();
+        assert!(error.contains("raises_all: 1048576 blocks"), "{error}");
+        let prepared = comm.kernel(arguments()).prepare()?;
+        prepared.launch()?;
+        assert_eq!(x.to_vec::<f32>()?, [1.0; 4]);
+        window.free()?;
+        let error = prepared.launch().expect_err("freed").to_string();
+        assert!(
+            error.contains("raises_all: the window was freed"),
+            "{error}"
+        );
+        assert!(prepared.enqueue().is_err());
+        comm.barrier()
+    }) {
+        result.expect("the communicator still works");
+    }
+}
+
+/// Adds 1 to each element and waits for all ranks.
+#[kernel(signals = 1)]
+fn raises_all(
+    s: &mut Session<impl Machine>,
+    window: Window<f32>,
+    x: InOut<f32>,
+) -> Result<(), Aborted> {
+    for i in s.block().elements(x.len()) {
+        x.set(i, x.get(i) + 1.0);
+    }
+    for peer in s.peers(Team::World) {
+        window.at(peer).raise(s, 0);
+    }
+    window.wait_all(s, 0, Team::World)?;
+    s.barrier()
+}

@@ -1,6 +1,7 @@
 //! Launches of kernels with typed arguments.
 
 use core::any::Any;
+use core::fmt;
 use core::time::Duration;
 use std::sync::Arc;
 
@@ -153,7 +154,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::launch`].
     pub unsafe fn launch_unchecked(self) -> Result<()> {
         self.expect_faults();
-        self.comm.run(&self.prepare()?)
+        self.comm.run(&self.bind()?.0)
     }
 
     /// Runs [`KernelLaunch::enqueue`] for a kernel that is an unsafe function.
@@ -165,11 +166,52 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::enqueue`].
     pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
         self.expect_faults();
-        self.comm.submit(&self.prepare()?)
+        self.comm.submit(&self.bind()?.0)
     }
 
-    /// Checks the launch against the kernel's contract and binds the arguments.
-    fn prepare(&self) -> Result<PreparedOp<'_>> {
+    /// Checks the launch and binds the arguments. The result can be launched many times, with the
+    /// same memory and the same values, without checks and allocations. On a GPU, also loads the
+    /// kernel.
+    ///
+    /// # Errors
+    /// The errors of [`KernelLaunch::launch`] and of [`Communicator::warm_up_kernel`].
+    pub fn prepare(self) -> Result<PreparedKernel>
+    where
+        A: SafeKernel,
+    {
+        self.check_safe()?;
+        // SAFETY: `check_safe` found that the kernel is a safe function.
+        unsafe { self.prepare_unchecked() }
+    }
+
+    /// Runs [`KernelLaunch::prepare`] for a kernel that is an unsafe function.
+    ///
+    /// # Safety
+    /// The requirements of [`KernelLaunch::launch_unchecked`], at every launch of the result. The
+    /// memory of raw pointers must live as long as the result.
+    ///
+    /// # Errors
+    /// The errors of [`KernelLaunch::prepare`].
+    pub unsafe fn prepare_unchecked(self) -> Result<PreparedKernel> {
+        self.expect_faults();
+        self.comm.warm_up_kernel(&self.arguments.kernel())?;
+        let (op, windows) = self.bind()?;
+        let tensors: Vec<_> = op
+            .tensors
+            .iter()
+            .flatten()
+            .map(|used| used.tensor().keep())
+            .collect();
+        Ok(PreparedKernel {
+            comm: self.comm.clone(),
+            windows: windows.into_iter().cloned().collect(),
+            op: op.detached().owning(Arc::new(tensors)),
+        })
+    }
+
+    /// Checks the launch against the kernel's contract and binds the arguments. Also returns the
+    /// windows among them.
+    fn bind(&self) -> Result<(PreparedOp<'_>, Vec<&Window>)> {
         let kernel = self.arguments.kernel();
         let info = kernel.info();
         let check = Check {
@@ -182,7 +224,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         let (mut tensors, mut accesses) = ([None; 3], AccessList::new());
         let mut kept = self.kept.clone();
         let mut first_error = None;
-        let mut queues = Vec::new();
+        let (mut queues, mut windows) = (Vec::new(), Vec::new());
         let (mut index, mut scratch) = (0, 0);
         self.arguments.visit(&mut |value| {
             let checked = match &value {
@@ -205,7 +247,10 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
                         None => kept.push(tensor.tensor().keep()),
                     }
                 }
-                Ok(Some(Owner::Window(window))) => kept.push(window.keep()),
+                Ok(Some(Owner::Window(window))) => {
+                    kept.push(window.keep());
+                    windows.push(window);
+                }
                 Ok(None) => {}
                 Err(error) => {
                     first_error.get_or_insert(error);
@@ -238,7 +283,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         if attributes != LaunchAttributes::default() {
             prepared = prepared.shaped(attributes);
         }
-        Ok(prepared)
+        Ok((prepared, windows))
     }
 
     /// Refuses unsafe kernels. The field `kernel` of the arguments may name another kernel with the
@@ -289,6 +334,63 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             input_count: count.unwrap_or(0),
             output_count: 0,
         }
+    }
+}
+
+/// A kernel with bound arguments, from [`KernelLaunch::prepare`], for launches in a loop. Keeps its
+/// tensors, windows and queues allocated.
+///
+/// A value that changes between launches, such as a number of tokens, must be in a tensor that the
+/// kernel reads, as in a graph.
+///
+/// ```ignore
+/// let step = comm.kernel(Step { x: (&x).into(), tokens: (&tokens).into() }).prepare()?;
+/// for count in batches {
+///     tokens.copy_from(&[count])?;
+///     step.launch()?;
+/// }
+/// ```
+#[must_use = "nothing runs before `launch` or `enqueue`"]
+pub struct PreparedKernel {
+    comm: Communicator,
+    op: PreparedOp<'static>,
+    windows: Vec<Window>,
+}
+
+impl fmt::Debug for PreparedKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedKernel")
+            .field("kernel", &self.op.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PreparedKernel {
+    /// Launches the kernel on the communicator's stream and waits until it has completed. On an
+    /// idle CPU stream, the call itself neither allocates nor makes a system call.
+    ///
+    /// # Errors
+    /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a
+    /// window was freed.
+    pub fn launch(&self) -> Result<()> {
+        self.check_windows()?;
+        self.comm.run(&self.op)
+    }
+
+    /// Enqueues the kernel on the communicator's stream, or adds it to the graph that the stream is
+    /// capturing.
+    ///
+    /// # Errors
+    /// The errors of [`PreparedKernel::launch`]. The [`Work`] reports a failure of the kernel.
+    pub fn enqueue(&self) -> Result<Work> {
+        self.check_windows()?;
+        self.comm.submit(&self.op)
+    }
+
+    fn check_windows(&self) -> Result<()> {
+        self.windows
+            .iter()
+            .try_for_each(|window| window.check_launch(self.op.name, &self.comm))
     }
 }
 

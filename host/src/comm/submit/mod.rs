@@ -16,7 +16,7 @@ use fusewire_device::native::NativeEntry;
 use fusewire_device::session::Call;
 use tracing::span::EnteredSpan;
 
-pub use self::kernel::KernelLaunch;
+pub use self::kernel::{KernelLaunch, PreparedKernel};
 pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;

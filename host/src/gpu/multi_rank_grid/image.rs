@@ -12,7 +12,7 @@ use super::super::images::{Image, Images};
 use crate::{Error, Result};
 
 /// Name of the image for [`Images::find`]. The library does not contain this image.
-pub const IMAGE: &str = "fusewire-kernels-multi-rank-grid";
+pub(crate) const IMAGE: &str = "fusewire-kernels-multi-rank-grid";
 
 /// The command that builds the image, without the value of `--target`.
 const COMMAND: &str = "fusewire-build build --multi-rank-grid --target";

@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 pub(crate) use self::image::GridImage;
-pub use self::image::IMAGE;
+pub(crate) use self::image::IMAGE;
 use self::state::{RankLaunch, State};
 use super::device::Gpu;
 use super::driver::{
@@ -31,7 +31,7 @@ use crate::{Error, Result};
 
 /// Options of a [`MultiRankGrid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MultiRankGridOptions {
+pub(crate) struct MultiRankGridOptions {
     /// Number of ranks.
     pub size: u32,
     /// Maximum time that a rank waits for the other ranks to launch the same kernel. Also limits
@@ -44,7 +44,7 @@ pub struct MultiRankGridOptions {
 
 impl MultiRankGridOptions {
     /// Returns options for `size` ranks, with a timeout of 30 seconds and 8 slots.
-    pub const fn new(size: u32) -> Self {
+    pub(crate) const fn new(size: u32) -> Self {
         Self {
             size,
             timeout: Duration::from_secs(30),
@@ -62,7 +62,7 @@ impl MultiRankGridOptions {
 /// enqueued (unknown kernel, too many blocks), the launch returns the same error on every rank, and
 /// the [`MultiRankGrid`] remains usable.
 #[derive(Debug)]
-pub struct MultiRankGrid {
+pub(crate) struct MultiRankGrid {
     driver: Arc<dyn Driver>,
     /// The GPU that frees the table, if [`MultiRankGrid::on`] created this value. A shared GPU
     /// defers freeing until no operation is in flight.
@@ -90,7 +90,7 @@ impl MultiRankGrid {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the number of ranks or slots is 0; [`Error::Driver`].
-    pub unsafe fn new(
+    pub(crate) unsafe fn new(
         driver: Arc<dyn Driver>,
         module: RawModule,
         options: MultiRankGridOptions,
@@ -150,19 +150,14 @@ impl MultiRankGrid {
         Ok(grid)
     }
 
-    /// Returns the number of ranks.
-    pub fn size(&self) -> u32 {
-        self.options.size
-    }
-
     /// Returns the error that broke the [`MultiRankGrid`], or `None` if it is not broken.
-    pub fn failure(&self) -> Option<Error> {
+    pub(crate) fn failure(&self) -> Option<Error> {
         self.lock().broken.clone()
     }
 
     /// Breaks the [`MultiRankGrid`]. Launches that are waiting return `error`. Later launches
     /// return the first error that broke the [`MultiRankGrid`].
-    pub fn fail(&self, error: &Error) {
+    pub(crate) fn fail(&self, error: &Error) {
         self.lock().fail(error);
         self.changed.notify_all();
     }
@@ -171,8 +166,9 @@ impl MultiRankGrid {
     /// other ranks. `kernel` is the name of the ordinary entry, not of the grid form. `params`
     /// contains the bytes of the kernel's parameter struct, which are copied.
     ///
-    /// Blocks until all ranks have called this method and the grid is enqueued. The grid is ordered
-    /// after all earlier work and before all later work of every rank's `stream`.
+    /// Blocks for at most `timeout` until all ranks have called this method and the grid is
+    /// enqueued. The grid is ordered after all earlier work and before all later work of every
+    /// rank's `stream`.
     ///
     /// # Safety
     /// `params` must contain the bytes of the parameter struct of `kernel`. The arguments must
@@ -185,28 +181,7 @@ impl MultiRankGrid {
     /// not launch in time, if the launches of the ranks differ, if the image does not contain the
     /// grid form of the kernel, or if the blocks of all ranks do not fit on the GPU at once;
     /// [`Error::Driver`] if a driver call fails.
-    pub unsafe fn launch(
-        &self,
-        rank: u32,
-        kernel: &str,
-        params: &[u8],
-        shape: LaunchShape,
-        stream: RawStream,
-    ) -> Result<()> {
-        let timeout = self.options.timeout;
-        // SAFETY: `launch_within` has the same safety contract as this function, and the caller
-        // fulfils it.
-        unsafe { self.launch_within(timeout, rank, kernel, params, shape, stream) }
-    }
-
-    /// Launches like [`MultiRankGrid::launch`], but waits at most `timeout` for the other ranks.
-    ///
-    /// # Safety
-    /// The requirements of [`MultiRankGrid::launch`].
-    ///
-    /// # Errors
-    /// The errors of [`MultiRankGrid::launch`].
-    pub unsafe fn launch_within(
+    pub(crate) unsafe fn launch(
         &self,
         timeout: Duration,
         rank: u32,

@@ -114,7 +114,7 @@ fn all_arrive(
     first_mark: u8,
 ) -> Result<bool> {
     let counter = AtomicU32::new(0);
-    let ranks = (0..grid.size()).map(|rank| {
+    let ranks = (0..grid.options.size).map(|rank| {
         let counter = &counter;
         move || {
             let mut own = vec![0; blocks as usize];
@@ -124,7 +124,16 @@ fn all_arrive(
             // SAFETY: `params` contains the parameter struct of `grid_barrier`. The memory that the
             // struct points to outlives the grid, because the fake driver completes the grid within
             // the call.
-            unsafe { grid.launch(rank, "grid_barrier", &params, shape, stream(rank)) }?;
+            unsafe {
+                grid.launch(
+                    grid.options.timeout,
+                    rank,
+                    "grid_barrier",
+                    &params,
+                    shape,
+                    stream(rank),
+                )
+            }?;
             let word = (u64::from(blocks) << 32) | (u64::from(mark) + 1000);
             Ok(own.iter().all(|found| *found == word))
         }
@@ -141,7 +150,16 @@ fn all_arrive(
 fn idle(grid: &MultiRankGrid, rank: u32, kernel: &str, blocks: u32) -> Result<()> {
     // SAFETY: the parameter struct of `grid_idle` has 8 bytes. Launches of other kernels with this
     // size fail before they run.
-    unsafe { grid.launch(rank, kernel, &[0; 8], shape(blocks, 1), stream(rank)) }
+    unsafe {
+        grid.launch(
+            grid.options.timeout,
+            rank,
+            kernel,
+            &[0; 8],
+            shape(blocks, 1),
+            stream(rank),
+        )
+    }
 }
 
 /// Calls `idle` for ranks 0, 1, ... on separate threads. `launches` contains the kernel and the
@@ -189,7 +207,7 @@ fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
         let timeout = Duration::from_millis(timeout);
         // SAFETY: the parameter struct of `grid_idle` has 8 bytes, and the kernel has no
         // requirements.
-        unsafe { grid.launch_within(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
+        unsafe { grid.launch(timeout, 0, "grid_idle", &[0; 8], shape(1, 1), stream(0)) }
     };
     let grid = make().unwrap();
     assert!(grid.failure().is_none());
@@ -394,7 +412,16 @@ fn driver_errors_reach_every_rank() {
         let shape = shape(1, 65);
         // SAFETY: the parameter struct of `grid_idle` has 8 bytes, and the kernel has no
         // requirements.
-        unsafe { grid.launch(rank, "grid_idle", &[0; 8], shape, stream(rank)) }
+        unsafe {
+            grid.launch(
+                grid.options.timeout,
+                rank,
+                "grid_idle",
+                &[0; 8],
+                shape,
+                stream(rank),
+            )
+        }
     };
     thread::scope(|scope| {
         let ranks = [0, 1].map(|rank| scope.spawn(move || launch(rank)));
@@ -411,7 +438,16 @@ fn invalid_arguments_fail_on_their_own_rank() {
     let refused = |rank, bytes: usize, shape| {
         let params = vec![0; bytes];
         // SAFETY: the launch fails before a kernel reads the parameters.
-        let result = unsafe { grid.launch(rank, "grid_idle", &params, shape, stream(0)) };
+        let result = unsafe {
+            grid.launch(
+                grid.options.timeout,
+                rank,
+                "grid_idle",
+                &params,
+                shape,
+                stream(0),
+            )
+        };
         assert!(
             matches!(result, Err(Error::InvalidArgument { .. })),
             "{result:?}"
