@@ -216,7 +216,7 @@ impl Communicator {
             output_count: bytes(&ops, P2pKind::Recv),
         };
         let mut table = self.matched(&ops)?;
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             for op in ops.iter().filter(|op| !op.tensor.is_empty()) {
                 self.check_supported(&**backend, &op.collective())?;
             }
@@ -281,8 +281,8 @@ impl Communicator {
         call: u64,
         op_info: OpInfo,
     ) -> Result<PreparedOp<'static>> {
-        let words = table.len() * self.inner.options.blocks as usize;
-        if let Some(on_gpu) = &self.inner.on_gpu {
+        let words = table.len() * self.inner.group.options.blocks as usize;
+        if let Some(on_gpu) = &self.inner.executor.on_gpu {
             return self.batch_on_gpu(on_gpu, table, words, tensors, call, op_info);
         }
         let table = Arc::new(Table {
@@ -390,7 +390,7 @@ impl Communicator {
     }
 
     fn hand_off_batch(&self, ops: Vec<P2pOp>, op_info: OpInfo) -> PreparedOp<'static> {
-        let backend = self.inner.backend.clone();
+        let backend = self.inner.executor.backend.clone();
         let args = self.call_args();
         let accesses = AccessList::Shared(P2pOp::accesses(&ops).to_arc());
         let run = Arc::new(move || {

@@ -180,7 +180,7 @@ impl Communicator {
     /// without this rank; and the errors of [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
         // Counted even if the list is refused, so that the keys of later calls agree on all ranks.
-        let call = self.next_host_call();
+        let call = self.inner.group.next_host_call();
         let refuse = |detail: String| Err(invalid("split", detail));
         for (at, rank) in ranks.iter().enumerate() {
             if *rank >= self.size() {
@@ -200,6 +200,7 @@ impl Communicator {
         if ranks.is_empty() {
             // The library may require a call on every rank.
             self.inner
+                .executor
                 .backend
                 .as_ref()
                 .map(part_of_backend)
@@ -214,8 +215,8 @@ impl Communicator {
         };
         // Including the list keeps the keys of the groups of one call distinct.
         let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
-        let name = format!("{}.{name}.{call}.{}", self.inner.name, list.join("-"));
-        if let Some(backend) = &self.inner.backend
+        let name = format!("{}.{name}.{call}.{}", self.inner.group.name, list.join("-"));
+        if let Some(backend) = &self.inner.executor.backend
             && let Some(part) = part_of_backend(backend)?
         {
             let part = Self::over(part, self.config(&name, rank as u32, ranks))?;
@@ -227,16 +228,16 @@ impl Communicator {
 
     /// Records the ranks of `parent` that form this communicator, for the flight record.
     pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
-        let world = parent.inner.world();
+        let world = parent.inner.group.world();
         let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();
-        let _ = self.inner.world.set(ranks);
+        let _ = self.inner.group.world.set(ranks);
         self
     }
 
     /// Creates a communicator of the same backend, options, hooks and store.
     pub(super) fn sibling(&self, name: &str, rank: u32, ranks: &[u32]) -> Result<Self> {
         let (config, size) = (self.config(name, rank, ranks), ranks.len() as u32);
-        let made = match &self.inner.backend {
+        let made = match &self.inner.executor.backend {
             Some(backend) if backend.name() != "fusewire" => {
                 let made = backend::create(backend.name(), &config.setup(config.reach))?;
                 Self::over(made, config)?
@@ -259,19 +260,19 @@ impl Communicator {
     /// rank is `rank`.
     fn config(&self, name: &str, rank: u32, ranks: &[u32]) -> CommConfig {
         CommConfig {
-            device: self.inner.device,
+            device: self.inner.group.device,
             rank,
             size: ranks.len() as u32,
-            prefix: format!("{}/{name}", self.inner.prefix),
-            store: Arc::clone(&self.inner.store),
+            prefix: format!("{}/{name}", self.inner.group.prefix),
+            store: Arc::clone(&self.inner.group.store),
             name: name.to_owned(),
-            options: self.inner.options.clone(),
+            options: self.inner.group.options.clone(),
             generation: 0,
-            hooks: self.inner.hooks.clone(),
+            hooks: self.inner.observer.hooks.clone(),
             rendezvous_timeout: None,
-            reach: self.inner.reach,
+            reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),
-            members: self.inner.watched_members(ranks.iter().copied()),
+            members: self.inner.group.watched_members(ranks.iter().copied()),
         }
     }
 }
@@ -279,7 +280,7 @@ impl Communicator {
 impl Communicator {
     /// Returns the store of the ranks' rendezvous.
     pub fn store(&self) -> &Arc<dyn Store> {
-        &self.inner.store
+        &self.inner.group.store
     }
 
     /// Sets the timeout of calls on this value, like torchcomms' `setTimeout`. Zero selects the

@@ -122,7 +122,7 @@ impl Communicator {
             let Some(view) = view else { continue };
             self.check_view(name, what, &view, borrowed)?;
         }
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             return Err(crate::backend::backend_error(
                 backend.name(),
                 name,
@@ -190,7 +190,10 @@ impl Communicator {
                 ),
             ));
         }
-        if self.inner.device.is_gpu() && view.count > 0 && !(view.ptr as usize).is_multiple_of(16) {
+        if self.inner.group.device.is_gpu()
+            && view.count > 0
+            && !(view.ptr as usize).is_multiple_of(16)
+        {
             return Err(invalid(
                 name,
                 format!("{what} is at {:p}; a GPU needs 16-byte alignment", view.ptr),

@@ -5,7 +5,9 @@ mod batch;
 mod bootstrap;
 mod collectives;
 mod create;
+mod executor;
 mod fused;
+mod group;
 #[cfg(feature = "gloo")]
 mod hierarchy;
 mod host_calls;
@@ -38,13 +40,11 @@ mod work;
 mod tests;
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
 
 use fusewire_device::DType;
 use fusewire_device::layout::{CONSTANTS_AT, CommConst, LaunchHeader};
-use fusewire_device::native::Isa;
 
 pub use self::attributes::LaunchAttributes;
 #[cfg(feature = "gloo")]
@@ -65,17 +65,16 @@ pub use self::submit::{KernelLaunch, PreparedKernel};
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 
-use self::network::TestNetwork;
-use self::observe::{Hooks, Recorder};
-use self::on_gpu::OnGpu;
+use self::executor::Executor;
+use self::group::Group;
+use self::observe::Observer;
+use self::state::Status;
 use self::windows::Windows;
 use crate::algorithm::Algorithm;
-use crate::backend::{Backend, Reach};
+use crate::backend::Backend;
 use crate::device::Device;
-use crate::memory::Memory;
 use crate::options::{CallOptions, Options};
-use crate::store::Store;
-use crate::stream::{Event, Stream};
+use crate::stream::Stream;
 use crate::tensor::{Allocation, Tensor, bytes_of};
 use crate::{Error, Result};
 
@@ -102,65 +101,19 @@ pub struct Communicator {
 }
 
 struct Inner {
-    /// Identifies the communicator among those of this process, in [`User`](crate::usage::User).
-    memory_id: u64,
-    name: String,
-    rank: u32,
-    size: u32,
-    device: Device,
-    options: Options,
-    /// Set if the ranks outnumber the CPU cores of rank 0's host; rank 0 broadcasts the value.
-    oversubscribed: bool,
-    isa: Isa,
-    constants: Box<CommConst>,
+    group: Group,
+    executor: Executor,
     windows: Windows,
-    network: Option<TestNetwork>,
-    workspace: Memory,
-    workspaces: Vec<Memory>,
-    /// Addresses of the workspaces, for kernels ([`CommConst::workspaces`]).
-    _addresses: Box<[u64]>,
-    /// Id and start time of each rank's process; empty for backends, which detect failures
-    /// themselves.
-    processes: Vec<Option<(u32, u64)>>,
-    /// Set if all ranks can join one multicast object. New windows then try to bind one.
-    multicast: bool,
-    /// State for kernels on a GPU; `None` on the CPU.
-    on_gpu: Option<OnGpu>,
-    /// Prefix of this communicator's keys in the store.
-    prefix: String,
-    store: Arc<dyn Store>,
-    /// Number of collective host calls (windows, dups) so far, which is part of their keys.
-    host_calls: AtomicU64,
-    /// Id of the stream of the last launch.
-    last_stream: AtomicUsize,
-    order: Mutex<Option<(Stream, Event)>>,
-    failure: OnceLock<Error>,
-    /// Counts reconfigurations.
-    generation: u64,
-    /// Library that executes the operations; `None` for Fusewire's kernels.
-    backend: Option<Arc<dyn Backend>>,
-    reach: Reach,
-    hooks: Hooks,
-    recorder: Arc<Recorder>,
-    /// Longest timeout of a call in nanoseconds, or 0 if no call had a longer one than the
-    /// communicator's.
-    longest_timeout_ns: Arc<AtomicU64>,
-    /// Ranks of this communicator in the numbering of the first ancestor that it was split or
-    /// duplicated from; unset if it has no ancestor.
-    world: OnceLock<Vec<u32>>,
-    finalized: AtomicBool,
-    /// Number that identifies this rank among all ranks of all communicators.
-    identity: u64,
-    /// Set once [`Communicator::reconfigure`] has replaced this communicator.
-    replaced: OnceLock<Error>,
+    observer: Observer,
+    status: Status,
 }
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator")
-            .field("name", &self.name)
-            .field("rank", &self.rank)
-            .field("size", &self.size)
+            .field("name", &self.group.name)
+            .field("rank", &self.group.rank)
+            .field("size", &self.group.size)
             .finish_non_exhaustive()
     }
 }
@@ -174,22 +127,22 @@ impl fmt::Debug for Communicator {
 impl Communicator {
     /// Returns the rank of this process in the communicator.
     pub fn rank(&self) -> u32 {
-        self.inner.rank
+        self.inner.group.rank
     }
 
     /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
-        self.inner.size
+        self.inner.group.size
     }
 
     /// Returns the name that messages use.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        &self.inner.group.name
     }
 
     /// Returns the device that runs the kernels.
     pub fn device(&self) -> Device {
-        self.inner.device
+        self.inner.group.device
     }
 
     /// Returns the ranks of this communicator: 0 to size - 1.
@@ -200,6 +153,7 @@ impl Communicator {
     /// Returns the name of the backend.
     pub fn backend(&self) -> &str {
         self.inner
+            .executor
             .backend
             .as_ref()
             .map_or("fusewire", |backend| backend.name())
@@ -207,7 +161,7 @@ impl Communicator {
 
     /// Returns the version of the backend.
     pub fn backend_version(&self) -> String {
-        self.inner.backend.as_ref().map_or_else(
+        self.inner.executor.backend.as_ref().map_or_else(
             || env!("CARGO_PKG_VERSION").to_owned(),
             |backend| backend.version(),
         )
@@ -215,17 +169,17 @@ impl Communicator {
 
     /// Returns the backend, or `None` if Fusewire's kernels execute the operations.
     pub fn backend_impl(&self) -> Option<&Arc<dyn Backend>> {
-        self.inner.backend.as_ref()
+        self.inner.executor.backend.as_ref()
     }
 
     /// Returns the number of reconfigurations that led to this communicator.
     pub fn generation(&self) -> u64 {
-        self.inner.generation
+        self.inner.group.generation
     }
 
     /// Returns the options that the communicator was created with.
     pub fn options(&self) -> &Options {
-        &self.inner.options
+        &self.inner.group.options
     }
 
     /// Returns the stream that asynchronous operations are enqueued on.
@@ -287,9 +241,9 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Communicator::new`].
     pub fn dup(&self) -> Result<Self> {
-        let call = self.next_host_call();
+        let call = self.inner.group.next_host_call();
         self.inner.check()?;
-        let name = format!("{}.dup{call}", self.inner.name);
+        let name = format!("{}.dup{call}", self.inner.group.name);
         let all: Vec<u32> = self.ranks().collect();
         let dup = self.sibling(&name, self.rank(), &all)?;
         Ok(dup.part_of(self, &all))
@@ -305,7 +259,7 @@ impl Communicator {
     pub fn alloc(&self, dtype: DType, count: usize) -> Result<Tensor> {
         let bytes = bytes_of("alloc", dtype, count)?;
         self.inner.check()?;
-        if self.inner.backend.is_some() {
+        if self.inner.executor.backend.is_some() {
             // A backend registers memory itself.
             return self.tensor(dtype, count);
         }
@@ -343,17 +297,17 @@ impl Communicator {
     /// Returns the bytes of workspace that this rank holds for the communicator: signals, slots and
     /// staging.
     pub fn workspace_bytes(&self) -> u64 {
-        self.inner.workspace.bytes()
+        self.inner.executor.workspace.bytes()
     }
 
     /// Returns the device address of the communicator's constants, an argument of user kernels.
     pub fn constants(&self) -> *const CommConst {
         let inner = &*self.inner;
         // Must match `Machine::CONSTANTS_IN_WORKSPACE` of the kernels that receive the address.
-        let in_workspace = (inner.constants.state + CONSTANTS_AT) as *const CommConst;
-        match &inner.on_gpu {
+        let in_workspace = (inner.executor.constants.state + CONSTANTS_AT) as *const CommConst;
+        match &inner.executor.on_gpu {
             Some(on_gpu) => on_gpu.constants().unwrap_or(in_workspace),
-            None if inner.options.testing.lanes == 1 => &raw const *inner.constants,
+            None if inner.group.options.testing.lanes == 1 => &raw const *inner.executor.constants,
             None => in_workspace,
         }
     }
@@ -374,7 +328,7 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Tensor::on_device`].
     pub fn tensor(&self, dtype: DType, count: usize) -> Result<Tensor> {
-        Tensor::on_device(self.inner.device, dtype, count)
+        Tensor::on_device(self.inner.group.device, dtype, count)
     }
 
     /// Returns the window address of `tensor`, by which kernels of different ranks refer to its

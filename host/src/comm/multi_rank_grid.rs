@@ -1,7 +1,6 @@
 //! Communicators whose ranks share a GPU in a multi-rank grid ([`GridMode::MultiRankGrid`]): checks
 //! of the requirements, creation of the grid, and selection of the launches for it.
 
-use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -197,29 +196,15 @@ fn grid_kernels() -> Vec<&'static KernelInfo> {
 }
 
 impl Inner {
-    /// Returns the multi-rank grid, if the communicator uses one.
-    pub(super) fn grid(&self) -> Option<&Arc<MultiRankGrid>> {
-        self.on_gpu.as_ref()?.grid()
-    }
-
     /// Returns the error that broke the grid, if it is broken.
     pub(super) fn grid_failure(&self) -> Option<Error> {
-        self.grid()?.failure()
+        self.executor.grid()?.failure()
     }
 
     /// Reports this rank's failure to the ranks that wait for it in the grid.
     pub(super) fn leave_grid(&self, error: &Error) {
-        if let Some(grid) = self.grid() {
+        if let Some(grid) = self.executor.grid() {
             grid.fail(error);
-        }
-    }
-
-    /// Returns the time limit of a rank's wait for the launches of other ranks: the call's timeout,
-    /// or the communicator's if `timeout_ns` is 0.
-    pub(super) fn timeout(&self, timeout_ns: u64) -> Duration {
-        match timeout_ns {
-            0 => self.options.timeout,
-            nanoseconds => Duration::from_nanos(nanoseconds),
         }
     }
 }

@@ -66,7 +66,13 @@ impl Communicator {
     /// # Errors
     /// The errors of the store. A refusal by a driver is not an error.
     pub(super) fn multicast(&self, memory: &Memory, offset: u64) -> Result<Option<Multicast>> {
-        let Some(on_gpu) = self.inner.on_gpu.as_ref().filter(|_| self.inner.multicast) else {
+        let Some(on_gpu) = self
+            .inner
+            .executor
+            .on_gpu
+            .as_ref()
+            .filter(|_| self.inner.windows.multicast)
+        else {
             return Ok(None);
         };
         let (gpu, driver) = (on_gpu.gpu(), on_gpu.gpu().driver());

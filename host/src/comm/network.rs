@@ -21,7 +21,8 @@ use fusewire_device::layout::{ABORT, FailureRecord, Mirror, NetContext, NetCount
 use fusewire_device::net::{Action, RESULT_BYTES, RESULTS, Request, Requests, STAGING};
 
 use super::Inner;
-use super::state::{ABORT_AT, BY_HOST, FAILURE_AT};
+use super::executor::{ABORT_AT, FAILURE_AT};
+use super::state::BY_HOST;
 use crate::{Error, Result};
 
 /// Number of entries of the ring; small, so that tests fill it.
@@ -89,13 +90,14 @@ impl TestNetwork {
 
     /// Stops the ranks of other teams, once, if this rank has detected a failure.
     pub(super) fn stop_others(&self, inner: &Inner) {
-        let word = inner.abort_word();
-        let is_own = word & BY_HOST == 0 && word == ABORT | u64::from(inner.rank);
+        let word = inner.executor.abort_word();
+        let is_own = word & BY_HOST == 0 && word == ABORT | u64::from(inner.group.rank);
         if !is_own || self.has_stopped_others.swap(true, Ordering::Relaxed) {
             return;
         }
-        let record: [u64; size_of::<FailureRecord>() / 8] =
-            core::array::from_fn(|index| inner.workspace.load(FAILURE_AT + 8 * index as u64));
+        let record: [u64; size_of::<FailureRecord>() / 8] = core::array::from_fn(|index| {
+            inner.executor.workspace.load(FAILURE_AT + 8 * index as u64)
+        });
         inner.mirror(offset_of!(Mirror, failure), &record);
         for rank in inner.other_teams() {
             if let Some(abort) = inner.word_of(rank, ABORT_AT) {
@@ -144,7 +146,7 @@ impl Drop for TestNetwork {
 impl Inner {
     /// Returns the ranks that are not reachable by load and store.
     fn other_teams(&self) -> impl Iterator<Item = u32> {
-        (0..self.constants.size).filter(|rank| !self.reaches(*rank))
+        (0..self.executor.constants.size).filter(|rank| !self.executor.reaches(*rank))
     }
 
     /// Returns a word of `rank`'s workspace.
@@ -158,8 +160,8 @@ impl Inner {
     /// Writes words of this rank's mirrors at the ranks of other teams. Writes the first word last,
     /// like a kernel writes its progress, so a reader that sees it also sees the others.
     fn mirror(&self, offset: usize, words: &[u64]) {
-        let mirror = self.constants.workspace.mirrors
-            + u64::from(self.rank) * size_of::<Mirror>() as u64
+        let mirror = self.executor.constants.workspace.mirrors
+            + u64::from(self.group.rank) * size_of::<Mirror>() as u64
             + offset as u64;
         for rank in self.other_teams() {
             for (index, word) in words.iter().enumerate().rev() {
@@ -176,7 +178,7 @@ pub(super) fn start(inner: &Arc<Inner>, seed: u64) -> Result<()> {
     let weak = Arc::downgrade(inner);
     let mut agent = Agent {
         random: seed
-            .wrapping_add(u64::from(inner.rank) + 1)
+            .wrapping_add(u64::from(inner.group.rank) + 1)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             | 1,
         turn: 0,
@@ -220,9 +222,9 @@ impl Agent {
     /// and `None` once the communicator has been dropped.
     fn turn(&mut self, weak: &Weak<Inner>) -> Option<bool> {
         let inner = weak.upgrade()?;
-        let network = inner.network.as_ref()?;
+        let network = inner.executor.network.as_ref()?;
         let requests = network.requests();
-        if inner.abort_word() != 0 {
+        if inner.executor.abort_word() != 0 {
             // No data may arrive after a failure.
             self.pending.clear();
             network.stop_others(&inner);
@@ -283,9 +285,9 @@ impl Agent {
 
     /// Sends the progress of this rank to the ranks of other teams, if it has changed.
     fn send_progress(&mut self, inner: &Inner) {
-        let at = inner.constants.workspace.progress;
+        let at = inner.executor.constants.workspace.progress;
         let progress: [u64; 8] =
-            core::array::from_fn(|word| inner.workspace.load(at + 8 * word as u64));
+            core::array::from_fn(|word| inner.executor.workspace.load(at + 8 * word as u64));
         if progress != self.progress {
             self.progress = progress;
             inner.mirror(offset_of!(Mirror, progress), &progress);
@@ -347,7 +349,7 @@ fn update(
     // SAFETY: the word is aligned, and lies in memory that is mapped as long as its window lives,
     // which outlives this request. Cells are only accessed atomically.
     let cell = unsafe { AtomicU64::from_ptr(word) };
-    let owner = inner.constants.id ^ u64::from(request.peer);
+    let owner = inner.executor.constants.id ^ u64::from(request.peer);
     let proxy = &PROXIES[owner as usize % PROXIES.len()];
     let guard = proxy.lock().unwrap_or_else(PoisonError::into_inner);
     let before = cell.load(Ordering::Acquire);
@@ -394,7 +396,7 @@ fn carry_out(inner: &Inner, network: &TestNetwork, request: &Request) -> Option<
     let remote = window(request.remote, request.peer)?;
     let local = || match request.local.window() {
         STAGING => network.staging(request.local.offset(), bytes),
-        _ => window(request.local, inner.rank),
+        _ => window(request.local, inner.group.rank),
     };
     // SAFETY: `Windows::range` checked that the ranges lie in memory that is mapped as long as its
     // window lives, which outlives this request. The kernels' protocols order these accesses with

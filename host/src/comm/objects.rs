@@ -193,7 +193,7 @@ impl Communicator {
         bytes.extend(name);
         rmp_serde::encode::write(&mut bytes, object)
             .map_err(|error| wrong(format!("it cannot be encoded: {error}")))?;
-        let limit = self.inner.options.max_object_bytes;
+        let limit = self.inner.group.options.max_object_bytes;
         if bytes.len() as u64 > limit {
             return Err(wrong(format!(
                 "it has {} bytes; the limit is {limit} (Options::max_object_bytes)",
@@ -219,7 +219,7 @@ impl Communicator {
     }
 
     fn check_size(&self, operation: &'static str, rank: u32, size: u64) -> Result<()> {
-        let limit = self.inner.options.max_object_bytes;
+        let limit = self.inner.group.options.max_object_bytes;
         if size <= limit && size != REFUSED {
             return Ok(());
         }

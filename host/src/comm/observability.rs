@@ -15,7 +15,7 @@ impl Communicator {
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
     ) -> HookHandle {
-        self.inner.hooks.add_before(Arc::new(hook))
+        self.inner.observer.hooks.add_before(Arc::new(hook))
     }
 
     /// Registers `hook` to be called after every operation: when a blocking operation has ended, or
@@ -24,14 +24,14 @@ impl Communicator {
         &self,
         hook: impl Fn(&HookArguments<'_>) + Send + Sync + 'static,
     ) -> HookHandle {
-        self.inner.hooks.add_after(Arc::new(hook))
+        self.inner.observer.hooks.add_after(Arc::new(hook))
     }
 
     /// Registers `hook` to be called once when this rank detects that the communicator has failed
     /// or was aborted. On the CPU, an operation that finds the failure ends before the hook is
     /// called, on the same thread, so the hook may use the tensors of the operation.
     pub fn register_abort_hook(&self, hook: impl Fn(&Error) + Send + Sync + 'static) -> HookHandle {
-        self.inner.hooks.add_abort(Arc::new(hook))
+        self.inner.observer.hooks.add_abort(Arc::new(hook))
     }
 
     /// Registers `hook` to be called around every operation of a graph's replay, on the thread that
@@ -40,23 +40,23 @@ impl Communicator {
         &self,
         hook: impl Fn(&ReplayArguments) + Send + Sync + 'static,
     ) -> HookHandle {
-        self.inner.hooks.add_replay(Arc::new(hook))
+        self.inner.observer.hooks.add_replay(Arc::new(hook))
     }
 
     /// Returns the last operations of this rank, oldest first: at most
     /// [`crate::Options::flight_recorder_entries`].
     pub fn flight_records(&self) -> Vec<FlightRecord> {
-        self.inner.recorder.records()
+        self.inner.observer.recorder.records()
     }
 
     /// Returns the number of operations issued so far.
     pub fn operations_issued(&self) -> u64 {
-        self.inner.recorder.issued()
+        self.inner.observer.recorder.issued()
     }
 
     /// Removes the recorded operations.
     pub fn reset_flight_recorder(&self) {
-        self.inner.recorder.reset();
+        self.inner.observer.recorder.reset();
     }
 
     /// Returns the flight record as JSON, in the format (2.10) of PyTorch's flight recorder, with
@@ -81,39 +81,29 @@ impl Communicator {
     /// [`Error::Communicator`] if the file cannot be written.
     pub fn dump_flight_record_to(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        self.inner
-            .part()
-            .write(path)
-            .map_err(|error| Error::Communicator {
-                name: self.inner.name.clone(),
-                detail: format!("flight record to {}: {error}", path.display()),
-            })
+        self.inner.part().write(path).map_err(|error| {
+            self.inner
+                .group
+                .error(format!("flight record to {}: {error}", path.display()))
+        })
     }
 }
 
 impl Inner {
-    /// Returns the ranks of this communicator in the numbering of its first ancestor.
-    pub(super) fn world(&self) -> Vec<u32> {
-        self.world
-            .get()
-            .cloned()
-            .unwrap_or_else(|| (0..self.size).collect())
-    }
-
     pub(super) fn part(&self) -> CommDump {
-        let (backend, version) = match &self.backend {
+        let (backend, version) = match &self.executor.backend {
             Some(backend) => (backend.name().to_owned(), backend.version()),
             None => ("fusewire".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         };
         CommDump {
-            name: self.name.clone(),
+            name: self.group.name.clone(),
             backend,
             version,
-            world: self.world(),
-            rank: self.rank,
-            timeout_ms: u64::try_from(self.options.timeout.as_millis()).unwrap_or(u64::MAX),
-            failure: self.failure.get().map(ToString::to_string),
-            records: self.recorder.records(),
+            world: self.group.world(),
+            rank: self.group.rank,
+            timeout_ms: u64::try_from(self.group.options.timeout.as_millis()).unwrap_or(u64::MAX),
+            failure: self.status.failure.get().map(ToString::to_string),
+            records: self.observer.recorder.records(),
         }
     }
 

@@ -21,7 +21,6 @@ use std::thread;
 use fusewire_device::layout::CommState;
 
 use super::observe::Recorder;
-use super::rendezvous::WatchedMember;
 use super::{Inner, nanoseconds};
 use crate::memory::Memory;
 use crate::{Activity, process};
@@ -77,19 +76,19 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     let own = std::process::id();
     let mut state = state();
     // The recorder does not have the running times of GPU kernels and backend calls.
-    let mut added = inner.on_gpu.is_none() && inner.backend.is_none();
+    let mut added = inner.executor.on_gpu.is_none() && inner.executor.backend.is_none();
     if added {
         state.communicators.push(WatchedLaunches {
             communicator: Arc::downgrade(inner),
-            name: inner.name.clone(),
-            rank: inner.rank,
-            recorder: Arc::clone(&inner.recorder),
-            timeout: inner.options.timeout,
-            longest_timeout_ns: Arc::clone(&inner.longest_timeout_ns),
+            name: inner.group.name.clone(),
+            rank: inner.group.rank,
+            recorder: Arc::clone(&inner.observer.recorder),
+            timeout: inner.group.options.timeout,
+            longest_timeout_ns: Arc::clone(&inner.executor.longest_timeout_ns),
             reported: 0,
         });
     }
-    for (rank, key) in (0..).zip(&inner.processes) {
+    for (rank, key) in (0..).zip(&inner.group.processes) {
         // The end of a process on another host is detected by timeouts only.
         let Some(key) = key.as_ref().filter(|key| key.0 != own) else {
             continue;
@@ -208,7 +207,7 @@ fn work() {
             let watched = state().processes.remove(&key);
             for (inner, rank) in watched.into_iter().flat_map(|watched| watched.interests) {
                 if let Some(inner) = inner.upgrade() {
-                    inner.mark(&inner.workspace, rank);
+                    inner.mark(&inner.executor.workspace, rank);
                 }
             }
         }
@@ -241,27 +240,10 @@ impl WatchedLaunches {
 }
 
 impl Inner {
-    /// Returns the ranks `members` on this host, except this rank, as members of a rendezvous in
-    /// which member i becomes rank i.
-    pub(super) fn watched_members(
-        &self,
-        members: impl IntoIterator<Item = u32>,
-    ) -> Vec<WatchedMember> {
-        let watched = |(member, rank): (u32, u32)| {
-            Some(WatchedMember {
-                member,
-                rank,
-                process: self.processes.get(rank as usize).copied().flatten()?,
-            })
-        };
-        let members = (0..).zip(members).filter(|(_, rank)| *rank != self.rank);
-        members.filter_map(watched).collect()
-    }
-
     /// Returns true if `rank` has left this communicator, or its process has ended.
     pub(super) fn is_marked(&self, rank: u32) -> bool {
-        let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
-        self.on_gpu.is_none() && self.workspace.load(word) >> (rank % 64) & 1 == 1
+        let word = self.executor.constants.workspace.dead + u64::from(rank / 64) * 8;
+        self.executor.on_gpu.is_none() && self.executor.workspace.load(word) >> (rank % 64) & 1 == 1
     }
 
     /// Marks this rank as departed at each peer, so that a wait for it fails early instead of at
@@ -269,13 +251,13 @@ impl Inner {
     pub(super) fn leave(&self) {
         // A copy to the memory of a GPU could invalidate a capture. There, peers that are threads
         // wait until their timeout.
-        if self.on_gpu.is_some() || self.backend.is_some() {
+        if self.executor.on_gpu.is_some() || self.executor.backend.is_some() {
             return;
         }
-        let others = (0..).zip(&self.workspaces);
-        for (rank, workspace) in others.filter(|(rank, _)| *rank != self.rank) {
-            if self.reaches(rank) {
-                self.mark(workspace, self.rank);
+        let others = (0..).zip(&self.executor.workspaces);
+        for (rank, workspace) in others.filter(|(rank, _)| *rank != self.group.rank) {
+            if self.executor.reaches(rank) {
+                self.mark(workspace, self.group.rank);
             }
         }
     }
@@ -287,15 +269,17 @@ impl Inner {
             return 0;
         }
         let ns = nanoseconds(timeout);
-        if timeout > self.options.timeout {
-            self.longest_timeout_ns.fetch_max(ns, Ordering::Relaxed);
+        if timeout > self.group.options.timeout {
+            self.executor
+                .longest_timeout_ns
+                .fetch_max(ns, Ordering::Relaxed);
         }
         ns
     }
 
     /// Marks `rank` as dead in the workspace of a rank.
     fn mark(&self, workspace: &Memory, rank: u32) {
-        let word = self.constants.workspace.dead + u64::from(rank / 64) * 8;
+        let word = self.executor.constants.workspace.dead + u64::from(rank / 64) * 8;
         let is_new = update(workspace, word, |seen| seen | 1 << (rank % 64));
         // The count changes only after the bit is set.
         if is_new {

@@ -232,10 +232,10 @@ impl Communicator {
     pub fn init_handle(&self) -> Result<InitHandle> {
         let inner = &self.inner;
         Ok(InitHandle {
-            rank: inner.rank,
-            group: inner.constants.id,
-            generation: inner.generation,
-            identity: inner.identity,
+            rank: inner.group.rank,
+            group: inner.executor.constants.id,
+            generation: inner.group.generation,
+            identity: inner.group.identity,
             host: host_id()?,
         })
     }
@@ -257,29 +257,30 @@ impl Communicator {
         let inner = &self.inner;
         let handle = self.init_handle()?;
         let config = CommConfig {
-            device: inner.device,
+            device: inner.group.device,
             rank: 0,
             size: 0,
             prefix: String::new(),
-            store: Arc::clone(&inner.store),
-            name: inner.name.clone(),
-            options: inner.options.clone(),
+            store: Arc::clone(&inner.group.store),
+            name: inner.group.name.clone(),
+            options: inner.group.options.clone(),
             generation: 0,
-            hooks: inner.hooks.clone(),
+            hooks: inner.observer.hooks.clone(),
             rendezvous_timeout: None,
-            reach: inner.reach,
+            reach: inner.executor.reach,
             parent: None,
             members: inner.watched_handles(&options.members.by_rank()?),
         };
         // Communicators across hosts have the backend `fusewire` too: the rendezvous determines the
         // hosts of the new members again.
         let backend = inner
+            .executor
             .backend
             .as_ref()
             .map(|backend| backend.name().to_owned())
             .filter(|name| name != "fusewire");
         let made = join(config, &handle, options, backend.as_deref())?;
-        inner.replace(made.inner.generation);
+        inner.replace(made.inner.group.generation);
         Ok(Self {
             stream: self.stream.clone(),
             timeout_ns: self.timeout_ns,
@@ -362,27 +363,26 @@ impl Inner {
     /// Returns those members of a new communicator that are ranks of this one.
     fn watched_handles(&self, members: &[InitHandle]) -> Vec<WatchedMember> {
         let rank = |member: &InitHandle| {
-            let is_own = (member.group, member.generation) == (self.constants.id, self.generation);
+            let is_own = (member.group, member.generation)
+                == (self.executor.constants.id, self.group.generation);
             if is_own { member.rank } else { u32::MAX }
         };
-        self.watched_members(members.iter().map(rank))
+        self.group.watched_members(members.iter().map(rank))
     }
 
     /// Fails this communicator, because one of `generation` has replaced it.
     fn replace(&self, generation: u64) {
-        let error = Error::Communicator {
-            name: self.name.clone(),
-            detail: format!(
-                "generation {} was replaced by generation {generation}: use the communicator that \
+        let error = self.group.error(format!(
+            "generation {} was replaced by generation {generation}: use the communicator that \
                  reconfigure returned, and capture graphs again",
-                self.generation
-            ),
-        };
-        let _ = self.replaced.set(error.clone());
-        self.finalized
+            self.group.generation
+        ));
+        let _ = self.status.replaced.set(error.clone());
+        self.status
+            .finalized
             .store(true, core::sync::atomic::Ordering::Release);
         self.stop(error);
-        if let Some(backend) = &self.backend {
+        if let Some(backend) = &self.executor.backend {
             backend.abort();
         }
     }

@@ -1,29 +1,37 @@
 //! State of a communicator (alive, failed, aborted, finalized) and the watchdog.
 
 use core::mem::offset_of;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use fusewire_device::comm::{Comm, WindowAddr};
-use fusewire_device::layout::{
-    ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, Mirror, Progress,
-};
+use fusewire_device::layout::{ABORT, BLOCKS_AT, BlockState, FailureKind, FailureRecord, Progress};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
+use super::executor::{ABORT_AT, FAILURE_AT};
 use super::observe::OpInfo;
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
-use crate::memory::Memory;
 use crate::{Error, Result, process};
 
 /// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
 /// holds the reason.
 pub(super) const BY_HOST: u64 = 1 << 62;
+
+/// The end of a communicator.
+#[derive(Default)]
+pub(super) struct Status {
+    /// The first failure.
+    pub(super) failure: OnceLock<Error>,
+    pub(super) finalized: AtomicBool,
+    /// Set once [`Communicator::reconfigure`] has replaced this communicator.
+    pub(super) replaced: OnceLock<Error>,
+}
 
 /// Polling interval of the watchdog.
 const WATCHDOG: Duration = Duration::from_millis(100);
@@ -31,7 +39,7 @@ const WATCHDOG: Duration = Duration::from_millis(100);
 impl Communicator {
     /// Returns the failure of this communicator, if it has failed.
     pub fn failure(&self) -> Option<Error> {
-        self.inner.look();
+        self.inner.executor.look();
         self.inner.check().err()
     }
 
@@ -44,8 +52,9 @@ impl Communicator {
 
     /// Returns true if the communicator has failed or was aborted.
     pub fn is_aborted(&self) -> bool {
-        self.inner.look();
-        self.inner.abort_word() != 0 && !self.inner.finalized.load(Ordering::Acquire)
+        self.inner.executor.look();
+        self.inner.executor.abort_word() != 0
+            && !self.inner.status.finalized.load(Ordering::Acquire)
     }
 
     /// Returns true if [`Communicator::abort`] reaches waiting ranks, as it does on all backends of
@@ -61,11 +70,12 @@ impl Communicator {
     /// # Errors
     /// The failure of the communicator, or of work on these streams that was not waited for.
     pub fn finalize(&self) -> Result<()> {
-        if self.inner.finalized.swap(true, Ordering::AcqRel) {
+        if self.inner.status.finalized.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let last = self
             .inner
+            .executor
             .lock_order()
             .as_ref()
             .map(|(stream, _)| stream.clone());
@@ -77,52 +87,20 @@ impl Communicator {
         if ended.is_ok() {
             self.inner.leave();
         }
-        self.inner.stop(Error::Communicator {
-            name: self.inner.name.clone(),
-            detail: "it was finalized on this rank; make a new one".to_owned(),
-        });
+        self.inner.stop(
+            self.inner
+                .group
+                .error("it was finalized on this rank; make a new one".to_owned()),
+        );
         ended
     }
 }
 
-/// Offsets of the abort word and of the failure record in a workspace. The record starts with its
-/// state word.
-pub(super) const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
-pub(super) const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
-
 impl Inner {
-    /// Returns the abort word; on a GPU, the copy that kernels write to host memory.
-    #[inline]
-    pub(super) fn abort_word(&self) -> u64 {
-        match (&self.on_gpu, self.workspace.word(ABORT_AT)) {
-            // SAFETY: the workspace starts with a CommState, whose abort word is only accessed
-            // atomically.
-            (None, Some(at)) => unsafe { mem::load_u64(at, Order::Acquire, Scope::System) },
-            (Some(on_gpu), _) => on_gpu.abort_word(),
-            (None, None) => 0,
-        }
-    }
-
-    /// Returns the abort word itself, which on a GPU requires a copy from device memory.
-    pub(super) fn abort_word_on_device(&self) -> u64 {
-        let word = self.workspace.load(ABORT_AT);
-        if let Some(on_gpu) = self.on_gpu.as_ref().filter(|_| word != 0) {
-            on_gpu.set_abort_word(word);
-        }
-        word
-    }
-
-    /// Checks device memory for a failure that no kernel of this rank has reported to the host yet.
-    pub(super) fn look(&self) {
-        if self.on_gpu.is_some() && self.abort_word() == 0 {
-            self.abort_word_on_device();
-        }
-    }
-
     /// Returns this rank's failure as an error, if it has one.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        let abort = self.abort_word();
+        let abort = self.executor.abort_word();
         if abort == 0 {
             return Ok(());
         }
@@ -133,15 +111,15 @@ impl Inner {
     /// flight recorder; otherwise the record would suggest that this rank never made the call.
     #[inline]
     pub(super) fn check_call(&self, op_info: &OpInfo) -> Result<()> {
-        let abort = self.abort_word();
+        let abort = self.executor.abort_word();
         if abort == 0 {
-            return match self.is_split() {
+            return match self.executor.is_split() {
                 true => self.check_network(op_info.call()),
                 false => Ok(()),
             };
         }
-        if self.failure.get().is_none() && !self.finalized.load(Ordering::Acquire) {
-            self.recorder.issue(op_info, false);
+        if self.status.failure.get().is_none() && !self.status.finalized.load(Ordering::Acquire) {
+            self.observer.recorder.issue(op_info, false);
         }
         Err(self.fail(abort))
     }
@@ -174,7 +152,10 @@ impl Inner {
         if is_served {
             return Ok(());
         }
-        let (first, members) = (self.constants.team_first, self.constants.team_size);
+        let (first, members) = (
+            self.executor.constants.team_first,
+            self.executor.constants.team_size,
+        );
         let advice = match operation {
             Operation::AllReduceNorm => "; use packets, and rows that fit a packet slot",
             Operation::Send | Operation::Recv | Operation::Batch => "; use put of a window",
@@ -185,41 +166,17 @@ impl Inner {
             detail: format!(
                 "needs all ranks to reach each other by load and store; rank {} reaches only ranks \
                  {first} to {}, and the others by a network{advice}",
-                self.rank,
+                self.group.rank,
                 first + members - 1,
             ),
         })
-    }
-
-    /// Returns true if this rank reaches `rank` by load and store.
-    pub(super) fn reaches(&self, rank: u32) -> bool {
-        rank.wrapping_sub(self.constants.team_first) < self.constants.team_size
-    }
-
-    /// Returns true if not all ranks reach each other by load and store.
-    #[inline]
-    pub(super) fn is_split(&self) -> bool {
-        self.constants.team_size < self.constants.size
-    }
-
-    /// Returns the memory in which this rank sees the progress and the failure record of `rank`,
-    /// with their offsets. The memory is the workspace of `rank`, or a mirror in this rank's
-    /// workspace.
-    fn view(&self, rank: u32) -> (&Memory, u64, u64) {
-        let layout = &self.constants.workspace;
-        if self.reaches(rank) {
-            return (&self.workspaces[rank as usize], layout.progress, FAILURE_AT);
-        }
-        let mirror = layout.mirrors + u64::from(rank) * size_of::<Mirror>() as u64;
-        let failure = mirror + offset_of!(Mirror, failure) as u64;
-        (&self.workspace, mirror, failure)
     }
 
     /// Like [`Inner::check`], after a launch. If another thread has claimed the failure record but
     /// not yet set this rank's abort word, waits for the word.
     #[inline]
     pub(super) fn check_launch(&self) -> Result<()> {
-        if let Some(at) = self.workspace.word(FAILURE_AT) {
+        if let Some(at) = self.executor.workspace.word(FAILURE_AT) {
             // SAFETY: the workspace starts with a CommState, whose failure record starts with a
             // state word that is only accessed atomically.
             let claimed = unsafe { mem::load_u64(at, Order::Relaxed, Scope::System) };
@@ -233,31 +190,32 @@ impl Inner {
     #[cold]
     fn await_abort(&self) {
         let started = std::time::Instant::now();
-        while self.abort_word() == 0 && started.elapsed() < Duration::from_secs(1) {
+        while self.executor.abort_word() == 0 && started.elapsed() < Duration::from_secs(1) {
             thread::yield_now();
         }
     }
 
     #[cold]
     fn fail(&self, abort: u64) -> Error {
-        if let Some(error) = self.replaced.get() {
+        if let Some(error) = self.status.replaced.get() {
             return error.clone();
         }
-        if let Some(error) = self.failure.get() {
+        if let Some(error) = self.status.failure.get() {
             return error.clone();
         }
         let mut first = false;
         let error = self
+            .status
             .failure
             .get_or_init(|| {
                 first = true;
                 self.read_failure(abort as u32)
             })
             .clone();
-        if first && !self.finalized.load(Ordering::Acquire) {
+        if first && !self.status.finalized.load(Ordering::Acquire) {
             tracing::error!("{error}");
             self.leave_grid(&error);
-            self.hooks.abort(&error);
+            self.observer.hooks.abort(&error);
             self.dump_on_failure();
         }
         error
@@ -266,20 +224,20 @@ impl Inner {
     fn read_failure(&self, reporter: u32) -> Error {
         // On a GPU, the word that kernels wrote to host memory may differ from the word in device
         // memory, which is authoritative.
-        let holds = self.workspace.load(ABORT_AT);
+        let holds = self.executor.workspace.load(ABORT_AT);
         let reporter = if holds == 0 { reporter } else { holds as u32 };
-        let reporter = reporter.min(self.workspaces.len() as u32 - 1);
+        let reporter = reporter.min(self.executor.workspaces.len() as u32 - 1);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         // The abort word is written after the record's state becomes 2, so the record is complete.
-        let (memory, _, at) = self.view(reporter);
+        let (memory, _, at) = self.executor.view(reporter);
         let _ = memory.load(at);
         // SAFETY: the record lies within this memory, and a complete record is not written again.
         let read = unsafe { memory.read(at, bytemuck::bytes_of_mut(&mut record)) };
         if let Err(error) = read {
             return error;
         }
-        let size = self.workspaces.len() as u32;
-        let mut failure = Failure::decode(&self.name, reporter, size, &record);
+        let size = self.executor.workspaces.len() as u32;
+        let mut failure = Failure::decode(&self.group.name, reporter, size, &record);
         if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped)
             && let Some(error) = self.grid_failure()
         {
@@ -288,7 +246,12 @@ impl Inner {
             return error;
         }
         failure.progress = self.progress();
-        let process = self.processes.get(failure.rank as usize).copied().flatten();
+        let process = self
+            .group
+            .processes
+            .get(failure.rank as usize)
+            .copied()
+            .flatten();
         let is_alive = process.is_some_and(|(pid, start)| !process::has_ended(pid, start));
         if failure.kind == FailureKind::Dead && is_alive {
             failure.detail = Some(format!(
@@ -303,10 +266,10 @@ impl Inner {
     /// Returns the activity of every rank, from the progress words.
     pub(super) fn progress(&self) -> Vec<Activity> {
         // Every workspace has a progress line for block 0, whose words are accessed atomically.
-        let size = self.workspaces.len() as u32;
+        let size = self.executor.workspaces.len() as u32;
         (0..size)
             .map(|rank| {
-                let (memory, at, _) = self.view(rank);
+                let (memory, at, _) = self.executor.view(rank);
                 let call = memory.load(at + offset_of!(Progress, call) as u64);
                 let count = memory.load(at + offset_of!(Progress, count) as u64);
                 Activity::from_progress(call, call >> 40, count & 0xffff_ffff_ffff, size)
@@ -321,34 +284,37 @@ impl Inner {
 
     /// Stops the communicator on all reachable ranks.
     pub(super) fn abort_for(&self, kind: FailureKind) {
-        if self.abort_word_on_device() == 0 {
-            if self.on_gpu.is_some() {
+        if self.executor.abort_word_on_device() == 0 {
+            if self.executor.on_gpu.is_some() {
                 self.abort_on_gpu(kind);
             } else {
                 // SAFETY: the constants live as long as `self`, and every rank's workspace is
                 // mapped.
-                let comm = unsafe { Comm::new(&raw const *self.constants) };
+                let comm = unsafe { Comm::new(&raw const *self.executor.constants) };
                 wait::abort(&comm, kind);
             }
         }
         // Reports the failure before the calls that the abort unblocks report theirs.
         let _ = self.check();
-        if let Some(backend) = &self.backend {
+        if let Some(backend) = &self.executor.backend {
             backend.abort();
         }
     }
 
     /// Like [`wait::abort`], by copies: writes this rank's record, then every rank's abort word.
     fn abort_on_gpu(&self, kind: FailureKind) {
-        let rank = self.constants.rank;
-        let mine = self.constants.workspace.progress;
+        let rank = self.executor.constants.rank;
+        let mine = self.executor.constants.workspace.progress;
         let [call, count] = [
-            self.workspace
+            self.executor
+                .workspace
                 .load(mine + offset_of!(Progress, call) as u64),
-            self.workspace
+            self.executor
+                .workspace
                 .load(mine + offset_of!(Progress, count) as u64),
         ];
         let finished = self
+            .executor
             .workspace
             .load(BLOCKS_AT + offset_of!(BlockState, sequence) as u64);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
@@ -363,13 +329,14 @@ impl Inner {
         record.blamed_sequence = record.sequence;
         record.blamed_call = record.call;
         record.blamed_count = count;
-        record.generation = self.constants.generation;
+        record.generation = self.executor.constants.generation;
         // Keeps a record that a kernel has already claimed.
-        if self.workspace.load(FAILURE_AT) == 0 {
+        if self.executor.workspace.load(FAILURE_AT) == 0 {
             // SAFETY: the record lies within the workspace. A record that a kernel writes
             // concurrently is replaced by that of the abort.
             let written = unsafe {
-                self.workspace
+                self.executor
+                    .workspace
                     .write(FAILURE_AT, bytemuck::bytes_of(&record))
             };
             if let Err(error) = written {
@@ -377,10 +344,10 @@ impl Inner {
             }
         }
         let word = ABORT | u64::from(rank);
-        for workspace in &self.workspaces {
+        for workspace in &self.executor.workspaces {
             workspace.compare_exchange(ABORT_AT, 0, word);
         }
-        if let Some(on_gpu) = &self.on_gpu {
+        if let Some(on_gpu) = &self.executor.on_gpu {
             on_gpu.set_abort_word(word);
         }
     }
@@ -388,7 +355,7 @@ impl Inner {
     /// Fails the communicator because its backend has failed. Every later call returns `error`.
     pub(super) fn poison(&self, error: &Error) {
         self.stop(error.clone());
-        if let Some(backend) = &self.backend {
+        if let Some(backend) = &self.executor.backend {
             // Peers that wait for this rank fail now instead of at their timeout.
             backend.abort();
         }
@@ -396,21 +363,21 @@ impl Inner {
 
     /// Stops the communicator on this rank, for a reason that the host stores.
     pub(super) fn stop(&self, reason: Error) {
-        if self.abort_word_on_device() != 0 {
+        if self.executor.abort_word_on_device() != 0 {
             // The first failure is kept.
             let _ = self.check();
             return;
         }
-        let first = self.failure.set(reason.clone()).is_ok();
-        let word = ABORT | BY_HOST | u64::from(self.constants.rank);
-        self.workspace.compare_exchange(ABORT_AT, 0, word);
-        if let Some(on_gpu) = &self.on_gpu {
+        let first = self.status.failure.set(reason.clone()).is_ok();
+        let word = ABORT | BY_HOST | u64::from(self.executor.constants.rank);
+        self.executor.workspace.compare_exchange(ABORT_AT, 0, word);
+        if let Some(on_gpu) = &self.executor.on_gpu {
             on_gpu.set_abort_word(word);
         }
-        if first && !self.finalized.load(Ordering::Acquire) {
+        if first && !self.status.finalized.load(Ordering::Acquire) {
             tracing::error!("{reason}");
             self.leave_grid(&reason);
-            self.hooks.abort(&reason);
+            self.observer.hooks.abort(&reason);
             self.dump_on_failure();
         }
     }
@@ -418,10 +385,11 @@ impl Inner {
     /// Starts the watchdog, if a failure of the communicator is to end the process.
     pub(super) fn watch(this: &Arc<Self>) {
         let wanted = this
+            .group
             .options
             .abort_process_on_timeout_or_error
             .unwrap_or(false);
-        if !wanted || this.options.enable_reconfigure {
+        if !wanted || this.group.options.enable_reconfigure {
             return;
         }
         let weak = Arc::downgrade(this);
@@ -433,18 +401,18 @@ impl Inner {
                     let Some(inner) = weak.upgrade() else {
                         return;
                     };
-                    if inner.finalized.load(Ordering::Acquire) {
+                    if inner.status.finalized.load(Ordering::Acquire) {
                         return;
                     }
-                    inner.look();
+                    inner.executor.look();
                     if let Err(error) = inner.check() {
-                        if inner.finalized.load(Ordering::Acquire) {
+                        if inner.status.finalized.load(Ordering::Acquire) {
                             return;
                         }
                         eprintln!(
                             "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
                              (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",
-                            inner.rank, inner.name
+                            inner.group.rank, inner.group.name
                         );
                         std::process::abort();
                     }
@@ -461,7 +429,7 @@ impl Inner {
     /// Returns the window address of memory for collectives, which use windows only if all ranks
     /// reach them by load and store.
     pub(super) fn addr_of(&self, at: *const u8, bytes: usize) -> u64 {
-        match self.is_split() {
+        match self.executor.is_split() {
             true => WindowAddr::NONE.0,
             false => self.windows.addr_of(at, bytes).0,
         }
@@ -470,20 +438,20 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.finalized.load(Ordering::Acquire) && self.abort_word() == 0 {
+        if !self.status.finalized.load(Ordering::Acquire) && self.executor.abort_word() == 0 {
             self.leave();
             tracing::warn!(
                 "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
                     freed",
-                self.name,
-                self.rank
+                self.group.name,
+                self.group.rank
             );
         }
-        if let Some(network) = &self.network {
+        if let Some(network) = &self.executor.network {
             network.stop_others(self);
         }
-        if let Some(backend) = &self.backend
-            && !self.finalized.load(Ordering::Acquire)
+        if let Some(backend) = &self.executor.backend
+            && !self.status.finalized.load(Ordering::Acquire)
         {
             backend.abort();
         }

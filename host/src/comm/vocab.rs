@@ -370,7 +370,7 @@ impl Communicator {
                 ));
             }
         }
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             return Err(crate::backend::backend_error(
                 backend.name(),
                 NAME,
@@ -447,7 +447,7 @@ impl Communicator {
     /// part of staging.
     fn vocab_round(&self, spec: VocabSpec) -> Result<u64> {
         let options = self.options();
-        let slot_bytes = self.inner.constants.workspace.packet_slot;
+        let slot_bytes = self.inner.executor.constants.workspace.packet_slot;
         let slot = packet::capacity(slot_bytes);
         let staged = options.staging_bytes / u64::from(options.blocks.max(1));
         let row = spec.row_bytes() as u64;

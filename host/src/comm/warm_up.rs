@@ -34,7 +34,7 @@ impl Communicator {
             });
         }
         self.inner.check()?;
-        if let Some(on_gpu) = &self.inner.on_gpu {
+        if let Some(on_gpu) = &self.inner.executor.on_gpu {
             let gpu = on_gpu.gpu();
             gpu.sweep();
             gpu.load()?;
@@ -50,7 +50,7 @@ impl Communicator {
     /// # Errors
     /// [`crate::Error::Image`] if no image of its crate is found; errors of the GPU's driver.
     pub fn warm_up_kernel<P: Copy>(&self, kernel: &Kernel<P>) -> Result<()> {
-        match &self.inner.on_gpu {
+        match &self.inner.executor.on_gpu {
             Some(on_gpu) => on_gpu.gpu().kernel(kernel.info()).map(drop),
             None => Ok(()),
         }

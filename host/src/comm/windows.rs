@@ -30,6 +30,8 @@ pub(crate) struct Windows {
     /// This rank's parts of the live windows: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
+    /// Set if all ranks can join one multicast object. New windows then try to bind one.
+    pub(super) multicast: bool,
     /// Odd while the list changes. A reader that sees a change reads again.
     version: AtomicUsize,
     /// Number of live windows, and number of live windows without multicast; both exclude the
@@ -81,7 +83,7 @@ impl fmt::Debug for Windows {
 impl Windows {
     /// Creates a table without windows, for kernels of `gpu` (or of the CPU), which reach the parts
     /// of the ranks of `team` by load and store.
-    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, team: Range<u32>) -> Result<Self> {
+    pub(crate) fn new(gpu: Option<&Arc<Gpu>>, team: Range<u32>, multicast: bool) -> Result<Self> {
         let bytes = MAX_WINDOWS as u64 * WindowConst::stride(team.len() as u32);
         let on_gpu = gpu.map(|gpu| gpu::Memory::create(gpu, bytes)).transpose()?;
         let mut table = bytemuck::allocation::zeroed_slice_box::<u64>(bytes as usize / 8);
@@ -91,6 +93,7 @@ impl Windows {
         Ok(Self {
             on_gpu,
             team,
+            multicast,
             // SAFETY: `at` and `count` come from the box that was just forgotten, and
             // `UnsafeCell<u64>` has the layout of `u64`. The system provides the zeroed memory
             // lazily, so entries that are never used occupy no pages.
@@ -367,7 +370,7 @@ mod tests {
 
     #[test]
     fn multicast_must_reach_every_window_but_the_workspace() {
-        let windows = Windows::new(None, 0..1).expect("a table");
+        let windows = Windows::new(None, 0..1, false).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             windows

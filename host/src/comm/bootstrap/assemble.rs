@@ -1,6 +1,6 @@
 //! Assembly of a communicator from its parts.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,10 +10,13 @@ use fusewire_device::layout::{
 
 use super::config::CommConfig;
 use crate::backend::Backend;
+use crate::comm::executor::Executor;
+use crate::comm::group::Group;
 use crate::comm::network::{self, TestNetwork};
-use crate::comm::observe::Recorder;
+use crate::comm::observe::{Observer, Recorder};
 use crate::comm::on_gpu::OnGpu;
 use crate::comm::reconfigure::random;
+use crate::comm::state::Status;
 use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};
 use crate::device::isa;
@@ -93,7 +96,7 @@ impl Communicator {
             .map(|_| TestNetwork::new(options.blocks, options.testing.lanes));
         let members = options.team(team_size);
         let team_first = team_rank / members * members;
-        let windows = Windows::new(gpu.as_ref(), team_first..team_first + members)?;
+        let windows = Windows::new(gpu.as_ref(), team_first..team_first + members, multicast)?;
         windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
             .map(|gpu| OnGpu::new(gpu, options.threads, grid))
@@ -154,47 +157,50 @@ impl Communicator {
             Some(_) => constants.id,
         };
         let inner = Arc::new(Inner {
-            memory_id,
-            name,
-            rank,
-            size,
-            device,
-            oversubscribed,
-            isa: isa(),
-            constants,
-            _addresses: addresses,
+            executor: Executor {
+                isa: isa(),
+                constants,
+                workspace,
+                workspaces,
+                _addresses: addresses,
+                network,
+                on_gpu,
+                backend,
+                reach,
+                last_stream: AtomicUsize::new(0),
+                order: Mutex::default(),
+                longest_timeout_ns: Arc::default(),
+            },
             windows,
-            network,
-            workspace,
-            workspaces,
-            processes,
-            multicast,
-            on_gpu,
-            prefix,
-            store,
-            host_calls: AtomicU64::new(0),
-            last_stream: AtomicUsize::new(0),
-            order: Mutex::default(),
-            failure: OnceLock::new(),
-            generation,
-            backend,
-            reach,
-            hooks,
-            recorder: Arc::new(Recorder::new(options.flight_recorder_entries, size)),
-            longest_timeout_ns: Arc::default(),
-            world: OnceLock::new(),
-            finalized: AtomicBool::new(false),
-            identity,
-            replaced: OnceLock::new(),
-            options,
+            observer: Observer {
+                hooks,
+                recorder: Arc::new(Recorder::new(options.flight_recorder_entries, size)),
+            },
+            status: Status::default(),
+            group: Group {
+                name,
+                rank,
+                size,
+                device,
+                options,
+                oversubscribed,
+                generation,
+                identity,
+                memory_id,
+                processes,
+                prefix,
+                store,
+                host_calls: AtomicU64::new(0),
+                world: OnceLock::new(),
+            },
         });
         Inner::watch(&inner);
         peers::watch(&inner);
-        if let Some(network) = inner.options.testing.network {
+        if let Some(network) = inner.group.options.testing.network {
             network::start(&inner, network.seed)?;
         }
         Ok(Self {
-            algorithm: inner.options.algorithm,
+            algorithm: inner.group.options.algorithm,
             inner,
             stream,
             timeout_ns: 0,

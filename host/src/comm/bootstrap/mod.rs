@@ -149,7 +149,7 @@ impl Communicator {
             backend: None,
         };
         let comm = Self::assemble(config, parts)?;
-        let mapped = format!("mapped-{}", comm.next_host_call());
+        let mapped = format!("mapped-{}", comm.inner.group.next_host_call());
         comm.rendezvous().end(
             &mapped,
             &agreed,

@@ -11,7 +11,15 @@ pub use self::hooks::{HookArguments, HookHandle, ReplayArguments, ReplayEdge};
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::{FlightRecord, RecordState};
 
+use std::sync::Arc;
+
 use fusewire_device::session::Call;
+
+/// Observes the operations of a rank.
+pub(super) struct Observer {
+    pub(super) hooks: Hooks,
+    pub(super) recorder: Arc<Recorder>,
+}
 
 /// Description of an operation for the recorder and for hooks.
 #[derive(Clone, Copy, Debug, Default)]

@@ -58,7 +58,7 @@ impl Communicator {
             input_count: operands.input.count as u64,
             output_count: operands.output.count as u64,
         };
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             return submit(&self.bind_backend(backend, collective, info)?);
         }
         let planned = Planned {
@@ -127,7 +127,8 @@ impl Communicator {
     ) -> PreparedOp<'a> {
         let Planned { op, operands, .. } = planned;
         debug_assert!(
-            op.bytes() <= packet::capacity(self.inner.constants.workspace.packet_slot) as usize
+            op.bytes()
+                <= packet::capacity(self.inner.executor.constants.workspace.packet_slot) as usize
         );
         let params = AllReducePacketParams {
             header: self.header(planned.info.call, op.count() as u64),
@@ -313,7 +314,7 @@ impl Communicator {
             }
         };
         let ranks = outputs.len();
-        if let Some(on_gpu) = &self.inner.on_gpu {
+        if let Some(on_gpu) = &self.inner.executor.on_gpu {
             let words = [outputs, inputs].concat();
             let bytes = bytemuck::cast_slice(&words);
             let (copy, upload) = self.table_on_gpu(on_gpu.gpu(), bytes)?;

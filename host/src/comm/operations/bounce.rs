@@ -46,7 +46,7 @@ impl Communicator {
     /// Returns true if an operand is a slice, and the communicator's device cannot access it.
     #[inline]
     pub(super) fn needs_bounce_buffers(&self, operands: &Operands<'_>) -> bool {
-        self.inner.device.is_gpu() && (operands.output.is_slice || operands.input.is_slice)
+        self.inner.group.device.is_gpu() && (operands.output.is_slice || operands.input.is_slice)
     }
 
     /// Runs a checked collective on copies of its slices.
@@ -106,12 +106,12 @@ impl Communicator {
         operation: &'static str,
         argument: &Input<'_>,
     ) -> Result<()> {
-        if self.inner.device.is_gpu() && argument.is_slice {
+        if self.inner.group.device.is_gpu() && argument.is_slice {
             return Err(invalid(
                 operation,
                 format!(
                     "a slice is host memory, which {} cannot access: use tensors",
-                    self.inner.device
+                    self.inner.group.device
                 ),
             ));
         }

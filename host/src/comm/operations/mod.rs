@@ -86,7 +86,7 @@ impl Communicator {
                 "needs flags and a second stream: use the method of this name".to_owned(),
             ));
         }
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             self.check_supported(&**backend, collective)?;
         }
         Ok(())
@@ -119,7 +119,7 @@ impl Communicator {
     /// Returns the plan of an operation whose type supports the reduction.
     #[inline]
     fn plan_checked(&self, op: &Op) -> Plan {
-        match &self.inner.backend {
+        match &self.inner.executor.backend {
             Some(backend) => plan_of_backend(op, &**backend),
             None => plan(op, &self.agreed()),
         }
@@ -130,14 +130,14 @@ impl Communicator {
     pub(super) fn agreed(&self) -> Agreed<'_> {
         let inner = &*self.inner;
         Agreed {
-            options: &inner.options,
+            options: &inner.group.options,
             wanted: self.algorithm,
-            ranks: inner.size,
+            ranks: inner.group.size,
             machine: Machine {
-                oversubscribed: inner.oversubscribed,
-                split: inner.is_split(),
+                oversubscribed: inner.group.oversubscribed,
+                split: inner.executor.is_split(),
                 multicast: inner.windows.have_multicast(),
-                gpu: inner.device.is_gpu(),
+                gpu: inner.group.device.is_gpu(),
             },
         }
     }

@@ -261,7 +261,7 @@ impl Communicator {
         span: usize,
     ) -> Result<()> {
         let refuse = |detail: String| Err(invalid(name, detail));
-        if self.inner.backend.is_some() {
+        if self.inner.executor.backend.is_some() {
             return refuse(format!(
                 "backend {} raises no words and waits for none; only Fusewire's own kernels do",
                 self.backend()
@@ -306,7 +306,7 @@ impl Communicator {
 
     /// Checks that on a GPU the operation leaves multiprocessors for the work that it waits for.
     fn check_free_multiprocessors(&self, name: &'static str) -> Result<()> {
-        let Some(on_gpu) = &self.inner.on_gpu else {
+        let Some(on_gpu) = &self.inner.executor.on_gpu else {
             return Ok(());
         };
         let (blocks, there) = (

@@ -50,7 +50,7 @@ impl Watched<'_> {
         };
         // On a GPU, another rank writes the failure to device memory, and no kernel of this rank
         // runs that would report it.
-        communicator.look();
+        communicator.executor.look();
         communicator.check()
     }
 

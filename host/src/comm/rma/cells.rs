@@ -46,7 +46,7 @@ impl Communicator {
     /// On the CPU no rank refuses, because kernels update cells natively or through the proxies of
     /// a network.
     pub(super) fn check_atomics(&self) -> Result<()> {
-        let Some(on_gpu) = &self.inner.on_gpu else {
+        let Some(on_gpu) = &self.inner.executor.on_gpu else {
             return Ok(());
         };
         let gpu = on_gpu.gpu();

@@ -51,7 +51,7 @@ impl Communicator {
     /// Returns true if the communicator supports [`Communicator::new_window`], which needs
     /// Fusewire's kernels.
     pub fn supports_window(&self) -> bool {
-        self.inner.backend.is_none()
+        self.inner.executor.backend.is_none()
     }
 
     /// Creates a window over `tensor` of each rank: memory from [`Tensor::new`] or
@@ -85,7 +85,7 @@ impl Communicator {
         let counters = options.counters.unwrap_or(size);
         let (barriers, cells) = (options.barriers, options.cells);
         let (id, parts) = self.register_parts(tensor, [signals, counters, barriers, cells])?;
-        let blocks = self.inner.constants.max_blocks;
+        let blocks = self.inner.executor.constants.max_blocks;
         let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
         let signal_pad = match self.alloc(DType::U8, bytes as usize) {
             Ok(signal_pad) => signal_pad,
@@ -113,7 +113,7 @@ impl Communicator {
             width: rings.width,
             cells,
         });
-        let on_gpu = self.inner.on_gpu.as_ref();
+        let on_gpu = self.inner.executor.on_gpu.as_ref();
         let on_gpu = on_gpu
             .map(|on_gpu| Scratch::holding(on_gpu.gpu(), bytemuck::bytes_of(&*device)))
             .transpose()?;

@@ -127,7 +127,7 @@ impl Window {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a rank out of range.
     pub fn attributes(&self, peer: u32) -> Result<WindowAccess> {
         self.peer("attributes", peer)?;
-        Ok(match self.comm.inner.reaches(peer) {
+        Ok(match self.comm.inner.executor.reaches(peer) {
             true => WindowAccess::Unified,
             false => WindowAccess::Separate,
         })
@@ -141,7 +141,7 @@ impl Window {
     /// not reachable by load and store, or a window that was freed.
     pub fn map_remote(&self, peer: u32) -> Result<Tensor> {
         self.peer("map_remote", peer)?;
-        if !self.comm.inner.reaches(peer) {
+        if !self.comm.inner.executor.reaches(peer) {
             return Err(invalid(
                 "map_remote",
                 format!("rank {peer} is only reachable by the network; use get or put"),

@@ -27,14 +27,14 @@ impl Communicator {
     /// The errors of [`Communicator::new_window`].
     pub fn tensor_register(&self, tensor: &Tensor) -> Result<Registration> {
         self.inner.check()?;
-        if let Some(backend) = &self.inner.backend {
+        if let Some(backend) = &self.inner.executor.backend {
             let bytes = tensor.len() * tensor.dtype().size();
             // SAFETY: the registration keeps the tensor alive.
             let handle = unsafe { backend.register(tensor.as_ptr(), bytes)? };
             return Ok(Registration {
                 window: None,
                 handle,
-                identity: self.inner.identity,
+                identity: self.inner.group.identity,
                 _tensor: tensor.clone(),
             });
         }
@@ -42,7 +42,7 @@ impl Communicator {
         Ok(Registration {
             window: Some(id),
             handle: 0,
-            identity: self.inner.identity,
+            identity: self.inner.group.identity,
             _tensor: tensor.clone(),
         })
     }
@@ -53,13 +53,13 @@ impl Communicator {
     /// # Errors
     /// The communicator's failure. Peers may then still use the memory, and it stays registered.
     pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
-        if registration.identity != self.inner.identity {
+        if registration.identity != self.inner.group.identity {
             return Err(Error::InvalidArgument {
                 operation: "tensor_deregister",
                 detail: "the tensor is registered with another communicator".to_owned(),
             });
         }
-        match (&self.inner.backend, registration.window) {
+        match (&self.inner.executor.backend, registration.window) {
             (Some(backend), _) => backend.deregister(registration.handle),
             (None, Some(id)) => self.end_windows(&[id]),
             (None, None) => Ok(()),
@@ -85,15 +85,12 @@ impl Communicator {
             words.copy_from_slice(local);
             locals.push(words);
             if theirs != mine {
-                return Err(Error::Communicator {
-                    name: self.inner.name.clone(),
-                    detail: format!(
-                        "{operation}: rank {rank} passes {}, rank {} {}: they must be equal",
-                        describe(theirs),
-                        self.rank(),
-                        describe(mine)
-                    ),
-                });
+                return Err(self.inner.group.error(format!(
+                    "{operation}: rank {rank} passes {}, rank {} {}: they must be equal",
+                    describe(theirs),
+                    self.rank(),
+                    describe(mine)
+                )));
             }
         }
         Ok(locals)

@@ -62,12 +62,12 @@ impl Communicator {
         info: &KernelInfo,
         id: u64,
     ) -> Result<gpu::Launch> {
-        let Some(on_gpu) = &self.inner.on_gpu else {
+        let Some(on_gpu) = &self.inner.executor.on_gpu else {
             return Err(Error::launch("a kernel of a GPU on the CPU"));
         };
         let kernel = on_gpu.gpu().kernel(info)?;
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
-        let mut shape = on_gpu.shape(kernel, self.inner.options.blocks);
+        let mut shape = on_gpu.shape(kernel, self.inner.group.options.blocks);
         let mut attributes = prepared.attributes.unwrap_or_default();
         // The driver refuses a cooperative launch whose blocks are not resident together. On the
         // CPU, where every block has a thread, this flag is not needed.
@@ -93,8 +93,8 @@ impl Communicator {
             .filter(|_| multi_rank_grid::is_grid_launch(info, operation));
         let member = grid.map(|grid| gpu::GridMember {
             grid: Arc::clone(grid),
-            rank: self.inner.rank,
-            timeout: self.inner.timeout(self.timeout_ns),
+            rank: self.inner.group.rank,
+            timeout: self.inner.group.timeout(self.timeout_ns),
         });
         // SAFETY: the parameters belong to the kernel (`PreparedOp::new`), and loading the image
         // compared its argument types. The launch keeps the tensors alive; for memory without a
@@ -124,7 +124,7 @@ impl Communicator {
 
     fn launch_of(&self, prepared: &PreparedOp<'_>, entry: NativeEntry, id: u64) -> Result<Launch> {
         const { assert!(MAX_PARAM_BYTES >= 8 * PARAM_WORDS) };
-        let options = &self.inner.options;
+        let options = &self.inner.group.options;
         let own = prepared
             .attributes
             .map_or(0, |attributes| attributes.blocks);

@@ -301,7 +301,9 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
 
     /// Enables reports of invalid memory accesses for an unsafe kernel on the CPU.
     fn expect_faults(&self) {
-        if !self.arguments.kernel().info().contract.safe && self.comm.inner.on_gpu.is_none() {
+        if !self.arguments.kernel().info().contract.safe
+            && self.comm.inner.executor.on_gpu.is_none()
+        {
             report_faults();
         }
     }
@@ -309,7 +311,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// Returns the number of blocks of the launch.
     fn block_count(&self) -> u32 {
         match self.attributes.blocks {
-            0 => self.comm.inner.options.blocks,
+            0 => self.comm.inner.group.options.blocks,
             blocks => blocks,
         }
     }
@@ -416,7 +418,7 @@ impl Check<'_> {
             shared_bytes,
             ..
         } = *self.contract;
-        if self.comm.inner.backend.is_some() {
+        if self.comm.inner.executor.backend.is_some() {
             return Err(invalid(
                 self.name,
                 format!(
@@ -435,7 +437,7 @@ impl Check<'_> {
                 ),
             ));
         }
-        let most = self.comm.inner.options.blocks;
+        let most = self.comm.inner.group.options.blocks;
         if self.blocks > most {
             return Err(invalid(
                 self.name,

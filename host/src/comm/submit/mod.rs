@@ -9,7 +9,6 @@ mod tests;
 mod user;
 
 use core::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
@@ -20,11 +19,11 @@ pub use self::kernel::{KernelLaunch, PreparedKernel};
 pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;
+use super::Communicator;
 use super::observe::{HookArguments, OpInfo};
 use super::work::Work;
-use super::{Communicator, Inner};
 use crate::cpu::RunningKernel;
-use crate::stream::{Event, Recording, Stream};
+use crate::stream::{Event, Recording};
 use crate::usage::{AccessList, Name, User, Uses};
 use crate::{Error, Result};
 
@@ -57,8 +56,8 @@ impl Communicator {
             let command = self.command(prepared, 0)?;
             return self.stream.enqueue_in(recording, command).map(drop);
         }
-        let recorder = &self.inner.recorder;
-        let Some(hooks) = self.inner.hooks.current() else {
+        let recorder = &self.inner.observer.recorder;
+        let Some(hooks) = self.inner.observer.hooks.current() else {
             if let Some(entry) = self.single(prepared) {
                 return self.stream.run_ordered(
                     recording,
@@ -93,7 +92,8 @@ impl Communicator {
     fn single(&self, prepared: &PreparedOp<'_>) -> Option<NativeEntry> {
         match prepared.entry {
             Entry::Native(entry)
-                if self.inner.options.testing.lanes == 1 && self.inner.options.blocks == 1 =>
+                if self.inner.group.options.testing.lanes == 1
+                    && self.inner.group.options.blocks == 1 =>
             {
                 Some(entry)
             }
@@ -106,7 +106,7 @@ impl Communicator {
     fn running(&self, prepared: &PreparedOp<'_>) -> RunningKernel {
         RunningKernel {
             name: prepared.name,
-            rank: self.inner.rank,
+            rank: self.inner.group.rank,
         }
     }
 
@@ -136,9 +136,9 @@ impl Communicator {
         let uses = self.uses(accesses, prepared.op_info.call());
         if let Some(entry) = self.single(prepared) {
             let direct = || {
-                self.inner.recorder.start_at_once(id);
+                self.inner.observer.recorder.start_at_once(id);
                 let result = self.run_single(prepared, entry);
-                self.inner.recorder.end(id, result.is_ok());
+                self.inner.observer.recorder.end(id, result.is_ok());
                 result
             };
             let command = || self.command(prepared, id);
@@ -164,7 +164,7 @@ impl Communicator {
             let ticket = self.stream.enqueue_in(recording, command)?;
             return Ok(Work::new(self.stream.clone(), ticket));
         }
-        let recorder = &self.inner.recorder;
+        let recorder = &self.inner.observer.recorder;
         let id = recorder.issue(&prepared.op_info, false);
         let enqueue = || {
             let command = self.command(prepared, id)?;
@@ -174,7 +174,7 @@ impl Communicator {
             })?;
             Ok(Work::new(self.stream.clone(), ticket))
         };
-        let Some(hooks) = self.inner.hooks.current() else {
+        let Some(hooks) = self.inner.observer.hooks.current() else {
             return enqueue().inspect_err(|_| recorder.refuse(id));
         };
         let mut arguments = HookArguments::new(&prepared.op_info, id, true);
@@ -205,7 +205,9 @@ impl Communicator {
     #[inline]
     fn user(&self) -> User {
         let inner = &*self.inner;
-        self.stream.user().as_rank(inner.memory_id, inner.rank)
+        self.stream
+            .user()
+            .as_rank(inner.group.memory_id, inner.group.rank)
     }
 
     /// Notes that an operation is captured.
@@ -222,10 +224,10 @@ impl Communicator {
     /// one is not captured.
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
-        if self.inner.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
+        if self.inner.executor.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
             return Ok(());
         }
-        let mut last = self.inner.lock_order();
+        let mut last = self.inner.executor.lock_order();
         let mut event = Event::new();
         if let Some((stream, last)) = &*last
             && stream.id() != id
@@ -237,18 +239,12 @@ impl Communicator {
             event = last.clone();
         }
         let before = last.replace((self.stream.clone(), event));
-        self.inner.last_stream.store(id, Ordering::Relaxed);
+        self.inner.executor.last_stream.store(id, Ordering::Relaxed);
         drop(last);
         // Dropped after the lock: dropping the last handle of a stream waits for its work, which
         // may need the lock.
         drop(before);
         Ok(())
-    }
-}
-
-impl Inner {
-    pub(super) fn lock_order(&self) -> MutexGuard<'_, Option<(Stream, Event)>> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

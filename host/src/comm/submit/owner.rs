@@ -25,22 +25,22 @@ impl LaunchOwner for Inner {
             output_count,
         };
         if let Err(error) = self.check() {
-            self.recorder.end(issued, false);
+            self.observer.recorder.end(issued, false);
             return Err(error);
         }
         let Some(replay) = current_replay() else {
-            self.recorder.start(issued);
+            self.observer.recorder.start(issued);
             return Ok(issued);
         };
-        let id = self.recorder.issue(&op_info, true);
-        self.recorder.start_at_once(id);
+        let id = self.observer.recorder.issue(&op_info, true);
+        self.observer.recorder.start_at_once(id);
         self.call_replay_hooks(&replay_arguments(replay, &op_info, ReplayEdge::Start))
-            .inspect_err(|_| self.recorder.end(id, false))?;
+            .inspect_err(|_| self.observer.recorder.end(id, false))?;
         Ok(id | REPLAYED)
     }
 
     fn after(&self, word: u64, op_info: &LaunchInfo, ran: bool) -> Result<()> {
-        if !ran && self.backend.is_none() {
+        if !ran && self.executor.backend.is_none() {
             // Fails the other ranks now, which would otherwise wait for this rank until their
             // timeout.
             self.abort_for(FailureKind::Stopped);
@@ -49,9 +49,11 @@ impl LaunchOwner for Inner {
             self.abort_for(FailureKind::LastBlock);
         }
         let checked = self.check_launch();
-        self.recorder.end(word & !REPLAYED, ran && checked.is_ok());
+        self.observer
+            .recorder
+            .end(word & !REPLAYED, ran && checked.is_ok());
         if word & REPLAYED != 0
-            && !self.hooks.is_empty()
+            && !self.observer.hooks.is_empty()
             && let Some(replay) = current_replay()
         {
             let [_, call, input_count, output_count] = *op_info;
@@ -71,10 +73,11 @@ impl Inner {
     /// Calls the hooks of replays. If a hook panics, fails the communicator on all ranks, because
     /// the peers would wait for the rest of the replay until their timeout.
     fn call_replay_hooks(&self, arguments: &ReplayArguments) -> Result<()> {
-        if self.hooks.is_empty() {
+        if self.observer.hooks.is_empty() {
             return Ok(());
         }
-        let called = panic::catch_unwind(AssertUnwindSafe(|| self.hooks.replay(arguments)));
+        let called =
+            panic::catch_unwind(AssertUnwindSafe(|| self.observer.hooks.replay(arguments)));
         called.map_err(|panic| {
             self.abort_for(FailureKind::Stopped);
             Error::launch(format!(
@@ -88,10 +91,10 @@ impl Inner {
     /// calls of `last_block`.
     fn has_arrivals(&self) -> bool {
         let first = offset_of!(CommState, arrived) as u64;
-        self.on_gpu.is_none()
-            && self.backend.is_none()
-            && self.abort_word() == 0
-            && (0..4).any(|word| self.workspace.load(first + 8 * word) != 0)
+        self.executor.on_gpu.is_none()
+            && self.executor.backend.is_none()
+            && self.executor.abort_word() == 0
+            && (0..4).any(|word| self.executor.workspace.load(first + 8 * word) != 0)
     }
 }
 

@@ -73,9 +73,9 @@ impl<'a> PreparedOp<'a> {
         // SAFETY: the parameters fit the size and the alignment of the words, by the assertion
         // above.
         unsafe { words.as_mut_ptr().cast::<P>().write(params) };
-        let entry = if comm.inner.on_gpu.is_none() {
-            let lanes = comm.inner.options.testing.lanes;
-            Entry::Native(kernel.native.entry(comm.inner.isa, lanes))
+        let entry = if comm.inner.executor.on_gpu.is_none() {
+            let lanes = comm.inner.group.options.testing.lanes;
+            Entry::Native(kernel.native.entry(comm.inner.executor.isa, lanes))
         } else {
             Entry::Gpu(*kernel)
         };

@@ -23,7 +23,7 @@ const USER: OpInfo = OpInfo {
 impl Communicator {
     /// Enables reports of invalid memory accesses for kernels on the CPU.
     fn expect_faults(&self) {
-        if self.inner.on_gpu.is_none() {
+        if self.inner.executor.on_gpu.is_none() {
             report_faults();
         }
     }
@@ -58,7 +58,7 @@ impl Communicator {
         attributes: LaunchAttributes,
     ) -> Result<Work> {
         let blocks = match attributes.blocks {
-            0 => self.inner.options.blocks,
+            0 => self.inner.group.options.blocks,
             blocks => blocks,
         };
         attributes.check(kernel.info().name, blocks)?;
