@@ -83,7 +83,7 @@ pub mod window;
 
 pub use self::args::{In, InOut, Out, Shared};
 pub use self::comm::{Comm, PeerPtr, Rank, Team};
-pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16};
+pub use self::element::{Bf16, DType, E4m3, E5m2, Element, F16, F32Index};
 pub use self::group::{Block, Group, Machine, Thread, Warp};
 pub use self::session::{Aborted, Session, Unvoted};
 pub use self::window::{Local, Queue, Received, Remote, Scratch, Window};

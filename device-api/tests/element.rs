@@ -1,6 +1,6 @@
 //! Conversions of small floats, exhaustively, against the `half` crate and against the definition.
 
-use fusewire_device::element::{Average, Max, Min, Number, Reduction};
+use fusewire_device::element::{Average, Max, Min, Ordered, Reduction};
 use fusewire_device::{Bf16, E4m3, E5m2, Element, F16};
 
 /// f32 values around every rounding decision, and a sweep over all exponents.
@@ -132,12 +132,12 @@ fn fp8_rounds_to_nearest_even_and_saturates() {
 
 #[test]
 fn minimum_and_maximum_order_zeros_and_propagate_nan() {
-    assert_eq!(Number::min(0.0f32, -0.0).to_bits(), (-0.0f32).to_bits());
-    assert_eq!(Number::max(-0.0f32, 0.0).to_bits(), 0.0f32.to_bits());
-    assert!(Number::min(1.0f32, f32::NAN).is_nan() && Number::min(f32::NAN, 1.0f32).is_nan());
-    assert!(Number::max(1.0f64, f64::NAN).is_nan() && Number::max(f64::NAN, 1.0f64).is_nan());
-    assert_eq!(Number::min(f32::NEG_INFINITY, -1e30), f32::NEG_INFINITY);
-    assert_eq!(Number::max(-5.0f64, -7.0), -5.0);
+    assert_eq!(Ordered::min(0.0f32, -0.0).to_bits(), (-0.0f32).to_bits());
+    assert_eq!(Ordered::max(-0.0f32, 0.0).to_bits(), 0.0f32.to_bits());
+    assert!(Ordered::min(1.0f32, f32::NAN).is_nan() && Ordered::min(f32::NAN, 1.0f32).is_nan());
+    assert!(Ordered::max(1.0f64, f64::NAN).is_nan() && Ordered::max(f64::NAN, 1.0f64).is_nan());
+    assert_eq!(Ordered::min(f32::NEG_INFINITY, -1e30), f32::NEG_INFINITY);
+    assert_eq!(Ordered::max(-5.0f64, -7.0), -5.0);
     assert_eq!(<Min as Reduction<i8>>::combine(-3, 4), -3);
     assert_eq!(<Max as Reduction<u64>>::combine(u64::MAX, 4), u64::MAX);
 }

@@ -78,4 +78,4 @@ pub use fusewire_device::layout::FailureKind;
 pub use fusewire_device::native::Isa;
 pub use fusewire_device::session::Operation;
 pub use fusewire_device::window::{Compare, DeviceWindow};
-pub use fusewire_device::{Bf16, DType, E4m3, E5m2, Element, F16};
+pub use fusewire_device::{Bf16, DType, E4m3, E5m2, Element, F16, F32Index};

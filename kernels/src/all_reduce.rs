@@ -9,7 +9,7 @@
 //! All three reduce each element in rank order, so the results are equal bit for bit.
 
 use fusewire_device::bulk::{self, Range, Tables};
-use fusewire_device::element::{Average, Max, Number, Reduction, Sum};
+use fusewire_device::element::{Average, Max, Ordered, Reduction, Sum};
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::packet::{PAIR_DATA, Prefetch, Slots};
 use fusewire_device::session::Session;

@@ -31,7 +31,7 @@ use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::element::{Average, Max, Min, Reduction, ReductionCode, Sum};
+use fusewire_device::element::{Average, Max, Min, Number, Reduction, ReductionCode, Sum};
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::multimem::{self, BYTES, Combine, Multicast};
 use fusewire_device::session::Session;
@@ -86,7 +86,7 @@ impl<T> SwitchedReducer<T> {
     }
 }
 
-impl<T: Element> Reducer for SwitchedReducer<T> {
+impl<T: Element<Acc: Number>> Reducer for SwitchedReducer<T> {
     #[inline(always)]
     fn size(self) -> usize {
         size_of::<T>()
@@ -222,7 +222,7 @@ impl<T> Clone for Local<T> {
 
 impl<T> Copy for Local<T> {}
 
-impl<T: Element> Sink for Local<T> {
+impl<T: Element<Acc: Number>> Sink for Local<T> {
     #[inline(always)]
     unsafe fn put(self, byte: usize, value: [u64; 2]) {
         let to = self.at.cast::<u8>().wrapping_add(byte);
@@ -246,14 +246,14 @@ impl<T: Element> Sink for Local<T> {
 /// Returns element `index` of 8 bytes. Shifts, because an array with a variable index would be in
 /// local memory.
 #[inline(always)]
-fn element<T: Element>(word: u64, index: usize) -> T {
+fn element<T: Element<Acc: Number>>(word: u64, index: usize) -> T {
     let bits = 8 * size_of::<T>();
     T::from_bits(word >> (index * bits) & ((1 << bits) - 1))
 }
 
 /// Returns 8 bytes of sums, each divided by `divisor` unless it is 0.
 #[inline(always)]
-fn finish<T: Element>(sums: u64, divisor: u32) -> u64 {
+fn finish<T: Element<Acc: Number>>(sums: u64, divisor: u32) -> u64 {
     if divisor == 0 {
         return sums;
     }
@@ -267,7 +267,7 @@ fn finish<T: Element>(sums: u64, divisor: u32) -> u64 {
 
 /// Does what [`finish`] does, for 16 bytes.
 #[inline(always)]
-fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
+fn finish_pair<T: Element<Acc: Number>>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
     [finish::<T>(sums[0], divisor), finish::<T>(sums[1], divisor)]
 }
 
@@ -277,7 +277,7 @@ fn finish_pair<T: Element>(sums: [u64; 2], divisor: u32) -> [u64; 2] {
 /// # Safety
 /// As [`Multicast::load_reduce`] and [`Sink::put`], for all these bytes.
 #[inline(always)]
-unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
+unsafe fn reduce_vectors<M: Machine, T: Element<Acc: Number>, S: Sink>(
     block: Block<M>,
     (from, from_byte): (Multicast, usize),
     (to, to_byte): (S, usize),
@@ -316,7 +316,7 @@ unsafe fn reduce_vectors<M: Machine, T: Element, S: Sink>(
 /// # Safety
 /// As [`reduce_vectors`]; `combine` must be a result of [`multimem::combine`] for `T`.
 #[inline(always)]
-unsafe fn reduce_switched<M: Machine, T: Element, S: Sink>(
+unsafe fn reduce_switched<M: Machine, T: Element<Acc: Number>, S: Sink>(
     block: Block<M>,
     from: (Multicast, usize),
     to: (S, usize),
@@ -367,7 +367,7 @@ struct AllReduce<T> {
     ordinary: Reduce<SwitchedReducer<T>, true>,
 }
 
-impl<T: Element> AllReduce<T> {
+impl<T: Element<Acc: Number>> AllReduce<T> {
     /// Returns the input, its offset, the output and the combination, if all ranks use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
@@ -391,7 +391,7 @@ impl<T: Element> AllReduce<T> {
     }
 }
 
-impl<M: Machine, T: Element> Body<M> for AllReduce<T> {
+impl<M: Machine, T: Element<Acc: Number>> Body<M> for AllReduce<T> {
     #[inline(always)]
     fn round(
         &self,
@@ -428,7 +428,7 @@ struct ReduceScatter<T> {
     ordinary: Reduce<SwitchedReducer<T>, false>,
 }
 
-impl<T: Element> ReduceScatter<T> {
+impl<T: Element<Acc: Number>> ReduceScatter<T> {
     /// Returns the input, its offset and the combination, if all ranks can use multicast.
     #[inline(always)]
     fn agreed<M: Machine>(
@@ -444,7 +444,7 @@ impl<T: Element> ReduceScatter<T> {
     }
 }
 
-impl<M: Machine, T: Element> Body<M> for ReduceScatter<T> {
+impl<M: Machine, T: Element<Acc: Number>> Body<M> for ReduceScatter<T> {
     #[inline(always)]
     fn round(
         &self,
@@ -587,7 +587,7 @@ impl<M: Machine> Body<M> for AllGather {
     params = crate::all_reduce::AllReduceSignalParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
-pub unsafe fn all_reduce_nvls<T: Element>(
+pub unsafe fn all_reduce_nvls<T: Element<Acc: Number>>(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,
@@ -615,7 +615,7 @@ pub unsafe fn all_reduce_nvls<T: Element>(
     params = crate::all_reduce::AllReduceSignalParams,
     each(T: f32 = f32, f16 = F16, bf16 = Bf16)
 )]
-pub unsafe fn reduce_scatter_nvls<T: Element>(
+pub unsafe fn reduce_scatter_nvls<T: Element<Acc: Number>>(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,

@@ -38,7 +38,7 @@ use core::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 use fusewire_device::comm::ring;
-use fusewire_device::element::Sum;
+use fusewire_device::element::{Number, Sum};
 use fusewire_device::mem::{self, Order, Policy, Scope};
 use fusewire_device::session::Session;
 use fusewire_device::wait;
@@ -367,7 +367,7 @@ unsafe fn reduce_tiles<M: Machine, R: Reducer>(
 /// During the launch, nothing else may access the output, a tile of the input may be written only
 /// before its counter, and counters may only be accessed atomically.
 #[kernel(each(T: f32 = f32, f16 = fusewire_device::F16, bf16 = fusewire_device::Bf16))]
-pub unsafe fn reduce_scatter_on_arrival<T: Element>(
+pub unsafe fn reduce_scatter_on_arrival<T: Element<Acc: Number>>(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,

@@ -1,6 +1,6 @@
 //! The reduction of a block of several lanes: adjacent lanes take adjacent 16-byte vectors.
 
-use crate::element::{DType, Element, Number, Reduction};
+use crate::element::{DType, Element, Ordered, Reduction};
 use crate::group::{Block, Group, Machine};
 use crate::mem::{self, Policy};
 

@@ -1,6 +1,6 @@
 //! The reduction of a block of one lane: tiles of a fixed number of elements, which vectorise.
 
-use crate::element::{Element, Number, Reduction};
+use crate::element::{Element, Ordered, Reduction};
 use crate::mem::{self, Policy};
 
 use super::{AHEAD, Range, Tables, prefetch_write, reduce_one};

@@ -4,9 +4,11 @@
 //! maximum propagate NaN and take -0 as less than +0. Nothing is contracted or approximated.
 
 mod float;
+mod indexed;
 mod reduce;
 
 pub use self::float::{Bf16, E4m3, E5m2, F16};
+pub use self::indexed::F32Index;
 pub use self::reduce::{
     Average, BitAnd, BitOr, BitXor, Max, Min, PreMulSum, Product, Reduction, ReductionCode, Sum,
     WithReduction, dispatch,
@@ -41,11 +43,13 @@ pub enum DType {
     I64 = 11,
     /// Unsigned 64 bit.
     U64 = 12,
+    /// [`F32Index`]: a value and its index, reduced by minimum and maximum.
+    F32Index = 13,
 }
 
 impl DType {
     /// All types.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::F64,
         Self::F32,
         Self::F16,
@@ -58,13 +62,14 @@ impl DType {
         Self::U32,
         Self::I64,
         Self::U64,
+        Self::F32Index,
     ];
 
     /// Returns the type with this code.
     #[inline(always)]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
-            1..=12 => Some(Self::ALL[code as usize - 1]),
+            1..=13 => Some(Self::ALL[code as usize - 1]),
             _ => None,
         }
     }
@@ -73,7 +78,7 @@ impl DType {
     #[inline(always)]
     pub const fn size(self) -> usize {
         match self {
-            Self::F64 | Self::I64 | Self::U64 => 8,
+            Self::F64 | Self::I64 | Self::U64 | Self::F32Index => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F16 | Self::Bf16 => 2,
             Self::E4m3 | Self::E5m2 | Self::I8 | Self::U8 => 1,
@@ -95,6 +100,7 @@ impl DType {
             Self::U32 => "u32",
             Self::I64 => "i64",
             Self::U64 => "u64",
+            Self::F32Index => "f32_index",
         }
     }
 
@@ -122,8 +128,8 @@ pub(crate) mod sealed {
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// Its type code.
     const DTYPE: DType;
-    /// Type in which sums are accumulated.
-    type Acc: Number;
+    /// Type in which elements are combined.
+    type Acc: Ordered;
     /// Exact conversion to the accumulator.
     fn widen(self) -> Self::Acc;
     /// Rounds to nearest, ties to even.
@@ -134,18 +140,22 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     fn from_bits(bits: u64) -> Self;
 }
 
-/// Arithmetic of an accumulator; integers wrap.
-pub trait Number: Copy + 'static {
+/// Order of an accumulator.
+pub trait Ordered: Copy + 'static {
     /// Zero.
     const ZERO: Self;
-    /// a + b.
-    fn add(self, other: Self) -> Self;
-    /// a * b.
-    fn mul(self, other: Self) -> Self;
     /// The lesser value; NaN propagates, -0 < +0.
     fn min(self, other: Self) -> Self;
     /// The greater value; NaN propagates, -0 < +0.
     fn max(self, other: Self) -> Self;
+}
+
+/// Arithmetic of an accumulator; integers wrap.
+pub trait Number: Ordered {
+    /// a + b.
+    fn add(self, other: Self) -> Self;
+    /// a * b.
+    fn mul(self, other: Self) -> Self;
     /// a / count; truncates for integers.
     fn div_count(self, count: u32) -> Self;
     /// The value in a scalar word: f64 bits for floats, the integer itself otherwise.
@@ -164,16 +174,8 @@ pub trait Bits: Number {
 
 macro_rules! float {
     ($t:ty, $bits:ty, $signed:ty, $dtype:ident) => {
-        impl Number for $t {
+        impl Ordered for $t {
             const ZERO: Self = 0.0;
-            #[inline(always)]
-            fn add(self, other: Self) -> Self {
-                self + other
-            }
-            #[inline(always)]
-            fn mul(self, other: Self) -> Self {
-                self * other
-            }
             #[inline(always)]
             fn min(self, other: Self) -> Self {
                 let take = (key(self) <= key(other) || self != self) && other == other;
@@ -193,6 +195,17 @@ macro_rules! float {
                     let bits = x.to_bits() as $signed;
                     bits ^ (((bits >> (<$bits>::BITS - 1)) as $bits) >> 1) as $signed
                 }
+            }
+        }
+
+        impl Number for $t {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self * other
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {
@@ -234,16 +247,8 @@ float!(f64, u64, i64, F64);
 
 macro_rules! integer {
     ($t:ty, $dtype:ident) => {
-        impl Number for $t {
+        impl Ordered for $t {
             const ZERO: Self = 0;
-            #[inline(always)]
-            fn add(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-            #[inline(always)]
-            fn mul(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
             #[inline(always)]
             fn min(self, other: Self) -> Self {
                 Ord::min(self, other)
@@ -251,6 +256,17 @@ macro_rules! integer {
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 Ord::max(self, other)
+            }
+        }
+
+        impl Number for $t {
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self {
+                self.wrapping_mul(other)
             }
             #[inline(always)]
             fn div_count(self, count: u32) -> Self {

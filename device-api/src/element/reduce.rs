@@ -1,6 +1,6 @@
 //! Reductions, as types that a kernel is compiled for, and the run-time switch for the rare ones.
 
-use super::{Bits, DType, Element, Number};
+use super::{Bits, DType, Element, F32Index, Number, Ordered};
 
 /// Code of a reduction in a call word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +64,10 @@ impl ReductionCode {
 
     /// Returns true if elements of `dtype` can be reduced with it.
     pub const fn supports(self, dtype: DType) -> bool {
-        dtype.is_reducible() && (!self.is_bitwise() || dtype.is_integer())
+        match dtype {
+            DType::F32Index => matches!(self, Self::Min | Self::Max),
+            _ => dtype.is_reducible() && (!self.is_bitwise() || dtype.is_integer()),
+        }
     }
 }
 
@@ -114,11 +117,11 @@ reduction!(
 );
 reduction!(
     /// Minimum.
-    Min, min, Number
+    Min, min, Ordered
 );
 reduction!(
     /// Maximum.
-    Max, max, Number
+    Max, max, Ordered
 );
 reduction!(
     /// Bitwise and.
@@ -137,7 +140,7 @@ reduction!(
 #[derive(Clone, Copy, Debug)]
 pub struct Average;
 
-impl<T: Element> Reduction<T> for Average {
+impl<T: Element<Acc: Number>> Reduction<T> for Average {
     const CODE: ReductionCode = ReductionCode::Average;
     #[inline(always)]
     fn combine(acc: T::Acc, next: T::Acc) -> T::Acc {
@@ -153,7 +156,7 @@ impl<T: Element> Reduction<T> for Average {
 #[derive(Clone, Copy, Debug)]
 pub struct PreMulSum;
 
-impl<T: Element> Reduction<T> for PreMulSum {
+impl<T: Element<Acc: Number>> Reduction<T> for PreMulSum {
     const CODE: ReductionCode = ReductionCode::PreMulSum;
     #[inline(always)]
     fn lift(x: T, scalar: u64) -> T::Acc {
@@ -198,12 +201,17 @@ pub fn dispatch<W: WithReduction>(dtype: u8, reduction: u8, code: W) -> Option<W
         (DType::U32, op) => arithmetic::<u32, W>(op, code),
         (DType::I64, op) => arithmetic::<i64, W>(op, code),
         (DType::U64, op) => arithmetic::<u64, W>(op, code),
-        (DType::E4m3 | DType::E5m2, _) => None,
+        (DType::F32Index, 3) => Some(code.run::<F32Index, Min>()),
+        (DType::F32Index, 4) => Some(code.run::<F32Index, Max>()),
+        (DType::E4m3 | DType::E5m2 | DType::F32Index, _) => None,
     }
 }
 
 #[inline(always)]
-fn arithmetic<T: Element, W: WithReduction>(reduction: u8, code: W) -> Option<W::Output> {
+fn arithmetic<T: Element<Acc: Number>, W: WithReduction>(
+    reduction: u8,
+    code: W,
+) -> Option<W::Output> {
     Some(match reduction {
         1 => code.run::<T, Sum>(),
         2 => code.run::<T, Product>(),

@@ -7,8 +7,8 @@
 //! of the additions yourself, as the fused norms of the library do.
 //!
 //! Every lane gets the same bits if `combine` gives the same bits for both orders of its arguments.
-//! Of floats, [`Number::max`] and [`Number::min`] do so except for the bits of a NaN; `f32::max`
-//! does not for zeros of different signs.
+//! Of floats, [`Ordered::max`](crate::element::Ordered::max) and `Ordered::min` do so except for
+//! the bits of a NaN; `f32::max` does not for zeros of different signs.
 
 use core::marker::PhantomData;
 

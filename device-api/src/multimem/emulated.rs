@@ -3,7 +3,7 @@
 use super::Combine;
 use crate::bulk::{pack, unpack};
 use crate::comm::{Comm, WindowAddr};
-use crate::element::{Element, Number};
+use crate::element::{Element, Number, Ordered};
 use crate::mem::{self, Policy};
 
 /// The same bytes of every rank's part of a window. See [`crate::multimem`].
@@ -48,7 +48,11 @@ impl Multicast {
     /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
     /// since.
     #[inline(always)]
-    pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
+    pub unsafe fn load_reduce<T: Element<Acc: Number>>(
+        self,
+        byte: usize,
+        combine: Combine,
+    ) -> [u64; 2] {
         let mut acc = [T::Acc::ZERO; 16];
         let mut rank = 0;
         while rank < self.ranks {

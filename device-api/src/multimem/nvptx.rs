@@ -5,7 +5,7 @@ use core::hint::unreachable_unchecked;
 
 use super::Combine;
 use crate::comm::{Comm, WindowAddr};
-use crate::element::{DType, Element};
+use crate::element::{DType, Element, Number};
 use crate::layout::MAX_WINDOWS;
 
 /// The same bytes of every rank's part of a window. See [`crate::multimem`].
@@ -70,7 +70,11 @@ impl Multicast {
     /// the bytes meanwhile: every rank's ready signal has been acquired, and [`fence()`] called
     /// since.
     #[inline(always)]
-    pub unsafe fn load_reduce<T: Element>(self, byte: usize, combine: Combine) -> [u64; 2] {
+    pub unsafe fn load_reduce<T: Element<Acc: Number>>(
+        self,
+        byte: usize,
+        combine: Combine,
+    ) -> [u64; 2] {
         let at = self.address + byte as u64;
         match (T::DTYPE, combine) {
             (DType::F32, Combine::Add) => load!(at, "add.v4.f32"),

@@ -2,7 +2,7 @@
 
 use super::Combine;
 use crate::comm::{Comm, WindowAddr};
-use crate::element::Element;
+use crate::element::{Element, Number};
 
 /// A multicast address; there is none on this machine.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,11 @@ impl Multicast {
     /// # Safety
     /// None.
     #[inline(always)]
-    pub unsafe fn load_reduce<T: Element>(self, _byte: usize, _combine: Combine) -> [u64; 2] {
+    pub unsafe fn load_reduce<T: Element<Acc: Number>>(
+        self,
+        _byte: usize,
+        _combine: Combine,
+    ) -> [u64; 2] {
         match self {}
     }
 

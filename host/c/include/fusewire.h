@@ -95,6 +95,9 @@ extern "C" {
 #define FUSEWIRE_U32 10
 #define FUSEWIRE_I64 11
 #define FUSEWIRE_U64 12
+/* A float and its uint32_t index, aligned to 8 bytes. FUSEWIRE_MAX finds the greatest value of all
+   ranks and its index, FUSEWIRE_MIN the least. Of equal values, the lowest index is taken. */
+#define FUSEWIRE_F32_INDEX 13
 
 /* Reductions. Ranks are reduced in rank order, so the results are bitwise identical on every rank
    and in every run. f16 and bf16 are summed in f32 and rounded once. */

@@ -5,8 +5,8 @@ use fusewire_device::layout::MAX_WINDOWS;
 
 use super::Communicator;
 use super::rendezvous::{Rendezvous, Watched};
-use crate::memory::Memory;
 use crate::Result;
+use crate::memory::Memory;
 
 impl Communicator {
     /// Shares a new segment of `bytes` bytes of every rank. All ranks must call this together.

@@ -71,6 +71,13 @@ pub fn fill(dtype: DType, rank: u32, call: u64, count: usize) -> Vec<u8> {
         DType::Bf16 => {
             (0..count).for_each(|i| bytes.extend(bf16::from_f64(float(i)).to_le_bytes()));
         }
+        // Values from a short list, so that some are equal on several ranks.
+        DType::F32Index => (0..count).for_each(|i| {
+            let values = [-2.5, -1.0, -0.0, 0.0, 1.0, 3.5, f32::NAN, f32::NEG_INFINITY];
+            let bits = bits(i);
+            bytes.extend(values[bits as usize & 7].to_le_bytes());
+            bytes.extend(((bits >> 3) as u32).to_le_bytes());
+        }),
         _ => (0..count).for_each(|i| bytes.extend(&bits(i).to_le_bytes()[..dtype.size()])),
     }
     bytes
@@ -157,11 +164,42 @@ pub fn reduce(dtype: DType, op: ReduceOp, factors: &[f64], inputs: &[Vec<u8>]) -
         DType::U32 => integers!(u32),
         DType::I64 => integers!(i64),
         DType::U64 => integers!(u64),
+        DType::F32Index => indexed(op, inputs),
         DType::F64 => {
             bytes!(floats!(f64, |input: &Vec<u8>| elements!(input, f64).collect()))
         }
         _ => narrow(dtype, &floats!(f32, |input: &Vec<u8>| widen(dtype, input))),
     }
+}
+
+/// Returns, for each element, the greatest or least value of all ranks and its index. NaN comes
+/// first; of equal values, the lowest index.
+fn indexed(op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
+    let sign = match op {
+        ReduceOp::Max => -1,
+        ReduceOp::Min => 1,
+        _ => panic!("pairs of a value and an index have no {op:?}"),
+    };
+    let rank = |pair: &&[u8]| {
+        let value = f32::from_le_bytes(pair[..4].try_into().expect("a value"));
+        let index = u32::from_le_bytes(pair[4..].try_into().expect("an index"));
+        // The bits of a float are a sign and a magnitude.
+        let magnitude = i64::from(value.abs().to_bits());
+        let order = match value.is_sign_negative() {
+            true => -magnitude - 1,
+            false => magnitude,
+        };
+        (
+            !value.is_nan(),
+            sign * order * i64::from(!value.is_nan()),
+            index,
+        )
+    };
+    let best = |at: usize| {
+        let pairs = inputs.iter().map(|input| &input[at * 8..][..8]);
+        pairs.min_by_key(rank).expect("at least one rank").to_vec()
+    };
+    (0..inputs[0].len() / 8).flat_map(best).collect()
 }
 
 /// Combines the ranks' inputs element by element in rank order.

@@ -1,7 +1,7 @@
 //! Accesses to a few contiguous elements, by the widest accesses of the machine.
 
 use fusewire_device::bulk::{pack, unpack};
-use fusewire_device::element::Number;
+use fusewire_device::element::Ordered;
 use fusewire_device::mem::{self, Policy};
 use fusewire_device::{Element, Machine};
 

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use fusewire::{Bf16, DType, Result, SignalUpdate, WindowOptions};
-use fusewire_device::element::{Max, Number, Reduction, ReductionCode, Sum};
+use fusewire_device::element::{Max, Ordered, Reduction, ReductionCode, Sum};
 use fusewire_device::packet::Slots;
 use fusewire_device::{
     Aborted, Element, Group, In, InOut, Machine, Out, Session, Team, Unvoted, Window, kernel,

@@ -3,7 +3,7 @@
 
 use fusewire::{Communicator, DType, Options, Result, run_threads};
 use fusewire_device::arch::{RESERVED_BYTES, SHARED_BYTES};
-use fusewire_device::element::Number;
+use fusewire_device::element::{Number, Ordered};
 use fusewire_device::group::LaneValue;
 use fusewire_device::{
     Aborted, Block, Element, Group, In, InOut, Machine, Out, Session, Shared, Unvoted, kernel,
@@ -80,8 +80,8 @@ macro_rules! results {
         let (before, total) = $group.exclusive_sum($value);
         [
             bits_of($group.sum($value)),
-            bits_of($group.reduce($value, Number::max)),
-            bits_of($group.inclusive_scan($value, Number::min)),
+            bits_of($group.reduce($value, Ordered::max)),
+            bits_of($group.inclusive_scan($value, Ordered::min)),
             bits_of($group.inclusive_scan($value, Number::add)),
             bits_of(before),
             bits_of(total),

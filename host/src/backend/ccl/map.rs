@@ -28,7 +28,7 @@ pub(super) const fn data_type(library: &Library, dtype: DType) -> Option<ncclDat
         DType::I32 => ncclInt32,
         DType::U32 => ncclUint32,
         DType::I64 => ncclInt64,
-        DType::U64 => ncclUint64,
+        DType::U64 | DType::F32Index => ncclUint64,
         _ => return None,
     })
 }
@@ -47,9 +47,10 @@ pub(super) const fn reduction(code: ReductionCode) -> Option<RedOp> {
 }
 
 /// Returns true if the library supports the reduction for `dtype`. The libraries have no bit
-/// operations, and do not reduce 8-bit floats.
+/// operations, and reduce neither 8-bit floats nor pairs of a value and an index.
 pub(super) fn reduces(library: &Library, dtype: DType, code: ReductionCode) -> bool {
     code.supports(dtype)
+        && dtype != DType::F32Index
         && match code {
             ReductionCode::Average => library.version().code() >= AVERAGE,
             ReductionCode::PreMulSum => {
