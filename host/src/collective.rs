@@ -87,6 +87,32 @@ pub enum Op {
         reduction: ReductionCode,
         tile: usize,
     },
+    /// [`Op::AllReduce`] by sum of `rows` rows of `hidden` elements, fused with a norm of each row
+    /// ([`crate::Norm`]). `row_bytes` is the size of the results of a row, and `digest` a hash of
+    /// the kind of norm.
+    AllReduceNorm {
+        rows: usize,
+        hidden: usize,
+        dtype: DType,
+        row_bytes: usize,
+        digest: u64,
+    },
+    /// [`Op::AllReduceNorm`] of which each rank gets `rows` rows.
+    ReduceScatterNorm {
+        rows: usize,
+        hidden: usize,
+        dtype: DType,
+        digest: u64,
+    },
+    /// The greatest logits and the log-sum-exp of `rows` rows of `vocabulary` logits, whose columns
+    /// are split over the ranks ([`crate::VocabParallel`]). `digest` is a hash of the results that
+    /// are computed.
+    VocabParallel {
+        rows: usize,
+        vocabulary: usize,
+        dtype: DType,
+        digest: u64,
+    },
     /// Sends the input to `peer`.
     Send {
         count: usize,
@@ -201,6 +227,40 @@ impl Op {
                 reduction = Some(reduction),
                 other = mixed(0, tile as u64)
             ),
+            Self::AllReduceNorm {
+                rows,
+                hidden,
+                dtype,
+                row_bytes,
+                digest,
+            } => set!(
+                Kind::AllReduceNorm,
+                rows.saturating_mul(hidden),
+                dtype,
+                other = mixed(mixed(digest, hidden as u64), row_bytes as u64)
+            ),
+            Self::ReduceScatterNorm {
+                rows,
+                hidden,
+                dtype,
+                digest,
+            } => set!(
+                Kind::ReduceScatterNorm,
+                rows.saturating_mul(hidden),
+                dtype,
+                other = mixed(digest, hidden as u64)
+            ),
+            Self::VocabParallel {
+                rows,
+                vocabulary,
+                dtype,
+                digest,
+            } => set!(
+                Kind::VocabParallel,
+                rows.saturating_mul(vocabulary),
+                dtype,
+                other = mixed(digest, vocabulary as u64)
+            ),
             Self::Send { count, dtype, .. } => set!(Kind::Send, count, dtype),
             Self::Recv { count, dtype, .. } => set!(Kind::Recv, count, dtype),
             Self::Barrier => {}
@@ -253,12 +313,17 @@ impl Op {
         }
     }
 
-    /// Returns true if only Fusewire's kernels run the operation, together with flags and a second
-    /// stream.
-    pub(crate) const fn needs_flags(&self) -> bool {
+    /// Returns true if the operation has more operands than [`Operands`]: flags and a second
+    /// stream, or those of a fused operation. Only Fusewire's kernels run it, and a method of its
+    /// own calls it.
+    pub(crate) const fn is_fused(&self) -> bool {
         matches!(
             self,
-            Self::AllGatherWithFlags { .. } | Self::ReduceScatterOnArrival { .. }
+            Self::AllGatherWithFlags { .. }
+                | Self::ReduceScatterOnArrival { .. }
+                | Self::AllReduceNorm { .. }
+                | Self::ReduceScatterNorm { .. }
+                | Self::VocabParallel { .. }
         )
     }
 

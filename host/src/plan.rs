@@ -12,6 +12,7 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::multimem;
 use fusewire_device::packet;
 use fusewire_device::session::Operation;
+use fusewire_kernels::fused::shared_row;
 
 use crate::algorithm::Algorithm;
 use crate::backend::{Backend, Route};
@@ -276,6 +277,14 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
             return Algorithm::Signal;
         }
         Op::Send { .. } | Op::Recv { .. } => return Algorithm::Channel,
+        Op::AllReduceNorm {
+            rows,
+            hidden,
+            row_bytes,
+            ..
+        } => return norm(agreed, rows as u64, op.bytes() as u64, hidden, row_bytes),
+        Op::ReduceScatterNorm { .. } => return Algorithm::Signal,
+        Op::VocabParallel { .. } => return Algorithm::Packet,
         Op::Broadcast { .. }
         | Op::AllGather { .. }
         | Op::AllGatherV { .. }
@@ -300,10 +309,11 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
     }
 }
 
-/// Chooses the algorithm of a fused norm over `rows` rows of `row` bytes: packets for small inputs
-/// if each block's rows fit a packet slot, one-shot for few rows or few bytes, otherwise two-shot,
-/// which divides the arithmetic among the ranks.
-pub(crate) fn norm(agreed: &Agreed<'_>, rows: u64, row: u64) -> Algorithm {
+/// Chooses the algorithm of a fused norm over `rows` rows of `hidden` elements, which have `bytes`
+/// bytes: packets for small inputs if each block's rows fit a packet slot, one-shot for few rows or
+/// few bytes, otherwise two-shot, which divides the arithmetic among the ranks. Each rank writes
+/// `row_bytes` bytes of results for a row.
+fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: usize) -> Algorithm {
     let Agreed {
         options,
         wanted,
@@ -311,22 +321,59 @@ pub(crate) fn norm(agreed: &Agreed<'_>, rows: u64, row: u64) -> Algorithm {
         machine,
     } = *agreed;
     let block = rows.div_ceil(u64::from(options.blocks.max(1)));
+    let row = bytes / rows.max(1);
     let packets = block * row <= packet::capacity(options.packet_slot(ranks));
-    match wanted {
+    let planned = match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && rows * row <= machine.packet_bytes() => Algorithm::Packet,
-        _ if rows < u64::from(ranks) || rows * row <= machine.one_shot_bytes(ranks) => {
-            Algorithm::Signal
-        }
+        _ if packets && bytes <= machine.packet_bytes() => Algorithm::Packet,
+        _ if rows < u64::from(ranks) || bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
+    };
+    let scratch = norm_scratch(options, ranks, hidden) + 32;
+    let room = aligned_end(options.staging_bytes, scratch).unwrap_or(0);
+    if planned == Algorithm::TwoShot && row_bytes as u64 > room {
+        // The rows that peers write must fit in staging, in case a peer uses staging for its
+        // output.
+        return Algorithm::Signal;
     }
+    planned
+}
+
+/// Returns the bytes of staging that hold rows of `hidden` elements that are too long for shared
+/// memory; 0 if rows fit.
+pub(crate) fn norm_scratch(options: &Options, ranks: u32, hidden: usize) -> u64 {
+    if hidden > shared_row(ranks) {
+        u64::from(options.blocks) * hidden as u64 * 4
+    } else {
+        0
+    }
+}
+
+/// Returns the offset of `bytes` bytes at the end of `staging` bytes, a multiple of 16; `None` if
+/// they do not fit.
+pub(crate) fn aligned_end(staging: u64, bytes: u64) -> Option<u64> {
+    Some(staging.checked_sub(bytes)? / 16 * 16)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_in_staging_are_aligned_and_end_within_it() {
+        for staging in [1024, 1025, 1031, 1039, 1040] {
+            let at = aligned_end(staging, 320).expect("room");
+            assert!(at.is_multiple_of(16), "{at} of {staging}");
+            assert!(
+                at + 320 <= staging && at + 336 > staging,
+                "{at} of {staging}"
+            );
+        }
+        assert_eq!(aligned_end(319, 320), None);
+        assert_eq!(aligned_end(320, 320), Some(0));
+    }
 
     const LARGE: usize = 1 << 20;
 

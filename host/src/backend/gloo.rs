@@ -13,7 +13,7 @@ use fusewire_device::{Bf16, DType, Element, F16};
 use fusewire_gloo_sys as sys;
 
 use super::interface::device;
-use super::{Backend, CallArgs, Reach, Setup, backend_error, compose};
+use super::{Backend, CallArgs, ONLY_KERNELS, Reach, Setup, backend_error, compose};
 use crate::Result;
 use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
@@ -512,7 +512,7 @@ impl Backend for Gloo {
     }
 
     fn supports(&self, op: &Op) -> bool {
-        if op.needs_flags() {
+        if op.is_fused() {
             return false;
         }
         match (op.dtype(), op.reduction()) {
@@ -566,9 +566,11 @@ impl Backend for Gloo {
                 Op::Send { peer, .. } => self.message(Message::send(op, from, peer, args), "send"),
                 Op::Recv { peer, .. } => self.message(Message::recv(op, to, peer, args), "recv"),
                 Op::Barrier => self.barrier(args.timeout),
-                Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                    Err(backend_error(NAME, op.name(), "a library raises no flags"))
-                }
+                Op::AllGatherWithFlags { .. }
+                | Op::ReduceScatterOnArrival { .. }
+                | Op::AllReduceNorm { .. }
+                | Op::ReduceScatterNorm { .. }
+                | Op::VocabParallel { .. } => Err(backend_error(NAME, op.name(), ONLY_KERNELS)),
             }
         }
     }

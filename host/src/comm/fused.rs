@@ -7,7 +7,7 @@ use fusewire_device::comm::WindowAddr;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
     NormShape, NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormParams, Route,
-    select_reduce_norm, select_reduce_norm_packet, shared_row,
+    select_reduce_norm, select_reduce_norm_packet,
 };
 
 use super::norm::{CheckedNorm, Norm};
@@ -16,6 +16,7 @@ use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::algorithm::Algorithm;
+use crate::collective::Op;
 use crate::plan::{self, Agreed};
 use crate::tensor::{Input, Output};
 
@@ -77,35 +78,21 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Communicator::all_reduce_norm`].
     pub fn plan_norm(&self, norm: &Norm<'_>) -> Result<Algorithm> {
-        let checked = CheckedNorm::new(Operation::AllReduceNorm.name(), norm, 1)?;
-        Ok(self.norm_algorithm(Operation::AllReduceNorm, &checked))
+        let operation = Operation::AllReduceNorm;
+        let checked = CheckedNorm::new(operation.name(), norm, 1)?;
+        Ok(self.norm_algorithm(&checked.op(operation), &checked))
     }
 
-    fn norm_algorithm(&self, operation: Operation, norm: &CheckedNorm<'_, '_>) -> Algorithm {
-        let options = self.options();
+    fn norm_algorithm(&self, op: &Op, norm: &CheckedNorm<'_, '_>) -> Algorithm {
         let wanted = match norm.algorithm() {
-            Algorithm::Auto => options.algorithm,
+            Algorithm::Auto => self.options().algorithm,
             wanted => wanted,
         };
         let agreed = Agreed {
             wanted,
             ..self.agreed()
         };
-        let row = (norm.hidden * norm.size()) as u64;
-        let rows = norm.rows as u64;
-        if operation == Operation::ReduceScatterNorm {
-            return Algorithm::Signal;
-        }
-        let planned = plan::norm(&agreed, rows, row);
-        let room = scratch_at(options.staging_bytes, self.scratch(norm.hidden) + 32).unwrap_or(0);
-        if planned == Algorithm::TwoShot
-            && output_bytes(norm, norm.spec(Route::TwoShot)) > room as usize
-        {
-            // The rows that peers write must fit in staging, in case a peer uses staging for its
-            // output.
-            return Algorithm::Signal;
-        }
-        planned
+        plan::plan(op, &agreed).algorithm
     }
 
     pub(in crate::comm) fn prepare_norm<'a>(
@@ -122,29 +109,16 @@ impl Communicator {
             let Some(view) = view else { continue };
             self.check_view(name, what, &view, borrowed)?;
         }
-        if let Some(backend) = &self.inner.executor.backend {
-            return Err(crate::backend::backend_error(
-                backend.name(),
-                name,
-                "fused operations are kernels of Fusewire's; use all_reduce and normalise apart",
-            ));
-        }
-        let algorithm = self.norm_algorithm(operation, &norm);
+        let op = norm.op(operation);
+        self.refuse_backend(&op, "use all_reduce and normalize apart")?;
+        let algorithm = self.norm_algorithm(&op, &norm);
         let route = match (scatters, algorithm) {
             (true, _) => Route::ReduceScatter,
             (false, Algorithm::TwoShot) => Route::TwoShot,
             (false, _) => Route::OneShot,
         };
         let spec = norm.spec(route);
-        let call = Call::new(
-            operation,
-            norm.dtype as u8,
-            0,
-            algorithm as u8,
-            0xffff,
-            norm.agreed(spec),
-        )
-        .0;
+        let call = op.call(algorithm).0;
         let op_info = OpInfo {
             call,
             input_count: norm.input().count as u64,
@@ -204,11 +178,7 @@ impl Communicator {
 
     /// Returns the bytes of staging that hold rows too long for shared memory; 0 if rows fit.
     fn scratch(&self, hidden: usize) -> u64 {
-        if hidden > shared_row(self.size()) {
-            u64::from(self.options().blocks) * hidden as u64 * 4
-        } else {
-            0
-        }
+        plan::norm_scratch(self.options(), self.size(), hidden)
     }
 
     /// Returns the parameters of the signal or packet kernel. Packets use no window, and staging
@@ -284,7 +254,7 @@ impl Communicator {
         };
         let scratch = self.scratch(hidden);
         let outputs = match spec.route() {
-            Route::TwoShot => output_bytes(norm, spec),
+            Route::TwoShot => norm.row_bytes(),
             _ => 0,
         };
         // Each part of staging is 16-byte aligned.
@@ -303,7 +273,7 @@ impl Communicator {
                 ),
             ));
         }
-        let scratch = scratch_at(self.options().staging_bytes, scratch).unwrap_or(0);
+        let scratch = plan::aligned_end(self.options().staging_bytes, scratch).unwrap_or(0);
         Ok((scratch, chunk as u64))
     }
 
@@ -316,7 +286,7 @@ impl Communicator {
         more: u64,
     ) -> Result<usize> {
         let staging = self.options().staging_bytes;
-        match scratch_at(staging, scratch + more) {
+        match plan::aligned_end(staging, scratch + more) {
             Some(room) => Ok(room as usize),
             None => Err(invalid(
                 name,
@@ -328,41 +298,5 @@ impl Communicator {
                 ),
             )),
         }
-    }
-}
-
-/// Returns the offset of `scratch` bytes at the end of `staging` bytes, a multiple of 16; `None` if
-/// they do not fit.
-fn scratch_at(staging: u64, scratch: u64) -> Option<u64> {
-    Some(staging.checked_sub(scratch)? / 16 * 16)
-}
-
-/// Returns the bytes that are written for a row.
-fn output_bytes(norm: &CheckedNorm<'_, '_>, spec: NormSpec) -> usize {
-    let (hidden, size) = (norm.hidden, norm.size());
-    let kept = if norm.residual_out().is_some() {
-        spec.residual_bytes(hidden, size)
-    } else {
-        0
-    };
-    spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_in_staging_are_aligned_and_end_within_it() {
-        for staging in [1024, 1025, 1031, 1039, 1040] {
-            let at = scratch_at(staging, 320).expect("room");
-            assert!(at.is_multiple_of(16), "{at} of {staging}");
-            assert!(
-                at + 320 <= staging && at + 336 > staging,
-                "{at} of {staging}"
-            );
-        }
-        assert_eq!(scratch_at(319, 320), None);
-        assert_eq!(scratch_at(320, 320), Some(0));
     }
 }

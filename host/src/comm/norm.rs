@@ -1,10 +1,12 @@
 //! Arguments of a fused norm and their checks.
 use fusewire_device::DType;
+use fusewire_device::session::Operation;
 use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 use super::submit::invalid;
 use crate::Result;
 use crate::algorithm::Algorithm;
+use crate::collective::Op;
 use crate::digest;
 use crate::tensor::{Input, Output, Tensor, TensorUse};
 use crate::usage::AccessList;
@@ -420,9 +422,9 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         spec
     }
 
-    /// Returns a hash of the arguments that must be equal on all ranks, so that the ranks run the
-    /// same steps and get the same result.
-    pub(super) fn agreed(&self, spec: NormSpec) -> u64 {
+    /// Returns what all ranks must agree on, so that they run the same steps and get the same
+    /// result.
+    pub(super) fn op(&self, operation: Operation) -> Op {
         let norm = self.norm;
         let present = [
             norm.bias.is_some(),
@@ -432,14 +434,38 @@ impl<'n, 'a> CheckedNorm<'n, 'a> {
         let present = present
             .iter()
             .fold(0, |bits, is| bits << 1 | u64::from(*is));
-        digest::of_words(&[
-            self.rows as u64,
-            self.hidden as u64,
-            u64::from(spec.0),
+        let digest = digest::of_words(&[
+            u64::from(self.spec(Route::OneShot).0),
             self.stride(),
             u64::from(norm.epsilon.to_bits()),
             present,
-        ])
+        ]);
+        let (rows, hidden, dtype) = (self.rows, self.hidden, self.dtype);
+        match operation {
+            Operation::ReduceScatterNorm => Op::ReduceScatterNorm {
+                rows,
+                hidden,
+                dtype,
+                digest,
+            },
+            _ => Op::AllReduceNorm {
+                rows,
+                hidden,
+                dtype,
+                row_bytes: self.row_bytes(),
+                digest,
+            },
+        }
+    }
+
+    /// Returns the bytes of the results of a row.
+    pub(super) fn row_bytes(&self) -> usize {
+        let (hidden, size, spec) = (self.hidden, self.size(), self.spec(Route::TwoShot));
+        let kept = match self.norm.residual_out {
+            Some(_) => spec.residual_bytes(hidden, size),
+            None => 0,
+        };
+        spec.out_bytes(hidden, size) + kept + spec.scales(hidden) * spec.scale_bytes()
     }
 
     /// Returns the number of scales from the first of one group to the first of the next; 0 if the

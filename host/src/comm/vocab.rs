@@ -5,7 +5,7 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use fusewire_device::args::RawBuffer;
-use fusewire_device::session::{Call, Operation};
+use fusewire_device::session::Operation;
 use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabShape, VocabSpec, select_vocab};
 
@@ -13,6 +13,8 @@ use super::observe::OpInfo;
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
+use crate::collective::Op;
+use crate::plan;
 use crate::tensor::{Input, Output, Tensor, TensorUse};
 use crate::usage::AccessList;
 
@@ -180,6 +182,16 @@ impl<'a> VocabParallel<'a> {
             spec.with_log_sum_exp()
         } else {
             spec
+        }
+    }
+
+    /// Returns what all ranks must agree on.
+    fn op(&self) -> Op {
+        Op::VocabParallel {
+            rows: self.rows,
+            vocabulary: self.vocabulary,
+            dtype: self.logits.dtype,
+            digest: u64::from(self.agreed_spec().0),
         }
     }
 
@@ -370,28 +382,11 @@ impl Communicator {
                 ));
             }
         }
-        if let Some(backend) = &self.inner.executor.backend {
-            return Err(crate::backend::backend_error(
-                backend.name(),
-                NAME,
-                "vocabulary-parallel reductions are kernels of Fusewire's; use all_gather and \
-                    reduce apart",
-            ));
-        }
+        let op = vocab.op();
+        self.refuse_backend(&op, "use all_gather and reduce apart")?;
         let spec = vocab.agreed_spec();
         let rows = vocab.rows as u64;
-        let agreed = rows.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ (vocab.vocabulary as u64).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
-            ^ u64::from(spec.0) << 40;
-        let call = Call::new(
-            Operation::VocabParallel,
-            vocab.logits.dtype as u8,
-            0,
-            0,
-            0xffff,
-            agreed,
-        )
-        .0;
+        let call = op.call(plan::plan(&op, &self.agreed()).algorithm).0;
         let op_info = OpInfo {
             call,
             input_count: rows * columns.len() as u64,

@@ -4,6 +4,7 @@
 
 use core::ops::Range;
 
+use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, DType, Error, FailureKind, Options, Result, Tensor, VocabParallel};
 use fusewire_tests::device::{device, run_threads, tensor};
 use fusewire_tests::oracle::narrow;
@@ -202,7 +203,11 @@ fn options(setup: &Setup) -> Options {
 }
 
 fn run(setup: &Setup, cases: &[Case]) {
-    for result in run_threads(setup.ranks, &options(setup), |comm| {
+    run_with(setup, &options(setup), cases);
+}
+
+fn run_with(setup: &Setup, options: &Options, cases: &[Case]) {
+    for result in run_threads(setup.ranks, options, |comm| {
         for (index, case) in cases.iter().enumerate() {
             let buffers = Buffers::new(&comm, *case)?;
             buffers.fill(index as u64)?;
@@ -304,6 +309,25 @@ fn lanes_give_the_same_bits() {
             (1, 9000, 31),
         ];
         run(&setup, &cases(&shapes));
+    }
+}
+
+/// Packets also reach ranks that only a network connects, alone or in teams.
+#[test]
+fn over_a_network() {
+    if device().is_gpu() {
+        println!("the network for tests connects ranks on the CPU");
+        return;
+    }
+    for (ranks, team, lanes) in [(2, 1, 1), (4, 2, 1), (3, 1, 32)] {
+        let setup = Setup {
+            lanes,
+            ..Setup::new(ranks)
+        };
+        let mut options = options(&setup);
+        options.testing.network = Some(TestNetwork { team, seed: 3 });
+        let shapes = [(0, 100, 4), (5, 333, 64), (2, 2051, 0), (1, 1000, 1)];
+        run_with(&setup, &options, &cases(&shapes));
     }
 }
 

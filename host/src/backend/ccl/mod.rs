@@ -20,7 +20,7 @@ use fusewire_device::DType;
 pub use self::create::adopt_nccl;
 pub(super) use self::create::{NAMES, create};
 use self::guard::Guard;
-use super::{Backend, CallArgs, backend_error, compose};
+use super::{Backend, CallArgs, ONLY_KERNELS, backend_error, compose};
 use crate::collective::{Op, Operands};
 use crate::options::ReduceOp;
 use crate::{Error, Result};
@@ -240,7 +240,7 @@ impl Backend for Ccl {
     }
 
     fn supports(&self, op: &Op) -> bool {
-        if op.needs_flags() {
+        if op.is_fused() {
             return false;
         }
         match (op.dtype(), op.reduction()) {
@@ -350,9 +350,11 @@ impl Backend for Ccl {
                 args: *args,
             }),
             Op::Barrier => self.barrier(args),
-            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                Err(self.refused(op.name(), "a library raises no flags"))
-            }
+            Op::AllGatherWithFlags { .. }
+            | Op::ReduceScatterOnArrival { .. }
+            | Op::AllReduceNorm { .. }
+            | Op::ReduceScatterNorm { .. }
+            | Op::VocabParallel { .. } => Err(self.refused(op.name(), ONLY_KERNELS)),
         }
     }
 

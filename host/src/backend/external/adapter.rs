@@ -84,7 +84,11 @@ impl Backend for External {
             Op::Barrier => {
                 table.barrier.is_some() || has(Operation::AllReduce, ReductionCode::Sum as u32)
             }
-            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => false,
+            Op::AllGatherWithFlags { .. }
+            | Op::ReduceScatterOnArrival { .. }
+            | Op::AllReduceNorm { .. }
+            | Op::ReduceScatterNorm { .. }
+            | Op::VocabParallel { .. } => false,
         }
     }
 
@@ -163,9 +167,11 @@ impl Backend for External {
             Op::Send { count, peer, .. } => forward!(send(from, count as u64, peer)),
             Op::Recv { count, peer, .. } => forward!(recv(to, count as u64, peer)),
             Op::Barrier => forward!(barrier()),
-            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                Err(lacks(&self.name, op.name()))
-            }
+            Op::AllGatherWithFlags { .. }
+            | Op::ReduceScatterOnArrival { .. }
+            | Op::AllReduceNorm { .. }
+            | Op::ReduceScatterNorm { .. }
+            | Op::VocabParallel { .. } => Err(lacks(&self.name, op.name())),
         }
     }
 

@@ -24,7 +24,9 @@ use fusewire_device::layout::FailureKind;
 
 use self::route::HierarchyRoute;
 use crate::backend::gloo::{Gloo, GlooCall, Message};
-use crate::backend::{Backend, CallArgs, Reach, Route, Setup, backend_error, compose};
+use crate::backend::{
+    Backend, CallArgs, ONLY_KERNELS, Reach, Route, Setup, backend_error, compose,
+};
 use crate::collective::{Op, Operands};
 use crate::comm::Communicator;
 use crate::options::Determinism;
@@ -365,7 +367,7 @@ impl Backend for Hierarchy {
     }
 
     fn supports(&self, op: &Op) -> bool {
-        if op.needs_flags() {
+        if op.is_fused() {
             return false;
         }
         match (op.dtype(), op.reduction()) {
@@ -433,9 +435,11 @@ impl Backend for Hierarchy {
                     .all
                     .barrier(args.timeout)
                     .map_err(self.between_failed("barrier")),
-                Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                    Err(backend_error(NAME, op.name(), "not over several hosts"))
-                }
+                Op::AllGatherWithFlags { .. }
+                | Op::ReduceScatterOnArrival { .. }
+                | Op::AllReduceNorm { .. }
+                | Op::ReduceScatterNorm { .. }
+                | Op::VocabParallel { .. } => Err(backend_error(NAME, op.name(), ONLY_KERNELS)),
             }
         }
     }

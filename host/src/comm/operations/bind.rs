@@ -99,10 +99,13 @@ impl Communicator {
                 let header = self.header(info.call, 0);
                 submit(&self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // Only the methods of `overlap.rs` make these, because they also bind the streams and
-            // flags.
-            Op::AllGatherWithFlags { .. } | Op::ReduceScatterOnArrival { .. } => {
-                unreachable!("{} without its flags", op.name())
+            // `check_collective` refuses these: methods of their own bind their other operands.
+            Op::AllGatherWithFlags { .. }
+            | Op::ReduceScatterOnArrival { .. }
+            | Op::AllReduceNorm { .. }
+            | Op::ReduceScatterNorm { .. }
+            | Op::VocabParallel { .. } => {
+                unreachable!("{} without its operands", op.name())
             }
         }
     }

@@ -18,6 +18,7 @@ mod overlap;
 use fusewire_device::session::Operation;
 
 use crate::Result;
+use crate::backend::{ONLY_KERNELS, backend_error};
 use crate::collective::{Collective, Counts, Op};
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
@@ -80,16 +81,25 @@ impl Communicator {
     fn check_collective(&self, collective: &mut Collective<'_>) -> Result<()> {
         collective.operands.drop_unused(&collective.op, self.rank());
         self.check_operands(collective)?;
-        if collective.op.needs_flags() {
+        if collective.op.is_fused() {
             return Err(invalid(
                 collective.op.name(),
-                "needs flags and a second stream: use the method of this name".to_owned(),
+                "has other operands than a collective: use the method of this name".to_owned(),
             ));
         }
         if let Some(backend) = &self.inner.executor.backend {
             self.check_supported(&**backend, collective)?;
         }
         Ok(())
+    }
+
+    /// Refuses a fused operation if the communicator has a backend.
+    pub(super) fn refuse_backend(&self, op: &Op, advice: &str) -> Result<()> {
+        let Some(backend) = &self.inner.executor.backend else {
+            return Ok(());
+        };
+        let detail = format!("{ONLY_KERNELS}; {advice}");
+        Err(backend_error(backend.name(), op.name(), detail))
     }
 
     /// Returns the plan of an operation, which is the same on all ranks.
