@@ -16,6 +16,27 @@ use crate::store::Store;
 use crate::{Error, Result};
 
 /// Operation that combines the elements of all ranks.
+///
+/// Minimum and maximum of [`F32Index`](crate::F32Index) also find the index:
+///
+/// ```
+/// use fusewire::{F32Index, Options, ReduceOp, run_threads};
+///
+/// let results = run_threads(2, &Options::default(), |comm| {
+///     // The greatest logit of each rank, with its column.
+///     let logits = [1.5, 4.0];
+///     let mut best = [F32Index {
+///         value: logits[comm.rank() as usize],
+///         index: 100 * comm.rank() + 7,
+///     }];
+///     comm.all_reduce(&mut best, ReduceOp::Max)?;
+///     Ok(best[0].index)
+/// });
+/// for result in results {
+///     assert_eq!(result?, 107);
+/// }
+/// # Ok::<(), fusewire::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {

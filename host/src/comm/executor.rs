@@ -21,7 +21,7 @@ use crate::stream::{Event, Stream};
 pub(super) const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
 pub(super) const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
-/// What the operations of a rank run on.
+/// Memory, device and order of launches of a rank.
 pub(super) struct Executor {
     pub(super) isa: Isa,
     pub(super) constants: Box<CommConst>,
