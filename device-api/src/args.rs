@@ -17,6 +17,8 @@ use core::marker::PhantomData;
 use bytemuck::Pod;
 
 use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
+#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+use crate::element::DType;
 use crate::element::Element;
 use crate::faults::Faults;
 use crate::group::{Group, Machine};
@@ -568,8 +570,13 @@ use access::{load as load_shared, store as store_shared};
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn load_shared<T: Element>(at: *mut T) -> T {
-    // SAFETY: the precondition of this function.
-    unsafe { at.read_volatile() }
+    // SAFETY: the precondition of this function. An element of two fields is read as one word.
+    unsafe {
+        match T::DTYPE {
+            DType::F32Index => T::from_bits(at.cast::<u64>().read_volatile()),
+            _ => at.read_volatile(),
+        }
+    }
 }
 
 /// Stores an element of a block's shared memory.
@@ -579,8 +586,13 @@ unsafe fn load_shared<T: Element>(at: *mut T) -> T {
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn store_shared<T: Element>(at: *mut T, value: T) {
-    // SAFETY: the precondition of this function.
-    unsafe { at.write_volatile(value) }
+    // SAFETY: the precondition of this function. An element of two fields is written as one word.
+    unsafe {
+        match T::DTYPE {
+            DType::F32Index => at.cast::<u64>().write_volatile(value.to_bits()),
+            _ => at.write_volatile(value),
+        }
+    }
 }
 
 /// Makes a struct from the words that an entry received. Called by `#[kernel]`.

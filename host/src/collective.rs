@@ -279,8 +279,8 @@ impl Op {
         self.operation().name()
     }
 
-    /// Returns the number of elements: of a row if there are rows, otherwise of the buffer. Returns
-    /// 0 if each pair of ranks has a number of its own.
+    /// Returns the number of elements: of a row if there is one per rank, otherwise of the buffer.
+    /// Returns 0 if each pair of ranks has a number of its own.
     #[inline]
     pub const fn count(&self) -> usize {
         self.fields().count
@@ -314,8 +314,8 @@ impl Op {
     }
 
     /// Returns true if the operation has more operands than [`Operands`]: flags and a second
-    /// stream, or those of a fused operation. Only Fusewire's kernels run it, and a method of its
-    /// own calls it.
+    /// stream, or those of a fused operation. Only Fusewire's kernels run it. It is made by the
+    /// method of the same name of [`crate::Communicator`].
     pub(crate) const fn is_fused(&self) -> bool {
         matches!(
             self,

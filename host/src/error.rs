@@ -305,6 +305,17 @@ mod tests {
         for part in ["Store(", "operation: \"set\"", "key: \"key\""] {
             assert!(structure.contains(part), "{structure}");
         }
+        let error = Error::from(crate::transport::Error::Call {
+            operation: "write",
+            peer: "tcp://host:1".to_owned(),
+            kind: crate::transport::TransportFailure::Timeout,
+            detail: "why".to_owned(),
+        });
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let structure = format!("{error:#?}");
+        for part in ["Transport(", "operation: \"write\"", "kind: Timeout"] {
+            assert!(structure.contains(part), "{structure}");
+        }
         // `main` prints a returned error with `{:?}`.
         let error = Error::bootstrap("RANK is not set");
         assert_eq!(

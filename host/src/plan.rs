@@ -331,7 +331,7 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         _ if rows < u64::from(ranks) || bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     };
-    let scratch = norm_scratch(options, ranks, hidden) + 32;
+    let scratch = norm_scratch(options, ranks, hidden).saturating_add(32);
     let room = aligned_end(options.staging_bytes, scratch).unwrap_or(0);
     if planned == Algorithm::TwoShot && row_bytes as u64 > room {
         // The rows that peers write must fit in staging, in case a peer uses staging for its
@@ -345,7 +345,7 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
 /// memory; 0 if rows fit.
 pub(crate) fn norm_scratch(options: &Options, ranks: u32, hidden: usize) -> u64 {
     if hidden > shared_row(ranks) {
-        u64::from(options.blocks) * hidden as u64 * 4
+        (hidden as u64).saturating_mul(4 * u64::from(options.blocks))
     } else {
         0
     }

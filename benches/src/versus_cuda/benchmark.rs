@@ -139,7 +139,8 @@ pub(crate) struct Candidate {
 
 impl Candidate {
     fn enqueue(&mut self, stream: &Stream) -> Result<()> {
-        let raw = RawStream(stream.as_raw() as usize);
+        // SAFETY: `stream` is a live stream of a GPU.
+        let raw = unsafe { RawStream::from_raw(stream.as_raw() as usize) };
         self.steps.iter_mut().try_for_each(|step| step.enqueue(raw))
     }
 }
@@ -344,7 +345,7 @@ impl Benchmark<'_> {
         };
         let mut latch = self.baseline.launch(entry, &values, 1, 32, 0)?;
         // SAFETY: the latch lives until the ranks' threads have waited for their streams and ended.
-        unsafe { latch.enqueue(RawStream(self.stream.as_raw() as usize)) }
+        unsafe { latch.enqueue(RawStream::from_raw(self.stream.as_raw() as usize)) }
     }
 }
 

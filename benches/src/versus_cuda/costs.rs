@@ -84,7 +84,7 @@ fn timed(
 fn enqueue(launch: &mut Launch, stream: &Stream) -> Result<()> {
     // SAFETY: the empty kernel accesses no memory. For the other kernels, the callers in this file
     // hold the pads and buffers until they have waited for the stream.
-    unsafe { launch.enqueue(RawStream(stream.as_raw() as usize)) }
+    unsafe { launch.enqueue(RawStream::from_raw(stream.as_raw() as usize)) }
 }
 
 /// Measures the costs that involve a single stream.

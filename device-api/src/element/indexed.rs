@@ -18,10 +18,11 @@ pub struct F32Index {
 }
 
 impl F32Index {
-    /// Returns the better of two elements by their keys. Of equal keys, takes the lower index.
+    /// Returns this element if it is better than the other, or equal with a lower index. Otherwise
+    /// returns the other element.
     #[inline(always)]
-    fn select(self, other: Self, is_greater: bool, is_equal: bool) -> Self {
-        let take = is_greater || is_equal && self.index <= other.index;
+    fn select(self, other: Self, is_better: bool, is_equal: bool) -> Self {
+        let take = is_better || is_equal && self.index <= other.index;
         if take { self } else { other }
     }
 

@@ -5,7 +5,7 @@ use fusewire_backend_abi as abi;
 /// Returns the size in bytes of an element of type `dtype`, or `None` for an unknown type.
 pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     Some(match dtype {
-        abi::DTYPE_F64 | abi::DTYPE_I64 | abi::DTYPE_U64 => 8,
+        abi::DTYPE_F64 | abi::DTYPE_I64 | abi::DTYPE_U64 | abi::DTYPE_F32_INDEX => 8,
         abi::DTYPE_F32 | abi::DTYPE_I32 | abi::DTYPE_U32 => 4,
         abi::DTYPE_F16 | abi::DTYPE_BF16 => 2,
         abi::DTYPE_E4M3 | abi::DTYPE_E5M2 | abi::DTYPE_I8 | abi::DTYPE_U8 => 1,
@@ -13,8 +13,8 @@ pub(crate) fn size_of_dtype(dtype: u32) -> Option<usize> {
     })
 }
 
-/// Returns true if `reduction` is implemented for `dtype`. Floats with fewer than 32 bits and
-/// scaled sums are not implemented.
+/// Returns true if `reduction` is implemented for `dtype`. Floats with fewer than 32 bits, pairs of
+/// a value and an index, and scaled sums are not implemented.
 pub(crate) fn has(dtype: u32, reduction: u32) -> bool {
     let float = matches!(dtype, abi::DTYPE_F32 | abi::DTYPE_F64);
     let integer = (abi::DTYPE_I8..=abi::DTYPE_U64).contains(&dtype);

@@ -54,6 +54,7 @@ extern "C" {
 #define FUSEWIRE_DTYPE_U32 10
 #define FUSEWIRE_DTYPE_I64 11
 #define FUSEWIRE_DTYPE_U64 12
+#define FUSEWIRE_DTYPE_F32_INDEX 13 /* a float and its uint32_t index */
 
 #define FUSEWIRE_REDUCE_NONE 0
 #define FUSEWIRE_REDUCE_SUM 1

@@ -65,6 +65,9 @@ pub const DTYPE_U32: u32 = 10;
 pub const DTYPE_I64: u32 = 11;
 /// Unsigned 64-bit integer.
 pub const DTYPE_U64: u32 = 12;
+/// IEEE binary32 and an unsigned 32-bit index, aligned to 8 bytes. Minimum and maximum find the
+/// value and its index; of equal values, the lowest index.
+pub const DTYPE_F32_INDEX: u32 = 13;
 
 /// No reduction.
 pub const REDUCE_NONE: u32 = 0;

@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 /// error.
 ///
 /// `{:?}` prints the message, because a program whose `main` returns a [`Result`] prints errors
-/// with `{:?}`.
+/// with `{:?}`. `{:#?}` prints the fields.
 #[derive(Clone, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -70,6 +70,45 @@ pub enum Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::Driver {
+                library,
+                call,
+                detail,
+            } => f
+                .debug_struct("Driver")
+                .field("library", library)
+                .field("call", call)
+                .field("detail", detail)
+                .finish(),
+            Self::NoDevice { device, detail } => f
+                .debug_struct("NoDevice")
+                .field("device", device)
+                .field("detail", detail)
+                .finish(),
+            Self::MemoryMap {
+                operation,
+                bytes,
+                source,
+            } => f
+                .debug_struct("MemoryMap")
+                .field("operation", operation)
+                .field("bytes", bytes)
+                .field("source", source)
+                .finish(),
+            Self::PeerSegment { rank, detail } => f
+                .debug_struct("PeerSegment")
+                .field("rank", rank)
+                .field("detail", detail)
+                .finish(),
+            Self::InvalidArgument { operation, detail } => f
+                .debug_struct("InvalidArgument")
+                .field("operation", operation)
+                .field("detail", detail)
+                .finish(),
+        }
     }
 }

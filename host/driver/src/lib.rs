@@ -7,7 +7,7 @@
 //! - [`process`] and [`descriptor`] query other processes and wait for file descriptors.
 //!
 //! Handles are plain integers that nothing owns. The crate `fusewire` wraps them in types that own
-//! memory, streams, events and graphs. This crate knows nothing of communicators.
+//! memory, streams, events and graphs. This crate does not depend on communicators.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = core::result::Result<T, E>;
 /// Error of a [`Transport`](crate::Transport).
 ///
 /// `{:?}` prints the message, because a program whose `main` returns a [`Result`] prints errors
-/// with `{:?}`.
+/// with `{:?}`. `{:#?}` prints the fields.
 #[derive(Clone, ThisError)]
 #[non_exhaustive]
 pub enum Error {
@@ -45,7 +45,29 @@ pub enum Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::Call {
+                operation,
+                peer,
+                kind,
+                detail,
+            } => f
+                .debug_struct("Call")
+                .field("operation", operation)
+                .field("peer", peer)
+                .field("kind", kind)
+                .field("detail", detail)
+                .finish(),
+            Self::InvalidArgument { operation, detail } => f
+                .debug_struct("InvalidArgument")
+                .field("operation", operation)
+                .field("detail", detail)
+                .finish(),
+            Self::Memory(error) => f.debug_tuple("Memory").field(error).finish(),
+        }
     }
 }
 

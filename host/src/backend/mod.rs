@@ -169,7 +169,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
 }
 
 /// Reason why a backend refuses a fused operation.
-pub(crate) const ONLY_KERNELS: &str = "only Fusewire's kernels run it";
+pub(crate) const ONLY_KERNELS: &str = "only Fusewire's kernels implement this operation";
 
 /// Creates an error that backend `backend` reports for `operation`.
 pub fn backend_error(backend: &str, operation: &'static str, detail: impl Into<String>) -> Error {

@@ -110,7 +110,7 @@ impl Communicator {
             self.check_view(name, what, &view, borrowed)?;
         }
         let op = norm.op(operation);
-        self.refuse_backend(&op, "use all_reduce and normalize apart")?;
+        self.refuse_backend(&op, "use all_reduce and a separate norm")?;
         let algorithm = self.norm_algorithm(&op, &norm);
         let route = match (scatters, algorithm) {
             (true, _) => Route::ReduceScatter,

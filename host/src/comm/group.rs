@@ -1,4 +1,4 @@
-//! The ranks of a communicator, and the store in which they meet.
+//! The ranks of a communicator, and the store of their rendezvous.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
 
-/// The ranks of a communicator, as one of them sees them.
+/// The ranks of a communicator: this rank's number and options, and the processes of all ranks.
 pub(super) struct Group {
     pub(super) name: String,
     pub(super) rank: u32,

@@ -248,7 +248,9 @@ impl ReadyFlags {
             return stream.enqueue(stream.host_command(on_cpu));
         }
         let gpu = crate::gpus::open(stream.device())?;
-        let (this, raw) = (self.clone(), RawStream(stream.as_raw() as usize));
+        // SAFETY: `call` runs during the call of `enqueue`, while `stream` lives.
+        let raw = unsafe { RawStream::from_raw(stream.as_raw() as usize) };
+        let this = self.clone();
         let call = stream.call_command(Arc::new(move || {
             let at = this.as_ptr().wrapping_add(index) as u64;
             on_gpu(gpu.driver(), raw, at)

@@ -383,7 +383,7 @@ impl Communicator {
             }
         }
         let op = vocab.op();
-        self.refuse_backend(&op, "use all_gather and reduce apart")?;
+        self.refuse_backend(&op, "use all_gather and separate reductions")?;
         let spec = vocab.agreed_spec();
         let rows = vocab.rows as u64;
         let call = op.call(plan::plan(&op, &self.agreed()).algorithm).0;

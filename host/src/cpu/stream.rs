@@ -318,7 +318,8 @@ impl CpuStream {
         if flags & DIRECT != 0 {
             // Another thread is running work of this stream directly. An empty operation in the
             // queue completes after that work.
-            let ticket = self.push(Command::host(|| Ok(())), Report::Sticky)?;
+            let nothing = Command::host(|| Ok(()));
+            let ticket = self.push_if(Some(false), nothing, Report::TicketOnly)?;
             self.wait(ticket, None)?;
         } else if flags >= UNIT {
             let last = CpuTicket {

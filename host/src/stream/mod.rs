@@ -116,7 +116,8 @@ impl Stream {
                         .to_owned(),
             });
         }
-        let raw = gpu::driver::RawStream(raw as usize);
+        // SAFETY: the precondition of this function.
+        let raw = unsafe { gpu::driver::RawStream::from_raw(raw as usize) };
         Ok(Self(Kind::Gpu(gpu::Stream::adopt(
             &crate::gpus::open(device)?,
             raw,
@@ -135,7 +136,7 @@ impl Stream {
     pub fn as_raw(&self) -> *mut c_void {
         match &self.0 {
             Kind::Cpu(_) => core::ptr::null_mut(),
-            Kind::Gpu(stream) => stream.raw().0 as *mut c_void,
+            Kind::Gpu(stream) => stream.raw().as_raw() as *mut c_void,
         }
     }
 

@@ -2,7 +2,8 @@
 
 use fusewire::testing::reference::{self, fill, first_difference};
 use fusewire::{
-    Communicator, DType, Device, Element, Error, Op, ReduceOp, ReductionCode, Result, new_comm,
+    Communicator, DType, Device, Element, Error, F32Index, Op, ReduceOp, ReductionCode, Result,
+    new_comm,
 };
 use fusewire_tests::process::{Host, Ranks, report, role};
 
@@ -201,6 +202,7 @@ fn every_operation(comm: &Communicator) -> Result<u64> {
     checks.all::<u8>()?;
     // These messages are larger than the socket buffers in both directions. A backend that sends
     // all data before it receives any would block.
+    checks.movements::<F32Index>(1000, 0)?;
     checks.movements::<f32>(400_000, comm.size() - 1)?;
     checks.reductions::<i64>(300_001, 0)?;
     Ok(checks.done)
@@ -281,6 +283,13 @@ fn unsupported_operations_are_refused_before_the_call() {
         assert!(backend.supports(&sum(DType::U64)));
         assert!(!backend.supports(&sum(DType::Bf16)));
         assert!(backend.supports(&Op::AllToAllV { dtype: DType::E4m3 }));
+        // The ABI has a number for every type.
+        for dtype in DType::ALL {
+            assert!(
+                backend.supports(&Op::AllGather { count: 1, dtype }),
+                "{dtype:?}"
+            );
+        }
         assert!(backend.is_bitwise());
         let mut x = [fusewire::Bf16::from_bits(0); 4];
         let error = comm

@@ -66,7 +66,7 @@ impl GraphDriver for Cuda {
     fn begin_capture(&self, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         library.check("cuStreamBeginCapture", unsafe {
             (library.cuStreamBeginCapture_v2)(raw_stream(stream), mode)
         })
@@ -76,7 +76,7 @@ impl GraphDriver for Cuda {
     fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
         let library = self.enter()?;
         let mut graph = core::ptr::null_mut();
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`), and `graph` is
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`), and `graph` is
         // writable.
         library.check("cuStreamEndCapture", unsafe {
             (library.cuStreamEndCapture)(raw_stream(stream), &raw mut graph)

@@ -153,10 +153,6 @@ pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
 ///
 /// # Errors
 /// `Error::InvalidArgument` if the name is not valid Unicode or is longer than 256 bytes.
-#[cfg_attr(
-    not(feature = "cuda"),
-    expect(dead_code, reason = "asked by NVIDIA GPUs alone")
-)]
 fn nvlink_domain() -> Result<Option<String>> {
     const NAME: &str = "FUSEWIRE_NVLINK_DOMAIN";
     match std::env::var(NAME) {

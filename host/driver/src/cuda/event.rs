@@ -52,7 +52,7 @@ impl EventDriver for Cuda {
     /// Records an event.
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let library = self.enter()?;
-        // SAFETY: `event` and `stream` are live handles (module documentation of `gpu::driver`).
+        // SAFETY: `event` and `stream` are live handles (documentation of the module `gpu`).
         library.check("cuEventRecord", unsafe {
             (library.cuEventRecord)(raw(event), raw_stream(stream))
         })
@@ -61,7 +61,7 @@ impl EventDriver for Cuda {
     /// Returns true if an event has completed.
     fn query_event(&self, event: RawEvent) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: `event` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `event` is a live handle (documentation of the module `gpu`).
         let code = unsafe { (library.cuEventQuery)(raw(event)) };
         if code == NOT_READY {
             return Ok(false);

@@ -103,7 +103,7 @@ impl MulticastDriver for Cuda {
         self.has_multicast()?;
         let library = self.relaxed()?;
         let function = library.cuMulticastAddDevice.need()?;
-        // SAFETY: `multicast.handle` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `multicast.handle` is a live handle (documentation of the module `gpu`).
         library.check("cuMulticastAddDevice", unsafe {
             function(multicast.handle, self.device)
         })
@@ -125,7 +125,7 @@ impl MulticastDriver for Cuda {
         }
         let size = multicast.bytes as usize;
         let bind = library.cuMulticastBindMem.need()?;
-        // SAFETY: both handles are live (module documentation of `gpu::driver`), and `memory` has
+        // SAFETY: both handles are live (documentation of the module `gpu`), and `memory` has
         // at least `size` bytes.
         let code = unsafe { bind(multicast.handle, 0, memory.handle, 0, size, 0) };
         library

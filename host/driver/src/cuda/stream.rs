@@ -69,7 +69,7 @@ impl StreamDriver for Cuda {
     /// Returns true if all work of a stream is complete.
     fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let library = self.relaxed()?;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         let code = unsafe { (library.cuStreamQuery)(raw(stream)) };
         if code == NOT_READY {
             return Ok(false);
@@ -80,7 +80,7 @@ impl StreamDriver for Cuda {
     /// Blocks until all work of a stream is complete.
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let library = self.relaxed()?;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         library.check("cuStreamSynchronize", unsafe {
             (library.cuStreamSynchronize)(raw(stream))
         })

@@ -5,8 +5,30 @@ macro_rules! handles {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(transparent)]
-        pub struct $name(pub usize);
+        pub struct $name(pub(crate) usize);
+
+        impl $name {
+            /// Wraps a handle of the driver library.
+            ///
+            /// # Safety
+            /// The value must be a live handle of this kind, of the library and the context of
+            /// every driver to which it is passed. It must not be passed to a driver after it has
+            /// been destroyed.
+            pub const unsafe fn from_raw(handle: usize) -> Self {
+                Self(handle)
+            }
+
+            /// Returns the handle of the driver library.
+            pub const fn as_raw(self) -> usize {
+                self.0
+            }
+        }
     )*};
+}
+
+impl RawStream {
+    /// The legacy default stream, which exists in every context.
+    pub const LEGACY: Self = Self(0);
 }
 
 handles! {

@@ -24,9 +24,21 @@ pub struct RawMemory {
     /// granularity.
     pub bytes: u64,
     /// Handle of the allocation, or 0 if the driver library frees the allocation by its address.
-    pub handle: u64,
+    pub(crate) handle: u64,
     /// Origin of the mapping.
     pub origin: Origin,
+}
+
+impl RawMemory {
+    /// Describes memory that other code allocated, or that is freed by its address.
+    pub const fn at_address(address: u64, bytes: u64) -> Self {
+        Self {
+            address,
+            bytes,
+            handle: 0,
+            origin: Origin::Whole,
+        }
+    }
 }
 
 /// The origin of a mapping, which determines how it is released.
@@ -84,7 +96,7 @@ pub struct HostMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawMulticast {
     /// The driver library's handle.
-    pub handle: u64,
+    pub(crate) handle: u64,
     /// Size in bytes, a multiple of the multicast granularity.
     pub bytes: u64,
 }

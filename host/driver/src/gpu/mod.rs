@@ -2,8 +2,9 @@
 //!
 //! Handles such as [`RawStream`] are the driver library's handles as integers. They are `Copy`, and
 //! dropping a handle frees nothing. A handle that is passed to a method must be live: it comes from
-//! this driver (or, for a stream, from the same primary context) and has not been destroyed. The
-//! owning types of this crate guarantee that their handles are live.
+//! this driver (or, for a stream, from the same primary context) and has not been destroyed. Safe
+//! code cannot break this rule, because constructors of handles from integers and methods that
+//! destroy handles are unsafe.
 //!
 //! Every method makes the device's primary context current on the calling thread. A method
 //! allocates device memory, waits for the device or uses the legacy default stream only if its

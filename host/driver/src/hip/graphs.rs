@@ -15,7 +15,7 @@ impl GraphDriver for Hip {
     /// through this driver, not by calling HIP directly.
     fn begin_capture(&self, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         let status = unsafe {
             (self.functions.hipStreamBeginCapture)(
                 stream.0 as hipStream_t,

@@ -31,14 +31,14 @@ impl StreamDriver for Hip {
 
     fn query_stream(&self, stream: RawStream) -> Result<bool> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         let status = unsafe { (self.functions.hipStreamQuery)(stream.0 as hipStream_t) };
         self.functions.ready("hipStreamQuery", status)
     }
 
     fn synchronize_stream(&self, stream: RawStream) -> Result<()> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: `stream` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         let status = unsafe { (self.functions.hipStreamSynchronize)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamSynchronize", status)
     }
@@ -120,7 +120,7 @@ impl EventDriver for Hip {
 
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         self.current()?;
-        // SAFETY: `event` and `stream` are live handles (module documentation of `gpu::driver`).
+        // SAFETY: `event` and `stream` are live handles (documentation of the module `gpu`).
         let status = unsafe {
             (self.functions.hipEventRecord)(event.0 as hipEvent_t, stream.0 as hipStream_t)
         };
@@ -129,7 +129,7 @@ impl EventDriver for Hip {
 
     fn query_event(&self, event: RawEvent) -> Result<bool> {
         let _relaxed = self.relaxed()?;
-        // SAFETY: `event` is a live handle (module documentation of `gpu::driver`).
+        // SAFETY: `event` is a live handle (documentation of the module `gpu`).
         let status = unsafe { (self.functions.hipEventQuery)(event.0 as hipEvent_t) };
         self.functions.ready("hipEventQuery", status)
     }

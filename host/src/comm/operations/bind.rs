@@ -99,7 +99,7 @@ impl Communicator {
                 let header = self.header(info.call, 0);
                 submit(&self.bound(planned, &BARRIER, BarrierParams { header }))
             }
-            // `check_collective` refuses these: methods of their own bind their other operands.
+            // `check_collective` refuses these. The methods of the same names bind their operands.
             Op::AllGatherWithFlags { .. }
             | Op::ReduceScatterOnArrival { .. }
             | Op::AllReduceNorm { .. }

@@ -98,17 +98,21 @@ impl Communicator {
         let Some(backend) = &self.inner.executor.backend else {
             return Ok(());
         };
-        let detail = format!("{ONLY_KERNELS}; {advice}");
+        let detail = format!("{ONLY_KERNELS}: {advice}");
         Err(backend_error(backend.name(), op.name(), detail))
     }
 
     /// Returns the plan of an operation, which is the same on all ranks.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidArgument`] if the type does not support the reduction.
+    /// [`crate::Error::InvalidArgument`] if the type does not support the reduction;
+    /// [`crate::Error::Backend`] for a fused operation if the communicator has a backend.
     pub fn plan(&self, op: &Op) -> Result<Plan> {
         if let (Some(dtype), Some(code)) = (op.dtype(), op.reduction()) {
             check::supports_reduction(op.name(), dtype, code)?;
+        }
+        if op.is_fused() {
+            self.refuse_backend(op, "use separate operations")?;
         }
         Ok(self.plan_checked(op))
     }

@@ -170,8 +170,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     }
 
     /// Checks the launch and binds the arguments. The result can be launched many times, with the
-    /// same memory and the same values, without checks and allocations. On a GPU, also loads the
-    /// kernel.
+    /// same memory and the same values, and only checks that its windows were not freed. On a GPU,
+    /// also loads the kernel.
     ///
     /// # Errors
     /// The errors of [`KernelLaunch::launch`] and of [`Communicator::warm_up_kernel`].
@@ -194,8 +194,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::prepare`].
     pub unsafe fn prepare_unchecked(self) -> Result<PreparedKernel> {
         self.expect_faults();
-        self.comm.warm_up_kernel(&self.arguments.kernel())?;
         let (op, windows) = self.bind()?;
+        self.comm.warm_up_kernel(&self.arguments.kernel())?;
         let tensors: Vec<_> = op
             .tensors
             .iter()
@@ -295,7 +295,8 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         }
         Err(invalid(
             kernel.info().name,
-            "an unsafe function; launch it with launch_unchecked or enqueue_unchecked".to_owned(),
+            "an unsafe function; call launch_unchecked, enqueue_unchecked or prepare_unchecked"
+                .to_owned(),
         ))
     }
 
@@ -369,7 +370,8 @@ impl fmt::Debug for PreparedKernel {
 
 impl PreparedKernel {
     /// Launches the kernel on the communicator's stream and waits until it has completed. On an
-    /// idle CPU stream, the call itself neither allocates nor makes a system call.
+    /// idle CPU stream, with one block of one lane and without hooks, the call itself neither
+    /// allocates nor makes a system call.
     ///
     /// # Errors
     /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a

@@ -68,13 +68,7 @@ impl Memory {
 
     /// Wraps memory that other code allocated. The memory must outlive the returned value.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, address: u64, bytes: u64) -> Arc<Self> {
-        let raw = RawMemory {
-            address,
-            bytes,
-            handle: 0,
-            origin: Origin::Whole,
-        };
-        Self::register(gpu, raw, bytes, true)
+        Self::register(gpu, RawMemory::at_address(address, bytes), bytes, true)
     }
 
     fn register(gpu: &Arc<Gpu>, raw: RawMemory, bytes: u64, foreign: bool) -> Arc<Self> {
@@ -118,10 +112,8 @@ impl Memory {
             Wire::Ipc(_, start) => start,
             _ => 0,
         };
-        let raw_start = RawMemory {
-            address: raw.address + offset,
-            ..raw
-        };
+        let mut raw_start = raw;
+        raw_start.address += offset;
         if offset == 0 {
             return Ok(Self::register(gpu, raw_start, descriptor.bytes, false));
         }

@@ -75,12 +75,13 @@ impl ModuleDriver for Fake {
         let image = Image::new("loaded", image.to_vec()).unwrap();
         let mut modules = self.modules.lock().unwrap();
         modules.push(image);
-        Ok(RawModule(modules.len()))
+        // SAFETY: the fake driver looks the handle up in its list.
+        Ok(unsafe { RawModule::from_raw(modules.len()) })
     }
 
     fn function(&self, module: RawModule, name: &CStr) -> DriverResult<Option<RawFunction>> {
         let modules = self.modules.lock().unwrap();
-        let image = &modules[module.0 - 1];
+        let image = &modules[module.as_raw() - 1];
         let at = image
             .entries
             .iter()
@@ -90,12 +91,13 @@ impl ModuleDriver for Fake {
             let mut found = self.found.lock().unwrap();
             found.insert(entry.name.clone(), entry.parameters.clone());
         }
-        Ok(at.map(|at| RawFunction(module.0 << 16 | at)))
+        // SAFETY: the fake driver looks the handle up in its list.
+        Ok(at.map(|at| unsafe { RawFunction::from_raw(module.as_raw() << 16 | at) }))
     }
 
     fn parameters(&self, function: RawFunction) -> DriverResult<Option<Vec<(usize, usize)>>> {
         let modules = self.modules.lock().unwrap();
-        let entry = &modules[(function.0 >> 16) - 1].entries[function.0 & 0xffff];
+        let entry = &modules[(function.as_raw() >> 16) - 1].entries[function.as_raw() & 0xffff];
         Ok(self.reports.then(|| entry.parameters.clone()))
     }
 

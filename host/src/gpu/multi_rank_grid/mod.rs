@@ -109,7 +109,7 @@ impl MultiRankGrid {
             gpu: None,
             module,
             options,
-            stream: RawStream(0),
+            stream: RawStream::LEGACY,
             table,
             state: Mutex::new(State {
                 launches: (0..options.size).map(|_| None).collect(),
@@ -298,7 +298,7 @@ impl MultiRankGrid {
 impl Drop for MultiRankGrid {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.stream != RawStream(0) {
+        if self.stream != RawStream::LEGACY {
             if let Err(error) = self.driver.synchronize_stream(self.stream) {
                 tracing::warn!(%error, "a grid's grids have not ended; its memory is leaked");
                 return;

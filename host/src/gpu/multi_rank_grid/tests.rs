@@ -69,7 +69,7 @@ fn grid(driver: &Arc<Fake>, size: u32) -> MultiRankGrid {
         ..MultiRankGridOptions::new(size)
     };
     // SAFETY: the fake driver never unloads a module.
-    unsafe { MultiRankGrid::new(Arc::clone(driver) as Arc<_>, RawModule(0), options) }.unwrap()
+    unsafe { MultiRankGrid::new(Arc::clone(driver) as Arc<_>, module(), options) }.unwrap()
 }
 
 fn shape(blocks: u32, threads: u32) -> LaunchShape {
@@ -80,9 +80,15 @@ fn shape(blocks: u32, threads: u32) -> LaunchShape {
     }
 }
 
+fn module() -> RawModule {
+    // SAFETY: the fake driver has one module, whose handle it ignores.
+    unsafe { RawModule::from_raw(0) }
+}
+
 /// Returns the handle of a rank's stream.
 fn stream(rank: u32) -> RawStream {
-    RawStream(1000 + rank as usize)
+    // SAFETY: the fake driver only compares handles.
+    unsafe { RawStream::from_raw(1000 + rank as usize) }
 }
 
 /// Returns the bytes of a parameter struct of `grid_barrier`, with zeros as padding.
@@ -201,8 +207,7 @@ fn a_launch_has_a_timeout_of_its_own_and_fail_breaks_the_grid() {
     let driver = fake(64);
     let patient = MultiRankGridOptions::new(2);
     // SAFETY: the fake driver never unloads a module.
-    let make =
-        || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), patient) };
+    let make = || unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, module(), patient) };
     let launch = |grid: &MultiRankGrid, timeout: u64| {
         let timeout = Duration::from_millis(timeout);
         // SAFETY: the parameter struct of `grid_idle` has 8 bytes, and the kernel has no
@@ -483,8 +488,7 @@ fn invalid_arguments_fail_on_their_own_rank() {
             ..MultiRankGridOptions::new(size)
         };
         // SAFETY: the fake driver never unloads a module.
-        let made =
-            unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, RawModule(0), options) };
+        let made = unsafe { MultiRankGrid::new(Arc::clone(&driver) as Arc<_>, module(), options) };
         assert!(matches!(made, Err(Error::InvalidArgument { .. })));
     }
 }

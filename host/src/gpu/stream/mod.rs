@@ -128,7 +128,7 @@ impl Stream {
             Arc::as_ptr(&self.inner) as usize
         } else {
             // An odd number, so that it differs from the address of every `Inner`.
-            self.inner.raw.0 << 1 | 1
+            self.inner.raw.as_raw() << 1 | 1
         }
     }
 

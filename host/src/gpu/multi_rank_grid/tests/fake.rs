@@ -110,12 +110,8 @@ impl MemoryDriver for Fake {
     fn allocate(&self, bytes: u64, _: MemoryKind) -> Result<RawMemory> {
         self.allocated.fetch_add(bytes, Ordering::Relaxed);
         let words = vec![0u64; bytes.div_ceil(8) as usize].into_boxed_slice();
-        Ok(RawMemory {
-            address: Box::into_raw(words).cast::<u64>() as u64,
-            bytes,
-            handle: 0,
-            origin: Origin::Whole,
-        })
+        let address = Box::into_raw(words).cast::<u64>() as u64;
+        Ok(RawMemory::at_address(address, bytes))
     }
 
     unsafe fn release(&self, memory: RawMemory) -> Result<()> {
@@ -176,7 +172,8 @@ impl ModuleDriver for Fake {
     fn function(&self, _: RawModule, name: &CStr) -> Result<Option<RawFunction>> {
         let name = kernel_name(name.to_str().unwrap()).expect("only grid forms are asked for");
         let index = self.kernels.iter().position(|kernel| kernel.name == name);
-        Ok(index.map(RawFunction))
+        // SAFETY: the fake driver uses the handle as an index.
+        Ok(index.map(|index| unsafe { RawFunction::from_raw(index) }))
     }
 
     fn parameters(&self, _: RawFunction) -> Result<Option<Vec<(usize, usize)>>> {
@@ -219,7 +216,7 @@ impl ModuleDriver for Fake {
             },
         };
         let ranks = shape.blocks / params.blocks_per_rank;
-        let kernel = &self.kernels[function.0];
+        let kernel = &self.kernels[function.as_raw()];
         // SAFETY: the table contains one parameter struct per rank. If `miscounts` is set, the grid
         // has one rank, so only the struct of rank 0 is read.
         let ran =
@@ -234,7 +231,8 @@ impl ModuleDriver for Fake {
 
 impl StreamDriver for Fake {
     fn create_stream(&self) -> Result<RawStream> {
-        Ok(RawStream(self.handle()))
+        // SAFETY: the fake driver only counts handles.
+        Ok(unsafe { RawStream::from_raw(self.handle()) })
     }
 
     unsafe fn destroy_stream(&self, _: RawStream) -> Result<()> {
@@ -257,7 +255,8 @@ impl StreamDriver for Fake {
 
 impl EventDriver for Fake {
     fn create_event(&self, _: bool) -> Result<RawEvent> {
-        Ok(RawEvent(self.handle()))
+        // SAFETY: the fake driver only counts handles.
+        Ok(unsafe { RawEvent::from_raw(self.handle()) })
     }
 
     unsafe fn destroy_event(&self, _: RawEvent) -> Result<()> {
@@ -295,7 +294,8 @@ impl GraphDriver for Fake {
 
     fn capture_status(&self, _: RawStream) -> Result<CaptureStatus> {
         Ok(if self.captures.load(Ordering::Relaxed) {
-            CaptureStatus::Active(1, RawGraph(1))
+            // SAFETY: the fake driver has no graphs.
+            CaptureStatus::Active(1, unsafe { RawGraph::from_raw(1) })
         } else {
             CaptureStatus::None
         })
