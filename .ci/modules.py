@@ -13,15 +13,10 @@ from pathlib import Path
 
 # Crates with cycles that are still to be removed.
 KNOWN = {
-    "build/src": {("error", "process", "toolchain"), ("compile", "recipe"), ("native", "verify")},
     "device-api/src": {
         ("args", "bulk", "comm", "faults", "group", "native", "net", "session", "wait", "window"),
     },
     "examples/tp-encoder/src": {("cuda", "join")},
-    "host/c/src": {("comm", "memory", "operations", "overlap", "types", "work")},
-    "host/ccl-sys/src": {("comm", "library")},
-    "tests/ccl-fake/src": {("comm", "record")},
-    "tests/models/src": {("step", "windows")},
 }
 
 USE = re.compile(r"\bcrate::(?:\{(.*?)\};|([A-Za-z_0-9]+))", re.DOTALL)

@@ -1,8 +1,7 @@
 //! Errors of this crate.
 
+use core::fmt;
 use std::path::PathBuf;
-
-use crate::toolchain::MissingTool;
 
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +54,27 @@ pub enum Error {
     /// There is no device tool chain.
     #[error("no device tool chain\n{}", list(.0))]
     Toolchain(Vec<MissingTool>),
+}
+
+/// A missing tool, with a command that installs it.
+#[derive(Clone, Debug)]
+pub struct MissingTool {
+    /// The tool or file.
+    pub piece: String,
+    /// The paths that were searched, or the reason why a found tool cannot be used.
+    pub reason: String,
+    /// A command that installs the tool or file.
+    pub install: String,
+}
+
+impl fmt::Display for MissingTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "  missing: {} ({})\n    install: {}",
+            self.piece, self.reason, self.install
+        )
+    }
 }
 
 fn list(missing: &[MissingTool]) -> String {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::project::fits;
-use crate::verify::Violation;
+use crate::violation::Violation;
 use crate::{Result, process};
 
 /// Rule: the hot loop of a reduction uses vector registers of its variant's width.

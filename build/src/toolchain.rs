@@ -12,28 +12,8 @@ use core::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub use crate::error::MissingTool;
 use crate::{Error, Result, process};
-
-/// A missing tool, with a command that installs it.
-#[derive(Clone, Debug)]
-pub struct MissingTool {
-    /// The tool or file.
-    pub piece: String,
-    /// The paths that were searched, or the reason why a found tool cannot be used.
-    pub reason: String,
-    /// A command that installs the tool or file.
-    pub install: String,
-}
-
-impl fmt::Display for MissingTool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "  missing: {} ({})\n    install: {}",
-            self.piece, self.reason, self.install
-        )
-    }
-}
 
 /// Origin of a tool chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

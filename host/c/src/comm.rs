@@ -8,7 +8,7 @@ use fusewire::store::{Store, StoreSecret, TcpStore, TcpStoreServer};
 use fusewire::{Communicator, Device, Stream, new_comm};
 
 use crate::error::{Outcome, argument, bootstrap, give, guard, text};
-use crate::memory::Region;
+use crate::region::Region;
 use crate::types::{FusewireOptions, ParsedOptions};
 
 /// A communicator on a stream: the type `fusewire_comm`.

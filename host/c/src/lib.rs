@@ -21,6 +21,7 @@ mod memory;
 mod norm;
 mod operations;
 mod overlap;
+mod region;
 mod types;
 mod vocab;
 mod work;
@@ -48,12 +49,12 @@ pub use self::operations::{
     fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
 };
 pub use self::overlap::{
-    FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_ready_flags_add,
+    FusewireOverlap, FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_ready_flags_add,
     fusewire_ready_flags_create, fusewire_ready_flags_destroy, fusewire_ready_flags_stream_wait,
     fusewire_ready_flags_stream_write, fusewire_ready_flags_wait, fusewire_ready_flags_words,
     fusewire_reduce_scatter_on_arrival,
 };
-pub use self::types::{FusewireNorm, FusewireOptions, FusewireOverlap, FusewireVocab, numbers};
+pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,

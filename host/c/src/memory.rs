@@ -6,22 +6,14 @@ use core::ptr::{self, NonNull};
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use fusewire::{DType, Error, Input, Output, Registration, Tensor};
+use fusewire::{DType, Error, Input, Output, Tensor};
 
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
+use crate::region::Region;
 
 /// Maximum size of a buffer in bytes: the size of the address space.
 const MOST_BYTES: usize = 1 << 47;
-
-/// Memory in a window.
-#[derive(Debug)]
-pub(crate) struct Region {
-    tensor: Tensor,
-    registration: Registration,
-    /// True if the library allocated the memory.
-    owned: bool,
-}
 
 impl Shared {
     fn regions(&self) -> MutexGuard<'_, BTreeMap<usize, Region>> {

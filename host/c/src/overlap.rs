@@ -1,14 +1,49 @@
 //! all_gather and reduce_scatter that overlap with a consumer or a producer stream.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 use fusewire::{ReadyFlags, Stream, Work};
 
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument, give, guard};
 use crate::operations::{Call, operate, untensored};
-use crate::types::{FusewireOverlap, dtype, read, reduction};
+use crate::types::{VersionedStruct, dtype, read, reduction};
 use crate::work::FusewireWork;
+
+/// `fusewire_overlap`: a collective that overlaps with a consumer or a producer stream.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct FusewireOverlap {
+    /// Size of this struct in bytes, as the program was compiled with it.
+    pub struct_size: usize,
+    /// Type of the elements.
+    pub dtype: u32,
+    /// Reduction; 0 for all_gather.
+    pub op: u32,
+    /// A tile is complete when its word is at least this value; 0 for all_gather.
+    pub target: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Number of elements of each rank.
+    pub count: u64,
+    /// Number of elements of a chunk or tile.
+    pub chunk: u64,
+    /// This rank's input.
+    pub input: *const c_void,
+    /// This rank's output.
+    pub output: *mut c_void,
+    /// Ready flags, one word per chunk or tile.
+    pub ready_flags: *const FusewireReadyFlags,
+}
+
+// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
+// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
+unsafe impl VersionedStruct for FusewireOverlap {
+    const NAME: &'static str = "fusewire_overlap";
+    const FIRST: usize = 64;
+}
+
+const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
 /// Ready flags or arrival counters, one word per chunk or tile: the type `fusewire_ready_flags`.
 #[derive(Debug)]

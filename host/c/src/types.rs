@@ -170,32 +170,6 @@ pub struct FusewireVocab {
     pub log_sum_exp: *mut c_void,
 }
 
-/// `fusewire_overlap`: a collective that overlaps with a consumer or a producer stream.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct FusewireOverlap {
-    /// Size of this struct in bytes, as the program was compiled with it.
-    pub struct_size: usize,
-    /// Type of the elements.
-    pub dtype: u32,
-    /// Reduction; 0 for all_gather.
-    pub op: u32,
-    /// A tile is complete when its word is at least this value; 0 for all_gather.
-    pub target: u32,
-    /// Must be 0.
-    pub flags: u32,
-    /// Number of elements of each rank.
-    pub count: u64,
-    /// Number of elements of a chunk or tile.
-    pub chunk: u64,
-    /// This rank's input.
-    pub input: *const c_void,
-    /// This rank's output.
-    pub output: *mut c_void,
-    /// Ready flags, one word per chunk or tile.
-    pub ready_flags: *const crate::overlap::FusewireReadyFlags,
-}
-
 /// Structs that C code fills. Their fields are numbers and addresses, and the first field is the
 /// size of the struct.
 ///
@@ -229,17 +203,9 @@ unsafe impl VersionedStruct for FusewireVocab {
     const FIRST: usize = 96;
 }
 
-// SAFETY: all fields are integers, floats or pointers, for which every bit pattern is valid. The
-// struct is `repr(C)`, and its first field is the `usize` `struct_size`.
-unsafe impl VersionedStruct for FusewireOverlap {
-    const NAME: &'static str = "fusewire_overlap";
-    const FIRST: usize = 64;
-}
-
 const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
 const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
-const _: () = assert!(size_of::<FusewireOverlap>() >= FusewireOverlap::FIRST);
 
 /// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
 /// older program does not know are set to zero. Fields of a newer program that this library does

@@ -6,12 +6,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::library::int;
 use crate::sys::{
     NCCL_SPLIT_NOCOLOR, ncclAvg, ncclComm_t, ncclDataType_t, ncclMax, ncclMin, ncclProd,
-    ncclRedOp_t, ncclScalarHostImmediate, ncclStream_t, ncclSuccess, ncclSum,
+    ncclRedOp_t, ncclScalarHostImmediate, ncclStream_t, ncclSuccess, ncclSum, ncclUniqueId,
 };
 use crate::{Error, Library, Result, result};
 
 /// Raw stream of the device; null is the default stream.
 pub type Stream = ncclStream_t;
+
+impl Library {
+    /// Joins a communicator of `count` ranks as `rank`, on the current device of the thread. Blocks
+    /// until every rank has joined. Must not be called inside a group, because the library would
+    /// then write the handle only at the end of the group.
+    ///
+    /// # Errors
+    /// [`Error::Call`], also on a machine without a device.
+    pub fn init_rank(&self, count: usize, id: ncclUniqueId, rank: usize) -> Result<Comm> {
+        let (count, rank) = (
+            int("ncclCommInitRank", count)?,
+            int("ncclCommInitRank", rank)?,
+        );
+        let mut raw = core::ptr::null_mut();
+        // SAFETY: `raw` is writable. The call blocks, so `raw` outlives the library's use of it.
+        let code = unsafe { (self.inner.table.comm_init_rank)(&raw mut raw, count, id, rank) };
+        self.check("ncclCommInitRank", code)?;
+        // SAFETY: `raw` is a new communicator of this library, which nothing else owns.
+        unsafe { Comm::from_raw(*self, raw) }
+    }
+}
 
 /// Reduction operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 
 use crate::sys::{NCCL_UNIQUE_ID_BYTES, Table, find, ncclConfig_t, ncclUniqueId};
-use crate::{Comm, Error, Features, Kind, Result, Version, result};
+use crate::{Error, Features, Kind, Result, Version, result};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -120,25 +120,6 @@ impl Library {
         Ok(id)
     }
 
-    /// Joins a communicator of `count` ranks as `rank`, on the current device of the thread. Blocks
-    /// until every rank has joined. Must not be called inside a group, because the library would
-    /// then write the handle only at the end of the group.
-    ///
-    /// # Errors
-    /// [`Error::Call`], also on a machine without a device.
-    pub fn init_rank(&self, count: usize, id: ncclUniqueId, rank: usize) -> Result<Comm> {
-        let (count, rank) = (
-            int("ncclCommInitRank", count)?,
-            int("ncclCommInitRank", rank)?,
-        );
-        let mut raw = core::ptr::null_mut();
-        // SAFETY: `raw` is writable. The call blocks, so `raw` outlives the library's use of it.
-        let code = unsafe { (self.inner.table.comm_init_rank)(&raw mut raw, count, id, rank) };
-        self.check("ncclCommInitRank", code)?;
-        // SAFETY: `raw` is a new communicator of this library, which nothing else owns.
-        unsafe { Comm::from_raw(*self, raw) }
-    }
-
     /// Opens a group of calls. [`Group::end`] starts the calls together.
     ///
     /// # Errors
@@ -154,7 +135,7 @@ impl Library {
         })
     }
 
-    fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
+    pub(crate) fn check(&self, operation: &'static str, code: c_int) -> Result<()> {
         result::check(&self.inner.table, operation, code)
     }
 }

@@ -33,7 +33,7 @@ fn version() -> i32 {
 fn has(since: i32) -> bool {
     let has = version() >= since;
     if !has {
-        record::set_last_error("this version does not have the function");
+        crate::last_error::set("this version does not have the function");
     }
     has
 }
@@ -150,7 +150,7 @@ export! {
         }.as_ptr()
     }
     fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
-        record::last()
+        crate::last_error::get()
     }
     fn ncclCommInitRank(
         out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int

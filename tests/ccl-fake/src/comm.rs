@@ -84,7 +84,7 @@ fn check(state: &State) -> Result<(), ncclResult_t> {
     if !state.aborted {
         return Ok(());
     }
-    crate::record::set_last_error("the communicator was aborted by one of its ranks");
+    crate::last_error::set("the communicator was aborted by one of its ranks");
     Err(ncclRemoteError)
 }
 
@@ -176,7 +176,7 @@ impl SharedComm {
         self.wait(|state| {
             let rendezvous = state.rendezvous.get_mut(&number)?;
             if rendezvous.mismatch {
-                crate::record::set_last_error("the ranks' calls differ");
+                crate::last_error::set("the ranks' calls differ");
                 return Some(Err(ncclInvalidUsage));
             }
             let parts = rendezvous
@@ -246,7 +246,7 @@ impl SharedComm {
         if good {
             return Ok(mail.data);
         }
-        crate::record::set_last_error(&format!(
+        crate::last_error::set(&format!(
             "rank {from} sent {} elements of type {}, rank {to} receives {count} of type {dtype}",
             mail.count, mail.dtype
         ));
@@ -259,7 +259,7 @@ impl SharedComm {
         if self.wait(|state| state.deliveries.remove(&number))? {
             return Ok(());
         }
-        crate::record::set_last_error(&format!(
+        crate::last_error::set(&format!(
             "rank {peer} receives another type or count than this rank sent to it"
         ));
         Err(ncclInvalidUsage)

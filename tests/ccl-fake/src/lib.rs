@@ -13,6 +13,7 @@
 
 mod api;
 mod comm;
+mod last_error;
 mod ops;
 mod record;
 mod reduce;

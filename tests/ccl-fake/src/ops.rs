@@ -165,7 +165,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         .and_then(|size| size.checked_mul(op.count))
         .filter(|bytes| bytes.checked_mul(comm.shared.count).is_some());
     let Some(bytes) = bytes else {
-        record::set_last_error("the type is unknown or the count is too large");
+        crate::last_error::set("the type is unknown or the count is too large");
         return ncclInvalidArgument;
     };
     op.record(comm, bytes);
@@ -173,7 +173,7 @@ pub(crate) fn issue(op: Op) -> ncclResult_t {
         return code;
     }
     if !op.is_valid(comm) {
-        record::set_last_error("a bad root, reduction or pointer");
+        crate::last_error::set("a bad root, reduction or pointer");
         return ncclInvalidArgument;
     }
     if depth() > 0 {

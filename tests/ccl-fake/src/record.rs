@@ -1,9 +1,7 @@
-//! Records every call as one JSON object per line, and keeps the text of the last error.
+//! Records every call as one JSON object per line.
 
-use core::cell::RefCell;
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
 use crate::comm::Comm;
@@ -15,7 +13,6 @@ thread_local! {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         NEXT.fetch_add(1, Ordering::Relaxed)
     };
-    static LAST: RefCell<CString> = RefCell::default();
 }
 
 /// Records a call. Fields that do not apply to the call are -1.
@@ -64,14 +61,4 @@ pub(crate) unsafe fn take(buffer: *mut c_char, len: usize) -> usize {
         records.clear();
     }
     need
-}
-
-/// Sets the text that `ncclGetLastError` returns on this thread.
-pub(crate) fn set_last_error(text: &str) {
-    LAST.set(CString::new(text).unwrap_or_default());
-}
-
-/// Returns the error text of this thread. The pointer is valid until the next error of the thread.
-pub(crate) fn last() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
 }

@@ -4,6 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `memory_image` | memory of all ranks in one execution, and the parts that the checker controls |
+//! | `input` | numbers of which the inputs of launches consist |
 //! | `step` | one launch of a real kernel on one rank, the kernel's input, and the check of its output |
 //! | `machine` | GPU-like blocks of one lane, and blocks whose barrier is as weak as AMD's |
 //! | `scenario` | ranks as the checker's threads, each with a sequence of launches |
@@ -17,6 +18,8 @@
 #![cfg(any(loom, shuttle, tsan))]
 
 pub mod broken;
+#[cfg(any(loom, shuttle))]
+pub mod input;
 #[cfg(any(loom, shuttle))]
 pub mod machine;
 #[cfg(any(loom, shuttle))]

@@ -26,6 +26,7 @@ use fusewire_kernels::{
 };
 
 use crate::broken;
+use crate::input::number;
 use crate::memory_image::MemoryImage;
 use crate::windows;
 
@@ -86,10 +87,6 @@ pub enum Op {
 /// Number of elements of a row of a norm.
 const HIDDEN: usize = 8;
 
-/// Returns number `i` of the input of `rank` in launch `epoch`.
-pub fn number(rank: u32, epoch: u64, i: usize) -> u64 {
-    (u64::from(rank) + 1) * 31 + epoch * 7 + i as u64 * 3
-}
 /// Offset of the norm's weight in private memory, after the residual.
 const WEIGHT_AT: usize = 512;
 

@@ -11,8 +11,8 @@ use fusewire_device::{
     Aborted, Block, In, Machine, Queue, Rank, Session, Team, Unvoted, Window, kernel,
 };
 
+use crate::input::number;
 use crate::memory_image::MemoryImage;
-use crate::step::number;
 
 /// A kernel with a window. After a launch, the window of every rank contains the inputs of all
 /// ranks.
