@@ -396,7 +396,12 @@ fn a_prepared_kernel_is_launched_many_times() {
             alone.launch()?;
             assert_eq!(y.to_vec::<f32>()?, [70.0; 3]);
             drop(x);
-            prepared.launch()?;
+            // Another thread may launch it.
+            let launched = std::thread::scope(|scope| {
+                let thread = scope.spawn(|| prepared.launch());
+                thread.join().expect("no panic")
+            });
+            launched?;
             assert_eq!(y.to_vec::<f32>()?, [10.0, 20.0, 30.0]);
             source.copy_from(&[4.0f32; 3])?;
             prepared.enqueue()?.wait_blocking()?;
