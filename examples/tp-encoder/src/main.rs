@@ -197,7 +197,9 @@ fn check_devices(settings: &mut Arguments) -> Result<()> {
             .into());
         }
     }
-    let found = fusewire::cuda::devices().map_err(refuse)?.len();
+    let found = fusewire::cuda::devices()
+        .map_err(|error| refuse(error.into()))?
+        .len();
     let one = settings.device.contains(':');
     if device_number(device) as usize >= found {
         return Err(UsageError(format!(

@@ -18,6 +18,7 @@ mod share;
 mod stream;
 
 pub(crate) use self::device::HostLine;
+pub use fusewire_driver::Error as DriverError;
 pub use fusewire_driver::gpu as driver;
 
 pub use self::device::{Gpu, LoadedModule};

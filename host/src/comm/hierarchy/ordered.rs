@@ -3,7 +3,7 @@
 
 use core::ops::Range;
 
-use fusewire_device::element::{Number, Reduction, WithReduction, dispatch};
+use fusewire_device::element::{Ordered, Reduction, WithReduction, dispatch};
 use fusewire_device::{DType, Element};
 
 use super::{Backend, Clock, Hierarchy, Message, scratch};
