@@ -64,7 +64,8 @@ pub use self::comm::{
     InitHandle, KernelLaunch, LaunchAttributes, MAX_SIZE, Members, Norm, P2pKind, P2pOp,
     PreparedKernel, Queue, ReadyFlags, ReconfigureOptions, RecordState, Registration,
     ReplayArguments, ReplayEdge, ScaleLayout, SignalUpdate, VocabParallel, Window, WindowAccess,
-    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_on, run_threads_with,
+    WindowOptions, Work, WorkStatus, new_comm, run_threads, run_threads_each, run_threads_on,
+    run_threads_with,
 };
 pub use self::device::{Device, isa};
 pub use self::error::{Activity, Error, Failure, Result};

@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 
 use fusewire::testing::GridMode;
-use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run_threads_on};
+use fusewire::{Communicator, DType, Device, Options, Result, Stream, Tensor, run_threads_each};
 
 /// Returns the device of the tests.
 ///
@@ -44,8 +44,8 @@ pub fn device_of(rank: u32) -> Device {
     }
 }
 
-/// Runs ranks as threads like [`fusewire::run_threads`], on the device and in the [`grid_mode`] of
-/// the tests.
+/// Runs ranks as threads like [`fusewire::run_threads`], each on its [`device_of`] and in the
+/// [`grid_mode`] of the tests.
 pub fn run_threads<R: Send>(
     size: u32,
     options: &Options,
@@ -55,7 +55,7 @@ pub fn run_threads<R: Send>(
     if grid_mode() == GridMode::MultiRankGrid {
         options.testing.grid_mode = GridMode::MultiRankGrid;
     }
-    run_threads_on(device(), "fusewire", size, &options, body)
+    run_threads_each(device_of, "fusewire", size, &options, body)
 }
 
 /// Creates a tensor on the device of the tests.

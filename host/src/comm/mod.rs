@@ -50,7 +50,7 @@ pub use self::attributes::LaunchAttributes;
 #[cfg(feature = "gloo")]
 pub(crate) use self::batch::RawMessage;
 pub use self::batch::{Batch, P2pKind, P2pOp};
-pub use self::bootstrap::{run_threads, run_threads_on, run_threads_with};
+pub use self::bootstrap::{run_threads, run_threads_each, run_threads_on, run_threads_with};
 pub use self::create::new_comm;
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{

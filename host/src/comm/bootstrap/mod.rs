@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) use self::config::CommConfig;
 pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
-pub use self::threads::{run_threads, run_threads_on, run_threads_with};
+pub use self::threads::{run_threads, run_threads_each, run_threads_on, run_threads_with};
 
 use self::assemble::{Parts, cores};
 use self::workspace::{layout, write_state};

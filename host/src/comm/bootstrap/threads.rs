@@ -48,6 +48,22 @@ pub fn run_threads_on<R: Send>(
     options: &Options,
     body: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Vec<Result<R>> {
+    run_threads_each(|_| device, backend, size, options, body)
+}
+
+/// Runs ranks like [`run_threads_on`], with rank `r` on the device `device_of(r)`: a GPU for each
+/// rank with `|rank| Device::Cuda(rank)`.
+///
+/// # Errors
+/// The errors of [`run_threads_with`]; and [`Error::NoDevice`](crate::Error::NoDevice) of a rank
+/// whose device does not exist.
+pub fn run_threads_each<R: Send>(
+    device_of: impl Fn(u32) -> Device + Sync,
+    backend: &str,
+    size: u32,
+    options: &Options,
+    body: impl Fn(Communicator) -> Result<R> + Sync,
+) -> Vec<Result<R>> {
     let store: Arc<dyn Store> = Arc::new(crate::store::MemoryStore::new());
     let run = |rank: u32| {
         let mut options = options.clone();
@@ -57,7 +73,7 @@ pub fn run_threads_on<R: Send>(
         options
             .abort_process_on_timeout_or_error
             .get_or_insert(false);
-        body(new_comm(backend, device, "threads", options)?)
+        body(new_comm(backend, device_of(rank), "threads", options)?)
     };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)
