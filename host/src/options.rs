@@ -245,6 +245,9 @@ pub struct Options {
     /// Rank and size. `None` selects the values in the environment variables. Only
     /// [`crate::new_comm`] reads this field.
     pub rank_size: Option<(u32, u32)>,
+    /// Gives the communicator's own stream the highest priority of the GPU, so that blocks of its
+    /// kernels start before waiting blocks of a GEMM. The CPU has no priorities. Default: false.
+    pub high_priority_stream: bool,
     /// Number of operations that the flight recorder keeps; 0 disables the recorder. Default:
     /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.
     pub flight_recorder_entries: usize,
@@ -267,8 +270,9 @@ impl Options {
 
     /// Names of the known hints: `algorithm`, `staging_bytes`, `packet_slot_bytes`,
     /// `channel_slot_bytes`, `channel_depth`, `determinism` (`bitwise` or `any`), `library_path`
-    /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads), and
-    /// `is_high_priority_stream` and `max_event_pool_size`, which the CPU device ignores.
+    /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads),
+    /// `is_high_priority_stream` (`high_priority_stream`), and `max_event_pool_size`, which has no
+    /// effect, because the streams of this library reuse their events.
     pub const HINTS: &[&str] = &[
         "algorithm",
         "staging_bytes",
@@ -302,6 +306,10 @@ impl Options {
                         _ => return Err(wrong("neither bitwise nor any")),
                     };
                 }
+                "is_high_priority_stream" => {
+                    self.high_priority_stream =
+                        parse_flag(value).ok_or_else(|| wrong("neither 1 nor 0"))?;
+                }
                 known if Self::HINTS.contains(&known) => {}
                 _ => warn_unknown_hint(name, Self::HINTS),
             }
@@ -320,7 +328,11 @@ pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
 
 /// Parses a boolean environment variable.
 pub(crate) fn flag(name: &str) -> Option<bool> {
-    let value = std::env::var(name).ok()?;
+    parse_flag(&std::env::var(name).ok()?)
+}
+
+/// Parses a boolean: `1` or `0`, `true` or `false`, and their usual synonyms.
+fn parse_flag(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" | "y" | "t" => Some(true),
         "0" | "false" | "no" | "off" | "n" | "f" => Some(false),
@@ -346,6 +358,7 @@ impl Default for Options {
             determinism: Determinism::Bitwise,
             abort_process_on_timeout_or_error: flag("TORCHCOMM_ABORT_ON_ERROR"),
             enable_reconfigure: false,
+            high_priority_stream: false,
             store: None,
             rank_size: None,
             flight_recorder_entries: std::env::var("TORCHCOMM_FR_BUFFER_SIZE")

@@ -114,8 +114,17 @@ impl Fake {
         unsafe { fail(name.as_ptr(), nth, code) }
     }
 
+    /// Makes the primary context of device 0 current on the calling thread, unless the thread has a
+    /// current context, as the CUDA runtime does in its first call.
+    fn need_context(&self) {
+        if self.current_context() == 0 {
+            self.make_current(self.primary_context(0));
+        }
+    }
+
     /// Creates a non-blocking stream, which does not synchronize with the legacy default stream.
     pub fn stream(&self) -> usize {
+        self.need_context();
         let create: unsafe extern "C" fn(*mut usize, u32) -> u32 = self.find("cuStreamCreate");
         let mut stream = 0usize;
         // SAFETY: `stream` is a live variable.
@@ -123,8 +132,60 @@ impl Fake {
         stream
     }
 
+    /// Creates a blocking stream, which synchronizes with the legacy default stream.
+    pub fn blocking_stream(&self) -> usize {
+        self.need_context();
+        let create: unsafe extern "C" fn(*mut usize, u32) -> u32 = self.find("cuStreamCreate");
+        let mut stream = 0usize;
+        // SAFETY: `stream` is a live variable.
+        ok("cuStreamCreate", unsafe { create(&raw mut stream, 0) });
+        stream
+    }
+
+    /// Returns the priority of a stream; 0 is the lowest.
+    pub fn priority(&self, stream: usize) -> i32 {
+        self.need_context();
+        let query: unsafe extern "C" fn(usize, *mut i32) -> u32 = self.find("cuStreamGetPriority");
+        let mut priority = 1;
+        // SAFETY: the fake checks the handle, and `priority` is a live variable.
+        ok("cuStreamGetPriority", unsafe {
+            query(stream, &raw mut priority)
+        });
+        priority
+    }
+
+    /// Returns the primary context of a device, which stays alive until the process exits.
+    pub fn primary_context(&self, device: i32) -> usize {
+        let retain: unsafe extern "C" fn(*mut usize, i32) -> u32 =
+            self.find("cuDevicePrimaryCtxRetain");
+        let init: unsafe extern "C" fn(u32) -> u32 = self.find("cuInit");
+        let mut context = 0usize;
+        // SAFETY: the flags must be 0.
+        ok("cuInit", unsafe { init(0) });
+        // SAFETY: `context` is a live variable.
+        ok("cuDevicePrimaryCtxRetain", unsafe {
+            retain(&raw mut context, device)
+        });
+        context
+    }
+
+    /// Returns the current context of the calling thread, or 0.
+    pub fn current_context(&self) -> usize {
+        let query: unsafe extern "C" fn(*mut usize) -> u32 = self.find("cuCtxGetCurrent");
+        let mut context = 1usize;
+        // SAFETY: `context` is a live variable.
+        ok("cuCtxGetCurrent", unsafe { query(&raw mut context) });
+        context
+    }
+
+    /// Makes a context current on the calling thread; 0 for none.
+    pub fn make_current(&self, context: usize) {
+        self.call("cuCtxSetCurrent", context);
+    }
+
     /// Starts a capture in `mode` (0 global, 1 thread local, 2 relaxed).
     pub fn begin_capture(&self, stream: usize, mode: u32) {
+        self.need_context();
         let begin: unsafe extern "C" fn(usize, u32) -> u32 = self.find("cuStreamBeginCapture_v2");
         // SAFETY: the fake checks the handle.
         ok("cuStreamBeginCapture", unsafe { begin(stream, mode) });
@@ -133,6 +194,7 @@ impl Fake {
     /// Ends a capture and instantiates its graph. Returns the handles of the graph and of the
     /// executable graph.
     pub fn end_capture(&self, stream: usize) -> (usize, usize) {
+        self.need_context();
         let end: unsafe extern "C" fn(usize, *mut usize) -> u32 = self.find("cuStreamEndCapture");
         let make: unsafe extern "C" fn(*mut usize, usize, u64) -> u32 =
             self.find("cuGraphInstantiateWithFlags");
@@ -156,6 +218,7 @@ impl Fake {
 
     /// Launches a graph.
     pub fn launch(&self, exec: usize, stream: usize) {
+        self.need_context();
         let launch: unsafe extern "C" fn(usize, usize) -> u32 = self.find("cuGraphLaunch");
         // SAFETY: the fake checks both handles.
         ok("cuGraphLaunch", unsafe { launch(exec, stream) });
@@ -163,6 +226,7 @@ impl Fake {
 
     /// Allocates device memory.
     pub fn allocate(&self, bytes: usize) -> *mut u8 {
+        self.need_context();
         let allocate: unsafe extern "C" fn(*mut u64, usize) -> u32 = self.find("cuMemAlloc_v2");
         let mut at = 0u64;
         // SAFETY: `at` is a live variable.

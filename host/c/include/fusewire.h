@@ -34,8 +34,8 @@
  *     stays allocated as long as work or a graph uses it.
  *   - The library reads structs and text during the call only. The caller may free them afterwards.
  *
- * STREAMS. Every handle has a stream: the communicator's own stream, a stream of the caller
- * (fusewire_comm_on_stream), or a new stream (fusewire_comm_on_new_stream). _async calls enqueue on
+ * STREAMS. Every handle has a stream: the communicator's own stream (fusewire_comm_on_own_stream), a
+ * stream of the caller (fusewire_comm_on_stream), or a new stream (fusewire_comm_on_new_stream). _async calls enqueue on
  * the stream and return; blocking calls enqueue and wait. Launches of one communicator on several
  * streams run in the order in which they were issued.
  *
@@ -153,6 +153,8 @@ typedef struct fusewire_options {
   uint32_t abort_process;     /* not 0: a watchdog ends the process after a failure */
   const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
                                  out norms and windows */
+  uint32_t high_priority_stream; /* not 0: the communicator's own stream has the highest priority of
+                                    the GPU */
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or
@@ -182,9 +184,19 @@ int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32
 
 /* Creates another handle of the same communicator, on `stream`: a CUstream or hipStream_t of the
    device's primary context. The stream must outlive the handle, all work that the handle enqueued,
-   and the next use of the communicator on another stream. Null selects the communicator's own
-   stream, which is the only stream on a CPU. The legacy default stream cannot be used. */
+   and the next use of the communicator on another stream.
+
+   The value of at::cuda::getCurrentCUDAStream().stream() can be passed as it is. Null is the legacy
+   default stream, which is PyTorch's default stream: operations run in order with all other work of
+   that stream. It cannot be captured. While another stream is capturing, calls with the handle fail
+   with FUSEWIRE_ERROR_CAPTURE and leave the capture valid. (CUstream)2, the default stream of the
+   calling thread, can be captured, and the handle can be used on this thread only.
+
+   Fails with FUSEWIRE_ERROR_ARGUMENT if the communicator is on a CPU. */
 int fusewire_comm_on_stream(const fusewire_comm *comm, void *stream, fusewire_comm **on_stream);
+
+/* Creates another handle of the same communicator, on the communicator's own stream. */
+int fusewire_comm_on_own_stream(const fusewire_comm *comm, fusewire_comm **on_stream);
 
 /* Creates another handle of the same communicator, on a new stream. The stream lives as long as the
    handle and its work. Also supported on a CPU. */

@@ -180,12 +180,12 @@ fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16
     })
 }
 
-/// Creates another handle of the communicator, whose operations are enqueued on `stream`. Null
-/// selects the communicator's own stream.
+/// Creates another handle of the communicator, whose operations are enqueued on `stream`. Null is
+/// the legacy default stream.
 ///
 /// # Safety
-/// `comm` is null or a live handle. `stream` is null or a stream of the communicator's device that
-/// outlives its uses. `on_stream` is null or writable.
+/// `comm` is null or a live handle. `stream` is a default stream, or a stream of the communicator's
+/// device that outlives its uses. `on_stream` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_comm_on_stream(
     comm: *const FusewireComm,
@@ -199,19 +199,41 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         let home = &handle.shared.home;
-        let on = if stream.is_null() {
-            home.clone()
-        } else if home.device().is_gpu() {
-            // SAFETY: the caller passes a stream of this device that outlives its uses.
-            home.on(&unsafe { Stream::adopt(home.device(), stream)? })
-        } else {
+        if !home.device().is_gpu() {
             return Err(argument(
                 NAME,
-                "a CPU has no driver streams: pass NULL for the communicator's own stream",
+                "the communicator is on the CPU, which has no driver streams: call \
+                 fusewire_comm_on_own_stream or fusewire_comm_on_new_stream",
             ));
-        };
+        }
+        // SAFETY: the caller passes a stream of this device that outlives its uses.
+        let stream = unsafe { Stream::adopt(home.device(), stream)? };
         let made = Box::new(FusewireComm {
-            comm: on,
+            comm: home.on(&stream),
+            shared: Arc::clone(&handle.shared),
+        });
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
+        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
+    })
+}
+
+/// Creates another handle of the communicator, on the communicator's own stream.
+///
+/// # Safety
+/// `comm` is null or a live handle; `on_stream` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_comm_on_own_stream(
+    comm: *const FusewireComm,
+    on_stream: *mut *mut FusewireComm,
+) -> c_int {
+    const NAME: &str = "fusewire_comm_on_own_stream";
+    guard(|| {
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
+        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let handle = unsafe { FusewireComm::of(NAME, comm)? };
+        let made = Box::new(FusewireComm {
+            comm: handle.shared.home.clone(),
             shared: Arc::clone(&handle.shared),
         });
         // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.

@@ -29,9 +29,9 @@ mod work;
 pub use self::comm::{
     FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
     fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_new_stream,
-    fusewire_comm_on_stream, fusewire_comm_rank, fusewire_comm_size, fusewire_comm_split,
-    fusewire_comm_synchronize, fusewire_comm_warm_up, fusewire_comm_workspace_bytes,
-    fusewire_workspace_bytes,
+    fusewire_comm_on_own_stream, fusewire_comm_on_stream, fusewire_comm_rank, fusewire_comm_size,
+    fusewire_comm_split, fusewire_comm_synchronize, fusewire_comm_warm_up,
+    fusewire_comm_workspace_bytes, fusewire_workspace_bytes,
 };
 pub use self::error::{codes, fusewire_last_error};
 pub use self::memory::{

@@ -87,6 +87,8 @@ pub struct FusewireOptions {
     pub abort_process: u32,
     /// Name of the backend; null for Fusewire's kernels.
     pub backend: *const c_char,
+    /// If not 0, the communicator's own stream has the highest priority of the GPU.
+    pub high_priority_stream: u32,
 }
 
 /// `fusewire_norm`: buffers and kind of a fused norm.
@@ -373,6 +375,7 @@ impl ParsedOptions {
         if given.abort_process != 0 {
             options.abort_process_on_timeout_or_error = Some(true);
         }
+        options.high_priority_stream = given.high_priority_stream != 0;
         parsed.store_is_served = given.store_is_served != 0;
         // SAFETY: the caller passes null or a C string that lives as long as the call.
         let backend = unsafe { text(operation, "backend", given.backend, Some("fusewire"))? };

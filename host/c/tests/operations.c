@@ -232,6 +232,22 @@ static void own_stream(void) {
     for (int i = 0; i < N; i++) TRUE(got[i] == 2.0f * (value(0, i) + value(1, i)));
     OK(fusewire_graph_destroy(replay));
   }
+  /* Null is the legacy default stream, which PyTorch uses by default. */
+  fusewire_comm *on_default;
+  OK(fusewire_comm_on_stream(comm, NULL, &on_default));
+  put(raw, N);
+  OK(fusewire_all_reduce_async(on_default, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+  TRUE(wait(NULL) == 0);
+  get(raw, N);
+  for (int i = 0; i < N; i++) TRUE(got[i] == value(0, i) + value(1, i));
+  SAYS(FUSEWIRE_ERROR_CAPTURE, "cannot be captured", fusewire_capture_begin(on_default));
+  OK(fusewire_capture_begin(on));
+  SAYS(FUSEWIRE_ERROR_CAPTURE, "legacy default stream",
+       fusewire_all_reduce_async(on_default, raw, raw, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
+  OK(fusewire_barrier_async(on, NULL));
+  OK(fusewire_capture_end(on, &replay));
+  OK(fusewire_graph_destroy(replay));
+  OK(fusewire_comm_destroy(on_default));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, raw));
   OK(fusewire_deregister(comm, raw));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_register", fusewire_deregister(comm, raw));
@@ -399,6 +415,7 @@ static void refused(void) {
   if (on_cpu()) {
     fusewire_comm *other = comm;
     SAYS(FUSEWIRE_ERROR_ARGUMENT, "streams", fusewire_comm_on_stream(comm, x, &other));
+    SAYS(FUSEWIRE_ERROR_ARGUMENT, "streams", fusewire_comm_on_stream(comm, NULL, &other));
     TRUE(other == NULL);
     OK(fusewire_capture_begin(comm));
     OK(fusewire_barrier(comm));
@@ -533,7 +550,7 @@ int main(int argc, char **argv) {
   parts();
   failing(argv[3]);
   fusewire_comm *again;
-  OK(fusewire_comm_on_stream(comm, NULL, &again));
+  OK(fusewire_comm_on_own_stream(comm, &again));
   OK(fusewire_comm_destroy(comm));
   comm = again;
   collectives(0, 1);

@@ -3,10 +3,12 @@
 
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+};
 use std::time::Instant;
 
 use fusewire_device::native::KernelInfo;
@@ -41,6 +43,11 @@ pub struct Gpu {
     in_flight: AtomicU64,
     /// Read-locked while work is enqueued. Write-locked while memory of a shared GPU is freed.
     launching: RwLock<()>,
+    /// Read-locked while work is enqueued on the legacy default stream. Write-locked while a capture
+    /// begins.
+    legacy: RwLock<()>,
+    /// Number of captures that streams of this crate have begun and not ended.
+    captures: AtomicUsize,
     /// Unused memory that has not been freed yet. See [`Gpu::free`].
     unfreed: Mutex<Vec<RawMemory>>,
     /// Free lines of page-locked host memory. They are never returned to the driver, because
@@ -124,6 +131,8 @@ impl Gpu {
             shared: AtomicBool::new(false),
             in_flight: AtomicU64::new(0),
             launching: RwLock::default(),
+            legacy: RwLock::default(),
+            captures: AtomicUsize::new(0),
             unfreed: Mutex::default(),
             lines: Mutex::default(),
             streams: Mutex::default(),
@@ -333,6 +342,41 @@ impl Gpu {
             .read()
             .unwrap_or_else(PoisonError::into_inner);
         (InFlightGuard(Arc::clone(self)), guard)
+    }
+
+    /// Locks out work on the legacy default stream while a capture begins.
+    pub(super) fn begin_capture(&self) -> RwLockWriteGuard<'_, ()> {
+        self.legacy.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks out beginning captures while work is enqueued on the legacy default stream. Returns
+    /// `None` if a stream of this crate is capturing.
+    pub(super) fn no_capture(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let guard = self.legacy.read().unwrap_or_else(PoisonError::into_inner);
+        (!self.has_capture()).then_some(guard)
+    }
+
+    /// Counts a capture that a stream of this crate has begun.
+    pub(super) fn count_capture(&self) {
+        self.captures.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Undoes [`Gpu::count_capture`] when the capture ends.
+    pub(super) fn uncount_capture(&self) {
+        self.captures.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Returns true if a capture of a stream of this crate is active. Other code may have ended a
+    /// capture that this crate began, so the streams are asked.
+    pub(super) fn has_capture(&self) -> bool {
+        if self.captures.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let streams: Vec<_> = {
+            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.iter().filter_map(Weak::upgrade).collect()
+        };
+        streams.iter().any(|stream| stream.is_capturing())
     }
 
     /// Frees `memory`, which must be unused, immediately or later. The driver may wait for the

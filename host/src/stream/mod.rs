@@ -18,7 +18,7 @@ use self::recording::RecordingKind;
 use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
-use crate::gpu::driver::CaptureStatus;
+use crate::gpu::driver::{CaptureStatus, StreamPriority};
 use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
 use crate::{Error, Result};
 
@@ -84,17 +84,38 @@ impl Stream {
     /// # Errors
     /// [`Error::NoDevice`] if the device does not exist, or the driver's error.
     pub fn on_device(device: Device) -> Result<Self> {
-        match device {
-            Device::Cpu => Ok(Self::new()),
-            _ => Ok(Self(Kind::Gpu(gpu::Stream::new(&crate::gpus::open(
-                device,
-            )?)?))),
-        }
+        Self::with_priority(device, StreamPriority::Normal)
+    }
+
+    /// Creates an idle stream of `device`, like [`Stream::on_device`], with a priority over other
+    /// streams of the process on the same GPU. The CPU has no priorities.
+    ///
+    /// # Errors
+    /// The errors of [`Stream::on_device`].
+    pub fn with_priority(device: Device, priority: StreamPriority) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu => Self::new(),
+            _ => Self(Kind::Gpu(gpu::Stream::new(
+                &crate::gpus::open(device)?,
+                priority,
+            )?)),
+        })
     }
 
     /// Wraps a GPU stream that other code created, for example a `CUstream` or `hipStream_t` of
     /// PyTorch, candle or a C++ program. The wrapper never synchronises the stream, except in
     /// methods that are documented to block.
+    ///
+    /// The default streams are adopted by their handles:
+    ///
+    /// - **Legacy default stream** (null or 1), which is PyTorch's default stream. Work is launched
+    ///   on this stream itself, so it runs in order with all other work of the stream and of the
+    ///   blocking streams. The stream cannot be captured. While a blocking stream of any library or
+    ///   a stream of this library is capturing, every call that would use the stream fails with
+    ///   [`Error::CaptureState`] and leaves the capture valid.
+    /// - **Per-thread default stream** (2). The handle means another stream on every thread, so only
+    ///   the calling thread can enqueue work through the returned value; other threads get
+    ///   [`Error::InvalidArgument`]. The stream can be captured.
     ///
     /// # Safety
     /// `raw` must be a stream of the device's primary context. The stream `raw` must outlive the
@@ -104,18 +125,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] if `device` is
-    /// the CPU or if `raw` is the legacy default stream (0), which cannot be captured and
-    /// serialises with all other streams.
+    /// the CPU.
     pub unsafe fn adopt(device: Device, raw: *mut c_void) -> Result<Self> {
-        if raw.is_null() {
-            return Err(Error::InvalidArgument {
-                operation: "adopt stream",
-                detail:
-                    "the legacy default stream cannot be captured and orders all others: use a \
-                         stream of your own (PyTorch: torch.cuda.Stream())"
-                        .to_owned(),
-            });
-        }
         // SAFETY: the precondition of this function.
         let raw = unsafe { gpu::driver::RawStream::from_raw(raw as usize) };
         Ok(Self(Kind::Gpu(gpu::Stream::adopt(
@@ -363,11 +374,34 @@ impl Stream {
         Ok(true)
     }
 
-    /// Blocks until all work of the stream is complete.
+    /// Returns true for the legacy default stream of a GPU.
+    pub(crate) fn is_legacy(&self) -> bool {
+        matches!(&self.0, Kind::Gpu(stream) if stream.is_legacy())
+    }
+
+    /// Makes all later work of the stream wait for all earlier work of `source`, by recording
+    /// `event`. If `source` cannot record events now, waits only for work that was enqueued through
+    /// this library.
+    pub(crate) fn wait_stream(&self, source: &Self, event: &Event) -> Result<()> {
+        match (&self.0, &source.0) {
+            // Each operation of the stream has recorded an event. This does not cover work of other
+            // libraries, such as replays of graphs.
+            (Kind::Gpu(stream), Kind::Gpu(source)) if !source.can_record() => {
+                stream.wait_issued(source)
+            }
+            _ => {
+                source.record(event)?;
+                self.wait_event(event)
+            }
+        }
+    }
+
+    /// Blocks until all work of the stream is complete. On another thread than the one that adopted
+    /// it, a per-thread default stream waits only for work that was enqueued through this library.
     ///
     /// # Errors
     /// The first failure of enqueued work since the last call; [`Error::CaptureState`] while the
-    /// stream is capturing.
+    /// stream is capturing, and on the legacy default stream while another stream is capturing.
     pub fn synchronize(&self) -> Result<()> {
         match &self.0 {
             Kind::Cpu(stream) => stream.synchronize(),
@@ -468,7 +502,7 @@ impl Stream {
             Kind::Gpu(stream) => match stream.capture_status()? {
                 CaptureStatus::None => Ok(None),
                 CaptureStatus::Active(number, _) => Ok(Some(number)),
-                CaptureStatus::Invalidated => Err(Error::capture(
+                CaptureStatus::Invalidated | CaptureStatus::Blocked => Err(Error::capture(
                     "an earlier call invalidated the capture; end it and begin another",
                 )),
             },

@@ -23,6 +23,7 @@
 //! | `FUSEWIRE_CUDA_FAKE_HOST` | number of the host (0), which is part of the devices' UUIDs |
 //! | `FUSEWIRE_CUDA_FAKE_MULTICAST=1` | the devices support multicast objects |
 //! | `FUSEWIRE_CUDA_FAKE_ATOMICS=0` | the devices have no native atomics for each other's memory |
+//! | `FUSEWIRE_CUDA_FAKE_PEER_ACCESS=0` | no device can access memory of another device |
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
@@ -41,6 +42,11 @@
 //! kernels (`multimem` of `fusewire-device`) access the memory of each rank through the unicast
 //! address of that memory. An access to the object's address fails. Fabric handles work between
 //! processes of one machine. Settings can make these processes appear to be on several hosts.
+//!
+//! A kernel that gets the constants of a communicator may access the workspaces and windows of all
+//! its ranks. Before the kernel runs, the fake checks that the device has access to them: memory of
+//! `cuMemAlloc` on another device needs `cuCtxEnablePeerAccess`, virtual memory needs
+//! `cuMemSetAccess` for this device.
 //!
 //! Limits: the fake ignores the PTX code of a kernel and reads only its declarations. A block has
 //! one lane. A kernel that accesses freed memory crashes the process.

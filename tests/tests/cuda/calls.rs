@@ -80,6 +80,8 @@ fn driver_calls_of_steady_launches_and_replays() {
     let test = "calls::driver_calls_of_steady_launches_and_replays";
     on_fake(test, &[], || {
         one(|fake, comm| {
+            // The current context of a thread that uses PyTorch.
+            fake.make_current(fake.primary_context(0));
             let stream = stream();
             let on = comm.on(&stream);
             on.warm_up()?;
@@ -105,6 +107,20 @@ fn driver_calls_of_steady_launches_and_replays() {
             })?;
             assert_ne!(seen, list(EAGER));
             assert_eq!(seen["cuEventRecord"], 2);
+            // On a thread with another context, or none, each call switches to the context of the
+            // communicator and back.
+            fake.make_current(0);
+            let mut switched = list(EAGER);
+            for name in ["cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"] {
+                switched.insert(name.to_owned(), EAGER_CALLS);
+            }
+            let launch = || on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
+            assert_eq!(
+                of(fake, &stream, launch)?,
+                switched,
+                "a launch on a thread without context"
+            );
+            assert_eq!(fake.current_context(), 0);
             Ok(())
         });
     });
@@ -122,8 +138,11 @@ const EAGER: &[(&str, u64)] = &[
     ("cuEventRecord", 1),
     // The library checks the thread's current context before each call above, except the calls that
     // switch the mode.
-    ("cuCtxGetCurrent", 4),
+    ("cuCtxGetCurrent", EAGER_CALLS),
 ];
+
+/// Number of driver calls of one launch for which the library makes its context current.
+const EAGER_CALLS: u64 = 4;
 
 /// Driver calls of one replay.
 const REPLAY: &[(&str, u64)] = &[

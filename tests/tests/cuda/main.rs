@@ -3,7 +3,9 @@
 
 mod calls;
 mod peers;
+mod several;
 mod shapes;
+mod streams;
 
 use core::time::Duration;
 use std::time::Instant;

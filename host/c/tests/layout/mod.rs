@@ -125,7 +125,7 @@ impl Lines {
         let mut lines = Self::default();
         fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
             packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process
-            backend);
+            backend high_priority_stream);
         fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype
             residual_dtype epsilon algorithm input weight bias residual residual_out output scaling
             scale_dtype scale scales scale_stride);
@@ -156,7 +156,8 @@ impl Lines {
             fusewire_version() fusewire_last_error()
             fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
             fusewire_comm_split(_, _, _, _, _)
-            fusewire_comm_on_stream(_, _, _) fusewire_comm_on_new_stream(_, _)
+            fusewire_comm_on_stream(_, _, _) fusewire_comm_on_own_stream(_, _)
+            fusewire_comm_on_new_stream(_, _)
             fusewire_comm_destroy(_) fusewire_comm_abort(_)
             fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
             fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)

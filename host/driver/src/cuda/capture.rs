@@ -128,6 +128,11 @@ impl GraphDriver for Cuda {
                 )
             }
         };
+        // Documented for the legacy default stream while a blocking stream is capturing. The query
+        // does not invalidate that capture.
+        if code == error::CAPTURE_IMPLICIT {
+            return Ok(CaptureStatus::Blocked);
+        }
         library.check("cuStreamGetCaptureInfo", code)?;
         status(number, id, graph.addr())
     }

@@ -49,10 +49,9 @@ impl fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// Makes the primary context current on this thread. The context stays current after the call.
-    pub(super) fn enter(&self) -> Result<&'static Library> {
-        enter(self.library, self.context)?;
-        Ok(self.library)
+    /// Makes the primary context current on this thread until the returned guard is dropped.
+    pub(super) fn enter(&self) -> Result<CurrentContext> {
+        CurrentContext::enter(self.library, self.context)
     }
 
     /// Makes the primary context current. Until the returned guard is dropped, this thread may make
@@ -62,20 +61,60 @@ impl Cuda {
     }
 }
 
-/// Makes a context current on this thread.
-pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
-    let mut current = core::ptr::null_mut();
-    // SAFETY: `current` is writable.
-    library.check("cuCtxGetCurrent", unsafe {
-        (library.cuCtxGetCurrent)(&raw mut current)
-    })?;
-    if current.addr() == context {
-        return Ok(());
+/// Guard that keeps a context current on the calling thread. Dropping the guard makes the context
+/// current again that was current before, so a caller that uses another GPU is not affected. If the
+/// context was already current, neither call changes anything.
+pub(super) struct CurrentContext {
+    library: &'static Library,
+    /// True if the context was pushed onto the thread's stack of contexts.
+    pushed: bool,
+    /// Makes the guard `!Send`, because the current context belongs to the thread.
+    _thread: PhantomData<*mut ()>,
+}
+
+impl CurrentContext {
+    /// Makes a context current on this thread.
+    pub(super) fn enter(library: &'static Library, context: usize) -> Result<Self> {
+        let mut current = core::ptr::null_mut();
+        // SAFETY: `current` is writable.
+        library.check("cuCtxGetCurrent", unsafe {
+            (library.cuCtxGetCurrent)(&raw mut current)
+        })?;
+        let pushed = current.addr() != context;
+        if pushed {
+            // SAFETY: `context` is a retained primary context, which is never released.
+            library.check("cuCtxPushCurrent", unsafe {
+                (library.cuCtxPushCurrent_v2)(context as sys::CUcontext)
+            })?;
+        }
+        Ok(Self {
+            library,
+            pushed,
+            _thread: PhantomData,
+        })
     }
-    // SAFETY: `context` is a retained primary context, which is never released.
-    library.check("cuCtxSetCurrent", unsafe {
-        (library.cuCtxSetCurrent)(context as sys::CUcontext)
-    })
+}
+
+impl Drop for CurrentContext {
+    fn drop(&mut self) {
+        if !self.pushed {
+            return;
+        }
+        let mut popped = core::ptr::null_mut();
+        // SAFETY: `popped` is writable.
+        let code = unsafe { (self.library.cuCtxPopCurrent_v2)(&raw mut popped) };
+        if let Err(error) = self.library.check("cuCtxPopCurrent", code) {
+            tracing::warn!(%error, "cannot restore the thread's current context");
+        }
+    }
+}
+
+impl Deref for CurrentContext {
+    type Target = Library;
+
+    fn deref(&self) -> &Library {
+        self.library
+    }
 }
 
 /// Guard that keeps the calling thread in relaxed capture mode. In this mode the thread may make
@@ -83,22 +122,19 @@ pub(super) fn enter(library: &Library, context: usize) -> Result<()> {
 /// not invalidate a capture of this or another thread. Dropping the guard restores the previous
 /// mode.
 pub(super) struct RelaxedCapture {
-    library: &'static Library,
     /// The previous mode of the thread (`CUstreamCaptureMode`).
     before: c_int,
-    /// Makes the guard `!Send`, because the capture mode belongs to the thread.
-    _thread: PhantomData<*mut ()>,
+    context: CurrentContext,
 }
 
 impl RelaxedCapture {
     /// Enters relaxed mode.
-    pub(super) fn new(library: &'static Library) -> Result<Self> {
+    pub(super) fn new(context: CurrentContext) -> Result<Self> {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int;
-        exchange(library, &mut mode)?;
+        exchange(&context, &mut mode)?;
         Ok(Self {
-            library,
             before: mode,
-            _thread: PhantomData,
+            context,
         })
     }
 }
@@ -106,7 +142,7 @@ impl RelaxedCapture {
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
         let mut mode = self.before;
-        if let Err(error) = exchange(self.library, &mut mode) {
+        if let Err(error) = exchange(&self.context, &mut mode) {
             tracing::warn!(%error, "cannot restore the thread's capture mode, which stays relaxed");
         }
     }
@@ -116,7 +152,7 @@ impl Deref for RelaxedCapture {
     type Target = Library;
 
     fn deref(&self) -> &Library {
-        self.library
+        &self.context
     }
 }
 

@@ -10,6 +10,9 @@ pub(super) const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
 pub(super) const NOT_READY: c_int = CUresult::CUDA_ERROR_NOT_READY as c_int;
 pub(super) const NOT_FOUND: c_int = CUresult::CUDA_ERROR_NOT_FOUND as c_int;
 pub(super) const INVALID_VALUE: c_int = CUresult::CUDA_ERROR_INVALID_VALUE as c_int;
+pub(super) const PEER_ACCESS_ALREADY_ENABLED: c_int =
+    CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as c_int;
+pub(super) const CAPTURE_IMPLICIT: c_int = CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as c_int;
 pub(super) const OUT_OF_MEMORY: c_int = CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int;
 
 /// Creates an error for a failure of the library function `call`.

@@ -122,7 +122,11 @@ symbols! {
 
         cuDevicePrimaryCtxRetain(*mut sys::CUcontext, sys::CUdevice);
         cuCtxGetCurrent(*mut sys::CUcontext);
-        cuCtxSetCurrent(sys::CUcontext);
+        cuCtxPushCurrent_v2(sys::CUcontext);
+        cuCtxPopCurrent_v2(*mut sys::CUcontext);
+        cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int);
+        cuCtxEnablePeerAccess(sys::CUcontext, c_uint);
+        cuDeviceCanAccessPeer(*mut c_int, sys::CUdevice, sys::CUdevice);
         cuThreadExchangeStreamCaptureMode(*mut sys::CUstreamCaptureMode);
 
         cuMemGetAllocationGranularity(
@@ -213,7 +217,7 @@ symbols! {
             *mut *mut c_void,
         );
 
-        cuStreamCreate(*mut sys::CUstream, c_uint);
+        cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
         cuStreamDestroy_v2(sys::CUstream);
         cuStreamQuery(sys::CUstream);
         cuStreamSynchronize(sys::CUstream);

@@ -5,9 +5,10 @@ use core::ffi::{c_int, c_uint, c_void};
 use cudarc::driver::sys;
 
 use super::context::{Cuda, RelaxedCapture};
-use super::error::{self, OUT_OF_MEMORY};
+use super::error::{self, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED};
 use super::foreign;
 use super::library::Library;
+use super::open::open_cuda;
 use super::virtual_memory::{self, DESCRIPTOR, FABRIC, Physical};
 use crate::Result;
 use crate::gpu::{
@@ -173,6 +174,38 @@ impl MemoryDriver for Cuda {
             handle: physical.keep(),
             origin: Origin::ImportedVirtual,
         })
+    }
+
+    /// Enables access to memory of another device, by `cuCtxEnablePeerAccess`.
+    fn enable_peer_access(&self, peer: u32) -> Result<()> {
+        if peer == self.properties.ordinal {
+            return Ok(());
+        }
+        let other = open_cuda(peer)?;
+        let library = self.relaxed()?;
+        let mut can: c_int = 0;
+        // SAFETY: `can` is writable.
+        library.check("cuDeviceCanAccessPeer", unsafe {
+            (library.cuDeviceCanAccessPeer)(&raw mut can, self.device, other.device)
+        })?;
+        if can == 0 {
+            return Err(error::driver(
+                "cuDeviceCanAccessPeer",
+                format!(
+                    "cuda:{} ({}) cannot access memory of cuda:{peer} ({}): neither NVLink nor \
+                     PCIe peer access connects them (`nvidia-smi topo -p2p r` shows which GPUs \
+                     are connected)",
+                    self.properties.ordinal, self.properties.name, other.properties.name
+                ),
+            ));
+        }
+        // SAFETY: the primary context of the peer is retained and never released. The flags must be
+        // 0.
+        let code = unsafe { (library.cuCtxEnablePeerAccess)(other.context as sys::CUcontext, 0) };
+        if code == PEER_ACCESS_ALREADY_ENABLED {
+            return Ok(());
+        }
+        library.check("cuCtxEnablePeerAccess", code)
     }
 
     /// Allocates page-locked zeroed host memory.

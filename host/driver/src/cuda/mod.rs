@@ -17,13 +17,13 @@
 //! | subject | symbols |
 //! |---|---|
 //! | start | `cuInit` `cuDriverGetVersion` `cuGetErrorName` `cuGetErrorString` |
-//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceGetPCIBusId` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` `cuDeviceGetP2PAttribute` |
-//! | contexts | `cuDevicePrimaryCtxRetain` `cuCtxGetCurrent` `cuCtxSetCurrent` `cuThreadExchangeStreamCaptureMode` |
+//! | devices | `cuDeviceGet` `cuDeviceGetCount` `cuDeviceGetName` `cuDeviceGetUuid_v2` `cuDeviceGetPCIBusId` `cuDeviceTotalMem_v2` `cuDeviceGetAttribute` `cuDeviceGetP2PAttribute` `cuDeviceCanAccessPeer` |
+//! | contexts | `cuDevicePrimaryCtxRetain` `cuCtxGetCurrent` `cuCtxPushCurrent_v2` `cuCtxPopCurrent_v2` `cuCtxGetStreamPriorityRange` `cuCtxEnablePeerAccess` `cuThreadExchangeStreamCaptureMode` |
 //! | virtual memory | `cuMemGetAllocationGranularity` `cuMemCreate` `cuMemRelease` `cuMemAddressReserve` `cuMemAddressFree` `cuMemMap` `cuMemUnmap` `cuMemSetAccess` `cuMemExportToShareableHandle` `cuMemImportFromShareableHandle` `cuMemRetainAllocationHandle` `cuMemGetAllocationPropertiesFromHandle` |
 //! | memory | `cuMemAlloc_v2` `cuMemFree_v2` `cuMemGetInfo_v2` `cuMemGetAddressRange_v2` `cuIpcGetMemHandle` `cuIpcOpenMemHandle_v2` `cuIpcCloseMemHandle` `cuMemHostAlloc` `cuMemFreeHost` `cuMemHostGetDevicePointer_v2` |
 //! | copies | `cuMemcpyAsync` `cuMemcpyHtoDAsync_v2` `cuMemcpyDtoHAsync_v2` `cuMemsetD8Async` |
 //! | modules | `cuModuleLoadDataEx` `cuModuleUnload` `cuModuleGetFunction` `cuFuncGetAttribute` `cuFuncSetAttribute` `cuOccupancyMaxActiveBlocksPerMultiprocessor` `cuLaunchKernel` `cuLaunchKernelEx` |
-//! | streams | `cuStreamCreate` `cuStreamDestroy_v2` `cuStreamQuery` `cuStreamSynchronize` `cuStreamWaitEvent` `cuLaunchHostFunc` |
+//! | streams | `cuStreamCreateWithPriority` `cuStreamDestroy_v2` `cuStreamQuery` `cuStreamSynchronize` `cuStreamWaitEvent` `cuLaunchHostFunc` |
 //! | events | `cuEventCreate` `cuEventDestroy_v2` `cuEventRecord` `cuEventQuery` `cuEventElapsedTime` |
 //! | graphs | `cuStreamBeginCapture_v2` `cuStreamEndCapture` `cuUserObjectCreate` `cuUserObjectRelease` `cuGraphRetainUserObject` `cuGraphGetNodes` `cuGraphInstantiateWithFlags` `cuGraphUpload` `cuGraphLaunch` `cuGraphDestroy` `cuGraphExecDestroy` |
 //!

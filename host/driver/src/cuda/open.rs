@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use super::context::{self, Cuda, RelaxedCapture};
+use super::context::{Cuda, CurrentContext, RelaxedCapture};
 use super::library::Library;
 use super::staging::Staging;
 use super::{device, multicast, virtual_memory};
@@ -66,10 +66,15 @@ pub(super) fn queues_of(value: Option<&str>) -> u32 {
 /// `Error::NoDevice` if there is no driver, if the driver does not support CUDA 12.0, or if there
 /// is no such device; `Error::Driver` if the driver lacks a required symbol or if a call fails.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Driver>> {
+    Ok(open_cuda(ordinal)?)
+}
+
+/// Opens the CUDA device with index `ordinal`, as [`open`] does.
+pub(super) fn open_cuda(ordinal: u32) -> Result<Arc<Cuda>> {
     static OPEN: Mutex<BTreeMap<u32, Arc<Cuda>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(driver) = open.get(&ordinal) {
-        return Ok(Arc::clone(driver) as Arc<dyn Driver>);
+        return Ok(Arc::clone(driver));
     }
     let driver = Arc::new(Cuda::new(Library::open()?, ordinal)?);
     open.insert(ordinal, Arc::clone(&driver));
@@ -114,8 +119,7 @@ impl Cuda {
         library.check("cuDevicePrimaryCtxRetain", unsafe {
             (library.cuDevicePrimaryCtxRetain)(&raw mut context, number)
         })?;
-        context::enter(library, context.addr())?;
-        let relaxed = RelaxedCapture::new(library)?;
+        let relaxed = RelaxedCapture::new(CurrentContext::enter(library, context.addr())?)?;
 
         let mut handles = 0;
         if properties.descriptors {

@@ -9,7 +9,7 @@ use super::context::{Cuda, RelaxedCapture};
 use super::library::Library;
 use super::{memory, stream};
 use crate::Result;
-use crate::gpu::{CopyDriver, RawStream};
+use crate::gpu::{CopyDriver, RawStream, StreamPriority};
 
 /// Size of the page-locked buffer in bytes. Longer copies are split into pieces.
 const BYTES: usize = 1 << 20;
@@ -28,7 +28,8 @@ pub(super) struct Staging {
 impl Staging {
     /// Creates the stream and the buffer in the current context.
     pub(super) fn new(library: &Library) -> Result<Self> {
-        let stream = stream::create(library)?;
+        // High priority, because aborts use this stream while kernels of other streams wait.
+        let stream = stream::create(library, StreamPriority::High)?;
         match memory::host(library, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE as c_uint) {
             Ok(host) => Ok(Self {
                 stream: stream.0,

@@ -11,7 +11,7 @@ use super::error::NOT_READY;
 use super::library::Library;
 use super::open::queues;
 use crate::Result;
-use crate::gpu::{Callback, RawStream, StreamDriver};
+use crate::gpu::{Callback, RawStream, StreamDriver, StreamPriority};
 
 /// Converts a stream to the library's type.
 pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
@@ -20,21 +20,31 @@ pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
 
 /// Creates a stream in the current context. The stream does not synchronise with the legacy default
 /// stream.
-pub(super) fn create(library: &Library) -> Result<RawStream> {
+pub(super) fn create(library: &Library, priority: StreamPriority) -> Result<RawStream> {
+    // A smaller number is a higher priority. Both numbers are 0 if the device has no priorities.
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: `least` and `greatest` are writable.
+    library.check("cuCtxGetStreamPriorityRange", unsafe {
+        (library.cuCtxGetStreamPriorityRange)(&raw mut least, &raw mut greatest)
+    })?;
+    let priority = match priority {
+        StreamPriority::Normal => least,
+        StreamPriority::High => greatest,
+    };
     let mut stream = core::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
     // SAFETY: `stream` is writable.
-    library.check("cuStreamCreate", unsafe {
-        (library.cuStreamCreate)(&raw mut stream, flags)
+    library.check("cuStreamCreateWithPriority", unsafe {
+        (library.cuStreamCreateWithPriority)(&raw mut stream, flags, priority)
     })?;
     Ok(RawStream(stream.addr()))
 }
 
 impl StreamDriver for Cuda {
     /// Creates a stream.
-    fn create_stream(&self) -> Result<RawStream> {
+    fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
         let library = self.relaxed()?;
-        let stream = create(&library)?;
+        let stream = create(&library, priority)?;
         // `fetch_add` returns the count before the increment. The 2 counts the new stream and the
         // staging stream of the driver object, which also uses a queue.
         let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;

@@ -15,6 +15,9 @@ pub enum CaptureStatus {
     /// Capturing, but an earlier call invalidated the capture. The only permitted operation is to
     /// end the capture.
     Invalidated,
+    /// Only for the legacy default stream: a blocking stream of the context is capturing. Work on
+    /// the legacy default stream would invalidate that capture and fail.
+    Blocked,
 }
 
 /// Captures and graphs.
@@ -32,7 +35,7 @@ pub trait GraphDriver {
     /// `Error::Driver` if the capture is invalid.
     fn end_capture(&self, stream: RawStream) -> Result<RawGraph>;
 
-    /// Returns the capture state of a stream.
+    /// Returns the capture state of a stream. The query never invalidates a capture.
     ///
     /// # Errors
     /// `Error::Driver`.

@@ -27,8 +27,13 @@ macro_rules! handles {
 }
 
 impl RawStream {
-    /// The legacy default stream, which exists in every context.
+    /// The legacy default stream, which exists in every context. It waits for the work of all
+    /// blocking streams of the context, and they wait for its work. PyTorch's default stream is
+    /// this stream.
     pub const LEGACY: Self = Self(0);
+    /// The default stream of the calling thread. The handle refers to another stream on every
+    /// thread.
+    pub const PER_THREAD: Self = Self(2);
 }
 
 handles! {

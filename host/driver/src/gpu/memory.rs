@@ -142,6 +142,15 @@ pub trait MemoryDriver {
     /// freed the memory.
     fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
 
+    /// Permits kernels of this device to access memory of the device with index `peer` at the
+    /// address that the peer uses. Only memory of [`Origin::Whole`] needs this permission; every
+    /// mapping of virtual memory and of an IPC handle has its own. Does nothing for this device, and
+    /// if access is already enabled. Access is never disabled.
+    ///
+    /// # Errors
+    /// `Error::Driver` if this device cannot access memory of the peer.
+    fn enable_peer_access(&self, peer: u32) -> Result<()>;
+
     /// Allocates zeroed page-locked host memory. May wait for the device.
     ///
     /// # Errors

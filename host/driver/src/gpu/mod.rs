@@ -6,8 +6,8 @@
 //! code cannot break this rule, because constructors of handles from integers and methods that
 //! destroy handles are unsafe.
 //!
-//! Every method makes the device's primary context current on the calling thread. A method
-//! allocates device memory, waits for the device or uses the legacy default stream only if its
+//! Every method makes the device's primary context current on the calling thread, and restores the
+//! thread's previous context (CUDA) or device (HIP) before it returns. A method allocates device memory, waits for the device or uses the legacy default stream only if its
 //! documentation says so.
 //!
 //! Every error is [`Error::Driver`](crate::Error::Driver) with the name of the library function
@@ -34,7 +34,7 @@ pub use self::memory::{
 pub use self::module::{FunctionProperties, LaunchShape, ModuleDriver};
 pub use self::multicast::MulticastDriver;
 pub use self::properties::Properties;
-pub use self::stream::{EventDriver, StreamDriver};
+pub use self::stream::{EventDriver, StreamDriver, StreamPriority};
 use crate::Result;
 
 /// A function that the driver library calls. The argument is the `data` pointer that was registered

@@ -5,13 +5,24 @@ use core::ffi::c_void;
 use super::{Callback, DeviceDriver, RawEvent, RawStream};
 use crate::{Error, Result};
 
+/// Priority of a stream's work over the work of other streams of the process on the same GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamPriority {
+    /// The driver's default.
+    #[default]
+    Normal,
+    /// The highest priority that the GPU supports: waiting blocks of the stream start before
+    /// waiting blocks of other streams. Running blocks are not interrupted.
+    High,
+}
+
 /// Streams.
 pub trait StreamDriver: DeviceDriver {
     /// Creates a stream that does not synchronise with the legacy default stream.
     ///
     /// # Errors
     /// `Error::Driver`.
-    fn create_stream(&self) -> Result<RawStream>;
+    fn create_stream(&self, priority: StreamPriority) -> Result<RawStream>;
 
     /// Destroys a stream after its work is complete.
     ///

@@ -120,11 +120,14 @@ constants! {
     ERROR_NOT_FOUND: hipError_t = 500, hipError_t_hipErrorNotFound;
     ERROR_NOT_READY: hipError_t = 600, hipError_t_hipErrorNotReady;
     ERROR_ILLEGAL_ADDRESS: hipError_t = 700, hipError_t_hipErrorIllegalAddress;
+    ERROR_PEER_ACCESS_ALREADY_ENABLED: hipError_t = 704,
+        hipError_t_hipErrorPeerAccessAlreadyEnabled;
     ERROR_LAUNCH_FAILURE: hipError_t = 719, hipError_t_hipErrorLaunchFailure;
     ERROR_COOPERATIVE_TOO_LARGE: hipError_t = 720, hipError_t_hipErrorCooperativeLaunchTooLarge;
     ERROR_CAPTURE_UNSUPPORTED: hipError_t = 900, hipError_t_hipErrorStreamCaptureUnsupported;
     ERROR_CAPTURE_INVALIDATED: hipError_t = 901, hipError_t_hipErrorStreamCaptureInvalidated;
     ERROR_CAPTURE_UNJOINED: hipError_t = 904, hipError_t_hipErrorStreamCaptureUnjoined;
+    ERROR_CAPTURE_IMPLICIT: hipError_t = 906, hipError_t_hipErrorStreamCaptureImplicit;
     ERROR_CAPTURE_WRONG_THREAD: hipError_t = 908, hipError_t_hipErrorStreamCaptureWrongThread;
     ATTRIBUTE_COOPERATIVE: c_uint = 10, hipDeviceAttribute_t_hipDeviceAttributeCooperativeLaunch;
     ATTRIBUTE_MAX_THREADS: c_uint = 56, hipDeviceAttribute_t_hipDeviceAttributeMaxThreadsPerBlock;

@@ -48,19 +48,16 @@ impl Hip {
         Ok(hip)
     }
 
-    /// Makes the device current on this thread. Launches and queries use the thread's current
-    /// device.
-    pub(super) fn current(&self) -> Result<()> {
-        // SAFETY: the function takes only an integer.
-        let status = unsafe { (self.functions.hipSetDevice)(self.ordinal) };
-        self.functions.check("hipSetDevice", status)
+    /// Makes the device current on this thread until the returned guard is dropped. Launches and
+    /// queries use the thread's current device.
+    pub(super) fn current(&self) -> Result<CurrentDevice> {
+        CurrentDevice::enter(self.functions, self.ordinal)
     }
 
     /// Makes the device current. Until the returned guard is dropped, this thread may make calls
     /// that a capture forbids.
     pub(super) fn relaxed(&self) -> Result<RelaxedCapture> {
-        self.current()?;
-        RelaxedCapture::enter(self.functions)
+        RelaxedCapture::enter(self.current()?)
     }
 
     /// Locks the copy buffer and its stream.
@@ -92,37 +89,78 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
     }
 }
 
-/// Guard that keeps the calling thread in relaxed capture mode until the guard is dropped.
+/// Guard that keeps a device current on the calling thread. Dropping the guard makes the device
+/// current again that was current before.
 #[derive(Debug)]
-pub(super) struct RelaxedCapture {
+pub(super) struct CurrentDevice {
     functions: &'static Functions,
-    before: c_uint,
-    // Makes the guard `!Send`, because the capture mode belongs to the thread.
+    /// The device to restore, if another device was current.
+    before: Option<Int>,
+    // Makes the guard `!Send`, because the current device belongs to the thread.
     _thread: core::marker::PhantomData<*const ()>,
 }
 
+impl CurrentDevice {
+    fn enter(functions: &'static Functions, ordinal: Int) -> Result<Self> {
+        let mut before: Int = 0;
+        // SAFETY: `before` is writable.
+        let status = unsafe { (functions.hipGetDevice)(&mut before) };
+        functions.check("hipGetDevice", status)?;
+        if before != ordinal {
+            // SAFETY: the function takes only an integer.
+            let status = unsafe { (functions.hipSetDevice)(ordinal) };
+            functions.check("hipSetDevice", status)?;
+        }
+        Ok(Self {
+            functions,
+            before: (before != ordinal).then_some(before),
+            _thread: core::marker::PhantomData,
+        })
+    }
+}
+
+impl Drop for CurrentDevice {
+    fn drop(&mut self) {
+        let Some(before) = self.before else { return };
+        // SAFETY: the function takes only an integer.
+        let status = unsafe { (self.functions.hipSetDevice)(before) };
+        if status != hip::SUCCESS {
+            tracing::warn!(status, "cannot restore the thread's current device");
+            self.functions.forget();
+        }
+    }
+}
+
+/// Guard that keeps the calling thread in relaxed capture mode until the guard is dropped.
+#[derive(Debug)]
+pub(super) struct RelaxedCapture {
+    before: c_uint,
+    device: CurrentDevice,
+}
+
 impl RelaxedCapture {
-    fn enter(functions: &'static Functions) -> Result<Self> {
+    fn enter(device: CurrentDevice) -> Result<Self> {
+        let functions = device.functions;
         let mut mode = hip::CAPTURE_RELAXED;
         // SAFETY: `mode` is readable and writable.
         let status = unsafe { (functions.hipThreadExchangeStreamCaptureMode)(&mut mode) };
         functions.check("hipThreadExchangeStreamCaptureMode", status)?;
         Ok(Self {
-            functions,
             before: mode,
-            _thread: core::marker::PhantomData,
+            device,
         })
     }
 }
 
 impl Drop for RelaxedCapture {
     fn drop(&mut self) {
+        let functions = self.device.functions;
         let mut mode = self.before;
         // SAFETY: `mode` is readable and writable, and holds a mode that the runtime returned.
-        let status = unsafe { (self.functions.hipThreadExchangeStreamCaptureMode)(&mut mode) };
+        let status = unsafe { (functions.hipThreadExchangeStreamCaptureMode)(&mut mode) };
         if status != hip::SUCCESS {
             tracing::error!(status, "hipThreadExchangeStreamCaptureMode");
-            self.functions.forget();
+            functions.forget();
         }
     }
 }

@@ -37,6 +37,14 @@ pub(super) struct State {
     pub(super) old: Cell<bool>,
     /// Set if there is a device 1: true if device 0 has native atomics for its memory.
     pub(super) peer: Cell<Option<bool>>,
+    /// True if device 0 cannot access the memory of device 1.
+    pub(super) no_peer_access: Cell<bool>,
+    /// Number of successful calls of `hipDeviceEnablePeerAccess`.
+    pub(super) peer_accesses: Cell<u32>,
+    /// Number of calls that have set the current device.
+    pub(super) device_changes: Cell<u32>,
+    /// Priority of the latest stream.
+    pub(super) priority: Cell<c_int>,
     /// Latest launch.
     pub(super) launched: Cell<Option<LaunchRecord>>,
     /// Flags of the latest allocation of shared memory, the latest allocation of host memory, and
@@ -184,8 +192,37 @@ fake! {
         put(version, 60_443_482);
         done("hipRuntimeGetVersion", 0)
     }
+    hipGetDevice(device: *mut c_int) -> hipError_t {
+        put(device, with(|state| state.device.get()));
+        done("hipGetDevice", 0)
+    }
+    hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> hipError_t {
+        let there = with(|state| state.peer.get().is_some() && !state.no_peer_access.get());
+        if (device, peer) != (0, 1) {
+            return done("hipDeviceCanAccessPeer", hip::ERROR_INVALID_DEVICE);
+        }
+        put(can, c_int::from(there));
+        done("hipDeviceCanAccessPeer", 0)
+    }
+    hipDeviceEnablePeerAccess(peer: c_int, flags: c_uint) -> hipError_t {
+        let (device, enabled) = with(|state| (state.device.get(), state.peer_accesses.get()));
+        if flags != 0 || (device, peer) != (0, 1) {
+            return done("hipDeviceEnablePeerAccess", hip::ERROR_INVALID_DEVICE);
+        }
+        if enabled > 0 {
+            return done("hipDeviceEnablePeerAccess", hip::ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        }
+        with(|state| state.peer_accesses.set(1));
+        done("hipDeviceEnablePeerAccess", 0)
+    }
+    hipDeviceGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) -> hipError_t {
+        put(least, 1);
+        put(greatest, -1);
+        done("hipDeviceGetStreamPriorityRange", 0)
+    }
     hipSetDevice(device: c_int) -> hipError_t {
         with(|state| state.device.set(device));
+        with(|state| state.device_changes.set(state.device_changes.get() + 1));
         done("hipSetDevice", 0)
     }
     hipDeviceGetAttribute(value: *mut c_int, attribute: c_uint, _device: c_int) -> hipError_t {
@@ -369,10 +406,13 @@ fake! {
         });
         done("hipModuleLaunchCooperativeKernel", 0)
     }
-    hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint) -> hipError_t {
+    hipStreamCreateWithPriority(
+        stream: *mut hipStream_t, flags: c_uint, priority: c_int
+    ) -> hipError_t {
+        with(|state| state.priority.set(priority));
         set_flag(2, flags);
         put(stream, STREAM as hipStream_t);
-        done("hipStreamCreateWithFlags", 0)
+        done("hipStreamCreateWithPriority", 0)
     }
     hipStreamDestroy(_stream: hipStream_t) -> hipError_t { done("hipStreamDestroy", 0) }
     hipStreamQuery(_stream: hipStream_t) -> hipError_t { done("hipStreamQuery", 0) }
@@ -424,10 +464,21 @@ fake! {
         with(|state| state.capture.set(None));
         done("hipStreamEndCapture", 0)
     }
+    hipStreamIsCapturing(stream: hipStream_t, status: *mut c_uint) -> hipError_t {
+        let capturing = with(|state| state.capture.get().is_some());
+        if stream.is_null() && capturing {
+            return done("hipStreamIsCapturing", hip::ERROR_CAPTURE_IMPLICIT);
+        }
+        put(status, if capturing { hip::CAPTURE_STATUS_ACTIVE } else { hip::CAPTURE_STATUS_NONE });
+        done("hipStreamIsCapturing", 0)
+    }
     hipStreamGetCaptureInfo_v2(
-        _stream: hipStream_t, status: *mut c_uint, id: *mut c_ulonglong, graph: *mut hipGraph_t,
+        stream: hipStream_t, status: *mut c_uint, id: *mut c_ulonglong, graph: *mut hipGraph_t,
         _dependencies: *mut *const hipGraphNode_t, _number: *mut usize
     ) -> hipError_t {
+        if stream.is_null() {
+            return done("hipStreamGetCaptureInfo_v2", 1);
+        }
         if with(|state| state.capture.get().is_some()) {
             put(status, hip::CAPTURE_STATUS_ACTIVE);
             put(id, 7);

@@ -14,7 +14,7 @@ impl GraphDriver for Hip {
     /// thread must end the capture. Until then, this thread may allocate, free and wait only
     /// through this driver, not by calling HIP directly.
     fn begin_capture(&self, stream: RawStream) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         // SAFETY: `stream` is a live handle (documentation of the module `gpu`).
         let status = unsafe {
             (self.functions.hipStreamBeginCapture)(
@@ -26,7 +26,7 @@ impl GraphDriver for Hip {
     }
 
     fn end_capture(&self, stream: RawStream) -> Result<RawGraph> {
-        self.current()?;
+        let _current = self.current()?;
         let mut graph: hipGraph_t = ptr::null_mut();
         // SAFETY: `graph` is writable. The runtime leaves `graph` undefined after an error, and
         // `check` then returns before `graph` is read.
@@ -37,8 +37,21 @@ impl GraphDriver for Hip {
     }
 
     fn capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        self.current()?;
+        let _current = self.current()?;
         let (mut state, mut id) = (hip::CAPTURE_STATUS_NONE, 0);
+        if stream == RawStream::LEGACY {
+            // `hipStreamGetCaptureInfo_v2` does not accept the legacy default stream in all
+            // releases. This function does, and does not invalidate a capture.
+            // SAFETY: `state` is writable.
+            let status =
+                unsafe { (self.functions.hipStreamIsCapturing)(ptr::null_mut(), &mut state) };
+            if status == hip::ERROR_CAPTURE_IMPLICIT {
+                self.functions.forget();
+                return Ok(CaptureStatus::Blocked);
+            }
+            self.functions.check("hipStreamIsCapturing", status)?;
+            return Ok(CaptureStatus::None);
+        }
         let mut graph: hipGraph_t = ptr::null_mut();
         // SAFETY: `stream` is a live handle. `state`, `id` and `graph` are writable. The other
         // pointers are optional and null.
@@ -109,7 +122,7 @@ impl GraphDriver for Hip {
     }
 
     fn graph_nodes(&self, graph: RawGraph) -> Result<usize> {
-        self.current()?;
+        let _current = self.current()?;
         let mut nodes = 0;
         // SAFETY: `nodes` is writable. With a null array the runtime writes only the number of
         // nodes.
@@ -135,7 +148,7 @@ impl GraphDriver for Hip {
     /// # Safety
     /// The preconditions of `Driver::launch_graph`.
     unsafe fn launch_graph(&self, exec: RawGraphExec, stream: RawStream) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         // SAFETY: `exec` and `stream` are live handles. The caller guarantees the preconditions of
         // every operation in the graph.
         let status = unsafe {

@@ -52,7 +52,11 @@ functions! {
     hipInit(c_uint) -> hipError_t;
     hipGetDeviceCount(*mut c_int) -> hipError_t;
     hipRuntimeGetVersion(*mut c_int) -> hipError_t;
+    hipGetDevice(*mut c_int) -> hipError_t;
     hipSetDevice(c_int) -> hipError_t;
+    hipDeviceCanAccessPeer(*mut c_int, c_int, c_int) -> hipError_t;
+    hipDeviceEnablePeerAccess(c_int, c_uint) -> hipError_t;
+    hipDeviceGetStreamPriorityRange(*mut c_int, *mut c_int) -> hipError_t;
     hipDeviceGetAttribute(*mut c_int, c_uint, c_int) -> hipError_t;
     hipDeviceGetP2PAttribute(*mut c_int, c_uint, c_int, c_int) -> hipError_t;
     hipDeviceGetName(*mut c_char, c_int, c_int) -> hipError_t;
@@ -88,7 +92,7 @@ functions! {
         hipFunction_t, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, hipStream_t,
         *mut *mut c_void,
     ) -> hipError_t;
-    hipStreamCreateWithFlags(*mut hipStream_t, c_uint) -> hipError_t;
+    hipStreamCreateWithPriority(*mut hipStream_t, c_uint, c_int) -> hipError_t;
     hipStreamDestroy(hipStream_t) -> hipError_t;
     hipStreamQuery(hipStream_t) -> hipError_t;
     hipStreamSynchronize(hipStream_t) -> hipError_t;
@@ -103,6 +107,7 @@ functions! {
     hipEventElapsedTime(*mut f32, hipEvent_t, hipEvent_t) -> hipError_t;
     hipStreamBeginCapture(hipStream_t, c_uint) -> hipError_t;
     hipStreamEndCapture(hipStream_t, *mut hipGraph_t) -> hipError_t;
+    hipStreamIsCapturing(hipStream_t, *mut c_uint) -> hipError_t;
     hipStreamGetCaptureInfo_v2(
         hipStream_t, *mut c_uint, *mut c_ulonglong, *mut hipGraph_t, *mut *const hipGraphNode_t,
         *mut usize,

@@ -16,13 +16,13 @@ use core::ffi::{c_char, c_uint, c_void};
 use core::ops::Range;
 use core::ptr;
 
-use super::bindings::{self as hip, hipIpcMemHandle_t, hipStream_t};
+use super::bindings::{self as hip, Int, hipIpcMemHandle_t, hipStream_t};
 use super::device::Hip;
 use super::error::driver_error;
 use crate::Result;
 use crate::gpu::{
     CopyDriver, Export, HANDLE_BYTES, HostMemory, Import, MemoryDriver, MemoryKind, Origin,
-    RawMemory, RawStream, StreamDriver,
+    RawMemory, RawStream, StreamDriver, StreamPriority,
 };
 
 /// Allocation granularity of private memory in bytes: one page.
@@ -53,7 +53,7 @@ impl Staging {
 impl Hip {
     pub(super) fn create_staging(&self) -> Result<Staging> {
         let memory = self.allocate_host(STAGING_BYTES)?;
-        let stream = self.create_stream()?;
+        let stream = self.create_stream(StreamPriority::High)?;
         Ok(Staging {
             host: memory.host as usize,
             stream: stream.0,
@@ -222,6 +222,37 @@ impl MemoryDriver for Hip {
         ))
     }
 
+    fn enable_peer_access(&self, peer: u32) -> Result<()> {
+        let other = Int::try_from(peer).unwrap_or(Int::MAX);
+        if other == self.ordinal {
+            return Ok(());
+        }
+        let _relaxed = self.relaxed()?;
+        let mut can: Int = 0;
+        // SAFETY: `can` is writable.
+        let status =
+            unsafe { (self.functions.hipDeviceCanAccessPeer)(&mut can, self.ordinal, other) };
+        self.functions.check("hipDeviceCanAccessPeer", status)?;
+        if can == 0 {
+            return Err(driver_error(
+                "hipDeviceCanAccessPeer",
+                &format!(
+                    "hip:{} ({}) cannot access memory of hip:{peer}: neither xGMI nor PCIe peer \
+                     access connects them (`rocm-smi --showtopoaccess` shows which GPUs are \
+                     connected)",
+                    self.ordinal, self.properties.name
+                ),
+            ));
+        }
+        // SAFETY: the function takes only integers. The flags must be 0.
+        let status = unsafe { (self.functions.hipDeviceEnablePeerAccess)(other, 0) };
+        if status == hip::ERROR_PEER_ACCESS_ALREADY_ENABLED {
+            self.functions.forget();
+            return Ok(());
+        }
+        self.functions.check("hipDeviceEnablePeerAccess", status)
+    }
+
     fn allocate_host(&self, bytes: usize) -> Result<HostMemory> {
         if bytes == 0 {
             return Err(driver_error("hipHostMalloc", "0 bytes cannot be allocated"));
@@ -322,7 +353,7 @@ impl CopyDriver for Hip {
     /// # Safety
     /// The preconditions of `Driver::copy`.
     unsafe fn copy(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         let size = usize::try_from(bytes)
             .map_err(|_| driver_error("hipMemcpyAsync", "the size exceeds the address space"))?;
         if size == 0 {

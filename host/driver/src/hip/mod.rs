@@ -8,12 +8,13 @@
 //!
 //! | function | rule | implementation |
 //! |---|---|---|
-//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current device | every method calls `hipSetDevice` before such a call |
+//! | every launch, `hipFuncGetAttribute` | the stream's GPU must be the thread's current device | every method calls `hipSetDevice` before such a call and restores the previous device afterwards |
 //! | every function | stores the thread's latest error for `hipGetLastError` | every method clears the stored error after a failed call |
 //! | `hipMalloc`, `hipFree`, ... | forbidden during a capture on a thread whose capture mode is not relaxed; a forbidden call invalidates the capture | called in relaxed mode |
 //! | `hipMemcpy`, `hipMemset`, `hipDeviceSynchronize` | invalidate every capture of the process | never called |
 //! | `hipExtMallocWithFlags` | memory that is polled while it is written needs `hipDeviceMallocUncached` | used for all shared memory |
 //! | `hipIpcGetMemHandle` | a handle for an address inside an allocation maps the memory from that address, not from the base | exports a handle for the base, and the offset of the address |
+//! | `hipDeviceEnablePeerAccess` | needed before kernels access memory of another GPU at the owner's address | called when ranks of one process exchange memory; `hipErrorPeerAccessAlreadyEnabled` is success |
 //! | `hipIpcOpenMemHandle` | flags must be `hipIpcMemLazyEnablePeerAccess`; fails in the process that created the handle | passes this flag; the error message recommends using the address itself |
 //! | `hipFree`, `hipIpcCloseMemHandle`, `hipHostFree` | wait for the device | the `Driver` trait permits these waits; no other method waits for the whole device |
 //! | `hipHostMalloc` | coherent without fences only with `hipHostMallocCoherent` | portable, mapped and coherent |
@@ -25,6 +26,7 @@
 //! | `hipModuleLaunchCooperativeKernel` on a capturing stream | some runtimes run the kernel immediately | returns an error if the graph got no new node |
 //! | `hipStreamQuery`, `hipEventQuery` | return `hipErrorNotReady` while work is pending | returns `false` |
 //! | `hipStreamWaitValue32` | the command processor waits if the memory was allocated with `hipMallocSignalMemory`, otherwise a small kernel waits; some runtimes cannot capture the wait | called with a full mask; errors are returned |
+//! | `hipStreamIsCapturing` on the null stream | returns `hipErrorStreamCaptureImplicit` while a blocking stream is capturing | work on the null stream is refused before any other call |
 //! | `hipStreamBeginCapture` | a thread-local capture must end on the thread that began it | documented in the `Driver` trait; the error has a hint |
 //! | `hipStreamEndCapture` | leaves the graph handle undefined after an error | the handle is not read after an error |
 //! | `hipUserObjectCreate` | flags must be `hipUserObjectNoDestructorSync` | uses this flag; the only reference moves to the graph |

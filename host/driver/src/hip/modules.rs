@@ -112,7 +112,7 @@ impl ModuleDriver for Hip {
     }
 
     fn function_properties(&self, function: RawFunction) -> Result<FunctionProperties> {
-        self.current()?;
+        let _current = self.current()?;
         let attribute = |number: c_uint| {
             let mut value: Int = 0;
             // SAFETY: `value` is writable. `function` is live, because its module is never
@@ -141,7 +141,7 @@ impl ModuleDriver for Hip {
         threads: u32,
         shared_bytes: u32,
     ) -> Result<u32> {
-        self.current()?;
+        let _current = self.current()?;
         let call = "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor";
         let threads = Int::try_from(threads)
             .map_err(|_| driver_error(call, &format!("{threads} threads in a block")))?;
@@ -174,7 +174,7 @@ impl ModuleDriver for Hip {
         stream: RawStream,
     ) -> Result<()> {
         launchable(shape).map_err(|detail| driver_error("hipModuleLaunchKernel", &detail))?;
-        self.current()?;
+        let _current = self.current()?;
         let function = function.0 as hipFunction_t;
         let (raw, stream) = (stream, stream.0 as hipStream_t);
         let (blocks, threads, shared) = (shape.blocks, shape.threads, shape.shared_bytes);
@@ -234,7 +234,7 @@ impl Hip {
     fn growing_graph(&self, stream: RawStream) -> Result<Option<(RawGraph, usize)>> {
         match self.capture_status(stream)? {
             CaptureStatus::Active(_, graph) => Ok(Some((graph, self.graph_nodes(graph)?))),
-            CaptureStatus::None | CaptureStatus::Invalidated => Ok(None),
+            CaptureStatus::None | CaptureStatus::Invalidated | CaptureStatus::Blocked => Ok(None),
         }
     }
 }

@@ -6,17 +6,34 @@ use core::ptr;
 use super::bindings::{self as hip, hipEvent_t, hipStream_t};
 use super::device::Hip;
 use crate::Result;
-use crate::gpu::{Callback, EventDriver, RawEvent, RawStream, StreamDriver};
+use crate::gpu::{Callback, EventDriver, RawEvent, RawStream, StreamDriver, StreamPriority};
 
 impl StreamDriver for Hip {
-    fn create_stream(&self) -> Result<RawStream> {
+    fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
         let _relaxed = self.relaxed()?;
+        // A smaller number is a higher priority.
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: `least` and `greatest` are writable.
+        let status =
+            unsafe { (self.functions.hipDeviceGetStreamPriorityRange)(&mut least, &mut greatest) };
+        self.functions
+            .check("hipDeviceGetStreamPriorityRange", status)?;
+        let priority = match priority {
+            // HIP has a priority below the default, which is 0.
+            StreamPriority::Normal => least.min(0),
+            StreamPriority::High => greatest,
+        };
         let mut stream: hipStream_t = ptr::null_mut();
         // SAFETY: `stream` is writable.
         let status = unsafe {
-            (self.functions.hipStreamCreateWithFlags)(&mut stream, hip::STREAM_NON_BLOCKING)
+            (self.functions.hipStreamCreateWithPriority)(
+                &mut stream,
+                hip::STREAM_NON_BLOCKING,
+                priority,
+            )
         };
-        self.functions.check("hipStreamCreateWithFlags", status)?;
+        self.functions
+            .check("hipStreamCreateWithPriority", status)?;
         Ok(RawStream(stream as usize))
     }
 
@@ -51,7 +68,7 @@ impl StreamDriver for Hip {
         callback: Callback,
         data: *mut c_void,
     ) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         // SAFETY: `stream` is a live handle. The caller guarantees that `data` is valid for
         // `callback` at every call.
         let status = unsafe {
@@ -67,7 +84,7 @@ impl StreamDriver for Hip {
     /// # Safety
     /// The preconditions of `Driver::wait_value`.
     unsafe fn wait_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
         // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
         let status = unsafe {
@@ -85,7 +102,7 @@ impl StreamDriver for Hip {
     /// # Safety
     /// The preconditions of `Driver::write_value`.
     unsafe fn write_value(&self, stream: RawStream, at: u64, value: u32) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         let (stream, at) = (stream.0 as hipStream_t, at as *mut c_void);
         // SAFETY: `stream` is a live handle. The caller guarantees that the word at `at` is mapped.
         // The flags are reserved and must be 0.
@@ -119,7 +136,7 @@ impl EventDriver for Hip {
     }
 
     fn record_event(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         // SAFETY: `event` and `stream` are live handles (documentation of the module `gpu`).
         let status = unsafe {
             (self.functions.hipEventRecord)(event.0 as hipEvent_t, stream.0 as hipStream_t)
@@ -135,7 +152,7 @@ impl EventDriver for Hip {
     }
 
     fn wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        self.current()?;
+        let _current = self.current()?;
         // SAFETY: `stream` and `event` are live handles, and the flags are 0 as required.
         let status = unsafe {
             (self.functions.hipStreamWaitEvent)(stream.0 as hipStream_t, event.0 as hipEvent_t, 0)

@@ -9,7 +9,7 @@ use super::fake;
 use crate::Error;
 use crate::gpu::{
     CaptureStatus, Driver, Export, FunctionProperties, HANDLE_BYTES, Import, LaunchShape,
-    MemoryKind, Origin, RawMemory,
+    MemoryKind, Origin, RawMemory, RawStream, StreamPriority,
 };
 
 const IMAGE: &[u8] = include_bytes!("fixtures/vocab-argmax-gfx942.co");
@@ -26,10 +26,11 @@ fn fail(call: &'static str, status: hip::hipError_t) {
     fake::with(|state| state.fail.set(Some((call, status))));
 }
 
-/// Checks the conditions that must hold after every method: the capture mode of the thread is
-/// unchanged, and `hipGetLastError` returns no error of this driver.
+/// Checks the conditions that must hold after every method: the capture mode and the current device
+/// of the thread are unchanged, and `hipGetLastError` returns no error of this driver.
 fn check_thread() {
     fake::with(|state| {
+        assert_eq!(state.device.get(), -1, "the current device");
         assert_eq!(state.mode.get(), 0);
         assert_eq!(state.last.get(), 0);
         assert!(state.fail.get().is_none(), "a failure was not used");
@@ -82,6 +83,88 @@ fn native_atomics_are_asked_for() {
 }
 
 #[test]
+fn the_current_device_is_restored() {
+    let driver = driver();
+    for other in [-1, 3] {
+        fake::with(|state| state.device.set(other));
+        let changes = fake::with(|state| state.device_changes.get());
+        let stream = driver.create_stream(StreamPriority::Normal).unwrap();
+        // The fake refuses allocations on a thread where another device is current.
+        let memory = driver.allocate(64, MemoryKind::Shared).unwrap();
+        // SAFETY: the memory has 64 bytes.
+        unsafe { driver.write(memory.address, &[1; 64]).unwrap() };
+        // SAFETY: the memory was allocated above and is not used any more.
+        unsafe { driver.release(memory).unwrap() };
+        fail("hipStreamQuery", hip::ERROR_ILLEGAL_ADDRESS);
+        driver.query_stream(stream).unwrap_err();
+        assert_eq!(fake::with(|state| state.device.get()), other);
+        let changes = fake::with(|state| state.device_changes.get()) - changes;
+        assert!(changes >= 10, "two changes per call: {changes}");
+    }
+    // No call is made where the device is current already.
+    fake::with(|state| state.device.set(0));
+    let changes = fake::with(|state| state.device_changes.get());
+    driver.create_stream(StreamPriority::Normal).unwrap();
+    assert_eq!(fake::with(|state| state.device_changes.get()), changes);
+    fake::with(|state| state.device.set(-1));
+    check_thread();
+}
+
+#[test]
+fn peer_access_is_enabled_once_and_refused_by_name() {
+    let driver = driver();
+    let enabled = || fake::with(|state| state.peer_accesses.get());
+    driver.enable_peer_access(0).unwrap();
+    assert_eq!(enabled(), 0, "the device itself needs no access");
+    let error = driver.enable_peer_access(1).unwrap_err().to_string();
+    assert!(
+        error.contains("hip:0 (AMD Instinct MI300X) cannot access memory of hip:1"),
+        "{error}"
+    );
+    fake::with(|state| state.peer.set(Some(true)));
+    for _ in 0..2 {
+        driver.enable_peer_access(1).unwrap();
+        assert_eq!(enabled(), 1);
+    }
+    fake::with(|state| state.no_peer_access.set(true));
+    driver.enable_peer_access(1).unwrap_err();
+    fail("hipDeviceCanAccessPeer", hip::ERROR_INVALID_DEVICE);
+    driver.enable_peer_access(1).unwrap_err();
+    check_thread();
+}
+
+#[test]
+fn streams_have_priorities() {
+    let driver = driver();
+    for (priority, number) in [(StreamPriority::Normal, 0), (StreamPriority::High, -1)] {
+        driver.create_stream(priority).unwrap();
+        assert_eq!(fake::with(|state| state.priority.get()), number);
+        assert_eq!(
+            fake::with(|state| state.flags.get())[2],
+            hip::STREAM_NON_BLOCKING
+        );
+    }
+    check_thread();
+}
+
+#[test]
+fn the_legacy_stream_is_blocked_while_another_stream_captures() {
+    let driver = driver();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
+    let legacy = || driver.capture_status(RawStream::LEGACY).unwrap();
+    assert_eq!(legacy(), CaptureStatus::None);
+    driver.begin_capture(stream).unwrap();
+    assert_eq!(legacy(), CaptureStatus::Blocked);
+    assert!(matches!(
+        driver.capture_status(stream).unwrap(),
+        CaptureStatus::Active(..)
+    ));
+    driver.end_capture(stream).unwrap();
+    assert_eq!(legacy(), CaptureStatus::None);
+    check_thread();
+}
+
+#[test]
 fn absent_gpus_are_said_so() {
     let error = Hip::open(&fake::FUNCTIONS, 1).unwrap_err().to_string();
     assert!(
@@ -129,7 +212,7 @@ fn memory_is_zeroed_rounded_and_copied() {
             memory.address,
             memory.address + 5,
             100,
-            driver.create_stream().unwrap(),
+            driver.create_stream(StreamPriority::Normal).unwrap(),
         )
     }
     .unwrap();
@@ -226,7 +309,7 @@ fn kernels_are_found_and_launched() {
     assert_eq!(driver.resident_blocks(function, 512, 0).unwrap(), 4);
     assert_eq!(driver.resident_blocks(function, 512, 65536).unwrap(), 1);
 
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     let mut argument = 77_u32;
     let mut arguments = [ptr::from_mut(&mut argument).cast::<c_void>()];
     for cooperative in [false, true] {
@@ -265,7 +348,7 @@ fn kernels_are_found_and_launched() {
 #[test]
 fn streams_and_events_say_whether_they_are_done() {
     let driver = driver();
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     let (start, end) = (
         driver.create_event(true).unwrap(),
         driver.create_event(false).unwrap(),
@@ -294,7 +377,7 @@ fn streams_and_events_say_whether_they_are_done() {
 #[test]
 fn streams_wait_for_words_and_write_them() {
     let driver = driver();
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     let mut word = 7_u32;
     let at = (&raw mut word) as u64;
     // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
@@ -317,7 +400,7 @@ fn streams_wait_for_words_and_write_them() {
 #[test]
 fn calls_during_a_capture_are_allowed() {
     let driver = driver();
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     assert_eq!(driver.capture_status(stream).unwrap(), CaptureStatus::None);
     driver.begin_capture(stream).unwrap();
     let CaptureStatus::Active(7, graph) = driver.capture_status(stream).unwrap() else {
@@ -350,7 +433,7 @@ fn a_cooperative_launch_that_was_not_captured_is_an_error() {
     let driver = driver();
     let module = driver.load(IMAGE).unwrap();
     let function = driver.function(module, c"vocab_argmax").unwrap().unwrap();
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     let mut argument = 1_u32;
     let mut arguments = [ptr::from_mut(&mut argument).cast::<c_void>()];
     let shape = LaunchShape {
@@ -375,7 +458,7 @@ fn a_cooperative_launch_that_was_not_captured_is_an_error() {
 #[test]
 fn graphs_call_back_when_they_took_the_data() {
     let driver = driver();
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     driver.begin_capture(stream).unwrap();
     let graph = driver.end_capture(stream).unwrap();
     let mut calls = 0_u32;
@@ -408,7 +491,7 @@ fn on_a_gpu() {
     assert!(!devices.is_empty());
     let driver = super::open(0).unwrap();
     assert_eq!(driver.properties(), &devices[0]);
-    let stream = driver.create_stream().unwrap();
+    let stream = driver.create_stream(StreamPriority::Normal).unwrap();
     let memory = driver.allocate(1 << 20, MemoryKind::Shared).unwrap();
     let bytes: Vec<u8> = (0..1 << 19).map(|at: u32| (at % 251) as u8).collect();
     // SAFETY: the range lies within the allocation.

@@ -21,6 +21,7 @@ use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};
 use crate::device::isa;
 use crate::digest;
+use crate::gpu::driver::StreamPriority;
 use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::memory::Memory;
 use crate::stream::Stream;
@@ -150,7 +151,11 @@ impl Communicator {
         // The constants in the workspace are complete. The boxed constants are for blocks of one
         // lane, which read the addresses from memory of the process.
         constants.workspaces = addresses.as_ptr() as u64;
-        let stream = Stream::on_device(device)?;
+        let priority = match options.high_priority_stream {
+            true => StreamPriority::High,
+            false => StreamPriority::Normal,
+        };
+        let stream = Stream::with_priority(device, priority)?;
         let memory_id = match &backend {
             // Ranks that are threads see each other's memory at the same addresses.
             None => workspaces[0].ptr() as u64,

@@ -233,8 +233,7 @@ impl Communicator {
             && stream.id() != id
             && !stream.is_capturing()
         {
-            stream.record(last)?;
-            self.stream.wait_event(last)?;
+            self.stream.wait_stream(stream, last)?;
             // A wait refers to the previous record of the event, so the next record may reuse it.
             event = last.clone();
         }

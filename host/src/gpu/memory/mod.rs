@@ -97,10 +97,16 @@ impl Memory {
             let piece = pieces().get(&descriptor.id).and_then(Weak::upgrade);
             let piece =
                 piece.ok_or_else(|| refused("this process has freed it already".to_owned()))?;
+            if Arc::ptr_eq(&piece.gpu, gpu) {
+                return Ok(piece);
+            }
             // Memory from the virtual memory API is mapped only for the GPU that owns the memory.
             // Another GPU needs a separate mapping. An IPC handle cannot be opened in the process
-            // that created it, so the owner's address is used.
-            if Arc::ptr_eq(&piece.gpu, gpu) || matches!(descriptor.wire, Wire::Ipc(..)) {
+            // that created it, so the owner's address is used, which needs peer access.
+            if matches!(descriptor.wire, Wire::Ipc(..)) {
+                gpu.driver()
+                    .enable_peer_access(piece.gpu.properties().ordinal)
+                    .map_err(|error| refused(error.to_string()))?;
                 return Ok(piece);
             }
         }

@@ -24,7 +24,7 @@ pub(crate) use self::image::IMAGE;
 use self::state::{RankLaunch, State};
 use super::device::Gpu;
 use super::driver::{
-    CaptureStatus, Driver, LaunchShape, MemoryKind, RawMemory, RawModule, RawStream,
+    CaptureStatus, Driver, LaunchShape, MemoryKind, RawMemory, RawModule, RawStream, StreamPriority,
 };
 use crate::cpu::MAX_PARAM_BYTES;
 use crate::{Error, Result};
@@ -103,7 +103,7 @@ impl MultiRankGrid {
         }
         let bytes = u64::from(options.slots) * u64::from(options.size) * SLOT_BYTES;
         let table = driver.allocate(bytes, MemoryKind::Private)?;
-        let stream = driver.create_stream();
+        let stream = driver.create_stream(StreamPriority::Normal);
         // If a later step fails, dropping `grid` releases the resources that exist by then.
         let mut grid = Self {
             gpu: None,
@@ -255,10 +255,12 @@ impl MultiRankGrid {
         }
         match self.driver.capture_status(stream)? {
             CaptureStatus::None => Ok(()),
-            CaptureStatus::Active(..) | CaptureStatus::Invalidated => Err(invalid(format!(
-                "{kernel}: rank {rank}'s stream is being captured; a grid of several ranks belongs \
+            CaptureStatus::Active(..) | CaptureStatus::Invalidated | CaptureStatus::Blocked => {
+                Err(invalid(format!(
+                    "{kernel}: rank {rank}'s stream is being captured; a grid of several ranks belongs \
                  to no one's graph, so launch eagerly"
-            ))),
+                )))
+            }
         }
     }
 

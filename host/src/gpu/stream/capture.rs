@@ -1,14 +1,22 @@
 //! Captures of a stream: begin, end and status.
 
-use super::Stream;
-use crate::gpu::driver::{CaptureStatus, RawGraph};
+use super::{Inner, Stream};
+use crate::gpu::driver::{CaptureStatus, RawGraph, RawStream};
 use crate::gpu::graph::{self, Graph};
 use crate::{Error, Result};
 
 impl Stream {
     /// Returns the driver's capture status of the stream.
+    ///
+    /// # Errors
+    /// [`Error::CaptureState`] if this is the legacy default stream and another stream is
+    /// capturing; [`Error::InvalidArgument`] if this is the default stream of another thread.
     pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
-        Ok(self.inner.gpu.driver().capture_status(self.inner.raw)?)
+        self.inner.check_thread()?;
+        match self.inner.capture_status()? {
+            CaptureStatus::Blocked => Err(legacy_blocked()),
+            status => Ok(status),
+        }
     }
 
     /// Returns the number and the graph of the active capture, or `None` without a capture. Fails
@@ -20,6 +28,7 @@ impl Stream {
             CaptureStatus::Invalidated => Err(Error::capture(
                 "an earlier call invalidated the capture; end it and begin another",
             )),
+            CaptureStatus::Blocked => Err(legacy_blocked()),
         }
     }
 
@@ -29,26 +38,37 @@ impl Stream {
 
     pub(crate) fn begin_capture(&self) -> Result<()> {
         let gpu = &self.inner.gpu;
-        if self.is_capturing() {
+        if self.inner.raw == RawStream::LEGACY {
+            return Err(Error::capture(
+                "begin: the legacy default stream (handle 0) cannot be captured; use a stream of \
+                 its own (PyTorch: torch.cuda.Stream())",
+            ));
+        }
+        if self.capture_status()? != CaptureStatus::None {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
-        if let Some(ended) = self.state().capture.take() {
+        if let Some(ended) = self.inner.take_capture() {
             // Code outside this crate has ended the capture that this stream began. Discards the
             // log of that capture.
             let _ = graph::end(gpu, ended);
         }
+        let _no_legacy_work = gpu.begin_capture();
         gpu.driver().begin_capture(self.inner.raw)?;
         let capture = Self::capture(self.capture_status()?)?.map(|(capture, _)| capture);
         if let Some(capture) = capture {
             graph::begin(gpu, capture);
         }
         self.state().capture = capture;
+        if capture.is_some() {
+            gpu.count_capture();
+        }
         Ok(())
     }
 
     pub(crate) fn end_capture(&self) -> Result<Graph> {
         let gpu = &self.inner.gpu;
-        let Some(capture) = self.state().capture.take() else {
+        self.inner.check_thread()?;
+        let Some(capture) = self.inner.take_capture() else {
             let detail = if self.is_capturing() {
                 "end: this stream joined a capture that another stream began, or its own was \
                  begun outside this library; end it there"
@@ -61,4 +81,46 @@ impl Stream {
         let raw = gpu.driver().end_capture(self.inner.raw)?;
         Graph::new(gpu, raw, log)
     }
+}
+
+impl Inner {
+    /// Returns the capture status. Does not call the driver for the legacy default stream while a
+    /// stream of this library is capturing.
+    pub(super) fn capture_status(&self) -> Result<CaptureStatus> {
+        if self.raw == RawStream::LEGACY && self.gpu.has_capture() {
+            return Ok(CaptureStatus::Blocked);
+        }
+        Ok(self.gpu.driver().capture_status(self.raw)?)
+    }
+
+    /// Returns true if a capture that this stream began is still active.
+    pub(in crate::gpu) fn is_capturing(&self) -> bool {
+        if self.lock().capture.is_none() {
+            return false;
+        }
+        // If the status cannot be queried, the capture counts as active.
+        self.check_thread().is_err()
+            || !matches!(
+                self.gpu.driver().capture_status(self.raw),
+                Ok(CaptureStatus::None)
+            )
+    }
+
+    /// Removes and returns the number of the capture that this stream began.
+    pub(super) fn take_capture(&self) -> Option<u64> {
+        let capture = self.lock().capture.take();
+        if capture.is_some() {
+            self.gpu.uncount_capture();
+        }
+        capture
+    }
+}
+
+/// Returns the error for work on the legacy default stream during a capture.
+pub(super) fn legacy_blocked() -> Error {
+    Error::capture(
+        "the legacy default stream (handle 0) cannot be used while another stream of the GPU is \
+         capturing: the work would invalidate that capture; enqueue it before the capture begins, \
+         or on another stream",
+    )
 }

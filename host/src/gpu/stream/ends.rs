@@ -106,13 +106,17 @@ impl Stream {
     /// Blocks until all work on the stream is complete. Returns the first failure of a `sticky`
     /// operation since the last call.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        if self.is_capturing() {
+        let own_thread = self.inner.check_thread().is_ok();
+        if own_thread && self.capture_status()? != CaptureStatus::None {
             return Err(Error::capture("a capturing stream cannot be synchronized"));
         }
         let last = self.state().issued;
         let _ = self.wait(last, None);
-        // Also waits for work that other libraries enqueued on the stream.
-        self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
+        // Also waits for work that other libraries enqueued on the stream. On another thread, the
+        // handle of a per-thread default stream refers to another stream.
+        if own_thread {
+            self.inner.gpu.driver().synchronize_stream(self.inner.raw)?;
+        }
         self.state().sticky.take().map_or(Ok(()), Err)
     }
 
@@ -121,10 +125,15 @@ impl Stream {
         if !self.state().in_flight.is_empty() {
             return false;
         }
-        // A capturing stream counts as idle. It is not queried, because a query would invalidate
-        // the capture.
-        let driver = self.inner.gpu.driver();
-        self.is_capturing() || driver.query_stream(self.inner.raw).unwrap_or(false)
+        // A stream with a capture counts as idle. It is not queried, because a query would
+        // invalidate the capture. The default stream of another thread cannot be queried.
+        match self.capture_status() {
+            Ok(CaptureStatus::None) => {
+                let driver = self.inner.gpu.driver();
+                driver.query_stream(self.inner.raw).unwrap_or(false)
+            }
+            _ => true,
+        }
     }
 }
 
@@ -183,9 +192,11 @@ impl Inner {
     /// Returns true if the whole stream is idle. An operation without a recorded event is known to
     /// be complete only if the whole stream is idle.
     fn is_past_unrecorded(&self) -> Result<bool> {
-        let driver = self.gpu.driver();
-        match driver.capture_status(self.raw)? {
-            CaptureStatus::None => Ok(driver.query_stream(self.raw)?),
+        if self.check_thread().is_err() {
+            return Ok(false);
+        }
+        match self.capture_status()? {
+            CaptureStatus::None => Ok(self.gpu.driver().query_stream(self.raw)?),
             // A query would invalidate the capture.
             _ => Ok(false),
         }

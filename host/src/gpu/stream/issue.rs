@@ -4,9 +4,10 @@ use core::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use super::Stream;
+use super::capture::legacy_blocked;
 use crate::cpu::HostFn;
 use crate::gpu::device::InFlightGuard;
-use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph};
+use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph, RawStream};
 use crate::gpu::graph::{self, GraphExec, LoggedNode};
 use crate::gpu::in_flight::{Copy, HostCall, InFlight, WorkKind};
 use crate::gpu::launch::Launch;
@@ -53,6 +54,11 @@ impl Stream {
         let event = match spare {
             Some(event) => event,
             None => self.inner.gpu.driver().create_event(false)?,
+        };
+        // No capture of this library begins while work is enqueued on the legacy default stream.
+        let _no_capture = match self.inner.raw {
+            RawStream::LEGACY => Some(self.inner.gpu.no_capture().ok_or_else(legacy_blocked)?),
+            _ => None,
         };
         let (guard, _launching) = self.inner.gpu.launch();
         match self.issue(command) {

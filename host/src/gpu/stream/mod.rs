@@ -11,7 +11,7 @@ mod issue;
 
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) use self::ends::{is_settling, settling};
 pub(crate) use self::issue::Command;
 use super::device::Gpu;
-use super::driver::{CaptureStatus, RawEvent, RawStream};
+use super::driver::{CaptureStatus, RawEvent, RawStream, StreamPriority};
 use super::event::Event;
 use super::graph;
 pub(crate) use super::in_flight::Copy;
@@ -42,6 +42,9 @@ pub(super) struct Inner {
     /// True if this crate created the driver's stream. In that case, the driver's stream is
     /// destroyed after this value has been dropped and the work is complete.
     owned: bool,
+    /// The thread that adopted the stream, if it is a per-thread default stream. On another thread,
+    /// the handle refers to another stream.
+    thread: Option<usize>,
     state: Mutex<State>,
     /// Locked by the thread that polls.
     poller: Mutex<()>,
@@ -84,14 +87,19 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     /// Creates a stream.
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let raw = gpu.driver().create_stream()?;
+    pub(crate) fn new(gpu: &Arc<Gpu>, priority: StreamPriority) -> Result<Self> {
+        let raw = gpu.driver().create_stream(priority)?;
         Ok(Self::over(gpu, raw, true))
     }
 
-    /// Wraps a stream that other code created. The stream must outlive the returned value and all
-    /// work that is enqueued through the value.
+    /// Wraps a stream that other code created, or a default stream. The stream must outlive the
+    /// returned value and all work that is enqueued through the value.
     pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
+        // 1 is a second handle of the legacy default stream in CUDA and HIP.
+        let raw = match raw.as_raw() {
+            1 => RawStream::LEGACY,
+            _ => raw,
+        };
         Self::over(gpu, raw, false)
     }
 
@@ -101,6 +109,7 @@ impl Stream {
             gpu: Arc::clone(gpu),
             raw,
             owned,
+            thread: (raw == RawStream::PER_THREAD).then(thread_number),
             state: Mutex::default(),
             poller: Mutex::default(),
             progress: Arc::new(Progress {
@@ -124,11 +133,15 @@ impl Stream {
     /// Returns an identifier of the stream. It is equal for clones of a [`Stream`] and for all
     /// values that adopted the same driver stream.
     pub(crate) fn id(&self) -> usize {
-        if self.inner.owned {
-            Arc::as_ptr(&self.inner) as usize
-        } else {
-            // An odd number, so that it differs from the address of every `Inner`.
-            self.inner.raw.as_raw() << 1 | 1
+        let gpu = self.inner.gpu.properties().ordinal as usize;
+        match self.inner.raw {
+            // The address of an `Inner` is even.
+            _ if self.inner.owned => Arc::as_ptr(&self.inner) as usize,
+            // An odd number that is less than the numbers of adopted handles, which are addresses.
+            RawStream::LEGACY => gpu << 1 | 1,
+            // A number that is greater than every address.
+            RawStream::PER_THREAD => !(self.inner.thread.unwrap_or(0) << 12 | gpu),
+            raw => raw.as_raw() << 1 | 1,
         }
     }
 
@@ -169,7 +182,15 @@ impl Stream {
         self.inner.lock()
     }
 
+    /// Makes all later work of this stream wait for all work that was enqueued on `source` through
+    /// this library.
+    pub(crate) fn wait_issued(&self, source: &Self) -> Result<()> {
+        let issued = source.state().issued;
+        self.wait_operation(source, issued)
+    }
+
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
+        self.check_use()?;
         let driver = self.inner.gpu.driver();
         Ok(driver.record_event(event.raw(), self.inner.raw)?)
     }
@@ -179,6 +200,7 @@ impl Stream {
     pub(crate) fn wait_operation(&self, source: &Self, number: u64) -> Result<()> {
         // The lock keeps the event of the operation from being recorded again. Once the wait is
         // enqueued, a later record does not change it.
+        self.check_use()?;
         let state = source.state();
         let Some(work) = state.in_flight.iter().find(|work| work.number == number) else {
             // The operation is complete.
@@ -192,9 +214,41 @@ impl Stream {
     }
 
     pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
+        self.check_use()?;
         let driver = self.inner.gpu.driver();
         Ok(driver.wait_event(self.inner.raw, event.raw())?)
     }
+}
+
+impl Stream {
+    /// Returns true for the legacy default stream, of which a GPU has one per process.
+    pub(crate) fn is_legacy(&self) -> bool {
+        self.inner.raw == RawStream::LEGACY
+    }
+
+    /// Returns false for a default stream that cannot be used now: of another thread, or during the
+    /// capture of another stream.
+    pub(crate) fn can_record(&self) -> bool {
+        self.check_use().is_ok()
+    }
+
+    /// Refuses a call that would use the handle of a default stream where it cannot be used: on
+    /// another thread, or during the capture of another stream.
+    fn check_use(&self) -> Result<()> {
+        match self.inner.raw {
+            RawStream::LEGACY | RawStream::PER_THREAD => self.capture_status().map(|_| ()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns a number of the calling thread that no other thread of the process gets.
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
 }
 
 impl Progress {
@@ -245,6 +299,20 @@ impl WorkSource for Progress {
 }
 
 impl Inner {
+    /// Fails if this is a per-thread default stream that another thread adopted.
+    fn check_thread(&self) -> Result<()> {
+        match self.thread {
+            Some(thread) if thread != thread_number() => Err(Error::InvalidArgument {
+                operation: "stream",
+                detail: "the per-thread default stream (handle 2) was adopted by another thread, \
+                         and on this thread the handle is another stream: adopt it again on this \
+                         thread, or use a stream that all threads share"
+                    .to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,10 +321,11 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         let driver = self.gpu.driver();
-        let capture = self.lock().capture.take();
-        if let Some(capture) = capture {
+        if let Some(capture) = self.take_capture() {
             let _ = graph::end(&self.gpu, capture);
-            if let Ok(raw) = driver.end_capture(self.raw) {
+            if self.check_thread().is_ok()
+                && let Ok(raw) = driver.end_capture(self.raw)
+            {
                 // SAFETY: `end_capture` has just returned the graph, and no other code has its
                 // handle.
                 let _ = unsafe { driver.destroy_graph(raw) };

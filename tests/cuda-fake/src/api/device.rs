@@ -180,7 +180,7 @@ export! {
             // Performance rank.
             1 => 0,
             // Access, and access to arrays.
-            2 | 4 => 1,
+            2 | 4 => c_int::from(settings().peer_access),
             // Native atomics.
             3 => c_int::from(settings().atomics),
             _ => return Err(Status::InvalidValue),
@@ -200,7 +200,7 @@ export! {
 
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         let different = context::device(device)? != context::device(peer)?;
-        put(can, c_int::from(different))
+        put(can, c_int::from(different && settings().peer_access))
     }
 
     fn cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) {
@@ -287,6 +287,9 @@ export! {
         }
         if Arc::ptr_eq(&context, &other) {
             return Err(Status::InvalidDevice);
+        }
+        if !settings().peer_access {
+            return Err(Status::PeerAccessUnsupported);
         }
         let mut peers = lock(&context.peers);
         if peers.contains(&peer) {

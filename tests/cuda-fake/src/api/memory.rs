@@ -49,7 +49,7 @@ fn side(address: u64, bytes: u64, device: u32, write: bool, side: Side) -> Resul
     if address == 0 && bytes > 0 {
         return Err(Status::InvalidValue);
     }
-    match memory::check(address, bytes, device, write) {
+    match memory::check_copy(address, bytes, device, write) {
         Ok(Location::Pageable) if side == Side::Device => Err(Status::InvalidValue),
         Ok(location) => Ok(location),
         // This call does not report missing access rights. The copy fails on the device when it
@@ -83,7 +83,7 @@ fn copy(
         let staged = unsafe { core::slice::from_raw_parts(from as *const u8, bytes as usize) };
         let staged: Box<[u64]> = words(staged);
         let command = work(context, move || {
-            memory::check(to, bytes, device, true).or(Err(Status::IllegalAddress))?;
+            memory::check_copy(to, bytes, device, true).or(Err(Status::IllegalAddress))?;
             // SAFETY: `check` found `bytes` writable bytes at the target, and `staged` has at least
             // `bytes` bytes.
             unsafe { memory::copy(to, staged.as_ptr() as u64, bytes) };
@@ -92,8 +92,8 @@ fn copy(
         capture::submit(stream, command)?;
     } else {
         let command = work(context, move || {
-            memory::check(to, bytes, device, true)?;
-            memory::check(from, bytes, device, false)?;
+            memory::check_copy(to, bytes, device, true)?;
+            memory::check_copy(from, bytes, device, false)?;
             // SAFETY: `check` found every range in device memory accessible, and `cuda.h` requires
             // every range in host memory to be accessible.
             unsafe { memory::copy(to, from, bytes) };
@@ -153,7 +153,7 @@ fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Resul
         return Ok(());
     }
     let command = work(&context, move || {
-        memory::check(to, bytes, device, true)?;
+        memory::check_copy(to, bytes, device, true)?;
         // SAFETY: `check` found `count * width` writable bytes at `to`, and `to` is a multiple of
         // `width`.
         unsafe { memory::fill(to, pattern, width, count) };

@@ -234,6 +234,15 @@ pub(crate) fn primary_state(device: u32) -> (u32, bool) {
     })
 }
 
+/// Returns true if the primary context of a device may access memory of the context `peer`.
+pub(crate) fn has_peer(device: u32, peer: usize) -> bool {
+    let all = lock(&PRIMARY);
+    let context = all
+        .get(&device)
+        .and_then(|primary| primary.context.as_ref());
+    context.is_some_and(|context| lock(&context.peers).contains(&peer))
+}
+
 /// Sets the flags of a primary context.
 pub(crate) fn set_primary_flags(device: u32, flags: u32) {
     lock(&PRIMARY).entry(device).or_default().flags = flags;

@@ -16,7 +16,7 @@ use super::image::{Entry, Image};
 use super::record::{count_launch, log_refusal};
 use super::settings::settings;
 use super::stream::Stream;
-use super::{capture, lock, memory};
+use super::{capture, constants, lock, memory};
 use crate::status::{Result, Status};
 
 /// Default limit of the shared memory of a block, in bytes.
@@ -383,10 +383,16 @@ impl Owner {
                 "argument {word:#x} is an address without mapped memory or without access"
             ))
         };
-        bad(&self.words).or_else(|| {
+        let all = |words: &[u64]| {
+            bad(words).or_else(|| {
+                let mut constants = words.iter();
+                constants.find_map(|word| constants::fault(*word, device))
+            })
+        };
+        all(&self.words).or_else(|| {
             let (table, ranks) = self.table?;
             match table.words(ranks, device) {
-                Ok(words) => bad(&words),
+                Ok(words) => all(&words),
                 Err(detail) => Some(detail),
             }
         })

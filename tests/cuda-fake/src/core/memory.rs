@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::backing::{self, Backing};
 use super::settings::{POISON, settings};
-use super::{lock, multicast};
+use super::{context, lock, multicast};
 use crate::status::{Result, Status};
 
 mod virtual_memory;
@@ -116,6 +116,7 @@ impl Region {
         }
     }
 
+    /// Returns true if kernels of a device may access the range at its address.
     fn allows(&self, device: u32, write: bool) -> bool {
         match self.kind {
             Kind::Mapping(_) => {
@@ -123,8 +124,17 @@ impl Region {
                 access >= if write { 3 } else { 1 }
             }
             Kind::Multicast(_) => false,
-            _ => true,
+            Kind::Block => self.device == device || context::has_peer(device, self.context),
+            // The flag of `cuIpcOpenMemHandle` enables access for the device that opened the block.
+            Kind::Ipc(_) => self.device == device,
+            Kind::Host | Kind::Registered => true,
         }
+    }
+
+    /// Returns true if copies on streams of a device may access the range. They need no peer
+    /// access, because the driver stages them where it is missing.
+    fn allows_copy(&self, device: u32, write: bool) -> bool {
+        matches!(self.kind, Kind::Block | Kind::Ipc(_)) || self.allows(device, write)
     }
 }
 
@@ -371,11 +381,24 @@ pub(crate) fn find(address: u64) -> Option<Region> {
     lock(&SPACE).containing(address).cloned()
 }
 
-/// Returns the location of a range of addresses.
+/// Returns the location of a range of addresses that kernels and memory operations of a device
+/// access.
 ///
 /// # Errors
 /// Fails with `IllegalAddress` if an access by the device would fault.
 pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Result<Location> {
+    check_with(address, bytes, |region| region.allows(device, write))
+}
+
+/// Returns the location of a range of addresses that a copy on a stream of a device accesses.
+///
+/// # Errors
+/// Fails with `IllegalAddress` if the copy would fault.
+pub(crate) fn check_copy(address: u64, bytes: u64, device: u32, write: bool) -> Result<Location> {
+    check_with(address, bytes, |region| region.allows_copy(device, write))
+}
+
+fn check_with(address: u64, bytes: u64, allows: impl Fn(&Region) -> bool) -> Result<Location> {
     let end = address.checked_add(bytes).ok_or(Status::IllegalAddress)?;
     let space = lock(&SPACE);
     let Some(first) = space.containing(address) else {
@@ -398,7 +421,7 @@ pub(crate) fn check(address: u64, bytes: u64, device: u32, write: bool) -> Resul
             Kind::Mapping(_) => region.end(),
             _ => region.start + region.requested,
         };
-        if !region.allows(device, write) || (at >= limit && bytes > 0) {
+        if !allows(region) || (at >= limit && bytes > 0) {
             return Err(Status::IllegalAddress);
         }
         if end <= limit {

@@ -24,6 +24,8 @@ pub(crate) struct Settings {
     pub(crate) multicast: bool,
     /// `FUSEWIRE_CUDA_FAKE_ATOMICS=0`: the devices have no native atomics for each other's memory.
     pub(crate) atomics: bool,
+    /// `FUSEWIRE_CUDA_FAKE_PEER_ACCESS=0`: no device can access memory of another device.
+    pub(crate) peer_access: bool,
     /// `FUSEWIRE_CUDA_FAKE_HOST`: number of the host, which is part of the devices' UUIDs.
     pub(crate) host: u8,
     /// `FUSEWIRE_CUDA_FAKE_GUARD=1`: host accesses to device memory crash while devices are idle.
@@ -51,6 +53,7 @@ pub(crate) fn settings() -> &'static Settings {
         fabric: variable("FABRIC").filter(|name| !name.is_empty()),
         multicast: number("MULTICAST", 0) != 0,
         atomics: number("ATOMICS", 1) != 0,
+        peer_access: number("PEER_ACCESS", 1) != 0,
         host: number("HOST", 0) as u8,
         guard: number("GUARD", 0) != 0,
         poison: number("POISON", 1) != 0,

@@ -1,5 +1,7 @@
 //! Streams and events.
 
+use core::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
@@ -12,8 +14,13 @@ use crate::status::{Result, Status};
 
 /// `CU_STREAM_LEGACY`: a handle of the legacy default stream, in addition to 0.
 pub(crate) const LEGACY: usize = 1;
-/// `CU_STREAM_PER_THREAD`, which the fake does not support.
+/// `CU_STREAM_PER_THREAD`: the default stream of the calling thread.
 const PER_THREAD: usize = 2;
+
+thread_local! {
+    /// Handles of this thread's default streams, by context.
+    static OWN: RefCell<BTreeMap<usize, usize>> = const { RefCell::new(BTreeMap::new()) };
+}
 
 /// A stream.
 #[derive(Debug)]
@@ -91,11 +98,25 @@ impl Stream {
     }
 }
 
-/// Returns the stream of a handle. Handles 0 and 1 identify the context's legacy default stream.
+/// Returns the default stream of the calling thread in a context. The stream is blocking.
+fn per_thread(context: &Context) -> Result<Arc<Stream>> {
+    OWN.with_borrow_mut(|own| {
+        let live = own.get(&context.handle).and_then(|own| STREAMS.get(*own));
+        if let Some(stream) = live {
+            return Ok(stream);
+        }
+        let handle = Stream::create(context, true, 0);
+        own.insert(context.handle, handle);
+        STREAMS.get(handle).ok_or(Status::InvalidHandle)
+    })
+}
+
+/// Returns the stream of a handle. Handles 0 and 1 identify the context's legacy default stream,
+/// and handle 2 identifies the default stream of the calling thread.
 pub(crate) fn find(context: &Context, handle: usize) -> Result<Arc<Stream>> {
     match handle {
         0 | LEGACY => Ok(Arc::clone(&context.legacy)),
-        PER_THREAD => Err(Status::NotSupported),
+        PER_THREAD => per_thread(context),
         _ => STREAMS.get(handle).ok_or(Status::InvalidHandle),
     }
 }

@@ -114,6 +114,10 @@ impl MemoryDriver for Fake {
         Ok(RawMemory::at_address(address, bytes))
     }
 
+    fn enable_peer_access(&self, _: u32) -> Result<()> {
+        unreachable!("a multi-rank grid is on one device")
+    }
+
     unsafe fn release(&self, memory: RawMemory) -> Result<()> {
         self.allocated.fetch_sub(memory.bytes, Ordering::Relaxed);
         let words = core::ptr::slice_from_raw_parts_mut(
@@ -230,7 +234,7 @@ impl ModuleDriver for Fake {
 }
 
 impl StreamDriver for Fake {
-    fn create_stream(&self) -> Result<RawStream> {
+    fn create_stream(&self, _: StreamPriority) -> Result<RawStream> {
         // SAFETY: the fake driver only counts handles.
         Ok(unsafe { RawStream::from_raw(self.handle()) })
     }

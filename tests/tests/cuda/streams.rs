@@ -1,0 +1,276 @@
+//! Tests the default streams of CUDA and stream priorities. PyTorch's default stream is the legacy
+//! default stream, handle 0.
+
+use core::ffi::c_void;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+
+use fusewire::{Communicator, DType, Error, ReduceOp, Result, Stream, StreamPriority};
+use fusewire_tests::device;
+use fusewire_tests::device::{run_threads, stream};
+use fusewire_tests::fake::Fake;
+
+use crate::{on_fake, options};
+
+const LEGACY: usize = 0;
+const PER_THREAD: usize = 2;
+
+fn adopt(handle: usize) -> Result<Stream> {
+    // SAFETY: the callers pass default streams, or streams that they destroy after the last use.
+    unsafe { Stream::adopt(device(), handle as *mut c_void) }
+}
+
+/// Blocks a stream until the returned value is dropped.
+fn latch(stream: &Stream) -> Result<Sender<()>> {
+    let (open, wait) = channel();
+    let wait: Mutex<Receiver<()>> = Mutex::new(wait);
+    stream.host_fn(Arc::new(move || {
+        let _ = wait.lock().expect("no panic").recv();
+        Ok(())
+    }))?;
+    Ok(open)
+}
+
+fn ranks(count: u32, body: impl Fn(&Fake, &Communicator) -> Result<()> + Sync) {
+    let fake = Fake::open().expect("the fake");
+    for result in run_threads(count, &options(), |comm| body(&fake, &comm)) {
+        result.expect("every rank");
+    }
+}
+
+/// Checks that an operation on `on` waits for work of a blocking stream, as PyTorch's kernels do,
+/// exactly if `waits` is true.
+fn waits_for_blocking_streams(fake: &Fake, on: &Communicator, waits: bool) -> Result<()> {
+    let raw = fake.blocking_stream();
+    let blocking = adopt(raw)?;
+    let x = on.tensor(DType::F32, 100)?;
+    // Follows the communicator's last operation on another stream, which may be the legacy stream.
+    on.all_reduce(&x, ReduceOp::Sum)?;
+    let open = latch(&blocking)?;
+    let work = on.all_reduce_async(&x, ReduceOp::Sum)?;
+    if waits {
+        std::thread::sleep(core::time::Duration::from_millis(50));
+        assert!(!work.is_completed(), "the operation did not wait");
+    } else {
+        work.wait_blocking()?;
+    }
+    drop(open);
+    work.wait_blocking()?;
+    // In the other direction: later work of the blocking stream waits for the legacy stream.
+    let open = latch(on.stream())?;
+    let later = blocking.host_fn(Arc::new(|| Ok(())))?;
+    if waits {
+        std::thread::sleep(core::time::Duration::from_millis(50));
+        assert!(
+            !blocking.is_complete(later),
+            "the blocking stream did not wait"
+        );
+    } else {
+        blocking.wait(later, None)?;
+    }
+    drop(open);
+    blocking.synchronize()?;
+    on.stream().synchronize()?;
+    drop(blocking);
+    fake.call("cuStreamDestroy_v2", raw);
+    Ok(())
+}
+
+#[test]
+fn the_legacy_stream_is_ordered_with_blocking_streams() {
+    let test = "streams::the_legacy_stream_is_ordered_with_blocking_streams";
+    on_fake(test, &[], || {
+        ranks(1, |fake, comm| {
+            for handle in [LEGACY, 1] {
+                let legacy = adopt(handle)?;
+                assert!(legacy.as_raw().is_null());
+                waits_for_blocking_streams(fake, &comm.on(&legacy), true)?;
+            }
+            waits_for_blocking_streams(fake, &comm.on(&adopt(PER_THREAD)?), false)?;
+            // Negative control: the streams of this library do not synchronise with others.
+            waits_for_blocking_streams(fake, comm, false)
+        });
+        // Several ranks, and a change between streams.
+        ranks(3, |_, comm| {
+            let legacy = comm.on(&adopt(LEGACY)?);
+            let per_thread = comm.on(&adopt(PER_THREAD)?);
+            let x = comm.alloc(DType::F32, 3000)?;
+            x.copy_from(&[1f32; 3000])?;
+            for on in [&legacy, &per_thread, comm, &per_thread, &legacy] {
+                on.all_reduce_async(&x, ReduceOp::Average)?;
+            }
+            comm.barrier()?;
+            for on in [&legacy, &per_thread, comm] {
+                on.stream().synchronize()?;
+                assert!(on.stream().is_idle());
+            }
+            assert_eq!(x.to_vec::<f32>()?, [1.0; 3000]);
+            Ok(())
+        });
+    });
+}
+
+/// Checks that every call on the legacy stream is refused, and that the capture stays valid.
+fn refused(fake: &Fake, comm: &Communicator, legacy: &Communicator) -> Result<()> {
+    let x = comm.tensor(DType::F32, 100)?;
+    let calls = |name| fake.calls(name);
+    let before = (calls(c"cuLaunchKernel"), calls(c"cuEventRecord"));
+    let event = fusewire::Event::new();
+    let stream = legacy.stream();
+    for (what, result) in [
+        ("all_reduce", legacy.all_reduce(&x, ReduceOp::Sum)),
+        (
+            "all_reduce_async",
+            legacy.all_reduce_async(&x, ReduceOp::Sum).map(drop),
+        ),
+        ("host_fn", stream.host_fn(Arc::new(|| Ok(()))).map(drop)),
+        ("record", stream.record(&event)),
+        ("synchronize", stream.synchronize()),
+        ("begin_capture", stream.begin_capture()),
+    ] {
+        let error = result.expect_err(what);
+        assert!(
+            matches!(error, Error::CaptureState { .. }),
+            "{what}: {error}"
+        );
+        assert!(
+            error.to_string().contains("legacy default stream"),
+            "{error}"
+        );
+    }
+    assert!(!stream.is_capturing());
+    let after = (calls(c"cuLaunchKernel"), calls(c"cuEventRecord"));
+    assert_eq!(before, after, "the refused calls launched something");
+    Ok(())
+}
+
+#[test]
+fn the_legacy_stream_is_refused_during_captures_which_stay_valid() {
+    let test = "streams::the_legacy_stream_is_refused_during_captures_which_stay_valid";
+    on_fake(test, &[], || {
+        ranks(1, |fake, comm| {
+            let legacy = comm.on(&adopt(LEGACY)?);
+            let x = comm.tensor(DType::F32, 100)?;
+            legacy.all_reduce(&x, ReduceOp::Sum)?;
+            // A capture of a blocking stream by another library.
+            let raw = fake.blocking_stream();
+            for mode in 0..3 {
+                fake.begin_capture(raw, mode);
+                refused(fake, comm, &legacy)?;
+                fake.end_capture(raw);
+                legacy.all_reduce(&x, ReduceOp::Sum)?;
+            }
+            // A capture of this library, on a non-blocking stream.
+            let own = stream();
+            let on = comm.on(&own);
+            own.begin_capture()?;
+            on.all_reduce_async(&x, ReduceOp::Sum)?;
+            refused(fake, comm, &legacy)?;
+            let exec = own.end_capture()?.instantiate()?;
+            legacy.all_reduce(&x, ReduceOp::Sum)?;
+            exec.run(&own)?;
+            // A graph may be replayed on the legacy stream.
+            exec.run(legacy.stream())?;
+            // A capture that this library began and other code ended.
+            own.begin_capture()?;
+            fake.end_capture(own.as_raw() as usize);
+            legacy.all_reduce(&x, ReduceOp::Sum)?;
+            // A capture whose stream was dropped.
+            own.begin_capture()?;
+            drop((on, own));
+            legacy.all_reduce(&x, ReduceOp::Sum)?;
+            fake.call("cuStreamDestroy_v2", raw);
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn the_stream_of_a_thread_can_be_captured_and_belongs_to_the_thread() {
+    let test = "streams::the_stream_of_a_thread_can_be_captured_and_belongs_to_the_thread";
+    on_fake(test, &[], || {
+        ranks(2, |_, comm| {
+            let on = comm.on(&adopt(PER_THREAD)?);
+            let x = comm.alloc(DType::F32, 3000)?;
+            x.copy_from(&[1f32; 3000])?;
+            on.stream().begin_capture()?;
+            on.all_reduce_async(&x, ReduceOp::Sum)?;
+            let exec = on.stream().end_capture()?.instantiate()?;
+            exec.run(on.stream())?;
+            exec.run(comm.stream())?;
+            assert_eq!(x.to_vec::<f32>()?, [4.0; 3000]);
+            // The handle is another stream on another thread.
+            let barrier = Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
+                    let error = refused.expect_err("the stream of another thread");
+                    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+                    assert!(error.to_string().contains("another thread"), "{error}");
+                    // This wait covers only work of this library.
+                    on.stream().synchronize().expect("no failure");
+                    barrier.wait();
+                });
+                barrier.wait();
+            });
+            // Each thread uses its own stream. The operations run in the order of the calls.
+            let open = latch(on.stream())?;
+            let first = on.all_reduce_async(&x, ReduceOp::Average)?;
+            let second = std::thread::scope(|scope| {
+                let call = || {
+                    let on = comm.on(&adopt(PER_THREAD).expect("a stream"));
+                    let work = on
+                        .all_reduce_async(&x, ReduceOp::Average)
+                        .expect("enqueued");
+                    assert!(!work.is_completed());
+                    drop(open);
+                    work.wait_blocking().expect("the work");
+                    work.is_completed()
+                };
+                scope.spawn(call).join().expect("no panic")
+            });
+            assert!(first.is_completed() && second);
+            comm.barrier()?;
+            assert_eq!(x.to_vec::<f32>()?, [4.0; 3000]);
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn streams_have_the_priority_that_was_asked_for() {
+    let test = "streams::streams_have_the_priority_that_was_asked_for";
+    on_fake(test, &[], || {
+        let fake = Fake::open().expect("the fake");
+        let of = |stream: &Stream| fake.priority(stream.as_raw() as usize);
+        for (priority, number) in [(StreamPriority::Normal, 0), (StreamPriority::High, -5)] {
+            let stream = Stream::with_priority(device(), priority).expect("a stream");
+            assert_eq!(of(&stream), number);
+        }
+        for (high, number) in [(false, 0), (true, -5)] {
+            let mut options = options();
+            options.high_priority_stream = high;
+            for result in run_threads(1, &options, |comm| Ok(of(comm.stream()))) {
+                assert_eq!(result.expect("a communicator"), number);
+            }
+        }
+        for (value, number) in [("0", 0), ("true", -5)] {
+            let mut options = options();
+            let hint = ("is_high_priority_stream".to_owned(), value.to_owned());
+            options.hints.extend([hint]);
+            for result in run_threads(1, &options, |comm| Ok(of(comm.stream()))) {
+                assert_eq!(result.expect("a communicator"), number);
+            }
+        }
+        let mut options = options();
+        let hint = ("is_high_priority_stream".to_owned(), "perhaps".to_owned());
+        options.hints.extend([hint]);
+        for result in run_threads(1, &options, |_| Ok(())) {
+            let error = result.expect_err("not a boolean").to_string();
+            assert!(
+                error.contains("is_high_priority_stream=\"perhaps\""),
+                "{error}"
+            );
+        }
+    });
+}
