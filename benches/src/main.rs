@@ -89,7 +89,7 @@ enum Versus {
 
 fn main() -> ExitCode {
     // SAFETY: `main` has started no thread yet, so no other thread reads the environment.
-    unsafe { fusewire::cuda::prepare_environment() };
+    unsafe { fusewire::environment::prepare() };
     let done = |()| ExitCode::SUCCESS;
     let result = match Command::parse().subject {
         Subject::Versus(Versus::Mpi(arguments)) => versus::main(&arguments).map(done),

@@ -11,7 +11,7 @@ use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 use serde::{Deserialize, Serialize};
 
 use crate::sources::{self, sha256};
-use crate::{Error, Image, Project, Result, Target, Toolchain, files};
+use crate::{Error, Image, Project, Result, Target, Toolchain, Vendor, files, recipe};
 
 /// Targets of the images that the host library includes.
 pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
@@ -37,6 +37,9 @@ pub struct Manifest {
     pub sources: String,
     /// The tools that made the images.
     pub toolchain: String,
+    /// The ptxas that counted the registers for NVIDIA GPUs.
+    #[serde(default)]
+    pub ptxas: String,
     /// The images, by target and name.
     pub images: Vec<PackedImage>,
 }
@@ -54,6 +57,10 @@ pub struct PackedImage {
     pub bytes: usize,
     /// Hash before compression.
     pub sha256: String,
+    /// Format of the image: the version of PTX times ten (82 for PTX 8.2), or the version of the
+    /// code object. It determines the oldest driver that can load the image.
+    #[serde(default)]
+    pub format: u32,
     /// Maximum number of threads per block.
     pub max_threads: u32,
     /// Kernels, sorted by name.
@@ -67,6 +74,10 @@ pub struct PackedEntry {
     pub name: String,
     /// Offset and size of each parameter in bytes, in order.
     pub parameters: Vec<(usize, usize)>,
+    /// Registers per thread (NVIDIA) or vector registers per lane (AMD). For PTX, the number that
+    /// [`Manifest::ptxas`] assigns for the image's target.
+    #[serde(default)]
+    pub registers: u32,
 }
 
 /// Images in memory.
@@ -91,14 +102,20 @@ impl ImageSet {
     /// Collects the files of compiled images.
     ///
     /// # Errors
-    /// [`Error::Project`] for a target whose images could not be linked, [`Error::File`]
-    /// for a file that cannot be read.
-    pub fn gather(toolchain: &Toolchain, project: &Project, images: &[Image]) -> Result<Self> {
+    /// [`Error::Project`] for a target whose images could not be linked, [`Error::Parse`] for an
+    /// image of an unknown format, [`Error::File`] for a file that cannot be read.
+    pub fn gather(
+        toolchain: &Toolchain,
+        ptxas: &str,
+        project: &Project,
+        images: &[Image],
+    ) -> Result<Self> {
         let mut made = Self {
             manifest: Manifest {
                 command: COMMAND.to_owned(),
                 sources: sources::hash(project)?,
                 toolchain: toolchain.identity(),
+                ptxas: ptxas.to_owned(),
                 images: Vec::new(),
             },
             contents: Vec::new(),
@@ -124,11 +141,16 @@ impl ImageSet {
                     ),
                     bytes: bytes.len(),
                     sha256: sha256(&bytes),
+                    format: format(image.target, &bytes).map_err(|detail| Error::Parse {
+                        what: format!("{} for {}", part.name, image.target),
+                        detail,
+                    })?,
                     max_threads: project.max_threads(),
                     entries: entries
                         .map(|entry| PackedEntry {
                             name: entry.name,
                             parameters: entry.parameters,
+                            registers: entry.resources.map_or(0, |used| used.registers),
                         })
                         .collect(),
                 });
@@ -207,6 +229,17 @@ impl ImageSet {
         } else {
             "not reproducible: the same sources and tool chain gave other bytes".to_owned()
         };
+        // Another ptxas assigns other numbers of registers.
+        let same_ptxas = old.ptxas == now.ptxas;
+        let entry = |image: &PackedImage| {
+            let mut image = image.clone();
+            if !same_ptxas && image.target.starts_with("sm_") {
+                for entry in &mut image.entries {
+                    entry.registers = 0;
+                }
+            }
+            image
+        };
         for (image, content) in now.images.iter().zip(&self.contents) {
             let Some(before) = old.images.iter().find(|other| other.file == image.file) else {
                 add(&image.file, "it is missing".to_owned());
@@ -226,7 +259,7 @@ impl ImageSet {
                         format!("{cause}; {}", difference(&bytes, content)),
                     );
                 }
-                Ok(_) if before != image => {
+                Ok(_) if entry(before) != entry(image) => {
                     add(
                         &image.file,
                         format!("{cause}; the manifest's entry differs"),
@@ -260,11 +293,12 @@ impl Manifest {
             .map(|image| Ok(format!("    {}", to_json(image)?)))
             .collect::<Result<Vec<_>>>()?;
         Ok(format!(
-            "{{\n  \"command\": {},\n  \"sources\": {},\n  \"toolchain\": {},\n  \"images\": \
-                [\n{}\n  ]\n}}\n",
+            "{{\n  \"command\": {},\n  \"sources\": {},\n  \"toolchain\": {},\n  \"ptxas\": {},\n  \
+                \"images\": [\n{}\n  ]\n}}\n",
             to_json(&self.command)?,
             to_json(&self.sources)?,
             to_json(&self.toolchain)?,
+            to_json(&self.ptxas)?,
             images.join(",\n")
         ))
     }
@@ -337,6 +371,31 @@ fn damaged(what: &str, error: &std::io::Error) -> Error {
     }
 }
 
+/// Returns [`PackedImage::format`] of an image. Refuses a code object of another version than
+/// [`recipe::CODE_OBJECT`].
+fn format(target: Target, bytes: &[u8]) -> core::result::Result<u32, String> {
+    if target.vendor() == Vendor::Nvidia {
+        let text = core::str::from_utf8(bytes).ok();
+        let version = text.and_then(|text| {
+            let (_, rest) = text.split_once(".version")?;
+            let (major, minor) = rest.split_whitespace().next()?.split_once('.')?;
+            Some(major.parse::<u32>().ok()? * 10 + minor.parse::<u32>().ok()?)
+        });
+        return version.ok_or_else(|| "it has no .version".to_owned());
+    }
+    // The byte EI_ABIVERSION. ELFABIVERSION_AMDGPU_HSA_V5 is 3.
+    match bytes.get(8) {
+        Some(&abi) if u32::from(abi) + 2 == recipe::CODE_OBJECT => Ok(recipe::CODE_OBJECT),
+        Some(&abi) => Err(format!(
+            "it is a code object of version {}; version {} is needed, because ROCm before 6.3 \
+             refuses newer ones",
+            u32::from(abi) + 2,
+            recipe::CODE_OBJECT
+        )),
+        None => Err("it is no ELF file".to_owned()),
+    }
+}
+
 fn short(hash: &str) -> &str {
     hash.get(..12).unwrap_or(hash)
 }
@@ -380,16 +439,19 @@ mod tests {
                 command: COMMAND.to_owned(),
                 sources: "aa".to_owned(),
                 toolchain: "rustc 1".to_owned(),
+                ptxas: "ptxas 1".to_owned(),
                 images: vec![PackedImage {
                     name: "point".to_owned(),
                     target: "sm_80".to_owned(),
                     file: "point.sm_80.ptx.lzma".to_owned(),
                     bytes: content.len(),
                     sha256: sha256(&content),
+                    format: 80,
                     max_threads: 512,
                     entries: vec![PackedEntry {
                         name: "send".to_owned(),
                         parameters: vec![(0, 8), (8, 4)],
+                        registers: 80,
                     }],
                 }],
             },
@@ -446,9 +508,35 @@ mod tests {
         now.manifest.sources = "aa".to_owned();
         now.manifest.toolchain = "rustc 2".to_owned();
         assert_eq!(reasons(&now, folder.path()), "");
+        // The numbers of registers of another ptxas are not compared.
+        now.manifest.images[0].entries[0].registers = 81;
+        now.manifest.ptxas = "ptxas 2".to_owned();
+        assert_eq!(reasons(&now, folder.path()), "");
+        now.manifest.ptxas = "ptxas 1".to_owned();
+        let text = reasons(&now, folder.path());
+        assert!(text.contains("the manifest's entry differs"), "{text}");
+        now.manifest.images[0].entries[0].registers = 80;
         now.manifest.images[0].entries[0].parameters[1] = (12, 4);
         let text = reasons(&now, folder.path());
         assert!(text.contains("the manifest's entry differs"), "{text}");
+    }
+
+    #[test]
+    fn formats_are_read_and_other_code_objects_are_refused() {
+        assert_eq!(
+            format(Target::Sm90, b"//\n.version 8.2\n.target sm_90"),
+            Ok(82)
+        );
+        assert!(format(Target::Sm90, b"\x7fELF").is_err());
+        let mut object = *b"\x7fELF\x02\x01\x01\x40\x03";
+        assert_eq!(format(Target::Gfx942, &object), Ok(5));
+        object[8] = 4;
+        let refused = format(Target::Gfx942, &object).unwrap_err();
+        assert!(
+            refused.contains("version 6; version 5 is needed"),
+            "{refused}"
+        );
+        assert!(format(Target::Gfx942, b"").is_err());
     }
 
     #[test]

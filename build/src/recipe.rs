@@ -72,9 +72,13 @@ pub(crate) fn rustflags(target: Target, options: &Options) -> String {
     flags
 }
 
+/// Version of the code objects for AMD GPUs. LLVM's default, version 6, adds only generic targets,
+/// and ROCm before 6.3 refuses it.
+pub(crate) const CODE_OBJECT: u32 = 5;
+
 /// Returns the arguments of llc, except the file names.
-pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
-    [
+pub(crate) fn llc(target: Target, kind: &str) -> Vec<String> {
+    let mut arguments = vec![
         "-O3".to_owned(),
         "-fp-contract=off".to_owned(),
         format!("-mcpu={target}"),
@@ -83,5 +87,9 @@ pub(crate) fn llc(target: Target, kind: &str) -> [String; 6] {
         // Omits comments from PTX, because drivers load the text and a third of it would be
         // comments.
         format!("-asm-verbose={}", target.vendor() == Vendor::Amd),
-    ]
+    ];
+    if target.vendor() == Vendor::Amd {
+        arguments.push(format!("--amdhsa-code-object-version={CODE_OBJECT}"));
+    }
+    arguments
 }

@@ -297,6 +297,22 @@ pub fn find_ptxas() -> core::result::Result<PathBuf, MissingTool> {
         })
 }
 
+/// Returns the version of ptxas, such as `release 13.0, V13.0.88`.
+///
+/// # Errors
+/// [`Error::Parse`] if ptxas does not print its version.
+pub fn ptxas_version(ptxas: &Path) -> Result<String> {
+    let said = ask(ptxas, &["--version"]).unwrap_or_default();
+    let version = said.lines().find_map(|line| {
+        let (_, version) = line.split_once("release ")?;
+        Some(format!("release {}", version.trim()))
+    });
+    version.ok_or_else(|| Error::Parse {
+        what: format!("the version of {}", ptxas.display()),
+        detail: said,
+    })
+}
+
 fn in_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|folder| folder.join(name))

@@ -214,7 +214,7 @@ fn start(
     });
     // CUDA reads these variables only when a process initialises it, so they must be set before the
     // rank starts. Keeps values that the user has set.
-    let unset = fusewire::cuda::ENVIRONMENT
+    let unset = fusewire::environment::VARIABLES
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
     command.envs(unset.copied());

@@ -50,9 +50,9 @@ fn main() -> ExitCode {
     if let Subject::Perf(arguments) = &command.subject
         && arguments.threads
     {
-        // SAFETY: `prepare_environment` writes the environment, which no other thread may read at
+        // SAFETY: `prepare` writes the environment, which no other thread may read at
         // the same time. `main` has not started any thread.
-        unsafe { fusewire::cuda::prepare_environment() };
+        unsafe { fusewire::environment::prepare() };
     }
     let result = match command.subject {
         Subject::Perf(arguments) => perf::main(&arguments),

@@ -52,6 +52,8 @@ mod user_kernels;
 pub use self::collective::{Collective, Op, Operands};
 #[cfg(feature = "cuda")]
 pub use fusewire_driver::cuda;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub use fusewire_driver::environment;
 #[cfg(feature = "hip")]
 pub use fusewire_driver::hip;
 pub(crate) use fusewire_driver::{descriptor, process};

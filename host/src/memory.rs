@@ -103,6 +103,14 @@ impl Memory {
         }
     }
 
+    /// Returns true for memory of a GPU that other code allocated.
+    pub(crate) fn is_foreign_on_gpu(&self) -> bool {
+        match self {
+            Self::Host(_) => false,
+            Self::Device(memory) => memory.is_foreign(),
+        }
+    }
+
     /// Returns the GPU that holds the memory, or `None` for CPU memory.
     pub(crate) fn gpu(&self) -> Option<&Arc<Gpu>> {
         match self {

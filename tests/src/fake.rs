@@ -142,6 +142,16 @@ impl Fake {
         stream
     }
 
+    /// Creates a stream of a green context with `multiprocessors` SMs.
+    pub fn green_stream(&self, multiprocessors: u32) -> usize {
+        self.need_context();
+        let create: unsafe extern "C" fn(u32) -> usize = self.find("fusewireCudaFakeGreenStream");
+        // SAFETY: the function accepts any number.
+        let stream = unsafe { create(multiprocessors) };
+        assert_ne!(stream, 0, "no current context");
+        stream
+    }
+
     /// Returns the priority of a stream; 0 is the lowest.
     pub fn priority(&self, stream: usize) -> i32 {
         self.need_context();

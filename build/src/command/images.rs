@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use fusewire_build::portable::{COMMAND, ImageSet, TARGETS};
-use fusewire_build::{Image, Options, Project, Target, Toolchain, compile, host};
+use fusewire_build::{Image, Options, Project, Target, Toolchain, compile, host, toolchain};
 
 use super::{each_target, shown};
 
@@ -43,13 +43,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(other) = targets.iter().find(|target| !TARGETS.contains(target)) {
         anyhow::bail!("there are no committed images for {other}");
     }
+    // The registers of PTX are numbers of ptxas. A comparison works without them.
+    let ptxas = match (toolchain::find_ptxas(), arguments.check) {
+        (Ok(ptxas), _) => Some(ptxas),
+        (Err(_), true) => None,
+        (Err(missing), false) => anyhow::bail!("{missing}"),
+    };
     let images = each_target(&targets, |target| {
-        Image::read(&compile(&toolchain, &project, target, &options)?, None)
+        let compiled = compile(&toolchain, &project, target, &options)?;
+        Image::read(&compiled, ptxas.as_deref())
     });
     let images = images
         .into_iter()
         .collect::<fusewire_build::Result<Vec<_>>>()?;
-    let made = ImageSet::gather(&toolchain, &project, &images)?;
+    let version = ptxas.as_deref().map(toolchain::ptxas_version).transpose()?;
+    let version = version.unwrap_or_default();
+    let made = ImageSet::gather(&toolchain, &version, &project, &images)?;
     println!("made by {}", made.manifest.toolchain);
     if arguments.check {
         let differences = made.compare(&folder, &targets)?;

@@ -86,7 +86,7 @@ fn start(arguments: &[OsString], threads: u32, environment: &[(&str, String)]) -
     });
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     // CUDA reads these variables once, when a process first uses CUDA.
-    let unset = fusewire::cuda::ENVIRONMENT
+    let unset = fusewire::environment::VARIABLES
         .iter()
         .filter(|(name, _)| std::env::var_os(name).is_none());
     command.envs(unset.copied());

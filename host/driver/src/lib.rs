@@ -12,6 +12,8 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod descriptor;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+pub mod environment;
 mod error;
 pub mod gpu;
 #[cfg(feature = "hip")]

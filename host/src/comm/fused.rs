@@ -197,12 +197,20 @@ impl Communicator {
             }
             None => WindowAddr::NONE,
         };
+        let target = |view: Option<Input<'_>>| match view {
+            Some(view) => {
+                let bytes = view.count * view.dtype.size();
+                WindowAddr(self.inner.target_addr_of(view.ptr, bytes))
+            }
+            None => WindowAddr::NONE,
+        };
         let raw = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |view| view.raw());
         let bytes = |view: Option<Input<'_>>| view.map_or(RawBuffer::EMPTY, |v| v.raw_bytes());
         let route = spec.route();
         // Peers may still read the input when rows are written, unless the rank that writes a row
         // is the only one that reads it (two-shot).
-        let staged = norm.is_in_place() && route != Route::TwoShot;
+        let is_target = target(Some(norm.output().as_input())).is_some();
+        let staged = norm.is_in_place() && (route != Route::TwoShot || !is_target);
         let (scratch, chunk) = if Call(call).algorithm() == Algorithm::Packet as u8 {
             self.check_scratch(name, norm, self.scratch(norm.hidden), 0)?;
             (0, 0)
@@ -227,9 +235,9 @@ impl Communicator {
                     true => WindowAddr::NONE,
                     false => addr(Some(input)),
                 },
-                kept_at: addr(kept),
-                out_at: addr(Some(output)),
-                scales_at: addr(norm.scales()),
+                kept_at: target(kept),
+                out_at: target(Some(output)),
+                scales_at: target(norm.scales()),
                 stride: norm.stride(),
                 scratch,
                 chunk,

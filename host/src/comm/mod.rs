@@ -73,6 +73,7 @@ use self::windows::Windows;
 use crate::algorithm::Algorithm;
 use crate::backend::Backend;
 use crate::device::Device;
+use crate::memory::Memory;
 use crate::options::{CallOptions, Options};
 use crate::stream::Stream;
 use crate::tensor::{Allocation, Tensor, bytes_of};
@@ -278,12 +279,21 @@ impl Communicator {
         let (own, offset) = &parts[self.rank() as usize];
         let multicast = self.multicast(own, *offset)?;
         let address = multicast.as_ref().map_or(0, multicast::Multicast::address);
+        let coarse = self.is_coarse(own);
         let windows = &self.inner.windows;
-        let id = windows.add_parts(self.rank(), parts, bytes, address)?;
+        let id = windows.add_parts(self.rank(), parts, bytes, address, coarse)?;
         if let Some(multicast) = multicast {
             windows.hold(id, multicast);
         }
         Ok(id)
+    }
+
+    /// Returns true if memory of this rank is coarse-grained: peers may read it, and must not write
+    /// it while a kernel runs. On AMD GPUs, memory of this library is uncached, and memory of other
+    /// code is usually coarse-grained.
+    fn is_coarse(&self, memory: &Memory) -> bool {
+        let is_amd = matches!(self.device(), Device::Hip(_));
+        memory.is_foreign_on_gpu() && (is_amd || self.inner.group.options.testing.coarse_memory)
     }
 
     /// Waits for all work on the stream and returns its first error.

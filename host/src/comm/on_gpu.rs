@@ -13,8 +13,8 @@ use super::rendezvous::{PeerInfo, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;
 use crate::gpu::multi_rank_grid::MultiRankGrid;
-use crate::gpu::{self, Gpu, HostLine, Scratch};
-use crate::memory::MemoryDescriptor;
+use crate::gpu::{self, Gpu, HostLine, Residency, Scratch};
+use crate::stream::Stream;
 use crate::{Error, Result};
 
 /// Default number of threads of a block, which is the maximum that the kernels are compiled for.
@@ -26,6 +26,14 @@ pub(super) const BLOCKS: u32 = 16;
 /// Shortest timeout without a warning if processes share a GPU, which then runs them in turns.
 const SHARED_TIMEOUT_SECONDS: u64 = 10;
 
+/// Ranks of this process that share a GPU, and the blocks that an SM of the GPU can hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharedGpu {
+    /// Number of ranks of the communicator in this process on this rank's GPU.
+    pub(super) ranks: u32,
+    pub(super) residency: Residency,
+}
+
 /// State of a communicator on a GPU.
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
@@ -36,6 +44,8 @@ pub(super) struct OnGpu {
     line: HostLine,
     threads: u32,
     grid: Option<Arc<MultiRankGrid>>,
+    /// `None` if another backend executes the operations.
+    shared: Option<SharedGpu>,
 }
 
 // SAFETY: the word in host memory is valid on all threads, and is only accessed atomically.
@@ -58,6 +68,7 @@ impl OnGpu {
         gpu: Arc<Gpu>,
         threads: u32,
         grid: Option<Arc<MultiRankGrid>>,
+        shared: Option<SharedGpu>,
     ) -> Result<Self> {
         let apart = matches!(gpu.device(), Device::Hip(_));
         let constants = apart.then(|| Scratch::take(&gpu, size_of::<CommConst>()));
@@ -67,6 +78,7 @@ impl OnGpu {
             line: gpu.take_line()?,
             threads: if threads == 0 { THREADS } else { threads },
             grid,
+            shared,
             gpu,
         })
     }
@@ -130,6 +142,42 @@ impl OnGpu {
             .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// Refuses a stream on which the launches of these ranks would wait for each other forever: on
+    /// which they would run one after another, or whose SMs cannot hold their `blocks` at the same
+    /// time.
+    pub(super) fn check_stream(&self, stream: &Stream, blocks: u32) -> Result<()> {
+        let (Some(SharedGpu { ranks, residency }), None) = (self.shared, &self.grid) else {
+            return Ok(());
+        };
+        if ranks > 1 && stream.is_legacy() {
+            return Err(Error::launch(format!(
+                "{ranks} ranks of this process share {} and therefore its legacy default stream, \
+                 on which their kernels would run one after another, although they wait for each \
+                 other; give each rank a stream of its own",
+                self.gpu.device()
+            )));
+        }
+        let Some(multiprocessors) = stream.multiprocessors() else {
+            return Ok(());
+        };
+        let fits = residency.blocks.saturating_mul(multiprocessors);
+        let needed = blocks.saturating_mul(ranks);
+        if needed <= fits {
+            return Ok(());
+        }
+        Err(Error::launch(format!(
+            "the stream may use {multiprocessors} of the {} SMs of {} (green context or MPS), which \
+             hold {fits} blocks of {} threads of kernel {} at the same time; all ranks agreed on \
+             {blocks} blocks when the communicator was created, and {ranks} of its ranks share \
+             this GPU: the kernels would hang; use a stream with more SMs, or a communicator with \
+             fewer blocks (Options::blocks)",
+            self.gpu.properties().multiprocessors,
+            self.gpu.device(),
+            residency.threads,
+            residency.kernel,
+        )))
+    }
+
     /// Returns the shape of an operation's launch.
     pub(super) fn shape(&self, kernel: &gpu::Kernel, blocks: u32) -> LaunchShape {
         LaunchShape {
@@ -165,37 +213,88 @@ impl CommConfig {
         }
     }
 
-    /// Refuses ranks whose blocks would not all be resident, and warns if processes share a GPU.
-    pub(super) fn check_ranks_of_gpu<'a>(
-        &self,
-        infos: impl Iterator<Item = &'a MemoryDescriptor>,
-    ) -> Result<()> {
-        let gpu = crate::gpus::open(self.device)?;
-        let own = gpu.properties().uuid;
-        let mut here = HashMap::<u32, u32>::new();
-        for info in infos.filter(|info| info.uuid() == Some(own)) {
-            *here.entry(info.process().0).or_default() += 1;
+    /// Returns the number of threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        match self.options.threads {
+            0 => THREADS,
+            threads => threads,
         }
-        let ranks = here.get(&std::process::id()).copied().unwrap_or(1);
+    }
+
+    /// Returns the number of blocks that this rank's GPU can hold at once, or 0 for the CPU.
+    pub(super) fn resident_blocks(&self) -> Result<u32> {
+        if !self.device.is_gpu() {
+            return Ok(0);
+        }
+        let gpu = crate::gpus::open(self.device)?;
+        let each = gpu.residency(self.threads())?.blocks;
+        Ok(each.saturating_mul(gpu.properties().multiprocessors))
+    }
+
+    /// Limits the blocks of a launch to the number for which the blocks of all ranks are resident
+    /// at the same time, on the GPU with the least room. All ranks get the same result, because
+    /// they read the same peer info. Also warns if processes share a GPU.
+    pub(super) fn limit_blocks(&mut self, infos: &[PeerInfo]) -> Result<SharedGpu> {
+        let gpu = crate::gpus::open(self.device)?;
+        let mut ranks_of = HashMap::<_, u32>::new();
+        for info in infos {
+            *ranks_of.entry(place(info)).or_default() += 1;
+        }
+        let least = infos.iter().map(|info| {
+            let ranks = ranks_of[&place(info)];
+            (info.resident_blocks / ranks, info, ranks)
+        });
+        let own = gpu.properties().uuid;
+        let here = |place: &&(Option<[u8; 16]>, (u32, u64))| place.0 == Some(own);
+        let ranks = infos
+            .iter()
+            .find(|info| info.rank == self.rank)
+            .map_or(1, |info| ranks_of[&place(info)]);
         if ranks > 1 {
             gpu.share();
         }
-        let threads = match self.options.threads {
-            0 => THREADS,
-            threads => threads,
-        };
-        gpu.check_resident(self.options.blocks, threads, ranks)?;
-        if here.len() > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
+        if let Some((blocks, info, sharing)) =
+            least.min_by_key(|(blocks, info, _)| (*blocks, info.rank))
+            && blocks < self.options.blocks
+        {
+            let rank = info.rank;
+            if blocks == 0 {
+                return Err(Error::launch(format!(
+                    "the GPU of rank {rank} holds {} blocks of {} threads at the same time, and \
+                     {sharing} ranks of its process share the GPU: their blocks wait for each \
+                     other, so they would hang; use fewer ranks on a GPU, or fewer threads \
+                     (Options::threads)",
+                    info.resident_blocks,
+                    self.threads(),
+                )));
+            }
+            tracing::info!(
+                "communicator \"{}\": launches use {blocks} blocks instead of {}, because the GPU \
+                 of rank {rank} holds no more for each of the {sharing} ranks of its process",
+                self.name,
+                self.options.blocks
+            );
+            self.options.blocks = blocks;
+        }
+        let processes = ranks_of.keys().filter(here).count();
+        if processes > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
             tracing::warn!(
-                "{} processes share {}, which runs them in turns: a timeout of {:.1} s may pass \
-                 while all is well; {SHARED_TIMEOUT_SECONDS} s or more are advised",
-                here.len(),
+                "{processes} processes share {}, which runs them in turns: a timeout of {:.1} s \
+                 may pass while all is well; {SHARED_TIMEOUT_SECONDS} s or more are advised",
                 self.device,
                 self.options.timeout.as_secs_f64()
             );
         }
-        Ok(())
+        Ok(SharedGpu {
+            ranks,
+            residency: gpu.residency(self.threads())?,
+        })
     }
+}
+
+/// Returns the GPU and the process of a rank.
+fn place(info: &PeerInfo) -> (Option<[u8; 16]>, (u32, u64)) {
+    (info.memory.uuid(), info.memory.process())
 }
 
 impl Rendezvous<'_> {

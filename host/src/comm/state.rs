@@ -434,6 +434,15 @@ impl Inner {
             false => self.windows.addr_of(at, bytes).0,
         }
     }
+
+    /// Returns the window address of memory that peers write, as [`Inner::addr_of`] does, or none
+    /// if the results go through staging.
+    pub(super) fn target_addr_of(&self, at: *const u8, bytes: usize) -> u64 {
+        match self.executor.is_split() {
+            true => WindowAddr::NONE.0,
+            false => self.windows.target_addr_of(at, bytes).0,
+        }
+    }
 }
 
 impl Drop for Inner {

@@ -18,6 +18,9 @@ pub(super) struct Locality {
     pub(super) host: String,
     /// NVLink domain of the rank's GPU, if other hosts can reach the GPU.
     pub(super) domain: Option<String>,
+    /// Number of blocks that the rank's GPU can hold at once, shared by the ranks of its process on
+    /// that GPU. 0 if the rank launches no kernels on a GPU.
+    pub(super) resident_blocks: u32,
 }
 
 impl Locality {
@@ -31,6 +34,7 @@ impl Locality {
         Ok(Self {
             host: host_id()?,
             domain,
+            resident_blocks: 0,
         })
     }
 
@@ -39,12 +43,14 @@ impl Locality {
         Self {
             host: host.to_owned(),
             domain: None,
+            resident_blocks: 0,
         }
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = (self.host.len() as u32).to_le_bytes().to_vec();
         bytes.extend(self.host.as_bytes());
+        bytes.extend(self.resident_blocks.to_le_bytes());
         bytes.extend(self.domain.as_deref().unwrap_or_default().as_bytes());
         bytes
     }
@@ -52,11 +58,13 @@ impl Locality {
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (length, rest) = bytes.split_first_chunk()?;
         let length = u32::from_le_bytes(*length) as usize;
-        let (host, domain) = rest.split_at_checked(length)?;
+        let (host, rest) = rest.split_at_checked(length)?;
+        let (resident_blocks, domain) = rest.split_first_chunk()?;
         let domain = str::from_utf8(domain).ok()?;
         Some(Self {
             host: str::from_utf8(host).ok()?.to_owned(),
             domain: Some(domain.to_owned()).filter(|domain| !domain.is_empty()),
+            resident_blocks: u32::from_le_bytes(*resident_blocks),
         })
     }
 }
@@ -229,10 +237,12 @@ mod tests {
             let locality = Locality {
                 host: "a host".to_owned(),
                 domain,
+                resident_blocks: 132,
             };
             let bytes = locality.to_bytes();
             assert_eq!(Locality::from_bytes(&bytes), Some(locality));
             assert_eq!(Locality::from_bytes(&bytes[..6]), None);
+            assert_eq!(Locality::from_bytes(&bytes[..12]), None);
         }
     }
 

@@ -4,7 +4,7 @@
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,6 +30,8 @@ pub(crate) struct Windows {
     /// This rank's parts of the live windows: start, end, number.
     live: Box<[(AtomicUsize, AtomicUsize, AtomicUsize)]>,
     live_count: AtomicUsize,
+    /// For each window number, true if peers must not write this rank's part while a kernel runs.
+    coarse: Box<[AtomicBool]>,
     /// Set if all ranks can join one multicast object. New windows then try to bind one.
     pub(super) multicast: bool,
     /// Odd while the list changes. A reader that sees a change reads again.
@@ -100,6 +102,7 @@ impl Windows {
             table: unsafe { Box::from_raw(cells) },
             live: (0..MAX_WINDOWS).map(|_| Default::default()).collect(),
             live_count: AtomicUsize::new(0),
+            coarse: (0..MAX_WINDOWS).map(|_| AtomicBool::new(false)).collect(),
             version: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),
             unicast: AtomicUsize::new(0),
@@ -148,19 +151,22 @@ impl Windows {
             parts.into_iter().map(|part| (part, 0)).collect(),
             bytes,
             0,
+            false,
         )
     }
 
     /// Adds a window to which rank r contributes `bytes` bytes of `parts[r]`, and returns its
     /// number. All ranks must add windows in the same order, so that the numbers agree, and the
     /// table must not be full. `multicast` is the address that reaches all parts, or 0 if there is
-    /// none (on the CPU); all ranks must agree on its existence.
+    /// none (on the CPU); all ranks must agree on its existence. `coarse` is true if this rank's
+    /// part is coarse-grained memory, which peers only read.
     pub(crate) fn add_parts(
         &self,
         rank: u32,
         parts: Vec<WindowPart>,
         bytes: u64,
         multicast: u64,
+        coarse: bool,
     ) -> Result<usize> {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         // All ranks create and remove windows in the same order, so they choose the same number.
@@ -181,6 +187,7 @@ impl Windows {
         // SAFETY: see the write above.
         unsafe { (&raw mut (*entry).bytes).write(bytes) };
         self.publish(id)?;
+        self.coarse[id].store(coarse, Ordering::Relaxed);
         if id > 0 {
             self.windows.fetch_add(1, Ordering::AcqRel);
             self.unicast
@@ -346,6 +353,19 @@ impl Windows {
         }
     }
 
+    /// Returns the window address of `bytes` bytes at `at` that peers write, or
+    /// [`WindowAddr::NONE`] if they must not: if the memory is in no window, or is coarse-grained.
+    /// A GPU may read old values of coarse-grained memory from its caches after a peer has written
+    /// the memory during a kernel.
+    #[inline]
+    pub(crate) fn target_addr_of(&self, at: *const u8, bytes: usize) -> WindowAddr {
+        let addr = self.addr_of(at, bytes);
+        match addr.is_some() && self.coarse[addr.window() as usize].load(Ordering::Relaxed) {
+            true => WindowAddr::NONE,
+            false => addr,
+        }
+    }
+
     #[inline]
     fn find(&self, at: usize, bytes: usize) -> WindowAddr {
         for live in self.live[..self.live_count.load(Ordering::Acquire)]
@@ -369,12 +389,34 @@ mod tests {
     use crate::device::Device;
 
     #[test]
+    fn peers_do_not_write_coarse_memory() {
+        let windows = Windows::new(None, 0..1, false).expect("a table");
+        let add = |coarse| {
+            let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
+            let at = memory.ptr();
+            let id = windows
+                .add_parts(0, vec![(memory, 0)], 4096, 0, coarse)
+                .expect("a window");
+            (id, at)
+        };
+        for coarse in [true, false] {
+            let (id, at) = add(coarse);
+            assert!(windows.addr_of(at, 4096).is_some(), "peers read it");
+            assert_eq!(windows.target_addr_of(at, 4096).is_some(), !coarse);
+            // The next window gets the number.
+            windows.retire(id);
+            windows.remove(id, true);
+            assert!(!windows.target_addr_of(at, 4096).is_some());
+        }
+    }
+
+    #[test]
     fn multicast_must_reach_every_window_but_the_workspace() {
         let windows = Windows::new(None, 0..1, false).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             windows
-                .add_parts(0, vec![(memory, 0)], 4096, multicast)
+                .add_parts(0, vec![(memory, 0)], 4096, multicast, false)
                 .expect("a window")
         };
         assert!(!windows.have_multicast());

@@ -102,6 +102,16 @@ pub struct LoadedModule {
     pub time: Duration,
 }
 
+/// Number of blocks that one SM can hold at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Residency {
+    pub(crate) blocks: u32,
+    /// Threads per block.
+    pub(crate) threads: u32,
+    /// The kernel of which one SM holds the fewest blocks.
+    pub(crate) kernel: &'static str,
+}
+
 impl Gpu {
     /// Returns the GPU `device`. The first call for a device opens its driver by `driver`.
     ///
@@ -180,7 +190,7 @@ impl Gpu {
         if !loaded.is_empty() {
             return Ok(());
         }
-        let images = Images::new(&self.properties().architecture);
+        let images = Images::of(self.properties());
         let modules = module::load_library(self.driver(), &images, fusewire_kernels::KERNELS)?;
         let all = fusewire_kernels::KERNELS.iter().copied().flatten();
         for module in modules {
@@ -243,7 +253,7 @@ impl Gpu {
             return Ok(kernel);
         }
         let krate = info.module.split("::").next().unwrap_or_default();
-        let image = Images::new(&self.properties().architecture).find(krate)?;
+        let image = Images::of(self.properties()).find(krate)?;
         let module = Module::load(self.driver(), &image, [info])?;
         self.insert_kernels(&mut loaded, &module, [info]);
         self.loaded_kernel(info.name)
@@ -271,30 +281,24 @@ impl Gpu {
         });
     }
 
-    /// Fails if, for any loaded kernel, `ranks` launches of `blocks` blocks each do not fit on the
-    /// GPU at once. The blocks of these launches wait for each other, so a block that is not
-    /// resident would make the other blocks hang.
-    pub(crate) fn check_resident(&self, blocks: u32, threads: u32, ranks: u32) -> Result<()> {
+    /// Returns the number of blocks of `threads` threads that one SM can hold at once: the minimum
+    /// over all loaded kernels. Blocks of ranks wait for each other, so a block that is not resident
+    /// would make the other blocks hang.
+    pub(crate) fn residency(&self, threads: u32) -> Result<Residency> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
-        let properties = self.properties();
+        let mut least: Option<Residency> = None;
         for kernel in kernels.values() {
             let threads = threads.min(kernel.properties.max_threads);
-            let each = self.driver().resident_blocks(kernel.raw, threads, 0)?;
-            let fits = u64::from(each) * u64::from(properties.multiprocessors);
-            let needed = u64::from(blocks) * u64::from(ranks);
-            if needed > fits {
-                return Err(Error::Launch {
-                    detail: format!(
-                        "{ranks} ranks of this process with {blocks} blocks of {threads} threads \
-                         each wait for each other on {} ({}), where {fits} blocks of kernel {} \
-                         are resident at once: they would hang; use fewer blocks \
-                         (Options::blocks) or threads (Options::threads)",
-                        self.device, properties.name, kernel.name
-                    ),
+            let blocks = self.driver().resident_blocks(kernel.raw, threads, 0)?;
+            if least.is_none_or(|least| (blocks, kernel.name) < (least.blocks, least.kernel)) {
+                least = Some(Residency {
+                    blocks,
+                    threads,
+                    kernel: kernel.name,
                 });
             }
         }
-        Ok(())
+        least.ok_or_else(|| Error::launch("no kernel is loaded"))
     }
 
     /// Returns a zeroed line of page-locked host memory, to be returned by [`Gpu::put_line`].

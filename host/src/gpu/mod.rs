@@ -17,7 +17,7 @@ mod scratch;
 mod share;
 mod stream;
 
-pub(crate) use self::device::HostLine;
+pub(crate) use self::device::{HostLine, Residency};
 pub use fusewire_driver::Error as DriverError;
 pub use fusewire_driver::gpu as driver;
 

@@ -19,6 +19,8 @@ pub struct TestOptions {
     pub grid_mode: GridMode,
     /// Network that connects the ranks on the CPU. Agreed.
     pub network: Option<TestNetwork>,
+    /// Treats GPU memory that other code allocated as coarse-grained, as it is on AMD GPUs.
+    pub coarse_memory: bool,
 }
 
 impl Default for TestOptions {
@@ -30,6 +32,7 @@ impl Default for TestOptions {
             first_epoch: 0,
             grid_mode: GridMode::Separate,
             network: None,
+            coarse_memory: false,
         }
     }
 }

@@ -132,7 +132,7 @@ impl Stream {
         Ok(Self(Kind::Gpu(gpu::Stream::adopt(
             &crate::gpus::open(device)?,
             raw,
-        ))))
+        )?)))
     }
 
     /// Returns the device of the stream.
@@ -372,6 +372,15 @@ impl Stream {
             _ => return Err(other_device("the operation")),
         }
         Ok(true)
+    }
+
+    /// Returns the number of SMs that the kernels of the stream may use, or `None` if it is not
+    /// known to be less than all SMs of the GPU.
+    pub(crate) fn multiprocessors(&self) -> Option<u32> {
+        match &self.0 {
+            Kind::Cpu(_) => None,
+            Kind::Gpu(stream) => stream.multiprocessors(),
+        }
     }
 
     /// Returns true for the legacy default stream of a GPU.

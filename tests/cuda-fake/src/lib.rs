@@ -27,12 +27,14 @@
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS` | number of hardware queues per priority (8) |
 //! | `FUSEWIRE_CUDA_FAKE_REPORT=PATH` | path of a JSON report that is written at exit |
 //!
 //! Tests control the fake at run time through exported functions. `fusewireCudaFakeFail` makes a
 //! call fail. `fusewireCudaFakeCalls`, `fusewireCudaFakeLive` and `fusewireCudaFakeReport` return
 //! the numbers of calls and of live handles. `fusewireCudaFakeLaunchCount` counts launches by
-//! entry. `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches.
+//! entry. `fusewireCudaFakeGreenStream` creates a stream that may use only a part of the SMs.
+//! `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches.
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build
 //! --multi-rank-grid`). It runs the blocks of all ranks, and each block gets the parameters of its
@@ -42,6 +44,10 @@
 //! kernels (`multimem` of `fusewire-device`) access the memory of each rank through the unicast
 //! address of that memory. An access to the object's address fails. Fabric handles work between
 //! processes of one machine. Settings can make these processes appear to be on several hosts.
+//!
+//! A kernel of the library's images has the registers that ptxas assigns, so the numbers of blocks
+//! that an SM can hold are those of a GPU. Streams share hardware queues: if there are more streams
+//! of one priority than queues, work of some streams waits for work of others.
 //!
 //! A kernel that gets the constants of a communicator may access the workspaces and windows of all
 //! its ranks. Before the kernel runs, the fake checks that the device has access to them: memory of

@@ -48,6 +48,8 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
         ("LD_LIBRARY_PATH".to_owned(), path.clone()),
         ("FUSEWIRE_IMAGES".to_owned(), path),
         ("FUSEWIRE_TEST_DEVICE".to_owned(), "cuda".to_owned()),
+        // The value that `fusewire run` sets.
+        ("CUDA_DEVICE_MAX_CONNECTIONS".to_owned(), "32".to_owned()),
     ];
     for (name, value) in environment {
         all.push(((*name).to_owned(), (*value).to_owned()));

@@ -13,7 +13,8 @@ use fusewire::{
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, tensor};
 use fusewire_tests::fake::Fake;
-use fusewire_tests::process::{Host, Ranks, report, role};
+use fusewire_tests::process::{Host, Ranks, role};
+use serde_json::Value;
 
 use crate::{on_fake, options};
 
@@ -49,63 +50,77 @@ fn sums(comm: &Communicator, x: &Tensor, what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Returns the number of blocks of the last all_reduce of 100,000 elements.
+fn blocks_of_last_launch(fake: &Fake) -> u64 {
+    let launches = fake.launches(c"reduce_shards_f32_sum");
+    let launches: Value = serde_json::from_str(&launches).expect("JSON");
+    let last = launches.as_array().and_then(|all| all.last());
+    let last = last.expect("a launch");
+    last["grid"][0].as_u64().expect("a number")
+}
+
+fn sized(blocks: u32, threads: u32) -> Options {
+    let mut options = options();
+    (options.blocks, options.threads) = (blocks, threads);
+    options
+}
+
+/// An SM holds one block of 512 threads of a kernel with 128 registers, and three blocks of 128
+/// threads of a kernel with 152 registers.
 #[test]
-fn blocks_that_are_not_resident_together_are_refused_on_every_rank() {
-    let test = "peers::blocks_that_are_not_resident_together_are_refused_on_every_rank";
+fn launches_use_the_blocks_that_are_resident_together() {
+    let test = "peers::launches_use_the_blocks_that_are_resident_together";
     let small = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
     on_fake(test, &small, || {
-        let sized = |blocks: u32, threads: u32| {
-            let mut options = options();
-            (options.blocks, options.threads) = (blocks, threads);
-            options
-        };
-        // Two SMs hold eight blocks of 512 threads, four per SM.
-        for (ranks, options) in [(3, sized(3, 0)), (1, sized(9, 0)), (5, sized(4, 256))] {
+        let fake = Fake::open().expect("the fake");
+        for (ranks, options, blocks) in [
+            (1, sized(9, 0), 2),
+            (1, sized(1, 0), 1),
+            (2, sized(3, 0), 1),
+            (2, sized(9, 128), 3),
+        ] {
+            for result in run_threads(ranks, &options, |comm| {
+                let x = comm.alloc(DType::F32, 100_000)?;
+                sums(&comm, &x, "blocks that fit")
+            }) {
+                result.expect("every rank");
+            }
+            assert_eq!(blocks_of_last_launch(&fake), blocks, "{ranks} ranks");
+        }
+        // Not one block of each rank is resident.
+        for (ranks, options) in [(3, sized(1, 0)), (7, sized(9, 128))] {
             let began = Instant::now();
             for result in run_threads(ranks, &options, |_| Ok(())) {
                 let error = result.expect_err("the blocks do not fit");
                 let text = error.to_string();
                 assert!(matches!(error, Error::Launch { .. }), "{text}");
-                for says in ["wait for each other", "they would hang", "Options::blocks"] {
+                for says in ["the GPU of rank 0 holds", "they would hang", "fewer ranks"] {
                     assert!(text.contains(says), "{text}");
                 }
             }
             assert!(began.elapsed() < Duration::from_secs(15), "at once");
         }
-        // Communicators whose blocks can all be resident work in the same process.
-        for (ranks, options) in [(3, sized(2, 0)), (1, sized(8, 0)), (2, sized(4, 256))] {
-            for result in run_threads(ranks, &options, |comm| {
-                let x = comm.alloc(DType::F32, 5000)?;
-                sums(&comm, &x, "blocks that fit")
-            }) {
-                result.expect("every rank");
-            }
-        }
     });
 }
 
 #[test]
-fn one_rank_without_space_is_reported_to_the_other_process() {
-    let test = "peers::one_rank_without_space_is_reported_to_the_other_process";
+fn all_ranks_use_the_blocks_of_the_smallest_gpu() {
+    let test = "peers::all_ranks_use_the_blocks_of_the_smallest_gpu";
     let processors = |rank: u32| {
-        let count = if rank == 0 { "1" } else { "132" };
+        let count = if rank == 0 { "3" } else { "132" };
         vec![("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", count.to_owned())]
     };
     two_processes(test, processors, |options| {
+        let fake = Fake::open().expect("the fake");
         let mut options = options.clone();
-        options.blocks = 6;
-        let began = Instant::now();
-        let error = new_comm("fusewire", device(), "too small", options.clone())
-            .map(drop)
-            .expect_err("rank 0 holds only four blocks");
-        let text = error.to_string();
-        assert!(text.contains("they would hang"), "{text}");
-        assert!(began.elapsed() < Duration::from_secs(30), "{text}");
-        report(text.replace('\n', " "));
-        options.blocks = 4;
-        let comm = new_comm("fusewire", device(), "large enough", options).expect("both ranks fit");
-        let x = comm.alloc(DType::F32, 5000).expect("memory");
-        sums(&comm, &x, "blocks that fit").expect("both ranks");
+        for (asked, used) in [(0, 3), (2, 2)] {
+            options.blocks = asked;
+            let name = format!("{asked} blocks");
+            let comm = new_comm("fusewire", device(), &name, options.clone()).expect("both ranks");
+            let x = comm.alloc(DType::F32, 100_000).expect("memory");
+            sums(&comm, &x, "blocks that fit").expect("both ranks");
+            assert_eq!(blocks_of_last_launch(&fake), used);
+        }
     });
 }
 
@@ -186,6 +201,7 @@ impl Drop for Owner {
 }
 
 fn adopted(options: &Options) -> Result<()> {
+    let coarse = options.testing.coarse_memory;
     const COUNT: usize = 50_000;
     let fake = Fake::open().expect("the fake");
     let mut options = options.clone();
@@ -202,6 +218,18 @@ fn adopted(options: &Options) -> Result<()> {
     // SAFETY: `offset` is at most 512, so `COUNT` f32 elements at `own` are in the allocation,
     // which is freed below, after `keep` is dropped.
     let x = unsafe { Tensor::adopt(device(), own, DType::F32, COUNT, Some(keep))? };
+    if coarse {
+        let refused = comm.new_window(&x, WindowOptions::default());
+        let error = refused
+            .map(drop)
+            .expect_err("coarse-grained memory on every rank");
+        assert!(
+            error
+                .to_string()
+                .contains("rank 0 is coarse-grained memory"),
+            "{error}"
+        );
+    }
     sums(&comm, &x, "adopted, staged")?;
     assert!(comm.window_addr(&x).is_err());
     assert_eq!(fake.live(c"ipc"), opened);
@@ -253,6 +281,21 @@ fn memory_of_another_owner_is_registered_between_processes() {
         |_| Vec::new(),
         |options| {
             adopted(options).expect("both ranks");
+        },
+    );
+}
+
+/// As on AMD GPUs, peers read registered memory of other code, and results go through staging.
+#[test]
+fn coarse_grained_memory_is_only_read_by_peers() {
+    let test = "peers::coarse_grained_memory_is_only_read_by_peers";
+    two_processes(
+        test,
+        |_| Vec::new(),
+        |options| {
+            let mut options = options.clone();
+            options.testing.coarse_memory = true;
+            adopted(&options).expect("both ranks");
         },
     );
 }

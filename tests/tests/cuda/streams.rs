@@ -2,10 +2,13 @@
 //! default stream, handle 0.
 
 use core::ffi::c_void;
+use core::time::Duration;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 
-use fusewire::{Communicator, DType, Error, ReduceOp, Result, Stream, StreamPriority};
+use fusewire::{
+    Communicator, DType, Device, Error, ReduceOp, Result, Stream, StreamPriority, run_threads_each,
+};
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream};
 use fusewire_tests::fake::Fake;
@@ -49,7 +52,7 @@ fn waits_for_blocking_streams(fake: &Fake, on: &Communicator, waits: bool) -> Re
     let open = latch(&blocking)?;
     let work = on.all_reduce_async(&x, ReduceOp::Sum)?;
     if waits {
-        std::thread::sleep(core::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         assert!(!work.is_completed(), "the operation did not wait");
     } else {
         work.wait_blocking()?;
@@ -60,7 +63,7 @@ fn waits_for_blocking_streams(fake: &Fake, on: &Communicator, waits: bool) -> Re
     let open = latch(on.stream())?;
     let later = blocking.host_fn(Arc::new(|| Ok(())))?;
     if waits {
-        std::thread::sleep(core::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         assert!(
             !blocking.is_complete(later),
             "the blocking stream did not wait"
@@ -90,23 +93,48 @@ fn the_legacy_stream_is_ordered_with_blocking_streams() {
             // Negative control: the streams of this library do not synchronise with others.
             waits_for_blocking_streams(fake, comm, false)
         });
-        // Several ranks, and a change between streams.
-        ranks(3, |_, comm| {
+        // Ranks on one GPU share its legacy stream, on which their kernels would run in sequence.
+        ranks(2, |_, comm| {
+            let error = comm
+                .on(&adopt(LEGACY)?)
+                .barrier()
+                .expect_err("a shared stream");
+            assert!(matches!(error, Error::Launch { .. }), "{error}");
+            assert!(
+                error.to_string().contains("2 ranks of this process share"),
+                "{error}"
+            );
+            comm.barrier()
+        });
+    });
+}
+
+#[test]
+fn operations_on_all_kinds_of_streams_run_in_the_order_of_the_calls() {
+    let test = "streams::operations_on_all_kinds_of_streams_run_in_the_order_of_the_calls";
+    on_fake(test, &[("FUSEWIRE_CUDA_FAKE_DEVICES", "3")], || {
+        for result in run_threads_each(Device::Cuda, "fusewire", 3, &options(), |comm| {
+            let adopt = |handle: usize| {
+                // SAFETY: both handles are default streams.
+                unsafe { Stream::adopt(comm.device(), handle as *mut c_void) }
+            };
             let legacy = comm.on(&adopt(LEGACY)?);
             let per_thread = comm.on(&adopt(PER_THREAD)?);
             let x = comm.alloc(DType::F32, 3000)?;
             x.copy_from(&[1f32; 3000])?;
-            for on in [&legacy, &per_thread, comm, &per_thread, &legacy] {
+            for on in [&legacy, &per_thread, &comm, &per_thread, &legacy] {
                 on.all_reduce_async(&x, ReduceOp::Average)?;
             }
             comm.barrier()?;
-            for on in [&legacy, &per_thread, comm] {
+            for on in [&legacy, &per_thread, &comm] {
                 on.stream().synchronize()?;
                 assert!(on.stream().is_idle());
             }
             assert_eq!(x.to_vec::<f32>()?, [1.0; 3000]);
             Ok(())
-        });
+        }) {
+            result.expect("every rank");
+        }
     });
 }
 
@@ -272,5 +300,103 @@ fn streams_have_the_priority_that_was_asked_for() {
                 "{error}"
             );
         }
+    });
+}
+
+#[test]
+fn a_stream_with_too_few_sms_is_refused_by_name() {
+    let test = "streams::a_stream_with_too_few_sms_is_refused_by_name";
+    on_fake(test, &[], || {
+        let fake = Fake::open().expect("the fake");
+        let (small, large) = (fake.green_stream(8), fake.green_stream(32));
+        // An SM holds one block.
+        for (blocks, fits) in [(16, false), (8, true)] {
+            let mut options = options();
+            options.blocks = blocks;
+            for result in run_threads(1, &options, |comm| {
+                let x = comm.alloc(DType::F32, 1000)?;
+                x.copy_from(&[1f32; 1000])?;
+                comm.on(&adopt(large)?).all_reduce(&x, ReduceOp::Sum)?;
+                let on = comm.on(&adopt(small)?);
+                let result = on.all_reduce(&x, ReduceOp::Sum);
+                if !fits {
+                    let text = result.expect_err("too few SMs").to_string();
+                    for says in ["8 of the 132 SMs", "hold 8 blocks", "agreed on 16 blocks"] {
+                        assert!(text.contains(says), "{text}");
+                    }
+                } else {
+                    result?;
+                }
+                comm.all_reduce(&x, ReduceOp::Sum)?;
+                assert_eq!(x.to_vec::<f32>()?, [1.0; 1000]);
+                Ok(())
+            }) {
+                result.expect("one rank");
+            }
+        }
+    });
+}
+
+/// Starts an operation on rank 0 for which rank 1 does not call, aborts rank 0 from another thread,
+/// and returns the error of the operation.
+fn aborted(priority: bool, timeout: Duration) -> Error {
+    let mut options = options();
+    options.timeout = timeout;
+    options.high_priority_stream = priority;
+    let ended = Barrier::new(2);
+    let results = run_threads_each(Device::Cuda, "fusewire", 2, &options, |comm| {
+        comm.barrier()?;
+        if comm.rank() == 1 {
+            ended.wait();
+            return Ok(None);
+        }
+        let x = comm.tensor(DType::F32, 1000)?;
+        let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The kernel waits for rank 1.
+                std::thread::sleep(Duration::from_millis(200));
+                comm.abort();
+            });
+            work.wait_blocking().expect_err("rank 1 never calls")
+        });
+        ended.wait();
+        Ok(Some(error))
+    });
+    let mut errors = results
+        .into_iter()
+        .filter_map(|result| result.ok().flatten());
+    errors.next().expect("rank 0 has failed")
+}
+
+/// With one hardware queue per priority, work of other streams waits for the kernel, and aborts must
+/// not: they use a stream of high priority.
+#[test]
+fn aborts_do_not_wait_for_the_kernel_that_they_stop() {
+    let test = "streams::aborts_do_not_wait_for_the_kernel_that_they_stop";
+    let environment = [
+        ("FUSEWIRE_CUDA_FAKE_DEVICES", "2"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
+    ];
+    on_fake(test, &environment, || {
+        let error = aborted(false, Duration::from_secs(100));
+        assert!(error.to_string().contains("abort"), "{error}");
+        // Negative control: the communicator's own stream gets the only queue of high priority.
+        let error = aborted(true, Duration::from_secs(2));
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+    });
+}
+
+/// Negative control of the fake: ranks whose streams share a hardware queue wait for each other in
+/// vain.
+#[test]
+fn ranks_that_share_a_hardware_queue_time_out() {
+    let test = "streams::ranks_that_share_a_hardware_queue_time_out";
+    let environment = [("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    on_fake(test, &environment, || {
+        let mut options = options();
+        options.timeout = Duration::from_secs(2);
+        let results = run_threads(2, &options, |comm| comm.barrier());
+        assert!(results.iter().any(Result::is_err), "both kernels ran");
     });
 }

@@ -77,6 +77,9 @@ pub(super) fn attribute(
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
+/// First CUDA version whose driver loads kernels that use multicast objects (PTX 8.2).
+const MULTICAST_SINCE: u32 = 12_020;
+
 /// Returns all properties that can be queried without a context. `fabric` is only the capability
 /// that the driver reports. Opening the device also checks that the process can create fabric
 /// handles.
@@ -92,6 +95,7 @@ pub(super) fn properties(
     library.check("cuDeviceTotalMem", unsafe {
         (library.cuDeviceTotalMem_v2)(&raw mut memory, device)
     })?;
+    let version = u32::try_from(library.version()?).unwrap_or(0);
     let pieces = has(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?;
     let fabric = pieces && has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)?;
     Ok(Properties {
@@ -107,7 +111,7 @@ pub(super) fn properties(
         warp: ask(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
         max_threads: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         shared_bytes: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        version: u32::try_from(library.version()?).unwrap_or(0),
+        version,
         descriptors: pieces
             && has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?,
         fabric,
@@ -116,6 +120,7 @@ pub(super) fn properties(
             .transpose()?
             .flatten(),
         multicast: pieces
+            && version >= MULTICAST_SINCE
             && library.cuMulticastCreate.find().is_some()
             && has(Attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)?,
         cooperative: has(Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH)?,

@@ -281,6 +281,12 @@ symbols! {
             *const sys::CUmulticastObjectProp,
             sys::CUmulticastGranularity_flags,
         );
+        cuStreamGetGreenCtx, "12.4", (sys::CUstream, *mut sys::CUgreenCtx);
+        cuGreenCtxGetDevResource, "12.4", (
+            sys::CUgreenCtx,
+            *mut sys::CUdevResource,
+            sys::CUdevResourceType,
+        );
         cuFuncLoad, "12.4", (sys::CUfunction);
         cuModuleGetFunctionCount, "12.4", (*mut c_uint, sys::CUmodule);
         cuModuleEnumerateFunctions, "12.4", (*mut sys::CUfunction, c_uint, sys::CUmodule);
@@ -299,7 +305,7 @@ fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
             call: name,
             detail: format!(
                 "this driver lacks the function ({error}); CUDA 12.0 (driver 525) or newer is \
-                    needed"
+                 needed, and CUDA 12.2 (driver 535) for the kernels of Hopper and later GPUs"
             ),
         }),
     }

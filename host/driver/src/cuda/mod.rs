@@ -37,6 +37,7 @@
 //! | 12.1 | `cuMulticastCreate` `cuMulticastAddDevice` `cuMulticastBindMem` `cuMulticastUnbind` `cuMulticastGetGranularity` | no multicast objects |
 //! | 12.3 | `cuStreamGetCaptureInfo_v3` | `cuStreamGetCaptureInfo_v2` is called instead |
 //! | 12.4 | `cuFuncLoad` `cuModuleGetFunctionCount` `cuModuleEnumerateFunctions` | a kernel is loaded when it is looked up, not with its module |
+//! | 12.4 | `cuStreamGetGreenCtx` `cuGreenCtxGetDevResource` | the SMs of a green context are not checked |
 //! | 12.4 | `cuFuncGetParamInfo` | the offsets of kernel parameters are unknown |
 //!
 //! # Captures
@@ -45,12 +46,6 @@
 //! all threads of the process. This module switches the calling thread to relaxed mode for such
 //! calls and then restores the previous mode. As a result, an allocation, a module load or an event
 //! query neither fails nor invalidates a capture that other code has begun.
-//!
-//! # Hardware queues
-//!
-//! Streams share a few hardware queues (8 by default). Kernels of two streams that share a queue
-//! start in sequence. If the first kernel waits for the second, the two kernels deadlock. This can
-//! happen when ranks of one process use streams that share a queue. See [`ENVIRONMENT`].
 
 mod capture;
 mod context;
@@ -71,4 +66,4 @@ mod virtual_memory;
 #[cfg(test)]
 mod tests;
 
-pub use self::open::{ENVIRONMENT, devices, open, prepare_environment};
+pub use self::open::{devices, open};

@@ -1,4 +1,4 @@
-//! Opens devices and reads the number of hardware queues from the environment.
+//! Opens devices.
 
 use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
@@ -12,51 +12,6 @@ use super::staging::Staging;
 use super::{device, multicast, virtual_memory};
 use crate::gpu::{Driver, Properties};
 use crate::{Error, Result};
-
-/// The environment variable that sets the number of hardware queues.
-const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-
-/// Environment variables and values that a process should have before it uses this module. A
-/// launcher sets the variables that are not set already.
-///
-/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues for streams: 8 by default, at
-/// most 32. The driver reads the variable once, when it creates the context of a device. [`open`]
-/// does not set the variable, for two reasons. Changing the environment while another thread reads
-/// it is undefined behaviour, and a C library may read it at any time. The change would also have
-/// no effect if another library has already used CUDA. Therefore the launcher or the program sets
-/// the variable ([`prepare_environment`]). A process with more streams than queues logs a warning.
-pub const ENVIRONMENT: &[(&str, &str)] = &[(CONNECTIONS, "32")];
-
-/// Number of hardware queues if [`CONNECTIONS`] is not set or not valid.
-const QUEUES: u32 = 8;
-
-/// Sets the variables of [`ENVIRONMENT`] that are not set already. Call this function at the start
-/// of `main`, before any use of CUDA.
-///
-/// # Safety
-/// The process must have no other thread. A thread that reads the environment concurrently, in any
-/// language, would race with this function.
-pub unsafe fn prepare_environment() {
-    for (name, value) in ENVIRONMENT {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: the caller guarantees that the process has no other thread.
-            unsafe { std::env::set_var(name, value) };
-        }
-    }
-}
-
-/// Returns the number of hardware queues according to the environment of this process.
-pub(super) fn queues() -> u32 {
-    queues_of(std::env::var(CONNECTIONS).ok().as_deref())
-}
-
-/// Returns the number of hardware queues if [`CONNECTIONS`] has the given value.
-pub(super) fn queues_of(value: Option<&str>) -> u32 {
-    value
-        .and_then(|value| value.trim().parse().ok())
-        .filter(|queues| (1..=32).contains(queues))
-        .unwrap_or(QUEUES)
-}
 
 /// Opens the CUDA device with index `ordinal`. All calls with the same `ordinal` return the same
 /// driver. The first call retains the primary context of the device, which PyTorch and the CUDA

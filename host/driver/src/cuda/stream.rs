@@ -2,16 +2,16 @@
 //! words in device memory.
 
 use core::ffi::{c_uint, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 
 use super::context::Cuda;
+use super::device;
 use super::error::NOT_READY;
 use super::library::Library;
-use super::open::queues;
-use crate::Result;
 use crate::gpu::{Callback, RawStream, StreamDriver, StreamPriority};
+use crate::{Result, environment};
 
 /// Converts a stream to the library's type.
 pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
@@ -40,24 +40,26 @@ pub(super) fn create(library: &Library, priority: StreamPriority) -> Result<RawS
     Ok(RawStream(stream.addr()))
 }
 
+/// Buffer for a `CUdevResource`. The struct has grown in CUDA 13, so the buffer is larger than the
+/// struct of the bindings.
+#[repr(C, align(16))]
+struct GreenResources([u64; 64]);
+
+const _: () = assert!(size_of::<GreenResources>() >= 2 * size_of::<sys::CUdevResource>());
+
+impl GreenResources {
+    /// Returns the first word of the union, which is the number of SMs.
+    fn multiprocessors(&self) -> u32 {
+        self.0[core::mem::offset_of!(sys::CUdevResource, __bindgen_anon_1) / 8] as u32
+    }
+}
+
 impl StreamDriver for Cuda {
     /// Creates a stream.
     fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library, priority)?;
-        // `fetch_add` returns the count before the increment. The 2 counts the new stream and the
-        // staging stream of the driver object, which also uses a queue.
-        let streams = self.streams.fetch_add(1, Ordering::Relaxed) + 2;
-        static WARNED: AtomicBool = AtomicBool::new(false);
-        let queues = queues();
-        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                streams,
-                queues,
-                "more streams than hardware queues: kernels that wait for each other may \
-                 deadlock; start the process with CUDA_DEVICE_MAX_CONNECTIONS=32"
-            );
-        }
+        environment::CUDA.count(&self.streams);
         Ok(stream)
     }
 
@@ -74,6 +76,44 @@ impl StreamDriver for Cuda {
         })?;
         self.streams.fetch_sub(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Returns the number of SMs that kernels of a stream may use.
+    fn stream_multiprocessors(&self, stream: RawStream) -> Result<Option<u32>> {
+        let library = self.relaxed()?;
+        // With MPS, the attribute is the part of the GPU that the process may use.
+        let all = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let all = device::attribute(&library, self.device, all)?;
+        // The legacy default stream cannot be queried while another stream is capturing, and
+        // belongs to no green context.
+        let (Some(ask), Some(resource)) = (
+            library.cuStreamGetGreenCtx.find(),
+            library.cuGreenCtxGetDevResource.find(),
+        ) else {
+            return Ok(Some(all));
+        };
+        if stream == RawStream::LEGACY {
+            return Ok(Some(all));
+        }
+        let mut context = core::ptr::null_mut();
+        // SAFETY: `stream` is a live handle, and `context` is writable.
+        library.check("cuStreamGetGreenCtx", unsafe {
+            ask(raw(stream), &raw mut context)
+        })?;
+        if context.is_null() {
+            return Ok(Some(all));
+        }
+        let mut resources = GreenResources([0; 64]);
+        // SAFETY: `context` is a live green context, because the stream is live. `resources` is
+        // larger than `CUdevResource` of every CUDA version.
+        library.check("cuGreenCtxGetDevResource", unsafe {
+            resource(
+                context,
+                (&raw mut resources).cast(),
+                sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM,
+            )
+        })?;
+        Ok(Some(all.min(resources.multiprocessors())))
     }
 
     /// Returns true if all work of a stream is complete.

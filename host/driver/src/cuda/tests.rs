@@ -1,7 +1,6 @@
 //! Tests that need no device.
 
 use super::library::Library;
-use super::open::queues_of;
 use super::{devices, open};
 use crate::Error;
 
@@ -81,14 +80,4 @@ fn documentation_lists_every_symbol() {
     let twice = 3;
     assert!(listed >= Library::REQUIRED.len() + Library::NEWER.len());
     assert!(listed <= Library::REQUIRED.len() + Library::NEWER.len() + twice);
-}
-
-#[test]
-fn queues_are_what_the_driver_takes() {
-    assert_eq!(queues_of(None), 8);
-    assert_eq!(queues_of(Some("32")), 32);
-    assert_eq!(queues_of(Some("1")), 1);
-    for wrong in ["0", "33", "many", ""] {
-        assert_eq!(queues_of(Some(wrong)), 8, "{wrong}");
-    }
 }

@@ -33,6 +33,17 @@ pub trait StreamDriver: DeviceDriver {
     /// `Error::Driver`.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
 
+    /// Returns the number of SMs that kernels of a stream may use: those of the green context to
+    /// which the stream belongs, or those that MPS leaves to the process. `None` if the driver does
+    /// not report the number.
+    ///
+    /// # Errors
+    /// `Error::Driver`.
+    fn stream_multiprocessors(&self, stream: RawStream) -> Result<Option<u32>> {
+        let _ = stream;
+        Ok(None)
+    }
+
     /// Returns whether all work of a stream is complete.
     ///
     /// # Errors

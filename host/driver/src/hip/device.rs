@@ -2,6 +2,7 @@
 //! mode of the calling thread.
 
 use core::ffi::c_uint;
+use core::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::bindings::{self as hip, Int};
@@ -19,6 +20,8 @@ pub(super) struct Hip {
     pub(super) functions: &'static Functions,
     pub(super) ordinal: Int,
     pub(super) properties: Properties,
+    /// Number of live streams.
+    pub(super) streams: AtomicU32,
     staging: Mutex<Staging>,
     modules: Mutex<Modules>,
 }
@@ -40,6 +43,7 @@ impl Hip {
             functions,
             ordinal: number,
             properties: properties::of(functions, number)?,
+            streams: AtomicU32::new(0),
             staging: Mutex::new(Staging::default()),
             modules: Mutex::new(Modules::default()),
         };

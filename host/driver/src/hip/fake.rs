@@ -37,6 +37,8 @@ pub(super) struct State {
     pub(super) old: Cell<bool>,
     /// Set if there is a device 1: true if device 0 has native atomics for its memory.
     pub(super) peer: Cell<Option<bool>>,
+    /// Version of the runtime, or 0 for ROCm 6.4.
+    pub(super) version: Cell<c_int>,
     /// True if device 0 cannot access the memory of device 1.
     pub(super) no_peer_access: Cell<bool>,
     /// Number of successful calls of `hipDeviceEnablePeerAccess`.
@@ -189,7 +191,8 @@ fake! {
         done("hipGetDeviceCount", 0)
     }
     hipRuntimeGetVersion(version: *mut c_int) -> hipError_t {
-        put(version, 60_443_482);
+        let set = with(|state| state.version.get());
+        put(version, if set == 0 { 60_443_482 } else { set });
         done("hipRuntimeGetVersion", 0)
     }
     hipGetDevice(device: *mut c_int) -> hipError_t {

@@ -18,6 +18,8 @@ pub(super) struct CodeObject {
     /// Target, such as `amdgcn-amd-amdhsa--gfx942`, followed by target features if the image was
     /// built for specific features.
     pub(super) target: Option<String>,
+    /// Version of the code object; `None` if it is not known.
+    pub(super) version: Option<u8>,
     /// Offset and size of each explicit argument, by kernel name. `None` if the image has no
     /// metadata.
     pub(super) kernels: Option<HashMap<String, Vec<(usize, usize)>>>,
@@ -94,7 +96,14 @@ pub(super) fn parse(image: &[u8]) -> Result<CodeObject, String> {
         (count * PROGRAM_HEADER) as u64,
         "program headers",
     )?;
-    let mut out = CodeObject::default();
+    let mut out = CodeObject {
+        // The byte EI_ABIVERSION. Version 4 has the value 2.
+        version: image
+            .get(8)
+            .and_then(|abi| abi.checked_add(2))
+            .filter(|version| (4..=6).contains(version)),
+        ..CodeObject::default()
+    };
     for header in image[headers].chunks_exact(PROGRAM_HEADER) {
         let bytes = inside(image, u64_at(header, 8)?, u64_at(header, 32)?, "a segment")?;
         if u32_at(header, 0)? == PT_NOTE && out.kernels.is_none() {

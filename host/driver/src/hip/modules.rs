@@ -36,6 +36,21 @@ impl ModuleDriver for Hip {
     fn load(&self, image: &[u8]) -> Result<RawModule> {
         let call = "hipModuleLoadData";
         let object = metadata::parse(image).map_err(|detail| driver_error(call, &detail))?;
+        // HIP's version number of ROCm 6.3.
+        const ROCM_6_3: u32 = 60_300_000;
+        let version = self.properties.version;
+        if object.version == Some(6) && version < ROCM_6_3 {
+            return Err(driver_error(
+                call,
+                &format!(
+                    "the image is a code object of version 6, which needs ROCm 6.3, and the \
+                     runtime is of version {}.{}; build the image with fusewire-build, which \
+                     writes version 5",
+                    version / 10_000_000,
+                    version / 100_000 % 100
+                ),
+            ));
+        }
         let mut words = vec![0_u64; image.len().div_ceil(8)];
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
         let _relaxed = self.relaxed()?;

@@ -2,11 +2,12 @@
 
 use core::ffi::c_void;
 use core::ptr;
+use core::sync::atomic::Ordering;
 
 use super::bindings::{self as hip, hipEvent_t, hipStream_t};
 use super::device::Hip;
-use crate::Result;
 use crate::gpu::{Callback, EventDriver, RawEvent, RawStream, StreamDriver, StreamPriority};
+use crate::{Result, environment};
 
 impl StreamDriver for Hip {
     fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
@@ -34,6 +35,7 @@ impl StreamDriver for Hip {
         };
         self.functions
             .check("hipStreamCreateWithPriority", status)?;
+        environment::HIP.count(&self.streams);
         Ok(RawStream(stream as usize))
     }
 
@@ -43,7 +45,9 @@ impl StreamDriver for Hip {
         let _relaxed = self.relaxed()?;
         // SAFETY: the caller guarantees that the stream is not in use.
         let status = unsafe { (self.functions.hipStreamDestroy)(stream.0 as hipStream_t) };
-        self.functions.check("hipStreamDestroy", status)
+        self.functions.check("hipStreamDestroy", status)?;
+        self.streams.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
     }
 
     fn query_stream(&self, stream: RawStream) -> Result<bool> {

@@ -83,6 +83,28 @@ fn native_atomics_are_asked_for() {
 }
 
 #[test]
+fn a_code_object_that_the_runtime_does_not_know_is_refused_by_name() {
+    let with_version = |abi: u8| {
+        let mut image = IMAGE.to_vec();
+        image[8] = abi;
+        image
+    };
+    let (v5, v6) = (with_version(3), with_version(4));
+    fake::with(|state| state.version.set(60_241_134));
+    let older = driver();
+    let error = older.load(&v6).unwrap_err().to_string();
+    assert!(
+        error.contains("code object of version 6, which needs ROCm 6.3"),
+        "{error}"
+    );
+    assert!(error.contains("the runtime is of version 6.2"), "{error}");
+    older.load(&v5).unwrap();
+    fake::with(|state| state.version.set(60_332_831));
+    driver().load(&v6).unwrap();
+    check_thread();
+}
+
+#[test]
 fn the_current_device_is_restored() {
     let driver = driver();
     for other in [-1, 3] {

@@ -14,7 +14,7 @@ use crate::comm::executor::Executor;
 use crate::comm::group::Group;
 use crate::comm::network::{self, TestNetwork};
 use crate::comm::observe::{Observer, Recorder};
-use crate::comm::on_gpu::OnGpu;
+use crate::comm::on_gpu::{OnGpu, SharedGpu};
 use crate::comm::reconfigure::random;
 use crate::comm::state::Status;
 use crate::comm::windows::Windows;
@@ -41,6 +41,8 @@ pub(super) struct Parts {
     pub(super) workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; `None` for a process on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
+    /// The ranks that share this rank's GPU, if Fusewire's kernels run on it.
+    pub(super) shared: Option<SharedGpu>,
     /// Set if windows can have multicast addresses.
     pub(super) multicast: bool,
     pub(super) backend: Option<Arc<dyn Backend>>,
@@ -71,6 +73,7 @@ impl Communicator {
             oversubscribed,
             workspaces,
             processes,
+            shared,
             multicast,
             backend,
         } = parts;
@@ -100,7 +103,7 @@ impl Communicator {
         let windows = Windows::new(gpu.as_ref(), team_first..team_first + members, multicast)?;
         windows.add(team_rank, workspaces.clone())?;
         let on_gpu = gpu
-            .map(|gpu| OnGpu::new(gpu, options.threads, grid))
+            .map(|gpu| OnGpu::new(gpu, options.threads, grid, shared))
             .transpose()?;
         let team = &workspaces[team_first as usize..][..members as usize];
         let addresses = team.iter().map(|workspace| workspace.ptr() as u64);

@@ -94,7 +94,7 @@ impl Communicator {
 
     /// Joins the other ranks at the store keys that start with the prefix, which no other
     /// communicator may have used.
-    pub(super) fn form(config: CommConfig) -> Result<Self> {
+    pub(super) fn form(mut config: CommConfig) -> Result<Self> {
         let CommConfig {
             rank,
             size,
@@ -113,7 +113,10 @@ impl Communicator {
         }
         let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
         write_state(&workspace, &layout, options, config.generation)?;
-        let locality = Locality::of(config.device)?;
+        let locality = Locality {
+            resident_blocks: config.resident_blocks()?,
+            ..Locality::of(config.device)?
+        };
         let (elsewhere, infos) = rendezvous.gather(&agreed, &workspace.descriptor()?, &locality)?;
         if let Some(elsewhere) = elsewhere {
             config.check_multi_rank_grid_over(&elsewhere)?;
@@ -125,16 +128,18 @@ impl Communicator {
         let multicast = multicast::is_possible(&infos);
         config.check_kinds(&infos)?;
         config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
+        let mut shared = None;
         let workspaces = if config.device.is_gpu() {
             // Keeps the workspace alive until all ranks have agreed, because other ranks map it
             // even if this rank is refused.
             let _offered = workspace.clone();
-            let room = config.check_ranks_of_gpu(infos.iter().map(|info| &info.memory));
-            let workspaces = room.and_then(|()| rendezvous.open(config.device, workspace, infos));
-            rendezvous.all_agree(workspaces)?
+            shared = Some(config.limit_blocks(&infos)?);
+            let rendezvous = config.rendezvous();
+            rendezvous.all_agree(rendezvous.open(config.device, workspace, infos))?
         } else {
-            rendezvous.open(config.device, workspace, infos)?
+            config.rendezvous().open(config.device, workspace, infos)?
         };
+        let rendezvous = config.rendezvous();
         let oversubscribed = rendezvous
             .broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
@@ -145,6 +150,7 @@ impl Communicator {
             oversubscribed,
             workspaces,
             processes,
+            shared,
             multicast,
             backend: None,
         };
@@ -174,6 +180,7 @@ impl Communicator {
             oversubscribed: false,
             workspaces: vec![workspace],
             processes: Vec::new(),
+            shared: None,
             multicast: false,
             backend: Some(backend),
         };

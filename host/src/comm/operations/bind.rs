@@ -247,13 +247,19 @@ impl Communicator {
         // On ranks other than the root, an unused buffer may have another type.
         let size = op.dtype().map_or(1, |dtype| dtype.size());
         let addr = |at: *const u8, count: usize| WindowAddr(self.inner.addr_of(at, count * size));
-        let source_at = match staged {
+        let target_at = match shared {
+            true => {
+                let (at, bytes) = (operands.output.ptr, operands.output.count * size);
+                WindowAddr(self.inner.target_addr_of(at, bytes))
+            }
+            false => WindowAddr::NONE,
+        };
+        // An operation in place whose results are staged also stages its input, so that peers do not
+        // read memory into which results are copied.
+        let in_place = core::ptr::eq(operands.input.ptr, operands.output.ptr);
+        let source_at = match staged || shared && in_place && !target_at.is_some() {
             true => WindowAddr::NONE,
             false => addr(operands.input.ptr, operands.input.count),
-        };
-        let target_at = match shared {
-            true => addr(operands.output.ptr, operands.output.count),
-            false => WindowAddr::NONE,
         };
         let copied = !source_at.is_some() || shared && !target_at.is_some();
         self.exchange_at(plan, [source_at, target_at], size, written, copied)

@@ -19,6 +19,8 @@ pub(in crate::comm) struct PeerInfo {
     /// Set if the rank is on the reader's host. Otherwise its process and its descriptors are not
     /// accessible.
     pub(in crate::comm) is_here: bool,
+    /// [`Locality::resident_blocks`] of the rank.
+    pub(in crate::comm) resident_blocks: u32,
 }
 
 impl Rendezvous<'_> {
@@ -83,6 +85,7 @@ impl Rendezvous<'_> {
                     rank,
                     memory,
                     is_here,
+                    resident_blocks: theirs.resident_blocks,
                 });
                 Ok(())
             })?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use fusewire_device::DType;
 use fusewire_device::window::{DeviceWindow, signal_pad_bytes};
 
+use super::register::PeerAccess;
 use super::{Shared, Window};
 use crate::Result;
 use crate::comm::Communicator;
@@ -84,7 +85,8 @@ impl Communicator {
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let (barriers, cells) = (options.barriers, options.cells);
-        let (id, parts) = self.register_parts(tensor, [signals, counters, barriers, cells])?;
+        let numbers = [signals, counters, barriers, cells];
+        let (id, parts) = self.register_parts(tensor, numbers, PeerAccess::Write)?;
         let blocks = self.inner.executor.constants.max_blocks;
         let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
         let signal_pad = match self.alloc(DType::U8, bytes as usize) {

@@ -38,7 +38,7 @@ impl Communicator {
                 _tensor: tensor.clone(),
             });
         }
-        let (id, _) = self.register_parts(tensor, [0; 4])?;
+        let (id, _) = self.register_parts(tensor, [0; 4], PeerAccess::Read)?;
         Ok(Registration {
             window: Some(id),
             handle: 0,
@@ -102,14 +102,16 @@ impl Communicator {
         &self,
         tensor: &Tensor,
         [signals, counters, barriers, cells]: [u32; 4],
+        access: PeerAccess,
     ) -> Result<(usize, Vec<WindowPart>)> {
         let (memory, offset) = tensor.memory();
         let bytes = (tensor.len() * tensor.dtype().size()) as u64;
         let (dtype, len) = (tensor.dtype() as u64, tensor.len() as u64);
         let numbers = [signals, counters, barriers, cells].map(u64::from);
         let mine = [[dtype, len].as_slice(), numbers.as_slice()].concat();
-        // The offset may differ between ranks.
-        let offsets = self.agree("a window", [offset], &mine, |words| {
+        // The offset and the kind of memory may differ between ranks.
+        let local = [offset, u64::from(self.is_coarse(&memory))];
+        let locals = self.agree("a window", local, &mine, |words| {
             format!(
                 "{} {} with {} signals, {} counters, {} barriers and {} cells",
                 words[1],
@@ -123,8 +125,19 @@ impl Communicator {
         if cells > 0 {
             self.check_atomics()?;
         }
+        let coarse = locals.iter().position(|[_, coarse]| *coarse != 0);
+        if let (PeerAccess::Write, Some(rank)) = (access, coarse) {
+            return Err(Error::InvalidArgument {
+                operation: "new_window",
+                detail: format!(
+                    "the tensor of rank {rank} is coarse-grained memory of other code, and the \
+                     owner's GPU may not see what peers put into it: allocate it by \
+                     Communicator::alloc or Communicator::alloc_window"
+                ),
+            });
+        }
         let pieces = self.share_memory("register", memory)?;
-        let offsets = offsets.into_iter().map(|[offset]| offset);
+        let offsets = locals.into_iter().map(|[offset, _]| offset);
         let parts: Vec<WindowPart> = pieces.into_iter().zip(offsets).collect();
         for (rank, (memory, offset)) in parts.iter().enumerate() {
             if offset
@@ -170,6 +183,15 @@ impl Communicator {
         }
         Ok(())
     }
+}
+
+/// Accesses of peers to a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerAccess {
+    /// Collectives read inputs, and write results if the owner's memory permits it.
+    Read,
+    /// Puts and signals write the window.
+    Write,
 }
 
 /// Returns the name of the element type with this code.

@@ -227,6 +227,9 @@ impl Communicator {
         if self.inner.executor.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
             return Ok(());
         }
+        if let Some(on_gpu) = &self.inner.executor.on_gpu {
+            on_gpu.check_stream(&self.stream, self.inner.group.options.blocks)?;
+        }
         let mut last = self.inner.executor.lock_order();
         let mut event = Event::new();
         if let Some((stream, last)) = &*last

@@ -7,7 +7,7 @@ use lzma_rust2::LzmaReader;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::{Entry, Image, best};
+use super::{Entry, Image, best, ptx};
 use crate::{Error, Result};
 
 /// The names and contents of the compressed image files.
@@ -44,6 +44,8 @@ pub(super) struct PackedImage {
     pub(super) bytes: usize,
     /// SHA-256 of the uncompressed image, in hexadecimal digits.
     pub(super) sha256: String,
+    /// Version of PTX times ten, or version of the code object.
+    pub(super) format: u32,
     pub(super) entries: Vec<PackedEntry>,
 }
 
@@ -64,8 +66,9 @@ pub(super) fn manifest() -> Result<&'static Manifest> {
         })
 }
 
-/// Returns the library's images for a device of `architecture`.
-fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
+/// Returns the library's images for a device of `architecture` whose driver supports the CUDA
+/// version `cuda`, or any version if `cuda` is `None`.
+fn fitting(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static PackedImage>> {
     let images = &manifest()?.images;
     if images.is_empty() {
         return Err(Error::Image {
@@ -74,14 +77,23 @@ fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
         });
     }
     let targets = || images.iter().map(|image| image.target.as_str());
-    let Some(target) = best(architecture, targets()) else {
+    let loadable = |image: &&PackedImage| {
+        cuda.is_none_or(|cuda| !is_ptx(&image.target) || ptx::cuda_version(image.format) <= cuda)
+    };
+    let usable = images.iter().filter(loadable);
+    let Some(target) = best(architecture, usable.map(|image| image.target.as_str())) else {
         let mut there: Vec<&str> = targets().collect();
         there.sort_unstable();
         there.dedup();
         return Err(Error::Image {
             image: "of the library".to_owned(),
             detail: format!(
-                "there is none for {architecture}; there are {} (PTX also runs on later GPUs)",
+                "there is none for {architecture}{}; there are {} (PTX also runs on later GPUs)",
+                cuda.map_or_else(String::new, |cuda| format!(
+                    " that a driver for CUDA {}.{} can load",
+                    cuda / 1000,
+                    cuda % 1000 / 10
+                )),
                 there.join(", ")
             ),
         });
@@ -90,13 +102,17 @@ fn fitting(architecture: &str) -> Result<Vec<&'static PackedImage>> {
     Ok(of_target.collect())
 }
 
-pub(super) fn families(architecture: &str) -> Result<Vec<&'static str>> {
-    let images = fitting(architecture)?.into_iter();
+fn is_ptx(target: &str) -> bool {
+    target.starts_with("sm_")
+}
+
+pub(super) fn families(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static str>> {
+    let images = fitting(architecture, cuda)?.into_iter();
     Ok(images.map(|image| image.name.as_str()).collect())
 }
 
-pub(super) fn image(architecture: &str, family: &str) -> Result<Image> {
-    let images = fitting(architecture)?;
+pub(super) fn image(architecture: &str, cuda: Option<u32>, family: &str) -> Result<Image> {
+    let images = fitting(architecture, cuda)?;
     let Some(packed) = images.iter().find(|image| image.name == family) else {
         let there: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
         return Err(Error::Image {
@@ -147,7 +163,7 @@ pub(super) fn open(packed: &PackedImage, compressed: &[u8]) -> Result<Image> {
             packed.sha256
         )));
     }
-    if packed.target.starts_with("sm_") {
+    if is_ptx(&packed.target) {
         bytes.push(0);
     }
     let entries = packed.entries.iter().map(|entry| Entry {

@@ -43,6 +43,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use super::driver::Properties;
 use crate::{Error, Result};
 
 /// The environment variable that names a folder whose images replace the library's own images.
@@ -166,6 +167,8 @@ enum Kind {
 #[derive(Clone, Debug)]
 pub struct Images {
     architecture: String,
+    /// CUDA version that the driver supports, or `None` for any version and for AMD GPUs.
+    cuda: Option<u32>,
     folders: Vec<PathBuf>,
     /// Possible output folders of `fusewire-build`. Any of several folders above the program may be
     /// cargo's target folder. This list contains one output folder in each of them.
@@ -199,6 +202,7 @@ impl Images {
         }
         Self {
             architecture: architecture.to_owned(),
+            cuda: None,
             folders,
             around,
             library: std::env::var_os(LIBRARY_IMAGES).map(PathBuf::from),
@@ -210,9 +214,21 @@ impl Images {
     pub fn in_folders(architecture: &str, folders: Vec<PathBuf>) -> Self {
         Self {
             architecture: architecture.to_owned(),
+            cuda: None,
             folders,
             around: Vec::new(),
             library: None,
+        }
+    }
+
+    /// Creates the image lookup for a device with the given properties. Chooses only images that
+    /// its driver can load.
+    pub(super) fn of(properties: &Properties) -> Self {
+        let images = Self::new(&properties.architecture);
+        let is_nvidia = properties.architecture.starts_with("sm_");
+        Self {
+            cuda: is_nvidia.then_some(properties.version),
+            ..images
         }
     }
 
@@ -227,7 +243,7 @@ impl Images {
     /// `Error::Image` if the library has no images for the device. The error lists the available
     /// targets.
     pub fn families(&self) -> Result<Vec<&'static str>> {
-        library::families(&self.architecture)
+        library::families(&self.architecture, self.cuda)
     }
 
     /// Returns the image of a kernel family of the library. An image in the folder that
@@ -244,7 +260,7 @@ impl Images {
                 return self.from_path(path);
             }
         }
-        library::image(&self.architecture, family)
+        library::image(&self.architecture, self.cuda, family)
     }
 
     /// Returns the hash of the sources that the library's images were built from.
@@ -342,6 +358,26 @@ impl Images {
             return Err(wrong(format!(
                 "it is {cubin}for {}, this device is {}",
                 image.target, self.architecture
+            )));
+        }
+        let text = match image.kind() {
+            Kind::Other if image.target.starts_with("sm_") => core::str::from_utf8(&image.bytes),
+            _ => Ok(""),
+        };
+        if let (Ok(text), Some(cuda)) = (text, self.cuda)
+            && let Some(version) = ptx::version(text)
+            && let needed = ptx::cuda_version(version)
+            && needed > cuda
+        {
+            return Err(wrong(format!(
+                "it is PTX {}.{}, which needs a driver for CUDA {}.{}, and this driver supports \
+                 CUDA {}.{}; install a newer driver, or build the image for sm_80",
+                version / 10,
+                version % 10,
+                needed / 1000,
+                needed % 1000 / 10,
+                cuda / 1000,
+                cuda % 1000 / 10
             )));
         }
         if let Some(name) = path.file_name().and_then(|name| name.to_str()) {

@@ -2,6 +2,25 @@
 
 use super::Entry;
 
+/// Returns the first CUDA version (12020 for 12.2) whose driver loads PTX of the version `version`
+/// (82 for PTX 8.2). Source: the release notes of the PTX ISA.
+pub(super) const fn cuda_version(version: u32) -> u32 {
+    match version {
+        90.. => 13_000 + (version - 90) * 10,
+        // CUDA 12.6 has no PTX version of its own.
+        86..90 => 12_070 + (version - 86) * 10,
+        80..86 => 12_000 + (version - 80) * 10,
+        _ => 12_000,
+    }
+}
+
+/// Returns the version of a PTX text times ten.
+pub(super) fn version(text: &str) -> Option<u32> {
+    let (_, rest) = text.split_once(".version")?;
+    let (major, minor) = rest.split_whitespace().next()?.split_once('.')?;
+    Some(major.parse::<u32>().ok()? * 10 + minor.parse::<u32>().ok()?)
+}
+
 /// Parses the target and the kernels of a PTX text.
 pub(super) fn parse(text: &str) -> Result<(String, Vec<Entry>), String> {
     let text = without_comments(text);
@@ -117,6 +136,24 @@ mod tests {
         assert_eq!(entries[1].name, "empty");
         assert_eq!(entries[1].parameters, []);
         assert_eq!(entries.len(), 2);
+    }
+
+    #[test]
+    fn versions_of_ptx_and_of_cuda() {
+        assert_eq!(version("//\n.version 8.2\n.target sm_90\n"), Some(82));
+        assert_eq!(version(".target sm_90"), None);
+        for (version, cuda) in [
+            (78, 12_000),
+            (80, 12_000),
+            (82, 12_020),
+            (85, 12_050),
+            (86, 12_070),
+            (88, 12_090),
+            (90, 13_000),
+            (91, 13_010),
+        ] {
+            assert_eq!(cuda_version(version), cuda, "{version}");
+        }
     }
 
     #[test]

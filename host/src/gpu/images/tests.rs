@@ -91,6 +91,69 @@ fn the_newest_ptx_that_the_gpu_runs_and_the_very_code_object() {
 }
 
 #[test]
+fn code_objects_are_of_version_5() {
+    // The byte EI_ABIVERSION: ELFABIVERSION_AMDGPU_HSA_V5.
+    const V5: u8 = 3;
+    let mut checked = 0;
+    for target in ["gfx90a", "gfx942"] {
+        let images = Images::in_folders(target, Vec::new());
+        for family in images.families().unwrap() {
+            let image = images.library(family).unwrap();
+            assert_eq!(
+                image.bytes[8], V5,
+                "{image}: ROCm before 6.3 refuses version 6"
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 20);
+    for image in &manifest().unwrap().images {
+        let expected = match image.target.as_str() {
+            "sm_80" => 80,
+            "sm_90" => 82,
+            _ => 5,
+        };
+        assert_eq!(image.format, expected, "{}", image.file);
+    }
+}
+
+/// Checks that a driver gets only PTX that it can load: PTX for sm_90 needs CUDA 12.2.
+#[test]
+fn images_are_chosen_by_the_version_of_the_driver() {
+    let on = |cuda| Images {
+        cuda: Some(cuda),
+        ..Images::in_folders("sm_90", Vec::new())
+    };
+    for (cuda, target) in [
+        (12_000, "sm_80"),
+        (12_010, "sm_80"),
+        (12_020, "sm_90"),
+        (13_000, "sm_90"),
+    ] {
+        assert_eq!(
+            on(cuda).library("barrier").unwrap().target,
+            target,
+            "{cuda}"
+        );
+    }
+    let said = detail(on(11_080).library("barrier"));
+    assert!(
+        said.contains("none for sm_90 that a driver for CUDA 11.8 can load"),
+        "{said}"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let newer = PTX.replace(".version 8.0", ".version 8.7");
+    put(folder.path(), "mine.sm_80.ptx", &newer);
+    let path = folder.path().join("mine.sm_80.ptx");
+    assert!(on(12_080).from_path(&path).is_ok());
+    let said = detail(on(12_040).from_path(&path));
+    assert!(
+        said.contains("PTX 8.7, which needs a driver for CUDA 12.8"),
+        "{said}"
+    );
+}
+
+#[test]
 fn damaged_files_are_refused() {
     let packed: &PackedImage = &manifest().unwrap().images[0];
     let (_, file) = FILES.iter().find(|(name, _)| *name == packed.file).unwrap();

@@ -202,6 +202,11 @@ impl Memory {
         self.bytes
     }
 
+    /// Returns true if other code allocated the memory.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }

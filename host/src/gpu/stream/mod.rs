@@ -45,6 +45,8 @@ pub(super) struct Inner {
     /// The thread that adopted the stream, if it is a per-thread default stream. On another thread,
     /// the handle refers to another stream.
     thread: Option<usize>,
+    /// Number of SMs that kernels of an adopted stream may use, if the driver reports it.
+    multiprocessors: Option<u32>,
     state: Mutex<State>,
     /// Locked by the thread that polls.
     poller: Mutex<()>,
@@ -89,27 +91,29 @@ impl Stream {
     /// Creates a stream.
     pub(crate) fn new(gpu: &Arc<Gpu>, priority: StreamPriority) -> Result<Self> {
         let raw = gpu.driver().create_stream(priority)?;
-        Ok(Self::over(gpu, raw, true))
+        Ok(Self::over(gpu, raw, true, None))
     }
 
     /// Wraps a stream that other code created, or a default stream. The stream must outlive the
     /// returned value and all work that is enqueued through the value.
-    pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Self {
+    pub(crate) fn adopt(gpu: &Arc<Gpu>, raw: RawStream) -> Result<Self> {
         // 1 is a second handle of the legacy default stream in CUDA and HIP.
         let raw = match raw.as_raw() {
             1 => RawStream::LEGACY,
             _ => raw,
         };
-        Self::over(gpu, raw, false)
+        let multiprocessors = gpu.driver().stream_multiprocessors(raw)?;
+        Ok(Self::over(gpu, raw, false, multiprocessors))
     }
 
-    fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool) -> Self {
+    fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool, multiprocessors: Option<u32>) -> Self {
         gpu.sweep();
         let inner = Arc::new_cyclic(|stream| Inner {
             gpu: Arc::clone(gpu),
             raw,
             owned,
             thread: (raw == RawStream::PER_THREAD).then(thread_number),
+            multiprocessors,
             state: Mutex::default(),
             poller: Mutex::default(),
             progress: Arc::new(Progress {
@@ -221,6 +225,12 @@ impl Stream {
 }
 
 impl Stream {
+    /// Returns the number of SMs that kernels of an adopted stream may use, if the driver reports
+    /// it.
+    pub(crate) fn multiprocessors(&self) -> Option<u32> {
+        self.inner.multiprocessors
+    }
+
     /// Returns true for the legacy default stream, of which a GPU has one per process.
     pub(crate) fn is_legacy(&self) -> bool {
         self.inner.raw == RawStream::LEGACY

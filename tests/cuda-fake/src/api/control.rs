@@ -4,7 +4,9 @@
 
 use core::ffi::{CStr, c_char};
 
+use crate::core::context::current;
 use crate::core::record;
+use crate::core::stream::Stream;
 
 /// Borrows a C string of the caller. Returns the empty string if `text` is null.
 ///
@@ -78,6 +80,17 @@ pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
 pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, code: u32) {
     // SAFETY: the caller guarantees that `name` is null or a live C string.
     record::fail(unsafe { text(name) }, nth, code);
+}
+
+/// Creates a non-blocking stream of a green context with `multiprocessors` SMs in the current
+/// context. Returns its handle, or 0 without a current context.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub extern "C" fn fusewireCudaFakeGreenStream(multiprocessors: u32) -> usize {
+    let Ok(context) = current() else {
+        return 0;
+    };
+    Stream::create_green(&context, false, 0, Some(multiprocessors))
 }
 
 /// Writes the numbers of calls and of live objects into `buffer` as JSON with a terminating zero

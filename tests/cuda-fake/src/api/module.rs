@@ -9,7 +9,7 @@ use super::{export, get, put, with};
 use crate::core::capture;
 use crate::core::context::{Context, current};
 use crate::core::handles::{FUNCTIONS, MODULES};
-use crate::core::kernel::{self, Function, REGISTERS, SHARED_MOST, Shape};
+use crate::core::kernel::{self, Function, SHARED_MOST, Shape};
 use crate::core::record::{LaunchRecord, launched, log_refusal};
 use crate::core::settings::settings;
 use crate::core::stream::{Stream, find};
@@ -208,7 +208,7 @@ fn attribute(function: &Function, number: c_uint) -> Result<u32> {
         0 => function.max_threads(),
         1 => function.entry.shared_bytes as u32,
         2 | 3 | 7 | 10..=14 => 0,
-        4 => REGISTERS,
+        4 => function.registers,
         5 | 6 => settings().capability,
         8 => function.max_dynamic.load(Ordering::Relaxed),
         9 => u32::MAX,

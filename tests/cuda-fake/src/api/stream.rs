@@ -151,6 +151,25 @@ export! {
         create(out, flags, priority)
     }
 
+    fn cuStreamGetGreenCtx(handle: usize, out: *mut usize) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        // The handle of a green context is the handle of its only stream.
+        put(out, stream.multiprocessors.map_or(0, |_| stream.handle))
+    }
+
+    fn cuGreenCtxGetDevResource(handle: usize, out: *mut u32, kind: c_uint) {
+        let context = current()?;
+        let stream = find(&context, handle)?;
+        let sms = stream.multiprocessors.ok_or(Status::InvalidHandle)?;
+        if kind != 1 || out.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        // `CUdevResource`: the type, 92 bytes of padding, and the number of SMs.
+        put(out, kind)?;
+        put(out.wrapping_add(24), sms)
+    }
+
     fn cuStreamDestroy_v2(handle: usize) {
         current()?;
         stream::destroy(handle)

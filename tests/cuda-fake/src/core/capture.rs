@@ -353,10 +353,7 @@ pub(crate) fn submit(stream: &Stream, command: cpu::Command) -> Result<Option<Ar
     let Some((capture, point)) = captures.of(stream.handle) else {
         drop(captures);
         stream.order_with_legacy()?;
-        return match stream.work.enqueue(command) {
-            Ok(_) => Ok(None),
-            Err(_) => Err(Status::OperatingSystem),
-        };
+        return stream.enqueue(command).map(|()| None);
     };
     if capture.invalid {
         return Err(Status::CaptureInvalidated);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::handles::{CONTEXTS, EVENTS, EXECS, FUNCTIONS, GRAPHS, MODULES, STREAMS, fresh};
+use super::hardware_queue::HardwareQueues;
 use super::settings::settings;
 use super::stream::Stream;
 use super::{capture, lock, memory};
@@ -41,6 +42,7 @@ pub(crate) struct Context {
     failed: AtomicU32,
     /// Handles of the contexts whose memory this context may access.
     pub(crate) peers: Mutex<Vec<usize>>,
+    pub(crate) queues: HardwareQueues,
 }
 
 impl Context {
@@ -169,10 +171,12 @@ pub(crate) fn retain_primary(device: u32) -> usize {
     primary.references += 1;
     let context = primary.context.get_or_insert_with(|| {
         let handle = fresh();
+        let queues = HardwareQueues::default();
         let context = Arc::new(Context {
             handle,
             device,
-            legacy: Arc::new(Stream::legacy(handle)),
+            legacy: Arc::new(Stream::legacy(handle, &queues)),
+            queues,
             failed: AtomicU32::new(0),
             peers: Mutex::default(),
         });

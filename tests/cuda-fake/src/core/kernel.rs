@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use fusewire::cpu::{self, BlockOrder, Grid, LaunchInfo, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
@@ -31,8 +31,14 @@ const SHARED_SYSTEM: u32 = 1 << 10;
 pub(crate) const MAX_THREADS: u32 = 1024;
 /// Maximum numbers of resident threads and blocks of an SM.
 pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
-/// Number of registers that the fake reports for every function.
-pub(crate) const REGISTERS: u32 = 32;
+/// Registers per thread of kernels that are not in the library's images.
+const REGISTERS: u32 = 32;
+/// Registers of an SM.
+pub(crate) const REGISTERS_MULTIPROCESSOR: u32 = 65_536;
+/// Parts of an SM. Each has a part of the registers, and a warp uses those of one part.
+const PARTS: u32 = 4;
+/// Granularity in which registers are assigned to warps.
+const WARP_REGISTERS: u32 = 256;
 
 // The kernels of these crates are in `KERNELS`.
 use {fusewire_kernels as _, seeded_bugs as _, vocab_argmax as _};
@@ -90,6 +96,32 @@ impl Native {
     }
 }
 
+/// Returns the registers per thread of the library's kernels by target and name: those that ptxas
+/// assigns, from the manifest of the library's images.
+fn registers() -> &'static BTreeMap<(u32, String), u32> {
+    static REGISTERS: OnceLock<BTreeMap<(u32, String), u32>> = OnceLock::new();
+    REGISTERS.get_or_init(|| {
+        let text = include_str!("../../../../host/images/manifest.json");
+        let manifest: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        let mut table = BTreeMap::new();
+        for image in manifest["images"].as_array().into_iter().flatten() {
+            let target = image["target"]
+                .as_str()
+                .and_then(|it| it.strip_prefix("sm_"));
+            let Some(target) = target.and_then(|it| it.parse().ok()) else {
+                continue;
+            };
+            for entry in image["entries"].as_array().into_iter().flatten() {
+                let (name, registers) = (entry["name"].as_str(), entry["registers"].as_u64());
+                if let (Some(name), Some(registers @ 1..)) = (name, registers) {
+                    table.insert((target, name.to_owned()), registers as u32);
+                }
+            }
+        }
+        table
+    })
+}
+
 /// A loaded image.
 #[derive(Debug)]
 pub(crate) struct Module {
@@ -107,6 +139,8 @@ pub(crate) struct Function {
     pub(crate) context: usize,
     pub(crate) entry: Entry,
     native: Option<Native>,
+    /// Registers per thread.
+    pub(crate) registers: u32,
     pub(crate) max_dynamic: AtomicU32,
 }
 
@@ -197,6 +231,13 @@ impl Module {
             context: self.context,
             entry: entry.clone(),
             native: Native::find(name),
+            registers: registers()
+                .get(&(
+                    self.image.target,
+                    kernel_name(name).unwrap_or(name).to_owned(),
+                ))
+                .copied()
+                .unwrap_or(REGISTERS),
             max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes as u32)),
         }));
         functions.insert(name.to_owned(), handle);
@@ -228,8 +269,11 @@ impl Function {
         }
         let shared = self.entry.shared_bytes as u32 + dynamic + SHARED_SYSTEM;
         let by_threads = RESIDENT.0 / threads.next_multiple_of(32);
+        let warp = (self.registers * 32).next_multiple_of(WARP_REGISTERS);
+        let warps = REGISTERS_MULTIPROCESSOR / PARTS / warp * PARTS;
         Ok(by_threads
             .min(RESIDENT.1)
+            .min(warps / threads.div_ceil(32))
             .min(SHARED_MULTIPROCESSOR / shared))
     }
 
@@ -253,6 +297,9 @@ impl Function {
         let limit = self.max_dynamic.load(Ordering::Relaxed);
         if threads > self.max_threads() || shape.shared_bytes > limit {
             return Err(Status::InvalidValue);
+        }
+        if self.occupancy(threads, shape.shared_bytes)? == 0 {
+            return Err(Status::LaunchOutOfResources);
         }
         if shape.cluster != [0; 3] {
             if product(shape.cluster)? > 8 || settings().capability < 90 {

@@ -8,6 +8,7 @@ pub(crate) mod graph;
 pub(crate) mod grid;
 pub(crate) mod handles;
 pub(crate) mod handoff;
+pub(crate) mod hardware_queue;
 pub(crate) mod image;
 pub(crate) mod ipc;
 pub(crate) mod kernel;

@@ -2,7 +2,7 @@
 
 use core::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use fusewire::cpu;
@@ -10,6 +10,8 @@ use fusewire::cpu;
 use super::capture::{self, EventRecord};
 use super::context::Context;
 use super::handles::{CONTEXTS, EVENTS, STREAMS, fresh};
+use super::hardware_queue::{HardwareQueues, QueueSlot};
+use super::lock;
 use crate::status::{Result, Status};
 
 /// `CU_STREAM_LEGACY`: a handle of the legacy default stream, in addition to 0.
@@ -31,23 +33,42 @@ pub(crate) struct Stream {
     /// True if this stream and the legacy default stream wait for each other.
     pub(crate) blocking: bool,
     pub(crate) priority: i32,
+    /// Number of SMs that kernels may use, if the stream belongs to a green context.
+    pub(crate) multiprocessors: Option<u32>,
     pub(crate) work: cpu::CpuStream,
+    queue: QueueSlot,
+    /// Keeps the order of the turns that threads get equal to the order of their work.
+    enqueueing: Mutex<()>,
 }
 
 impl Stream {
     /// Creates the legacy default stream.
-    pub(crate) fn legacy(context: usize) -> Self {
+    pub(crate) fn legacy(context: usize, queues: &HardwareQueues) -> Self {
         Self {
             handle: 0,
             context,
             blocking: true,
             priority: 0,
+            multiprocessors: None,
+            queue: queues.assign(0),
+            enqueueing: Mutex::default(),
             work: cpu::CpuStream::new(),
         }
     }
 
     /// Creates a stream. Returns its handle.
     pub(crate) fn create(context: &Context, blocking: bool, priority: i32) -> usize {
+        Self::create_green(context, blocking, priority, None)
+    }
+
+    /// Creates a stream of a green context with the given number of SMs, or an ordinary stream.
+    /// Returns its handle.
+    pub(crate) fn create_green(
+        context: &Context,
+        blocking: bool,
+        priority: i32,
+        multiprocessors: Option<u32>,
+    ) -> usize {
         let handle = fresh();
         STREAMS.insert_as(
             handle,
@@ -56,10 +77,42 @@ impl Stream {
                 context: context.handle,
                 blocking,
                 priority,
+                multiprocessors,
+                queue: context.queues.assign(priority),
+                enqueueing: Mutex::default(),
                 work: cpu::CpuStream::new(),
             }),
         );
         handle
+    }
+
+    /// Enqueues work. Kernels, copies and host functions run in the order of the stream's hardware
+    /// queue.
+    pub(crate) fn enqueue(&self, command: cpu::Command) -> Result<()> {
+        let failed = |_| Status::OperatingSystem;
+        let _enqueueing = lock(&self.enqueueing);
+        let turn = match &command {
+            cpu::Command::Record(_) | cpu::Command::Wait(_) => None,
+            _ => self.queue.turn(),
+        };
+        let Some(turn) = turn else {
+            return self.work.enqueue(command).map(drop).map_err(failed);
+        };
+        let end = turn.clone();
+        for command in [
+            cpu::Command::Host(Arc::new(move || {
+                turn.wait();
+                Ok(())
+            })),
+            command,
+            cpu::Command::Host(Arc::new(move || {
+                end.end();
+                Ok(())
+            })),
+        ] {
+            self.work.enqueue(command).map_err(failed)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn is_legacy(&self) -> bool {

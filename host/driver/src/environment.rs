@@ -1,0 +1,110 @@
+//! The number of hardware queues, which the driver libraries read from the environment.
+//!
+//! Streams share a few hardware queues. Kernels of two streams that share a queue start in sequence.
+//! If the first kernel waits for the second, the two kernels deadlock. This can happen when ranks of
+//! one process use streams that share a queue.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Environment variables and values that a process should have before it opens a GPU. A launcher
+/// sets the variables that are not set already.
+///
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues of an NVIDIA GPU: 8 by default, at
+/// most 32. `GPU_MAX_HW_QUEUES` is that of an AMD GPU: 4 by default. Both numbers apply to each
+/// stream priority. The drivers read the variables once, when they create the context of a device.
+/// Opening a GPU does not set them, for two reasons. Changing the environment while another thread
+/// reads it is undefined behaviour, and a C library may read it at any time. The change would also
+/// have no effect if another library has already used the GPU. Therefore the launcher or the program
+/// sets the variables ([`prepare`]). A process with more streams than queues logs a warning.
+pub const VARIABLES: &[(&str, &str)] = &[(CUDA.name, "32"), (HIP.name, "16")];
+
+/// Sets the variables of [`VARIABLES`] that are not set already. Call this function at the start of
+/// `main`, before any use of a GPU.
+///
+/// # Safety
+/// The process must have no other thread. A thread that reads the environment concurrently, in any
+/// language, would race with this function.
+pub unsafe fn prepare() {
+    for (name, value) in VARIABLES {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: the caller guarantees that the process has no other thread.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// The variable of a driver library.
+#[derive(Debug)]
+pub(crate) struct QueueVariable {
+    name: &'static str,
+    /// Number of queues if the variable is not set or not valid.
+    default: u32,
+    /// Largest valid value.
+    most: u32,
+    recommended: &'static str,
+}
+
+pub(crate) const CUDA: QueueVariable = QueueVariable {
+    name: "CUDA_DEVICE_MAX_CONNECTIONS",
+    default: 8,
+    most: 32,
+    recommended: "32",
+};
+
+pub(crate) const HIP: QueueVariable = QueueVariable {
+    name: "GPU_MAX_HW_QUEUES",
+    default: 4,
+    most: 64,
+    recommended: "16",
+};
+
+impl QueueVariable {
+    /// Returns the number of hardware queues if the variable has the given value.
+    fn queues_of(&self, value: Option<&str>) -> u32 {
+        value
+            .and_then(|value| value.trim().parse().ok())
+            .filter(|queues| (1..=self.most).contains(queues))
+            .unwrap_or(self.default)
+    }
+
+    /// Counts a new stream of a device. Logs a warning once if the device has more streams than
+    /// hardware queues.
+    pub(crate) fn count(&self, streams: &AtomicU32) {
+        static WARNED: AtomicBool = AtomicBool::new(false);
+        // `fetch_add` returns the count before the increment.
+        let streams = streams.fetch_add(1, Ordering::Relaxed) + 1;
+        let queues = self.queues_of(std::env::var(self.name).ok().as_deref());
+        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                streams,
+                queues,
+                "more streams than hardware queues: kernels that wait for each other may \
+                 deadlock; start the process with {}={}",
+                self.name,
+                self.recommended
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_are_what_the_driver_takes() {
+        assert_eq!(CUDA.queues_of(None), 8);
+        assert_eq!(CUDA.queues_of(Some("32")), 32);
+        assert_eq!(CUDA.queues_of(Some("1")), 1);
+        for wrong in ["0", "33", "many", ""] {
+            assert_eq!(CUDA.queues_of(Some(wrong)), 8, "{wrong}");
+        }
+        assert_eq!(HIP.queues_of(None), 4);
+        for (name, value) in VARIABLES {
+            let variable = [CUDA, HIP].into_iter().find(|it| it.name == *name);
+            let variable = variable.expect("a variable of a library");
+            assert_eq!(variable.recommended, *value);
+            assert_eq!(variable.queues_of(Some(value)).to_string(), *value);
+        }
+    }
+}
