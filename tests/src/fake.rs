@@ -117,6 +117,7 @@ impl Fake {
     /// Makes the primary context of device 0 current on the calling thread, unless the thread has a
     /// current context, as the CUDA runtime does in its first call.
     fn need_context(&self) {
+        self.initialize();
         if self.current_context() == 0 {
             self.make_current(self.primary_context(0));
         }
@@ -164,14 +165,18 @@ impl Fake {
         priority
     }
 
+    fn initialize(&self) {
+        let initialize: unsafe extern "C" fn(u32) -> u32 = self.find("cuInit");
+        // SAFETY: the flags must be 0.
+        ok("cuInit", unsafe { initialize(0) });
+    }
+
     /// Returns the primary context of a device, which stays alive until the process exits.
     pub fn primary_context(&self, device: i32) -> usize {
         let retain: unsafe extern "C" fn(*mut usize, i32) -> u32 =
             self.find("cuDevicePrimaryCtxRetain");
-        let init: unsafe extern "C" fn(u32) -> u32 = self.find("cuInit");
+        self.initialize();
         let mut context = 0usize;
-        // SAFETY: the flags must be 0.
-        ok("cuInit", unsafe { init(0) });
         // SAFETY: `context` is a live variable.
         ok("cuDevicePrimaryCtxRetain", unsafe {
             retain(&raw mut context, device)

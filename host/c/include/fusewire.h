@@ -34,10 +34,10 @@
  *     stays allocated as long as work or a graph uses it.
  *   - The library reads structs and text during the call only. The caller may free them afterwards.
  *
- * STREAMS. Every handle has a stream: the communicator's own stream (fusewire_comm_on_own_stream), a
- * stream of the caller (fusewire_comm_on_stream), or a new stream (fusewire_comm_on_new_stream). _async calls enqueue on
- * the stream and return; blocking calls enqueue and wait. Launches of one communicator on several
- * streams run in the order in which they were issued.
+ * STREAMS. Every handle has a stream: the communicator's own stream (fusewire_comm_on_own_stream),
+ * a stream of the caller (fusewire_comm_on_stream), or a new stream (fusewire_comm_on_new_stream).
+ * _async calls enqueue on the stream and return; blocking calls enqueue and wait. Launches of one
+ * communicator on several streams run in the order in which they were issued.
  *
  * COMPATIBILITY. The first field of a struct is struct_size, which the program sets to the sizeof
  * of the struct. New fields are added at the end of a struct. An older program continues to work. A

@@ -1,21 +1,22 @@
 //! The number of hardware queues, which the driver libraries read from the environment.
 //!
-//! Streams share a few hardware queues. Kernels of two streams that share a queue start in sequence.
-//! If the first kernel waits for the second, the two kernels deadlock. This can happen when ranks of
-//! one process use streams that share a queue.
+//! Streams share a few hardware queues. Kernels of two streams that share a queue start in
+//! sequence. If the first kernel waits for the second, the two kernels deadlock. This can happen
+//! when ranks of one process use streams that share a queue.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Environment variables and values that a process should have before it opens a GPU. A launcher
 /// sets the variables that are not set already.
 ///
-/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues of an NVIDIA GPU: 8 by default, at
-/// most 32. `GPU_MAX_HW_QUEUES` is that of an AMD GPU: 4 by default. Both numbers apply to each
+/// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues of an NVIDIA GPU: 8 by default,
+/// at most 32. `GPU_MAX_HW_QUEUES` is that of an AMD GPU: 4 by default. Both numbers apply to each
 /// stream priority. The drivers read the variables once, when they create the context of a device.
 /// Opening a GPU does not set them, for two reasons. Changing the environment while another thread
 /// reads it is undefined behaviour, and a C library may read it at any time. The change would also
-/// have no effect if another library has already used the GPU. Therefore the launcher or the program
-/// sets the variables ([`prepare`]). A process with more streams than queues logs a warning.
+/// have no effect if another library has already used the GPU. Therefore the launcher or the
+/// program sets the variables ([`prepare`]). A process with more streams than queues logs a
+/// warning.
 pub const VARIABLES: &[(&str, &str)] = &[(CUDA.name, "32"), (HIP.name, "16")];
 
 /// Sets the variables of [`VARIABLES`] that are not set already. Call this function at the start of

@@ -166,11 +166,11 @@ impl OnGpu {
             return Ok(());
         }
         Err(Error::launch(format!(
-            "the stream may use {multiprocessors} of the {} SMs of {} (green context or MPS), which \
-             hold {fits} blocks of {} threads of kernel {} at the same time; all ranks agreed on \
-             {blocks} blocks when the communicator was created, and {ranks} of its ranks share \
-             this GPU: the kernels would hang; use a stream with more SMs, or a communicator with \
-             fewer blocks (Options::blocks)",
+            "the stream may use {multiprocessors} of the {} SMs of {} (green context or MPS), \
+             which hold {fits} blocks of {} threads of kernel {} at the same time; all ranks \
+             agreed on {blocks} blocks when the communicator was created, and {ranks} of its ranks \
+             share this GPU: the kernels would hang; use a stream with more SMs, or a communicator \
+             with fewer blocks (Options::blocks)",
             self.gpu.properties().multiprocessors,
             self.gpu.device(),
             residency.threads,

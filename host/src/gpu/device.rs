@@ -43,8 +43,8 @@ pub struct Gpu {
     in_flight: AtomicU64,
     /// Read-locked while work is enqueued. Write-locked while memory of a shared GPU is freed.
     launching: RwLock<()>,
-    /// Read-locked while work is enqueued on the legacy default stream. Write-locked while a capture
-    /// begins.
+    /// Read-locked while work is enqueued on the legacy default stream. Write-locked while a
+    /// capture begins.
     legacy: RwLock<()>,
     /// Number of captures that streams of this crate have begun and not ended.
     captures: AtomicUsize,
@@ -282,8 +282,8 @@ impl Gpu {
     }
 
     /// Returns the number of blocks of `threads` threads that one SM can hold at once: the minimum
-    /// over all loaded kernels. Blocks of ranks wait for each other, so a block that is not resident
-    /// would make the other blocks hang.
+    /// over all loaded kernels. Blocks of ranks wait for each other, so a block that is not
+    /// resident would make the other blocks hang.
     pub(crate) fn residency(&self, threads: u32) -> Result<Residency> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let mut least: Option<Residency> = None;

@@ -112,10 +112,10 @@ impl Stream {
     ///   on this stream itself, so it runs in order with all other work of the stream and of the
     ///   blocking streams. The stream cannot be captured. While a blocking stream of any library or
     ///   a stream of this library is capturing, every call that would use the stream fails with
-    ///   [`Error::CaptureState`] and leaves the capture valid.
-    /// - **Per-thread default stream** (2). The handle means another stream on every thread, so only
-    ///   the calling thread can enqueue work through the returned value; other threads get
-    ///   [`Error::InvalidArgument`]. The stream can be captured.
+    ///   [`Error::CaptureState`] and leaves the capture valid. - **Per-thread default stream** (2).
+    ///   The handle means another stream on every thread, so only the calling thread can enqueue
+    ///   work through the returned value; other threads get [`Error::InvalidArgument`]. The stream
+    ///   can be captured.
     ///
     /// # Safety
     /// `raw` must be a stream of the device's primary context. The stream `raw` must outlive the

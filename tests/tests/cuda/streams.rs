@@ -369,8 +369,8 @@ fn aborted(priority: bool, timeout: Duration) -> Error {
     errors.next().expect("rank 0 has failed")
 }
 
-/// With one hardware queue per priority, work of other streams waits for the kernel, and aborts must
-/// not: they use a stream of high priority.
+/// With one hardware queue per priority, work of other streams waits for the kernel, and aborts
+/// must not: they use a stream of high priority.
 #[test]
 fn aborts_do_not_wait_for_the_kernel_that_they_stop() {
     let test = "streams::aborts_do_not_wait_for_the_kernel_that_they_stop";

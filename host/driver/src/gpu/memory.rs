@@ -144,8 +144,8 @@ pub trait MemoryDriver {
 
     /// Permits kernels of this device to access memory of the device with index `peer` at the
     /// address that the peer uses. Only memory of [`Origin::Whole`] needs this permission; every
-    /// mapping of virtual memory and of an IPC handle has its own. Does nothing for this device, and
-    /// if access is already enabled. Access is never disabled.
+    /// mapping of virtual memory and of an IPC handle has its own. Does nothing for this device,
+    /// and if access is already enabled. Access is never disabled.
     ///
     /// # Errors
     /// `Error::Driver` if this device cannot access memory of the peer.

@@ -7,8 +7,9 @@
 //! destroy handles are unsafe.
 //!
 //! Every method makes the device's primary context current on the calling thread, and restores the
-//! thread's previous context (CUDA) or device (HIP) before it returns. A method allocates device memory, waits for the device or uses the legacy default stream only if its
-//! documentation says so.
+//! thread's previous context (CUDA) or device (HIP) before it returns. A method allocates device
+//! memory, waits for the device or uses the legacy default stream only if its documentation says
+//! so.
 //!
 //! Every error is [`Error::Driver`](crate::Error::Driver) with the name of the library function
 //! that failed and the library's message. Methods that query or wait for a stream or an event also

@@ -254,8 +254,8 @@ impl Communicator {
             }
             false => WindowAddr::NONE,
         };
-        // An operation in place whose results are staged also stages its input, so that peers do not
-        // read memory into which results are copied.
+        // An operation in place whose results are staged also stages its input, so that peers do
+        // not read memory into which results are copied.
         let in_place = core::ptr::eq(operands.input.ptr, operands.output.ptr);
         let source_at = match staged || shared && in_place && !target_at.is_some() {
             true => WindowAddr::NONE,

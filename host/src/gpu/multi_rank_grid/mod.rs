@@ -255,12 +255,10 @@ impl MultiRankGrid {
         }
         match self.driver.capture_status(stream)? {
             CaptureStatus::None => Ok(()),
-            CaptureStatus::Active(..) | CaptureStatus::Invalidated | CaptureStatus::Blocked => {
-                Err(invalid(format!(
-                    "{kernel}: rank {rank}'s stream is being captured; a grid of several ranks belongs \
+            _ => Err(invalid(format!(
+                "{kernel}: rank {rank}'s stream is being captured; a grid of several ranks belongs \
                  to no one's graph, so launch eagerly"
-                )))
-            }
+            ))),
         }
     }
 

@@ -3,8 +3,8 @@
 //! work of other streams in its queue. If that work waits for the kernel, both wait forever.
 //!
 //! The model is stricter than NVIDIA's hardware, where a kernel may start once all blocks of the
-//! previous kernel in the queue have started, and like AMD's, where each kernel of a queue waits for
-//! the previous one.
+//! previous kernel in the queue have started, and like AMD's, where each kernel of a queue waits
+//! for the previous one.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;
@@ -66,8 +66,8 @@ impl Drop for QueueSlot {
 }
 
 impl QueueSlot {
-    /// Returns a turn for the next work of the stream, or `None` if the stream shares its queue with
-    /// no other stream.
+    /// Returns a turn for the next work of the stream, or `None` if the stream shares its queue
+    /// with no other stream.
     pub(crate) fn turn(&self) -> Option<Turn> {
         (self.0.streams.load(Ordering::Acquire) > 1).then(|| Turn {
             queue: Arc::clone(&self.0),
