@@ -392,7 +392,7 @@ fn format(target: Target, bytes: &[u8]) -> core::result::Result<u32, String> {
             u32::from(abi) + 2,
             recipe::CODE_OBJECT
         )),
-        None => Err("it is no ELF file".to_owned()),
+        None => Err("it is not an ELF file".to_owned()),
     }
 }
 

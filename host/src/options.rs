@@ -223,9 +223,11 @@ pub struct Options {
     pub channel_slot_bytes: u64,
     /// Number of slots of a channel. Agreed.
     pub channel_depth: u64,
-    /// Number of blocks of a launch, at most 64. 0 selects the device's default: 1 on a CPU, and 16
-    /// on a GPU, which leaves the remaining SMs to computation. More than 1 block on a CPU is for
-    /// tests: every block runs on a separate thread. Agreed.
+    /// Maximum number of blocks of a launch, at most 64. 0 selects the device's default: 1 on a
+    /// CPU, and 16 on a GPU, which leaves the remaining SMs to computation. If a GPU cannot hold as
+    /// many blocks of all of its ranks at the same time, all ranks use fewer;
+    /// [`Communicator::options`](crate::Communicator::options) returns the number. More than 1
+    /// block on a CPU is for tests: every block runs on a separate thread. Agreed.
     pub blocks: u32,
     /// Number of threads of a block on a GPU: a multiple of 64, at most 512. 0 selects 512. Agreed.
     pub threads: u32,
@@ -245,8 +247,11 @@ pub struct Options {
     /// Rank and size. `None` selects the values in the environment variables. Only
     /// [`crate::new_comm`] reads this field.
     pub rank_size: Option<(u32, u32)>,
-    /// Gives the communicator's own stream the highest priority of the GPU, so that blocks of its
-    /// kernels start before waiting blocks of a GEMM. The CPU has no priorities. Default: false.
+    /// Gives the communicator's own stream a high priority ([`StreamPriority::High`]), so that
+    /// blocks of its kernels start before waiting blocks of a GEMM. The CPU has no priorities.
+    /// Default: false.
+    ///
+    /// [`StreamPriority::High`]: crate::StreamPriority::High
     pub high_priority_stream: bool,
     /// Number of operations that the flight recorder keeps; 0 disables the recorder. Default:
     /// `TORCHCOMM_FR_BUFFER_SIZE`, or 2000.

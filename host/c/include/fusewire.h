@@ -153,8 +153,7 @@ typedef struct fusewire_options {
   uint32_t abort_process;     /* not 0: a watchdog ends the process after a failure */
   const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
                                  out norms and windows */
-  uint32_t high_priority_stream; /* not 0: the communicator's own stream has the highest priority of
-                                    the GPU */
+  uint32_t high_priority_stream; /* not 0: the communicator's own stream has a high priority */
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or

@@ -87,7 +87,7 @@ pub struct FusewireOptions {
     pub abort_process: u32,
     /// Name of the backend; null for Fusewire's kernels.
     pub backend: *const c_char,
-    /// If not 0, the communicator's own stream has the highest priority of the GPU.
+    /// If not 0, the communicator's own stream has a high priority.
     pub high_priority_stream: u32,
 }
 

@@ -6,18 +6,23 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::gpu::StreamPriority;
+
 /// Environment variables and values that a process should have before it opens a GPU. A launcher
 /// sets the variables that are not set already.
 ///
 /// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues of an NVIDIA GPU: 8 by default,
-/// at most 32. `GPU_MAX_HW_QUEUES` is that of an AMD GPU: 4 by default. Both numbers apply to each
-/// stream priority. The drivers read the variables once, when they create the context of a device.
-/// Opening a GPU does not set them, for two reasons. Changing the environment while another thread
-/// reads it is undefined behaviour, and a C library may read it at any time. The change would also
-/// have no effect if another library has already used the GPU. Therefore the launcher or the
-/// program sets the variables ([`prepare`]). A process with more streams than queues logs a
+/// at most 32. `GPU_MAX_HW_QUEUES` is the number of hardware queues of an AMD GPU: 4 by default,
+/// for each stream priority. The drivers read the variables once, when they create the context of a
+/// device. Opening a GPU does not set them, for two reasons. Changing the environment while another
+/// thread reads it is undefined behaviour, and a C library may read it at any time. The change
+/// would also have no effect if another library has already used the GPU. Therefore the launcher or
+/// the program sets the variables ([`prepare`]). A process with more streams than queues logs a
 /// warning.
-pub const VARIABLES: &[(&str, &str)] = &[(CUDA.name, "32"), (HIP.name, "16")];
+pub const VARIABLES: &[(&str, &str)] = &[(CUDA_VARIABLE, "32"), (HIP_VARIABLE, "16")];
+
+const CUDA_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+const HIP_VARIABLE: &str = "GPU_MAX_HW_QUEUES";
 
 /// Sets the variables of [`VARIABLES`] that are not set already. Call this function at the start of
 /// `main`, before any use of a GPU.
@@ -43,20 +48,24 @@ pub(crate) struct QueueVariable {
     /// Largest valid value.
     most: u32,
     recommended: &'static str,
+    /// Set after a warning.
+    warned: AtomicBool,
 }
 
-pub(crate) const CUDA: QueueVariable = QueueVariable {
-    name: "CUDA_DEVICE_MAX_CONNECTIONS",
+pub(crate) static CUDA: QueueVariable = QueueVariable {
+    name: CUDA_VARIABLE,
     default: 8,
     most: 32,
     recommended: "32",
+    warned: AtomicBool::new(false),
 };
 
-pub(crate) const HIP: QueueVariable = QueueVariable {
-    name: "GPU_MAX_HW_QUEUES",
+pub(crate) static HIP: QueueVariable = QueueVariable {
+    name: HIP_VARIABLE,
     default: 4,
     most: 64,
     recommended: "16",
+    warned: AtomicBool::new(false),
 };
 
 impl QueueVariable {
@@ -69,13 +78,16 @@ impl QueueVariable {
     }
 
     /// Counts a new stream of a device. Logs a warning once if the device has more streams than
-    /// hardware queues.
-    pub(crate) fn count(&self, streams: &AtomicU32) {
-        static WARNED: AtomicBool = AtomicBool::new(false);
+    /// hardware queues. Does not count the driver object's own stream, which has the highest
+    /// priority.
+    pub(crate) fn count(&self, streams: &AtomicU32, priority: StreamPriority) {
+        if priority == StreamPriority::Highest {
+            return;
+        }
         // `fetch_add` returns the count before the increment.
         let streams = streams.fetch_add(1, Ordering::Relaxed) + 1;
         let queues = self.queues_of(std::env::var(self.name).ok().as_deref());
-        if streams > queues && !WARNED.swap(true, Ordering::Relaxed) {
+        if streams > queues && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 streams,
                 queues,
@@ -102,7 +114,7 @@ mod tests {
         }
         assert_eq!(HIP.queues_of(None), 4);
         for (name, value) in VARIABLES {
-            let variable = [CUDA, HIP].into_iter().find(|it| it.name == *name);
+            let variable = [&CUDA, &HIP].into_iter().find(|it| it.name == *name);
             let variable = variable.expect("a variable of a library");
             assert_eq!(variable.recommended, *value);
             assert_eq!(variable.queues_of(Some(value)).to_string(), *value);

@@ -266,7 +266,7 @@ impl Communicator {
             prefix: format!("{}/{name}", self.inner.group.prefix),
             store: Arc::clone(&self.inner.group.store),
             name: name.to_owned(),
-            options: self.inner.group.options.clone(),
+            options: self.inner.group.requested_options(),
             generation: 0,
             hooks: self.inner.observer.hooks.clone(),
             rendezvous_timeout: None,

@@ -16,7 +16,10 @@ pub(super) struct Group {
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) device: Device,
+    /// The options. `blocks` is the number on which the ranks agreed.
     pub(super) options: Options,
+    /// `Options::blocks` as the caller chose it.
+    pub(super) requested_blocks: u32,
     /// Set if the ranks outnumber the CPU cores of rank 0's host; rank 0 broadcasts the value.
     pub(super) oversubscribed: bool,
     /// Counts reconfigurations.
@@ -39,6 +42,13 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// Returns the options as the caller chose them, for a communicator of other ranks.
+    pub(super) fn requested_options(&self) -> Options {
+        let mut options = self.options.clone();
+        options.blocks = self.requested_blocks;
+        options
+    }
+
     /// Returns the number of the next collective host call.
     pub(super) fn next_host_call(&self) -> u64 {
         self.host_calls.fetch_add(1, Ordering::Relaxed)

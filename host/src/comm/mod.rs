@@ -348,13 +348,22 @@ impl Communicator {
     /// [`Error::InvalidArgument`] if the tensor is not in a window of this communicator.
     pub fn window_addr(&self, tensor: &Tensor) -> Result<fusewire_device::comm::WindowAddr> {
         let bytes = tensor.len() * tensor.dtype().size();
-        let addr = self.inner.windows.addr_of(tensor.as_ptr(), bytes);
+        let windows = &self.inner.windows;
+        // Kernels may write to the address, so memory that peers may only read has none.
+        let addr = windows.target_addr_of(tensor.as_ptr(), bytes);
         if addr.is_some() {
             return Ok(addr);
         }
+        let detail = match windows.addr_of(tensor.as_ptr(), bytes).is_some() {
+            true => {
+                "the tensor is coarse-grained memory of other code, which peers must not write; \
+                 allocate it by Communicator::alloc"
+            }
+            false => "the tensor lies in no window; allocate it by Communicator::alloc",
+        };
         Err(Error::InvalidArgument {
             operation: "window_addr",
-            detail: "the tensor lies in no window; allocate it by Communicator::alloc".to_owned(),
+            detail: detail.to_owned(),
         })
     }
 }

@@ -153,7 +153,7 @@ impl OnGpu {
             return Err(Error::launch(format!(
                 "{ranks} ranks of this process share {} and therefore its legacy default stream, \
                  on which their kernels would run one after another, although they wait for each \
-                 other; give each rank a stream of its own",
+                 other; give each rank a separate stream",
                 self.gpu.device()
             )));
         }
@@ -221,62 +221,56 @@ impl CommConfig {
         }
     }
 
-    /// Returns the number of blocks that this rank's GPU can hold at once, or 0 for the CPU.
-    pub(super) fn resident_blocks(&self) -> Result<u32> {
-        if !self.device.is_gpu() {
-            return Ok(0);
-        }
-        let gpu = crate::gpus::open(self.device)?;
-        let each = gpu.residency(self.threads())?.blocks;
-        Ok(each.saturating_mul(gpu.properties().multiprocessors))
+    /// Returns the number of blocks that an SM of this rank's GPU can hold at once.
+    pub(super) fn residency(&self) -> Result<Residency> {
+        crate::gpus::open(self.device)?.residency(self.threads())
     }
 
-    /// Limits the blocks of a launch to the number for which the blocks of all ranks are resident
-    /// at the same time, on the GPU with the least room. All ranks get the same result, because
-    /// they read the same peer info. Also warns if processes share a GPU.
-    pub(super) fn limit_blocks(&mut self, infos: &[PeerInfo]) -> Result<SharedGpu> {
+    /// Returns the number of blocks of a launch, for which the blocks of all ranks are resident at
+    /// the same time on every GPU: at most `Options::blocks`. All ranks get the same number,
+    /// because they read the same peer info. Also warns if processes share a GPU.
+    pub(super) fn limit_blocks(
+        &self,
+        residency: Residency,
+        infos: &[PeerInfo],
+    ) -> Result<(u32, SharedGpu)> {
         let gpu = crate::gpus::open(self.device)?;
         let mut ranks_of = HashMap::<_, u32>::new();
         for info in infos {
-            *ranks_of.entry(place(info)).or_default() += 1;
+            *ranks_of.entry(gpu_and_process(info)).or_default() += 1;
         }
-        let least = infos.iter().map(|info| {
-            let ranks = ranks_of[&place(info)];
-            (info.resident_blocks / ranks, info, ranks)
-        });
-        let own = gpu.properties().uuid;
-        let here = |place: &&(Option<[u8; 16]>, (u32, u64))| place.0 == Some(own);
-        let ranks = infos
+        let ranks_with = |info: &PeerInfo| ranks_of[&gpu_and_process(info)];
+        let least = infos
             .iter()
-            .find(|info| info.rank == self.rank)
-            .map_or(1, |info| ranks_of[&place(info)]);
-        if ranks > 1 {
-            gpu.share();
+            .map(|info| (info.resident_blocks / ranks_with(info), info.rank))
+            .min();
+        let (limit, rank) = least.unwrap_or((self.options.blocks, self.rank));
+        let smallest = infos.iter().find(|info| info.rank == rank);
+        let sharing = smallest.map_or(1, ranks_with);
+        if limit == 0 {
+            return Err(Error::launch(format!(
+                "the GPU of rank {rank} holds {} blocks of {} threads at the same time, and \
+                 {sharing} ranks of its process share the GPU: their blocks wait for each other, \
+                 so they would hang; use fewer ranks on a GPU, or fewer threads (Options::threads)",
+                smallest.map_or(0, |info| info.resident_blocks),
+                self.threads(),
+            )));
         }
-        if let Some((blocks, info, sharing)) =
-            least.min_by_key(|(blocks, info, _)| (*blocks, info.rank))
-            && blocks < self.options.blocks
-        {
-            let rank = info.rank;
-            if blocks == 0 {
-                return Err(Error::launch(format!(
-                    "the GPU of rank {rank} holds {} blocks of {} threads at the same time, and \
-                     {sharing} ranks of its process share the GPU: their blocks wait for each \
-                     other, so they would hang; use fewer ranks on a GPU, or fewer threads \
-                     (Options::threads)",
-                    info.resident_blocks,
-                    self.threads(),
-                )));
-            }
+        if limit < self.options.blocks {
             tracing::info!(
-                "communicator \"{}\": launches use {blocks} blocks instead of {}, because the GPU \
+                "communicator \"{}\": launches use {limit} blocks instead of {}, because the GPU \
                  of rank {rank} holds no more for each of the {sharing} ranks of its process",
                 self.name,
                 self.options.blocks
             );
-            self.options.blocks = blocks;
         }
-        let processes = ranks_of.keys().filter(here).count();
+        let own = infos.iter().find(|info| info.rank == self.rank);
+        let ranks = own.map_or(1, ranks_with);
+        if ranks > 1 {
+            gpu.share();
+        }
+        let uuid = Some(gpu.properties().uuid);
+        let processes = ranks_of.keys().filter(|place| place.0 == uuid).count();
         if processes > 1 && self.options.timeout.as_secs() < SHARED_TIMEOUT_SECONDS {
             tracing::warn!(
                 "{processes} processes share {}, which runs them in turns: a timeout of {:.1} s \
@@ -285,15 +279,13 @@ impl CommConfig {
                 self.options.timeout.as_secs_f64()
             );
         }
-        Ok(SharedGpu {
-            ranks,
-            residency: gpu.residency(self.threads())?,
-        })
+        let shared = SharedGpu { ranks, residency };
+        Ok((limit.min(self.options.blocks), shared))
     }
 }
 
 /// Returns the GPU and the process of a rank.
-fn place(info: &PeerInfo) -> (Option<[u8; 16]>, (u32, u64)) {
+fn gpu_and_process(info: &PeerInfo) -> (Option<[u8; 16]>, (u32, u64)) {
     (info.memory.uuid(), info.memory.process())
 }
 

@@ -263,7 +263,7 @@ impl Communicator {
             prefix: String::new(),
             store: Arc::clone(&inner.group.store),
             name: inner.group.name.clone(),
-            options: inner.group.options.clone(),
+            options: inner.group.requested_options(),
             generation: 0,
             hooks: inner.observer.hooks.clone(),
             rendezvous_timeout: None,

@@ -3,17 +3,17 @@
 
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{
-    Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
 };
 use std::time::Instant;
 
 use fusewire_device::native::KernelInfo;
 
-use super::driver::{Driver, HostMemory, Properties, RawMemory};
+use super::driver::{CaptureStatus, Driver, HostMemory, Properties, RawMemory, RawStream};
 use super::images::Images;
 use super::in_flight::DeferredRelease;
 use super::launch::Kernel;
@@ -46,8 +46,8 @@ pub struct Gpu {
     /// Read-locked while work is enqueued on the legacy default stream. Write-locked while a
     /// capture begins.
     legacy: RwLock<()>,
-    /// Number of captures that streams of this crate have begun and not ended.
-    captures: AtomicUsize,
+    /// Captures that streams of this crate have begun and not ended.
+    captures: Mutex<Vec<OwnCapture>>,
     /// Unused memory that has not been freed yet. See [`Gpu::free`].
     unfreed: Mutex<Vec<RawMemory>>,
     /// Free lines of page-locked host memory. They are never returned to the driver, because
@@ -102,6 +102,14 @@ pub struct LoadedModule {
     pub time: Duration,
 }
 
+/// A capture that a stream of this crate has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnCapture {
+    pub(super) stream: RawStream,
+    /// The thread that adopted the stream, if it is a per-thread default stream.
+    pub(super) thread: Option<usize>,
+}
+
 /// Number of blocks that one SM can hold at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Residency {
@@ -110,6 +118,15 @@ pub(crate) struct Residency {
     pub(crate) threads: u32,
     /// The kernel of which one SM holds the fewest blocks.
     pub(crate) kernel: &'static str,
+    /// Number of SMs of the GPU.
+    pub(crate) multiprocessors: u32,
+}
+
+impl Residency {
+    /// Returns the number of blocks that the GPU can hold at once.
+    pub(crate) const fn on_device(&self) -> u32 {
+        self.blocks.saturating_mul(self.multiprocessors)
+    }
 }
 
 impl Gpu {
@@ -142,7 +159,7 @@ impl Gpu {
             in_flight: AtomicU64::new(0),
             launching: RwLock::default(),
             legacy: RwLock::default(),
-            captures: AtomicUsize::new(0),
+            captures: Mutex::default(),
             unfreed: Mutex::default(),
             lines: Mutex::default(),
             streams: Mutex::default(),
@@ -295,6 +312,7 @@ impl Gpu {
                     blocks,
                     threads,
                     kernel: kernel.name,
+                    multiprocessors: self.properties().multiprocessors,
                 });
             }
         }
@@ -360,27 +378,31 @@ impl Gpu {
         (!self.has_capture()).then_some(guard)
     }
 
-    /// Counts a capture that a stream of this crate has begun.
-    pub(super) fn count_capture(&self) {
-        self.captures.fetch_add(1, Ordering::AcqRel);
+    /// Adds a capture that a stream of this crate has begun.
+    pub(super) fn add_capture(&self, capture: OwnCapture) {
+        self.captures().push(capture);
     }
 
-    /// Undoes [`Gpu::count_capture`] when the capture ends.
-    pub(super) fn uncount_capture(&self) {
-        self.captures.fetch_sub(1, Ordering::AcqRel);
+    /// Removes the capture of a stream. Must be called before the stream is destroyed.
+    pub(super) fn remove_capture(&self, stream: RawStream) {
+        self.captures().retain(|capture| capture.stream != stream);
     }
 
-    /// Returns true if a capture of a stream of this crate is active. Other code may have ended a
-    /// capture that this crate began, so the streams are asked.
+    fn captures(&self) -> MutexGuard<'_, Vec<OwnCapture>> {
+        self.captures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if a capture that a stream of this crate has begun is active. Other code may
+    /// have ended it, so the driver is asked.
     pub(super) fn has_capture(&self) -> bool {
-        if self.captures.load(Ordering::Acquire) == 0 {
-            return false;
-        }
-        let streams: Vec<_> = {
-            let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-            streams.iter().filter_map(Weak::upgrade).collect()
-        };
-        streams.iter().any(|stream| stream.is_capturing())
+        // The lock keeps the streams from being destroyed.
+        self.captures().iter().any(|capture| {
+            // A default stream of another thread cannot be queried, so its capture counts.
+            let here = capture.thread.is_none_or(stream::is_this_thread);
+            // If the query fails, the capture also counts.
+            let status = || self.driver.capture_status(capture.stream);
+            !here || !matches!(status(), Ok(CaptureStatus::None))
+        })
     }
 
     /// Frees `memory`, which must be unused, immediately or later. The driver may wait for the

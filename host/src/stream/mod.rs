@@ -112,13 +112,19 @@ impl Stream {
     ///   on this stream itself, so it runs in order with all other work of the stream and of the
     ///   blocking streams. The stream cannot be captured. While a blocking stream of any library or
     ///   a stream of this library is capturing, every call that would use the stream fails with
-    ///   [`Error::CaptureState`] and leaves the capture valid. - **Per-thread default stream** (2).
-    ///   The handle means another stream on every thread, so only the calling thread can enqueue
-    ///   work through the returned value; other threads get [`Error::InvalidArgument`]. The stream
-    ///   can be captured.
+    ///   [`Error::CaptureState`] and leaves the capture valid.
+    /// - **Per-thread default stream** (2), a blocking stream. The handle means another stream on
+    ///   every thread, so only the calling thread can enqueue work through the returned value;
+    ///   other threads get [`Error::InvalidArgument`]. The stream can be captured. A capture that
+    ///   is still active when the value is dropped on another thread is not ended.
+    ///
+    /// If a communicator was last used on a default stream that cannot be used now, its next
+    /// operation on another stream waits for the work that was enqueued through this library, but
+    /// not for replays by other code.
     ///
     /// # Safety
-    /// `raw` must be a stream of the device's primary context. The stream `raw` must outlive the
+    /// `raw` must be a stream of the device's primary context, or of a green context of the device.
+    /// The stream `raw` must outlive the
     /// returned [`Stream`], all clones of it, and all work that is enqueued through them. A
     /// communicator keeps a clone of the stream of its latest operation until the communicator is
     /// used on another stream or dropped.
@@ -383,6 +389,14 @@ impl Stream {
         }
     }
 
+    /// Returns true if this stream and `other` wait for each other's work by themselves.
+    pub(crate) fn synchronizes_with(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Kind::Gpu(stream), Kind::Gpu(other)) => stream.synchronizes_with(other),
+            _ => false,
+        }
+    }
+
     /// Returns true for the legacy default stream of a GPU.
     pub(crate) fn is_legacy(&self) -> bool {
         matches!(&self.0, Kind::Gpu(stream) if stream.is_legacy())
@@ -418,7 +432,10 @@ impl Stream {
         }
     }
 
-    /// Returns true if all work of the stream is complete.
+    /// Returns true if all work of the stream is complete. Returns false for the legacy default
+    /// stream while another stream is capturing, because it cannot be queried. On another thread
+    /// than the one that adopted it, a per-thread default stream is idle if the work that was
+    /// enqueued through this library is complete.
     pub fn is_idle(&self) -> bool {
         match &self.0 {
             Kind::Cpu(stream) => stream.is_idle(),

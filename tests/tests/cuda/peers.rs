@@ -122,7 +122,59 @@ fn all_ranks_use_the_blocks_of_the_smallest_gpu() {
             let x = comm.alloc(DType::F32, 100_000).expect("memory");
             sums(&comm, &x, "blocks that fit").expect("both ranks");
             assert_eq!(blocks_of_last_launch(&fake), used);
+            assert_eq!(u64::from(comm.options().blocks), used);
+            // A communicator of other ranks is formed with the options of the caller.
+            let copy = comm.dup().expect("both ranks");
+            sums(&copy, &x, "a copy").expect("both ranks");
+            assert_eq!(u64::from(copy.options().blocks), used);
+            let alone = comm
+                .split(&[comm.rank()], "alone")
+                .expect("both ranks")
+                .expect("a part");
+            let most = match (asked, comm.rank()) {
+                (0, 1) => 16,
+                _ => used,
+            };
+            assert_eq!(u64::from(alone.options().blocks), most);
         }
+    });
+}
+
+#[test]
+fn a_gpu_without_room_is_reported_to_the_other_process() {
+    let test = "peers::a_gpu_without_room_is_reported_to_the_other_process";
+    let processors = |rank: u32| {
+        let count = if rank == 0 { "0" } else { "132" };
+        vec![("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", count.to_owned())]
+    };
+    two_processes(test, processors, |options| {
+        let began = Instant::now();
+        let error = new_comm("fusewire", device(), "too small", options.clone())
+            .map(drop)
+            .expect_err("rank 0 holds no block");
+        let text = error.to_string();
+        assert!(text.contains("the GPU of rank 0 holds 0 blocks"), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{text}");
+    });
+}
+
+/// Checks that a driver failure of one rank ends the formation on the other rank.
+#[test]
+fn a_driver_failure_of_one_rank_is_reported_to_the_other_process() {
+    let test = "peers::a_driver_failure_of_one_rank_is_reported_to_the_other_process";
+    const CALL: &str = "cuOccupancyMaxActiveBlocksPerMultiprocessor";
+    let failing = |rank: u32| match rank {
+        0 => vec![("FUSEWIRE_CUDA_FAKE_FAIL", format!("{CALL}=1"))],
+        _ => Vec::new(),
+    };
+    two_processes(test, failing, |options| {
+        let began = Instant::now();
+        let error = new_comm("fusewire", device(), "failing", options.clone())
+            .map(drop)
+            .expect_err("rank 0 fails");
+        let text = error.to_string();
+        assert!(text.contains(CALL), "{text}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{text}");
     });
 }
 
@@ -237,7 +289,7 @@ fn adopted(options: &Options) -> Result<()> {
     assert_eq!(fake.live(c"ipc"), opened);
     let registration = comm.tensor_register(&x)?;
     // The peer's memory is mapped, and the tensor has a window address.
-    assert!(comm.window_addr(&x).is_ok());
+    assert_eq!(comm.window_addr(&x).is_ok(), !coarse);
     assert_eq!(fake.live(c"ipc"), opened + 1);
     sums(&comm, &x, "adopted, registered")?;
     comm.stream().begin_capture()?;

@@ -252,25 +252,41 @@ fn a_gpu_before_hopper_has_no_clusters_and_launches_nothing_early() {
         };
         let cluster = LaunchAttributes { cluster: 2, ..own };
         refused(&[(cluster, "which there are on NVIDIA GPUs from sm_90 on")]);
-        let fake = Fake::open().expect("the fake");
-        for result in run_threads(1, &options(), |comm| {
-            let rounding = Rounding::new(fusewire_tests::device())?;
-            let before = seen(&fake, 0).len();
-            let dependent = LaunchAttributes {
-                dependent: true,
-                ..own
-            };
-            rounding.launch(&comm, dependent)?.wait_blocking()?;
-            rounding.check("an ordinary launch")?;
-            assert_eq!(
-                seen(&fake, before),
-                [expected(&dependent, &json!([]), false)]
-            );
-            Ok(())
-        }) {
-            result.expect("one rank");
-        }
+        a_dependent_launch_is_an_ordinary_one(own);
     });
+}
+
+/// Checks a driver that loads only PTX for sm_80. Its kernels do not wait for the previous kernel.
+#[test]
+fn kernels_without_a_wait_for_the_previous_kernel_do_not_start_early() {
+    let test = "shapes::kernels_without_a_wait_for_the_previous_kernel_do_not_start_early";
+    on_fake(test, &[("FUSEWIRE_CUDA_FAKE_DRIVER", "12010")], || {
+        a_dependent_launch_is_an_ordinary_one(LaunchAttributes {
+            blocks: 4,
+            ..LaunchAttributes::default()
+        });
+    });
+}
+
+fn a_dependent_launch_is_an_ordinary_one(own: LaunchAttributes) {
+    let fake = Fake::open().expect("the fake");
+    for result in run_threads(1, &options(), |comm| {
+        let rounding = Rounding::new(fusewire_tests::device())?;
+        let before = seen(&fake, 0).len();
+        let dependent = LaunchAttributes {
+            dependent: true,
+            ..own
+        };
+        rounding.launch(&comm, dependent)?.wait_blocking()?;
+        rounding.check("an ordinary launch")?;
+        assert_eq!(
+            seen(&fake, before),
+            [expected(&dependent, &json!([]), false)]
+        );
+        Ok(())
+    }) {
+        result.expect("one rank");
+    }
 }
 
 #[test]

@@ -2,12 +2,14 @@
 //! default stream, handle 0.
 
 use core::ffi::c_void;
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Mutex};
 
 use fusewire::{
-    Communicator, DType, Device, Error, ReduceOp, Result, Stream, StreamPriority, run_threads_each,
+    Communicator, DType, Device, Error, ReduceOp, ReplayEdge, Result, Stream, StreamPriority,
+    run_threads_each,
 };
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream};
@@ -17,6 +19,9 @@ use crate::{on_fake, options};
 
 const LEGACY: usize = 0;
 const PER_THREAD: usize = 2;
+
+/// Time limit of waits that succeed.
+const SOON: Duration = Duration::from_secs(60);
 
 fn adopt(handle: usize) -> Result<Stream> {
     // SAFETY: the callers pass default streams, or streams that they destroy after the last use.
@@ -55,10 +60,10 @@ fn waits_for_blocking_streams(fake: &Fake, on: &Communicator, waits: bool) -> Re
         std::thread::sleep(Duration::from_millis(50));
         assert!(!work.is_completed(), "the operation did not wait");
     } else {
-        work.wait_blocking()?;
+        work.wait_timeout(SOON)?;
     }
     drop(open);
-    work.wait_blocking()?;
+    work.wait_timeout(SOON)?;
     // In the other direction: later work of the blocking stream waits for the legacy stream.
     let open = latch(on.stream())?;
     let later = blocking.host_fn(Arc::new(|| Ok(())))?;
@@ -69,7 +74,7 @@ fn waits_for_blocking_streams(fake: &Fake, on: &Communicator, waits: bool) -> Re
             "the blocking stream did not wait"
         );
     } else {
-        blocking.wait(later, None)?;
+        blocking.wait(later, Some(SOON))?;
     }
     drop(open);
     blocking.synchronize()?;
@@ -228,7 +233,6 @@ fn the_stream_of_a_thread_can_be_captured_and_belongs_to_the_thread() {
             exec.run(comm.stream())?;
             assert_eq!(x.to_vec::<f32>()?, [4.0; 3000]);
             // The handle is another stream on another thread.
-            let barrier = Barrier::new(2);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let refused = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
@@ -237,9 +241,7 @@ fn the_stream_of_a_thread_can_be_captured_and_belongs_to_the_thread() {
                     assert!(error.to_string().contains("another thread"), "{error}");
                     // This wait covers only work of this library.
                     on.stream().synchronize().expect("no failure");
-                    barrier.wait();
                 });
-                barrier.wait();
             });
             // Each thread uses its own stream. The operations run in the order of the calls.
             let open = latch(on.stream())?;
@@ -271,18 +273,22 @@ fn streams_have_the_priority_that_was_asked_for() {
     on_fake(test, &[], || {
         let fake = Fake::open().expect("the fake");
         let of = |stream: &Stream| fake.priority(stream.as_raw() as usize);
-        for (priority, number) in [(StreamPriority::Normal, 0), (StreamPriority::High, -5)] {
+        for (priority, number) in [
+            (StreamPriority::Normal, 0),
+            (StreamPriority::High, -4),
+            (StreamPriority::Highest, -5),
+        ] {
             let stream = Stream::with_priority(device(), priority).expect("a stream");
             assert_eq!(of(&stream), number);
         }
-        for (high, number) in [(false, 0), (true, -5)] {
+        for (high, number) in [(false, 0), (true, -4)] {
             let mut options = options();
             options.high_priority_stream = high;
             for result in run_threads(1, &options, |comm| Ok(of(comm.stream()))) {
                 assert_eq!(result.expect("a communicator"), number);
             }
         }
-        for (value, number) in [("0", 0), ("true", -5)] {
+        for (value, number) in [("0", 0), ("true", -4)] {
             let mut options = options();
             let hint = ("is_high_priority_stream".to_owned(), value.to_owned());
             options.hints.extend([hint]);
@@ -320,6 +326,10 @@ fn a_stream_with_too_few_sms_is_refused_by_name() {
                 let on = comm.on(&adopt(small)?);
                 let result = on.all_reduce(&x, ReduceOp::Sum);
                 if !fits {
+                    on.stream().begin_capture()?;
+                    let captured = on.all_reduce_async(&x, ReduceOp::Sum).map(drop);
+                    captured.expect_err("too few SMs for the replay");
+                    drop(on.stream().end_capture());
                     let text = result.expect_err("too few SMs").to_string();
                     for says in ["8 of the 132 SMs", "hold 8 blocks", "agreed on 16 blocks"] {
                         assert!(text.contains(says), "{text}");
@@ -337,19 +347,31 @@ fn a_stream_with_too_few_sms_is_refused_by_name() {
     });
 }
 
-/// Starts an operation on rank 0 for which rank 1 does not call, aborts rank 0 from another thread,
-/// and returns the error of the operation.
-fn aborted(priority: bool, timeout: Duration) -> Error {
+/// Sets a flag when it is dropped, also after a panic.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Starts an operation on rank 0 that rank 1 does not call, aborts rank 0 from another thread, and
+/// returns the error of the operation. The operation runs on a stream of the given priority.
+fn aborted(priority: StreamPriority, timeout: Duration) -> Error {
     let mut options = options();
     options.timeout = timeout;
-    options.high_priority_stream = priority;
-    let ended = Barrier::new(2);
+    let ended = AtomicBool::new(false);
     let results = run_threads_each(Device::Cuda, "fusewire", 2, &options, |comm| {
+        let comm = comm.on(&Stream::with_priority(comm.device(), priority)?);
         comm.barrier()?;
         if comm.rank() == 1 {
-            ended.wait();
+            while !ended.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             return Ok(None);
         }
+        let _ended = SetOnDrop(&ended);
         let x = comm.tensor(DType::F32, 1000)?;
         let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
         let error = std::thread::scope(|scope| {
@@ -360,7 +382,6 @@ fn aborted(priority: bool, timeout: Duration) -> Error {
             });
             work.wait_blocking().expect_err("rank 1 never calls")
         });
-        ended.wait();
         Ok(Some(error))
     });
     let mut errors = results
@@ -379,10 +400,12 @@ fn aborts_do_not_wait_for_the_kernel_that_they_stop() {
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
     ];
     on_fake(test, &environment, || {
-        let error = aborted(false, Duration::from_secs(100));
-        assert!(error.to_string().contains("abort"), "{error}");
-        // Negative control: the communicator's own stream gets the only queue of high priority.
-        let error = aborted(true, Duration::from_secs(2));
+        for priority in [StreamPriority::Normal, StreamPriority::High] {
+            let error = aborted(priority, Duration::from_secs(100));
+            assert!(error.to_string().contains("abort"), "{priority:?}: {error}");
+        }
+        // Negative control: the stream gets the only queue of the highest priority.
+        let error = aborted(StreamPriority::Highest, Duration::from_secs(2));
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     });
 }
@@ -398,5 +421,78 @@ fn ranks_that_share_a_hardware_queue_time_out() {
         options.timeout = Duration::from_secs(2);
         let results = run_threads(2, &options, |comm| comm.barrier());
         assert!(results.iter().any(Result::is_err), "both kernels ran");
+    });
+}
+
+/// Checks that hooks may begin a capture while a graph is launched on the legacy stream, and may
+/// use that stream. A lock that is held during hooks would deadlock.
+#[test]
+fn hooks_of_replays_on_the_legacy_stream_may_capture() {
+    let test = "streams::hooks_of_replays_on_the_legacy_stream_may_capture";
+    on_fake(test, &[], || {
+        ranks(1, |_, comm| {
+            let x = comm.alloc(DType::F32, 100)?;
+            let own = stream();
+            let on = comm.on(&own);
+            own.begin_capture()?;
+            on.all_reduce_async(&x, ReduceOp::Sum)?;
+            let exec = own.end_capture()?.instantiate()?;
+            let other = stream();
+            let legacy = adopt(LEGACY)?;
+            let (hook_stream, hook_legacy) = (other.clone(), legacy.clone());
+            let called = Arc::new(AtomicBool::new(false));
+            let in_hook = Arc::clone(&called);
+            let _hook = comm.register_graph_replay_hook(move |arguments| {
+                if arguments.edge == ReplayEdge::Start {
+                    hook_legacy.host_fn(Arc::new(|| Ok(()))).expect("enqueued");
+                    hook_stream.begin_capture().expect("a capture");
+                    drop(hook_stream.end_capture().expect("a graph"));
+                    in_hook.store(true, Ordering::Release);
+                }
+            });
+            exec.run(&legacy)?;
+            assert!(called.load(Ordering::Acquire));
+            Ok(())
+        });
+    });
+}
+
+#[test]
+fn overlap_on_streams_that_wait_for_each_other_is_refused() {
+    let test = "streams::overlap_on_streams_that_wait_for_each_other_is_refused";
+    on_fake(test, &[], || {
+        ranks(1, |fake, comm| {
+            let raw = fake.blocking_stream();
+            let blocking = adopt(raw)?;
+            let legacy = adopt(LEGACY)?;
+            let per_thread = adopt(PER_THREAD)?;
+            let x = comm.alloc(DType::F32, 1024)?;
+            let y = comm.tensor(DType::F32, 1024)?;
+            let flags = comm.ready_flags(4)?;
+            for (operation, compute, refused) in [
+                (&legacy, &blocking, true),
+                (&blocking, &legacy, true),
+                (&per_thread, &legacy, true),
+                (&blocking, &per_thread, false),
+                (comm.stream(), &legacy, false),
+            ] {
+                let on = comm.on(operation);
+                let result = on.all_gather_with_flags_async(compute, &y, &x, &flags, 256);
+                let text = match &result {
+                    Ok(_) => String::new(),
+                    Err(error) => error.to_string(),
+                };
+                assert_eq!(
+                    text.contains("each would wait for the other"),
+                    refused,
+                    "{text}"
+                );
+                drop(result);
+                comm.synchronize()?;
+            }
+            drop(blocking);
+            fake.call("cuStreamDestroy_v2", raw);
+            Ok(())
+        });
     });
 }

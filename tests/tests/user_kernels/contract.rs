@@ -107,7 +107,7 @@ fn what_the_contract_forbids_is_refused() {
         refused(launch(1), "demanding: 1 blocks; the kernel needs exactly 2");
         refused(
             launch(3),
-            "the communicator's workspace has room for 2: raise Options::blocks",
+            "the communicator has 2, of 2 that Options::blocks asks for",
         );
         refused(launch(200), "200 blocks; the communicator's workspace");
         let attributes = LaunchAttributes {

@@ -219,6 +219,7 @@ symbols! {
 
         cuStreamCreateWithPriority(*mut sys::CUstream, c_uint, c_int);
         cuStreamDestroy_v2(sys::CUstream);
+        cuStreamGetFlags(sys::CUstream, *mut c_uint);
         cuStreamQuery(sys::CUstream);
         cuStreamSynchronize(sys::CUstream);
         cuStreamWaitEvent(sys::CUstream, sys::CUevent, c_uint);

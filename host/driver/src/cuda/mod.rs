@@ -23,7 +23,7 @@
 //! | memory | `cuMemAlloc_v2` `cuMemFree_v2` `cuMemGetInfo_v2` `cuMemGetAddressRange_v2` `cuIpcGetMemHandle` `cuIpcOpenMemHandle_v2` `cuIpcCloseMemHandle` `cuMemHostAlloc` `cuMemFreeHost` `cuMemHostGetDevicePointer_v2` |
 //! | copies | `cuMemcpyAsync` `cuMemcpyHtoDAsync_v2` `cuMemcpyDtoHAsync_v2` `cuMemsetD8Async` |
 //! | modules | `cuModuleLoadDataEx` `cuModuleUnload` `cuModuleGetFunction` `cuFuncGetAttribute` `cuFuncSetAttribute` `cuOccupancyMaxActiveBlocksPerMultiprocessor` `cuLaunchKernel` `cuLaunchKernelEx` |
-//! | streams | `cuStreamCreateWithPriority` `cuStreamDestroy_v2` `cuStreamQuery` `cuStreamSynchronize` `cuStreamWaitEvent` `cuLaunchHostFunc` |
+//! | streams | `cuStreamCreateWithPriority` `cuStreamDestroy_v2` `cuStreamGetFlags` `cuStreamQuery` `cuStreamSynchronize` `cuStreamWaitEvent` `cuLaunchHostFunc` |
 //! | events | `cuEventCreate` `cuEventDestroy_v2` `cuEventRecord` `cuEventQuery` `cuEventElapsedTime` |
 //! | graphs | `cuStreamBeginCapture_v2` `cuStreamEndCapture` `cuUserObjectCreate` `cuUserObjectRelease` `cuGraphRetainUserObject` `cuGraphGetNodes` `cuGraphInstantiateWithFlags` `cuGraphUpload` `cuGraphLaunch` `cuGraphDestroy` `cuGraphExecDestroy` |
 //!

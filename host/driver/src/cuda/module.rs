@@ -176,6 +176,7 @@ impl ModuleDriver for Cuda {
             local_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             shared_bytes: ask(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
             max_threads: ask(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            dependent_launch: ask(Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)? >= 90,
         })
     }
 

@@ -28,8 +28,8 @@ pub(super) struct Staging {
 impl Staging {
     /// Creates the stream and the buffer in the current context.
     pub(super) fn new(library: &Library) -> Result<Self> {
-        // High priority, because aborts use this stream while kernels of other streams wait.
-        let stream = stream::create(library, StreamPriority::High)?;
+        // Highest priority, because aborts use this stream while kernels of other streams wait.
+        let stream = stream::create(library, StreamPriority::Highest)?;
         match memory::host(library, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE as c_uint) {
             Ok(host) => Ok(Self {
                 stream: stream.0,

@@ -29,7 +29,9 @@ pub(super) fn create(library: &Library, priority: StreamPriority) -> Result<RawS
     })?;
     let priority = match priority {
         StreamPriority::Normal => least,
-        StreamPriority::High => greatest,
+        // One below the highest, if there are more than two.
+        StreamPriority::High if greatest + 1 < least => greatest + 1,
+        StreamPriority::High | StreamPriority::Highest => greatest,
     };
     let mut stream = core::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -59,7 +61,7 @@ impl StreamDriver for Cuda {
     fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
         let library = self.relaxed()?;
         let stream = create(&library, priority)?;
-        environment::CUDA.count(&self.streams);
+        environment::CUDA.count(&self.streams, priority);
         Ok(stream)
     }
 
@@ -76,6 +78,20 @@ impl StreamDriver for Cuda {
         })?;
         self.streams.fetch_sub(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Returns true if the stream synchronises with the legacy default stream.
+    fn is_blocking(&self, stream: RawStream) -> Result<bool> {
+        if matches!(stream, RawStream::LEGACY | RawStream::PER_THREAD) {
+            return Ok(true);
+        }
+        let library = self.relaxed()?;
+        let mut flags = 0;
+        // SAFETY: `stream` is a live handle, and `flags` is writable.
+        library.check("cuStreamGetFlags", unsafe {
+            (library.cuStreamGetFlags)(raw(stream), &raw mut flags)
+        })?;
+        Ok(flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint == 0)
     }
 
     /// Returns the number of SMs that kernels of a stream may use.

@@ -16,6 +16,9 @@ pub struct FunctionProperties {
     pub shared_bytes: u32,
     /// Maximum number of threads per block.
     pub max_threads: u32,
+    /// True if the kernel may be compiled for dependent launches: it comes from PTX for sm_90 or
+    /// later, or is machine code for such a GPU. Other code does not wait for the previous kernel.
+    pub dependent_launch: bool,
 }
 
 /// Shape and attributes of a launch.

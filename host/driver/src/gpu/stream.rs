@@ -11,9 +11,13 @@ pub enum StreamPriority {
     /// The driver's default.
     #[default]
     Normal,
-    /// The highest priority that the GPU supports: waiting blocks of the stream start before
-    /// waiting blocks of other streams. Running blocks are not interrupted.
+    /// Waiting blocks of the stream start before waiting blocks of streams with a lower priority.
+    /// Running blocks are not interrupted.
     High,
+    /// The highest priority of the GPU, which may be that of [`StreamPriority::High`]. The library
+    /// copies abort words on a stream of this priority. Work of other streams of this priority may
+    /// delay aborts, because they may share a hardware queue with that stream.
+    Highest,
 }
 
 /// Streams.
@@ -32,6 +36,12 @@ pub trait StreamDriver: DeviceDriver {
     /// # Errors
     /// `Error::Driver`.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<()>;
+
+    /// Returns true if the stream synchronises with the legacy default stream.
+    ///
+    /// # Errors
+    /// `Error::Driver`.
+    fn is_blocking(&self, stream: RawStream) -> Result<bool>;
 
     /// Returns the number of SMs that kernels of a stream may use: those of the green context to
     /// which the stream belongs, or those that MPS leaves to the process. `None` if the driver does

@@ -418,6 +418,10 @@ fake! {
         done("hipStreamCreateWithPriority", 0)
     }
     hipStreamDestroy(_stream: hipStream_t) -> hipError_t { done("hipStreamDestroy", 0) }
+    hipStreamGetFlags(_stream: hipStream_t, flags: *mut c_uint) -> hipError_t {
+        put(flags, with(|state| state.flags.get()[2]));
+        done("hipStreamGetFlags", 0)
+    }
     hipStreamQuery(_stream: hipStream_t) -> hipError_t { done("hipStreamQuery", 0) }
     hipStreamSynchronize(_stream: hipStream_t) -> hipError_t { done("hipStreamSynchronize", 0) }
     hipStreamWaitEvent(_s: hipStream_t, _e: hipEvent_t, flags: c_uint) -> hipError_t {

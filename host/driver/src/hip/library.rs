@@ -94,6 +94,7 @@ functions! {
     ) -> hipError_t;
     hipStreamCreateWithPriority(*mut hipStream_t, c_uint, c_int) -> hipError_t;
     hipStreamDestroy(hipStream_t) -> hipError_t;
+    hipStreamGetFlags(hipStream_t, *mut c_uint) -> hipError_t;
     hipStreamQuery(hipStream_t) -> hipError_t;
     hipStreamSynchronize(hipStream_t) -> hipError_t;
     hipStreamWaitEvent(hipStream_t, hipEvent_t, c_uint) -> hipError_t;

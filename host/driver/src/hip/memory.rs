@@ -53,7 +53,7 @@ impl Staging {
 impl Hip {
     pub(super) fn create_staging(&self) -> Result<Staging> {
         let memory = self.allocate_host(STAGING_BYTES)?;
-        let stream = self.create_stream(StreamPriority::High)?;
+        let stream = self.create_stream(StreamPriority::Highest)?;
         Ok(Staging {
             host: memory.host as usize,
             stream: stream.0,

@@ -147,6 +147,7 @@ impl ModuleDriver for Hip {
             local_bytes: attribute(hip::FUNCTION_LOCAL_BYTES)?,
             shared_bytes: attribute(hip::FUNCTION_SHARED_BYTES)?,
             max_threads: attribute(hip::FUNCTION_MAX_THREADS)?,
+            dependent_launch: false,
         })
     }
 

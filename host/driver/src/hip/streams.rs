@@ -19,10 +19,11 @@ impl StreamDriver for Hip {
             unsafe { (self.functions.hipDeviceGetStreamPriorityRange)(&mut least, &mut greatest) };
         self.functions
             .check("hipDeviceGetStreamPriorityRange", status)?;
-        let priority = match priority {
+        let number = match priority {
             // HIP has a priority below the default, which is 0.
             StreamPriority::Normal => least.min(0),
-            StreamPriority::High => greatest,
+            // HIP has one priority above the default.
+            StreamPriority::High | StreamPriority::Highest => greatest,
         };
         let mut stream: hipStream_t = ptr::null_mut();
         // SAFETY: `stream` is writable.
@@ -30,12 +31,12 @@ impl StreamDriver for Hip {
             (self.functions.hipStreamCreateWithPriority)(
                 &mut stream,
                 hip::STREAM_NON_BLOCKING,
-                priority,
+                number,
             )
         };
         self.functions
             .check("hipStreamCreateWithPriority", status)?;
-        environment::HIP.count(&self.streams);
+        environment::HIP.count(&self.streams, priority);
         Ok(RawStream(stream as usize))
     }
 
@@ -48,6 +49,19 @@ impl StreamDriver for Hip {
         self.functions.check("hipStreamDestroy", status)?;
         self.streams.fetch_sub(1, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn is_blocking(&self, stream: RawStream) -> Result<bool> {
+        if matches!(stream, RawStream::LEGACY | RawStream::PER_THREAD) {
+            return Ok(true);
+        }
+        let _relaxed = self.relaxed()?;
+        let mut flags = 0;
+        // SAFETY: `stream` is a live handle, and `flags` is writable.
+        let status =
+            unsafe { (self.functions.hipStreamGetFlags)(stream.0 as hipStream_t, &mut flags) };
+        self.functions.check("hipStreamGetFlags", status)?;
+        Ok(flags & hip::STREAM_NON_BLOCKING == 0)
     }
 
     fn query_stream(&self, stream: RawStream) -> Result<bool> {

@@ -158,7 +158,11 @@ fn peer_access_is_enabled_once_and_refused_by_name() {
 #[test]
 fn streams_have_priorities() {
     let driver = driver();
-    for (priority, number) in [(StreamPriority::Normal, 0), (StreamPriority::High, -1)] {
+    for (priority, number) in [
+        (StreamPriority::Normal, 0),
+        (StreamPriority::High, -1),
+        (StreamPriority::Highest, -1),
+    ] {
         driver.create_stream(priority).unwrap();
         assert_eq!(fake::with(|state| state.priority.get()), number);
         assert_eq!(
@@ -326,6 +330,7 @@ fn kernels_are_found_and_launched() {
         local_bytes: 103,
         shared_bytes: 101,
         max_threads: 100,
+        dependent_launch: false,
     };
     assert_eq!(driver.function_properties(function).unwrap(), properties);
     assert_eq!(driver.resident_blocks(function, 512, 0).unwrap(), 4);

@@ -41,6 +41,8 @@ pub(super) struct Parts {
     pub(super) workspaces: Vec<Memory>,
     /// Id and start time of each rank's process; `None` for a process on another host.
     pub(super) processes: Vec<Option<(u32, u64)>>,
+    /// Number of blocks of a launch.
+    pub(super) blocks: u32,
     /// The ranks that share this rank's GPU, if Fusewire's kernels run on it.
     pub(super) shared: Option<SharedGpu>,
     /// Set if windows can have multicast addresses.
@@ -57,7 +59,7 @@ impl Communicator {
             size,
             store,
             name,
-            options,
+            mut options,
             prefix,
             generation,
             hooks,
@@ -73,10 +75,13 @@ impl Communicator {
             oversubscribed,
             workspaces,
             processes,
+            blocks,
             shared,
             multicast,
             backend,
         } = parts;
+        let requested_blocks = options.blocks;
+        options.blocks = blocks;
         let workspace = workspaces[team_rank as usize].clone();
         let gpu = workspace.gpu().cloned();
         // Falls back to a hash of address and time if the system provides no random numbers.
@@ -191,6 +196,7 @@ impl Communicator {
                 size,
                 device,
                 options,
+                requested_blocks,
                 oversubscribed,
                 generation,
                 identity,

@@ -94,7 +94,7 @@ impl Communicator {
 
     /// Joins the other ranks at the store keys that start with the prefix, which no other
     /// communicator may have used.
-    pub(super) fn form(mut config: CommConfig) -> Result<Self> {
+    pub(super) fn form(config: CommConfig) -> Result<Self> {
         let CommConfig {
             rank,
             size,
@@ -113,8 +113,14 @@ impl Communicator {
         }
         let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
         write_state(&workspace, &layout, options, config.generation)?;
+        let residency = config.device.is_gpu().then(|| config.residency());
         let locality = Locality {
-            resident_blocks: config.resident_blocks()?,
+            // If the number is not known, the error stops all ranks below.
+            resident_blocks: match &residency {
+                Some(Ok(residency)) => residency.on_device(),
+                Some(Err(_)) => u32::MAX,
+                None => 0,
+            },
             ..Locality::of(config.device)?
         };
         let (elsewhere, infos) = rendezvous.gather(&agreed, &workspace.descriptor()?, &locality)?;
@@ -128,18 +134,22 @@ impl Communicator {
         let multicast = multicast::is_possible(&infos);
         config.check_kinds(&infos)?;
         config.check_multi_rank_grid_of(infos.iter().map(|info| &info.memory))?;
-        let mut shared = None;
-        let workspaces = if config.device.is_gpu() {
+        let (mut blocks, mut shared) = (config.options.blocks, None);
+        let workspaces = if let Some(residency) = residency {
             // Keeps the workspace alive until all ranks have agreed, because other ranks map it
             // even if this rank is refused.
             let _offered = workspace.clone();
-            shared = Some(config.limit_blocks(&infos)?);
-            let rendezvous = config.rendezvous();
-            rendezvous.all_agree(rendezvous.open(config.device, workspace, infos))?
+            let limited = residency.and_then(|residency| config.limit_blocks(residency, &infos));
+            let opened = limited.and_then(|limited| {
+                let workspaces = rendezvous.open(config.device, workspace, infos)?;
+                Ok((workspaces, limited))
+            });
+            let (workspaces, limited) = rendezvous.all_agree(opened)?;
+            (blocks, shared) = (limited.0, Some(limited.1));
+            workspaces
         } else {
-            config.rendezvous().open(config.device, workspace, infos)?
+            rendezvous.open(config.device, workspace, infos)?
         };
-        let rendezvous = config.rendezvous();
         let oversubscribed = rendezvous
             .broadcast_bool("oversubscribed", !config.device.is_gpu() && size > cores())?;
         let grid = config.grid()?;
@@ -150,6 +160,7 @@ impl Communicator {
             oversubscribed,
             workspaces,
             processes,
+            blocks,
             shared,
             multicast,
             backend: None,
@@ -180,6 +191,7 @@ impl Communicator {
             oversubscribed: false,
             workspaces: vec![workspace],
             processes: Vec::new(),
+            blocks: config.options.blocks,
             shared: None,
             multicast: false,
             backend: Some(backend),

@@ -287,6 +287,14 @@ impl Communicator {
                     .to_owned(),
             );
         }
+        if compute.synchronizes_with(&self.stream) {
+            return refuse(
+                "one of the two streams is the legacy default stream and the other is a blocking \
+                 stream, so each would wait for the other; give the operation a non-blocking \
+                 stream: comm.on(&stream)"
+                    .to_owned(),
+            );
+        }
         if !flags.is_of(&self.inner) {
             return refuse("the words belong to another communicator".to_owned());
         }
@@ -309,9 +317,10 @@ impl Communicator {
         let Some(on_gpu) = &self.inner.executor.on_gpu else {
             return Ok(());
         };
+        let all = on_gpu.gpu().properties().multiprocessors;
         let (blocks, there) = (
             self.options().blocks,
-            on_gpu.gpu().properties().multiprocessors,
+            self.stream.multiprocessors().unwrap_or(all),
         );
         if blocks < there {
             return Ok(());

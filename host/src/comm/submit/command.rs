@@ -85,7 +85,8 @@ impl Communicator {
             shape.shared_bytes = attributes.shared_bytes;
             shape.cluster = attributes.cluster;
             shape.cooperative = attributes.cooperative;
-            shape.dependent = attributes.dependent;
+            // Code without a wait for the previous kernel would start too early.
+            shape.dependent = attributes.dependent && kernel.properties.dependent_launch;
         }
         let operation = prepared.op_info.call().operation();
         let grid = on_gpu

@@ -444,9 +444,9 @@ impl Check<'_> {
             return Err(invalid(
                 self.name,
                 format!(
-                    "{} blocks; the communicator's workspace has room for {most}: raise \
-                     Options::blocks on all ranks",
-                    self.blocks
+                    "{} blocks; the communicator has {most}, of {} that Options::blocks asks for \
+                     and that its GPUs hold at the same time",
+                    self.blocks, self.comm.inner.group.requested_blocks
                 ),
             ));
         }

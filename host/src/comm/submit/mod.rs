@@ -224,11 +224,14 @@ impl Communicator {
     /// one is not captured.
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
-        if self.inner.executor.last_stream.load(Ordering::Relaxed) == id || recording.is_some() {
+        if self.inner.executor.last_stream.load(Ordering::Relaxed) == id {
             return Ok(());
         }
         if let Some(on_gpu) = &self.inner.executor.on_gpu {
             on_gpu.check_stream(&self.stream, self.inner.group.options.blocks)?;
+        }
+        if recording.is_some() {
+            return Ok(());
         }
         let mut last = self.inner.executor.lock_order();
         let mut event = Event::new();

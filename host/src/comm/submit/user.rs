@@ -42,7 +42,7 @@ impl Communicator {
     /// # Safety
     /// `params` must hold valid pointers, and memory that `tensors` do not keep alive must live
     /// until the work is complete. The kernel must follow the rules between ranks, and blocks
-    /// beyond `Options::blocks` must not access the communicator. With
+    /// beyond `comm.options().blocks` must not access the communicator. With
     /// [`LaunchAttributes::dependent`], the kernel must access neither the communicator nor a
     /// result of the previous kernel before its own dependency wait.
     ///

@@ -107,6 +107,7 @@ impl ModuleDriver for Fake {
             local_bytes: self.local_bytes,
             shared_bytes: 0,
             max_threads: 512,
+            dependent_launch: false,
         })
     }
 

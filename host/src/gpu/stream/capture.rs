@@ -1,6 +1,7 @@
 //! Captures of a stream: begin, end and status.
 
 use super::{Inner, Stream};
+use crate::gpu::device::OwnCapture;
 use crate::gpu::driver::{CaptureStatus, RawGraph, RawStream};
 use crate::gpu::graph::{self, Graph};
 use crate::{Error, Result};
@@ -40,8 +41,8 @@ impl Stream {
         let gpu = &self.inner.gpu;
         if self.inner.raw == RawStream::LEGACY {
             return Err(Error::capture(
-                "begin: the legacy default stream (handle 0) cannot be captured; use a stream of \
-                 its own (PyTorch: torch.cuda.Stream())",
+                "begin: the legacy default stream (handle 0) cannot be captured; use another \
+                 stream (PyTorch: torch.cuda.Stream())",
             ));
         }
         if self.capture_status()? != CaptureStatus::None {
@@ -60,7 +61,10 @@ impl Stream {
         }
         self.state().capture = capture;
         if capture.is_some() {
-            gpu.count_capture();
+            gpu.add_capture(OwnCapture {
+                stream: self.inner.raw,
+                thread: self.inner.thread,
+            });
         }
         Ok(())
     }
@@ -68,7 +72,8 @@ impl Stream {
     pub(crate) fn end_capture(&self) -> Result<Graph> {
         let gpu = &self.inner.gpu;
         self.inner.check_thread()?;
-        let Some(capture) = self.inner.take_capture() else {
+        // The capture counts as active until the driver has ended it.
+        let Some(capture) = self.state().capture else {
             let detail = if self.is_capturing() {
                 "end: this stream joined a capture that another stream began, or its own was \
                  begun outside this library; end it there"
@@ -78,7 +83,9 @@ impl Stream {
             return Err(Error::capture(detail));
         };
         let log = graph::end(gpu, capture);
-        let raw = gpu.driver().end_capture(self.inner.raw)?;
+        let ended = gpu.driver().end_capture(self.inner.raw);
+        self.inner.take_capture();
+        let raw = ended?;
         Graph::new(gpu, raw, log)
     }
 }
@@ -93,24 +100,11 @@ impl Inner {
         Ok(self.gpu.driver().capture_status(self.raw)?)
     }
 
-    /// Returns true if a capture that this stream began is still active.
-    pub(in crate::gpu) fn is_capturing(&self) -> bool {
-        if self.lock().capture.is_none() {
-            return false;
-        }
-        // If the status cannot be queried, the capture counts as active.
-        self.check_thread().is_err()
-            || !matches!(
-                self.gpu.driver().capture_status(self.raw),
-                Ok(CaptureStatus::None)
-            )
-    }
-
     /// Removes and returns the number of the capture that this stream began.
     pub(super) fn take_capture(&self) -> Option<u64> {
         let capture = self.lock().capture.take();
         if capture.is_some() {
-            self.gpu.uncount_capture();
+            self.gpu.remove_capture(self.raw);
         }
         capture
     }

@@ -132,7 +132,10 @@ impl Stream {
                 let driver = self.inner.gpu.driver();
                 driver.query_stream(self.inner.raw).unwrap_or(false)
             }
-            _ => true,
+            Ok(_) => true,
+            // Only the work of this library is known.
+            Err(_) if self.inner.check_thread().is_err() => true,
+            Err(_) => false,
         }
     }
 }
@@ -192,9 +195,7 @@ impl Inner {
     /// Returns true if the whole stream is idle. An operation without a recorded event is known to
     /// be complete only if the whole stream is idle.
     fn is_past_unrecorded(&self) -> Result<bool> {
-        if self.check_thread().is_err() {
-            return Ok(false);
-        }
+        self.check_thread()?;
         match self.capture_status()? {
             CaptureStatus::None => Ok(self.gpu.driver().query_stream(self.raw)?),
             // A query would invalidate the capture.

@@ -4,10 +4,9 @@ use core::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use super::Stream;
-use super::capture::legacy_blocked;
 use crate::cpu::HostFn;
 use crate::gpu::device::InFlightGuard;
-use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph, RawStream};
+use crate::gpu::driver::{CaptureStatus, RawEvent, RawGraph};
 use crate::gpu::graph::{self, GraphExec, LoggedNode};
 use crate::gpu::in_flight::{Copy, HostCall, InFlight, WorkKind};
 use crate::gpu::launch::Launch;
@@ -55,11 +54,6 @@ impl Stream {
             Some(event) => event,
             None => self.inner.gpu.driver().create_event(false)?,
         };
-        // No capture of this library begins while work is enqueued on the legacy default stream.
-        let _no_capture = match self.inner.raw {
-            RawStream::LEGACY => Some(self.inner.gpu.no_capture().ok_or_else(legacy_blocked)?),
-            _ => None,
-        };
         let (guard, _launching) = self.inner.gpu.launch();
         match self.issue(command) {
             Ok(kind) => Ok(self.track(event, kind, sticky, guard)),
@@ -85,7 +79,10 @@ impl Stream {
                     },
                     None => 0,
                 };
-                if let Err(error) = launch.issue(driver, raw) {
+                let issued = self
+                    .enqueueing()
+                    .and_then(|_no_capture| launch.issue(driver, raw));
+                if let Err(error) = issued {
                     if let Some(owner) = &launch.owner {
                         let _ = owner.after(word, &launch.info, false);
                     }
@@ -99,6 +96,7 @@ impl Stream {
                     error: Mutex::default(),
                 });
                 let data = Arc::as_ptr(&call).cast_mut().cast::<c_void>();
+                let _no_capture = self.enqueueing()?;
                 // SAFETY: `WorkKind::Host` keeps `call`, to which `data` points, alive until the
                 // stream has executed the function.
                 unsafe { driver.host_function(raw, HostCall::run, data)? };
@@ -121,6 +119,7 @@ impl Stream {
                 let mut words = self.state().words.pop().unwrap_or_default();
                 let (number, admitted) = exec.inner.admit(&mut words);
                 let launched = admitted.and_then(|()| {
+                    let _no_capture = self.enqueueing()?;
                     // SAFETY: the code that captured the work guarantees that the requirements of
                     // the work hold at every replay (`Launch::new`), and the graph retains the
                     // memory that the work uses.
@@ -139,6 +138,7 @@ impl Stream {
     }
 
     fn copy_all(&self, copies: &[Copy]) -> Result<()> {
+        let _no_capture = self.enqueueing()?;
         for copy in copies.iter().filter(|copy| copy.bytes > 0) {
             // SAFETY: `copy.keep` keeps both ranges mapped until the copy is complete.
             unsafe {
@@ -197,14 +197,17 @@ impl Stream {
     /// Adds work that was just enqueued to the list of work in flight. Returns the number of the
     /// operation.
     fn track(&self, event: RawEvent, kind: WorkKind, sticky: bool, guard: InFlightGuard) -> u64 {
+        let recorded = self.enqueueing().and_then(|_no_capture| {
+            let driver = self.inner.gpu.driver();
+            Ok(driver.record_event(event, self.inner.raw)?)
+        });
         let mut state = self.state();
-        let recorded = self.inner.gpu.driver().record_event(event, self.inner.raw);
         state.issued += 1;
         let number = state.issued;
         state.in_flight.push_back(InFlight {
             number,
             event,
-            unrecorded: recorded.err().map(Error::from),
+            unrecorded: recorded.err(),
             sticky,
             kind,
             _guard: guard,

@@ -14,7 +14,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard, Weak};
 
 pub(super) use self::ends::{is_settling, settling};
 pub(crate) use self::issue::Command;
@@ -45,6 +45,8 @@ pub(super) struct Inner {
     /// The thread that adopted the stream, if it is a per-thread default stream. On another thread,
     /// the handle refers to another stream.
     thread: Option<usize>,
+    /// True if the stream synchronises with the legacy default stream.
+    blocking: bool,
     /// Number of SMs that kernels of an adopted stream may use, if the driver reports it.
     multiprocessors: Option<u32>,
     state: Mutex<State>,
@@ -91,7 +93,7 @@ impl Stream {
     /// Creates a stream.
     pub(crate) fn new(gpu: &Arc<Gpu>, priority: StreamPriority) -> Result<Self> {
         let raw = gpu.driver().create_stream(priority)?;
-        Ok(Self::over(gpu, raw, true, None))
+        Ok(Self::over(gpu, raw, true, (false, None)))
     }
 
     /// Wraps a stream that other code created, or a default stream. The stream must outlive the
@@ -102,17 +104,27 @@ impl Stream {
             1 => RawStream::LEGACY,
             _ => raw,
         };
-        let multiprocessors = gpu.driver().stream_multiprocessors(raw)?;
-        Ok(Self::over(gpu, raw, false, multiprocessors))
+        let driver = gpu.driver();
+        let properties = (
+            driver.is_blocking(raw)?,
+            driver.stream_multiprocessors(raw)?,
+        );
+        Ok(Self::over(gpu, raw, false, properties))
     }
 
-    fn over(gpu: &Arc<Gpu>, raw: RawStream, owned: bool, multiprocessors: Option<u32>) -> Self {
+    fn over(
+        gpu: &Arc<Gpu>,
+        raw: RawStream,
+        owned: bool,
+        (blocking, multiprocessors): (bool, Option<u32>),
+    ) -> Self {
         gpu.sweep();
         let inner = Arc::new_cyclic(|stream| Inner {
             gpu: Arc::clone(gpu),
             raw,
             owned,
             thread: (raw == RawStream::PER_THREAD).then(thread_number),
+            blocking,
             multiprocessors,
             state: Mutex::default(),
             poller: Mutex::default(),
@@ -194,7 +206,7 @@ impl Stream {
     }
 
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
-        self.check_use()?;
+        let _no_capture = self.enqueueing()?;
         let driver = self.inner.gpu.driver();
         Ok(driver.record_event(event.raw(), self.inner.raw)?)
     }
@@ -204,7 +216,7 @@ impl Stream {
     pub(crate) fn wait_operation(&self, source: &Self, number: u64) -> Result<()> {
         // The lock keeps the event of the operation from being recorded again. Once the wait is
         // enqueued, a later record does not change it.
-        self.check_use()?;
+        let _no_capture = self.enqueueing()?;
         let state = source.state();
         let Some(work) = state.in_flight.iter().find(|work| work.number == number) else {
             // The operation is complete.
@@ -218,7 +230,7 @@ impl Stream {
     }
 
     pub(crate) fn wait_event(&self, event: &Event) -> Result<()> {
-        self.check_use()?;
+        let _no_capture = self.enqueueing()?;
         let driver = self.inner.gpu.driver();
         Ok(driver.wait_event(self.inner.raw, event.raw())?)
     }
@@ -231,6 +243,12 @@ impl Stream {
         self.inner.multiprocessors
     }
 
+    /// Returns true if this stream and `other` wait for each other's work by themselves, because
+    /// one is the legacy default stream and the other is blocking.
+    pub(crate) fn synchronizes_with(&self, other: &Self) -> bool {
+        self.is_legacy() && other.inner.blocking || other.is_legacy() && self.inner.blocking
+    }
+
     /// Returns true for the legacy default stream, of which a GPU has one per process.
     pub(crate) fn is_legacy(&self) -> bool {
         self.inner.raw == RawStream::LEGACY
@@ -240,6 +258,23 @@ impl Stream {
     /// capture of another stream.
     pub(crate) fn can_record(&self) -> bool {
         self.check_use().is_ok()
+    }
+
+    /// Prepares a call that enqueues work. For the legacy default stream, locks out captures of
+    /// this library that would begin before the returned guard is dropped. The caller must hold the
+    /// guard only during calls of the driver.
+    fn enqueueing(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        match self.inner.raw {
+            RawStream::LEGACY => {
+                let guard = self.inner.gpu.no_capture();
+                let guard = guard.ok_or_else(capture::legacy_blocked)?;
+                // Another library may be capturing a blocking stream.
+                self.capture_status()?;
+                Ok(Some(guard))
+            }
+            RawStream::PER_THREAD => self.inner.check_thread().map(|()| None),
+            _ => Ok(None),
+        }
     }
 
     /// Refuses a call that would use the handle of a default stream where it cannot be used: on
@@ -259,6 +294,11 @@ fn thread_number() -> usize {
         static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
     }
     NUMBER.with(|number| *number)
+}
+
+/// Returns true if `number` is the number of the calling thread.
+pub(super) fn is_this_thread(number: usize) -> bool {
+    number == thread_number()
 }
 
 impl Progress {

@@ -50,8 +50,10 @@ impl Turn {
 }
 
 /// The queues of a context.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HardwareQueues {
+    /// Number of queues per priority.
+    connections: usize,
     by_priority: Mutex<BTreeMap<i32, Vec<Arc<HardwareQueue>>>>,
 }
 
@@ -66,8 +68,8 @@ impl Drop for QueueSlot {
 }
 
 impl QueueSlot {
-    /// Returns a turn for the next work of the stream, or `None` if the stream shares its queue
-    /// with no other stream.
+    /// Returns a turn for the next work of the stream, or `None` if the stream does not share its
+    /// queue. Work without a turn does not delay the work of a stream that joins the queue later.
     pub(crate) fn turn(&self) -> Option<Turn> {
         (self.0.streams.load(Ordering::Acquire) > 1).then(|| Turn {
             queue: Arc::clone(&self.0),
@@ -76,13 +78,26 @@ impl QueueSlot {
     }
 }
 
+impl Default for HardwareQueues {
+    fn default() -> Self {
+        Self::new(connections())
+    }
+}
+
 impl HardwareQueues {
+    fn new(connections: usize) -> Self {
+        Self {
+            connections,
+            by_priority: Mutex::default(),
+        }
+    }
+
     /// Assigns a new stream to the queue of its priority that has the fewest streams.
     pub(crate) fn assign(&self, priority: i32) -> QueueSlot {
         let mut all = lock(&self.by_priority);
         let queues = all
             .entry(priority)
-            .or_insert_with(|| (0..connections()).map(|_| Arc::default()).collect());
+            .or_insert_with(|| (0..self.connections).map(|_| Arc::default()).collect());
         let streams = |queue: &&Arc<HardwareQueue>| queue.streams.load(Ordering::Acquire);
         let queue = queues.iter().min_by_key(streams).map(Arc::clone);
         let queue = queue.unwrap_or_default();
@@ -109,7 +124,7 @@ mod tests {
 
     #[test]
     fn streams_are_spread_over_the_queues_of_their_priority() {
-        let queues = HardwareQueues::default();
+        let queues = HardwareQueues::new(8);
         let slots: Vec<_> = (0..8).map(|_| queues.assign(0)).collect();
         assert!(
             slots.iter().all(|slot| slot.turn().is_none()),
@@ -118,7 +133,7 @@ mod tests {
         let high = queues.assign(-5);
         assert!(
             high.turn().is_none(),
-            "another priority has queues of its own"
+            "another priority has separate queues"
         );
         let ninth = queues.assign(0);
         let shared: Vec<_> = slots.iter().filter_map(QueueSlot::turn).collect();

@@ -139,6 +139,8 @@ pub(crate) struct Function {
     pub(crate) context: usize,
     pub(crate) entry: Entry,
     native: Option<Native>,
+    /// Target of the image, such as 90 for sm_90.
+    pub(crate) target: u32,
     /// Registers per thread.
     pub(crate) registers: u32,
     pub(crate) max_dynamic: AtomicU32,
@@ -231,6 +233,7 @@ impl Module {
             context: self.context,
             entry: entry.clone(),
             native: Native::find(name),
+            target: self.image.target,
             registers: registers()
                 .get(&(
                     self.image.target,

@@ -234,6 +234,10 @@ impl ModuleDriver for Fake {
 }
 
 impl StreamDriver for Fake {
+    fn is_blocking(&self, _: RawStream) -> Result<bool> {
+        unreachable!("only adopted streams are asked")
+    }
+
     fn create_stream(&self, _: StreamPriority) -> Result<RawStream> {
         // SAFETY: the fake driver only counts handles.
         Ok(unsafe { RawStream::from_raw(self.handle()) })
