@@ -52,6 +52,7 @@ pub(crate) struct QueueVariable {
     warned: AtomicBool,
 }
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) static CUDA: QueueVariable = QueueVariable {
     name: CUDA_VARIABLE,
     default: 8,
@@ -60,6 +61,7 @@ pub(crate) static CUDA: QueueVariable = QueueVariable {
     warned: AtomicBool::new(false),
 };
 
+#[cfg_attr(not(feature = "hip"), allow(dead_code))]
 pub(crate) static HIP: QueueVariable = QueueVariable {
     name: HIP_VARIABLE,
     default: 4,
