@@ -177,6 +177,10 @@ fn bad_arguments_are_one_line_and_status_2() {
         ),
         (&["perf", "all_reduce", "-c", "2"], "-c takes 0 or 1"),
         (
+            &["perf", "all_reduce", "--batch", "20"],
+            "--batch 20, but the CPU is timed by single calls",
+        ),
+        (
             &["perf", "all_reduce", "--plot", "chart.png"],
             "name a file that ends in .svg",
         ),
@@ -243,6 +247,8 @@ fn every_operation_is_verified_and_written_as_json() {
             "algorithm",
             "in_place",
             "graph",
+            "timing",
+            "batch",
             "iterations",
             "min_us",
             "median_us",

@@ -8,6 +8,7 @@ mod parse;
 mod plot;
 mod rank;
 mod report;
+mod timing;
 
 use core::time::Duration;
 use std::ffi::OsString;
@@ -72,16 +73,22 @@ pub(crate) struct Arguments {
     /// may differ in the last bits).
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Number of timed calls per size (default: depends on the duration of a call).
+    /// Number of samples per size: of timed calls on the CPU, of timed batches on a GPU (default:
+    /// as many as take 200 ms).
     #[arg(short = 'n', long)]
     iterations: Option<u32>,
+    /// Number of operations of a batch on a GPU, which two events enclose (default: as many as take
+    /// 1 ms).
+    #[arg(long, value_name = "OPERATIONS")]
+    batch: Option<u32>,
     /// Number of calls before the timed ones (default: as many as take 20 ms).
     #[arg(short = 'w', long)]
     warmup: Option<u32>,
     /// Use the same memory for input and output.
     #[arg(long)]
     in_place: bool,
-    /// Replay a graph that captured the operation, instead of calling the operation.
+    /// Replay a graph instead of calling the operation. The graph contains one operation on the
+    /// CPU, and a batch of operations on a GPU.
     #[arg(long)]
     graph: bool,
     /// Use buffers outside of windows, so that data goes through staging.
@@ -123,6 +130,7 @@ pub(crate) struct Settings {
     pub(crate) dtype: DType,
     pub(crate) op: ReduceOp,
     pub(crate) iterations: Option<u32>,
+    pub(crate) batch: Option<u32>,
     pub(crate) warmup: Option<u32>,
     pub(crate) in_place: bool,
     pub(crate) graph: bool,
@@ -335,6 +343,15 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     if arguments.iterations == Some(0) {
         return Err(usage("--iterations 0; 1 at least".to_owned()));
     }
+    match arguments.batch {
+        Some(0) => return Err(usage("--batch 0; 1 at least".to_owned())),
+        Some(batch) if !device.is_gpu() => {
+            return Err(usage(format!(
+                "--batch {batch}, but the CPU is timed by single calls"
+            )));
+        }
+        _ => {}
+    }
     if !(arguments.timeout.is_finite() && arguments.timeout > 0.0 && arguments.timeout < 1e9) {
         return Err(usage(format!(
             "--timeout {}; a positive number of seconds",
@@ -393,6 +410,7 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         dtype,
         op,
         iterations: arguments.iterations,
+        batch: arguments.batch,
         warmup: arguments.warmup,
         in_place: arguments.in_place,
         graph: arguments.graph,

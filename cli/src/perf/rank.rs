@@ -1,10 +1,7 @@
 //! The work of one rank: verified calls and timed calls for each size.
 
-use core::time::Duration;
 use std::io::IsTerminal;
-use std::time::Instant;
 
-use fusewire::GraphExec;
 use fusewire::{Communicator, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -12,16 +9,8 @@ use super::buffers::{Arena, Buffers};
 use super::case::{Case, factor};
 use super::operation::{Kind, call, collective, norm};
 use super::report::{Report, Row};
+use super::timing::{Timing, by_gpu_events, by_host_clock, capture};
 use super::{Settings, complain};
-
-/// Duration of the warm-up of one row, unless `--warmup` gives the number of its calls.
-const WARM_UP: Duration = Duration::from_millis(20);
-/// Total duration of the timed calls of one row, unless `--iterations` gives their number.
-const BUDGET: Duration = Duration::from_millis(200);
-/// Maximum number of timed calls of one row.
-const MOST: u64 = 5000;
-/// Minimum number of timed calls of one row.
-const FEWEST: u64 = 5;
 
 /// Runs all operations with all sizes. Returns the rows of the table. Each row counts the wrong
 /// elements of all ranks.
@@ -72,11 +61,11 @@ fn measure(
 ) -> Result<Row> {
     let buffers = Buffers::new(comm, settings, arena, kind, count)?;
     let op = factor(settings.op, comm.rank());
-    let exec = if settings.graph {
-        Some(capture(comm, kind, op, &buffers)?)
-    } else {
-        None
-    };
+    let enqueue = || call(comm, kind, op, &buffers, true);
+    let exec = settings
+        .graph
+        .then(|| capture(comm, 1, &enqueue))
+        .transpose()?;
     let once = || match &exec {
         Some(exec) => exec.run(comm.stream()),
         None => call(comm, kind, op, &buffers, false),
@@ -86,7 +75,11 @@ fn measure(
     if settings.check {
         wrong += verified(comm, settings, arena, (kind, count), &buffers, &once)?;
     }
-    let mut times = timed(comm, settings, &once)?;
+    let timing = Timing::of(comm);
+    let mut samples = match timing {
+        Timing::HostClock => by_host_clock(comm, settings, &once)?,
+        Timing::GpuEvents => by_gpu_events(comm, settings, &enqueue)?,
+    };
     if settings.check {
         wrong += verified(comm, settings, arena, (kind, count), &buffers, &once)?;
     }
@@ -96,7 +89,7 @@ fn measure(
         Some(collective) => comm.plan(collective.op())?.algorithm,
         None => comm.plan_norm(&norm(&buffers))?,
     };
-    times.sort_by(f64::total_cmp);
+    samples.times.sort_by(f64::total_cmp);
     Ok(Row::new(
         settings,
         kind,
@@ -104,63 +97,9 @@ fn measure(
         count,
         algorithm,
         buffers.in_place,
-        &times,
+        &samples,
         wrong.max(all[0]),
     ))
-}
-
-fn capture(comm: &Communicator, kind: Kind, op: ReduceOp, buffers: &Buffers) -> Result<GraphExec> {
-    comm.stream().begin_capture()?;
-    let captured = call(comm, kind, op, buffers, true);
-    let graph = comm.stream().end_capture()?;
-    captured?;
-    graph.instantiate()
-}
-
-/// Returns the duration of each timed call in microseconds. A barrier precedes every call.
-fn timed(
-    comm: &Communicator,
-    settings: &Settings,
-    once: &dyn Fn() -> Result<()>,
-) -> Result<Vec<f64>> {
-    // All ranks use the time of the slowest rank, so that they make the same number of calls.
-    let slowest = |started: Instant| -> Result<u64> {
-        let mut elapsed = [started.elapsed().as_nanos() as u64];
-        comm.all_reduce(elapsed.as_mut_slice(), ReduceOp::Max)?;
-        Ok(elapsed[0].max(1))
-    };
-    // At least one warm-up call, because their duration determines the number of timed calls. By
-    // default, they take a while: caches, clock frequency, and the system, which may start the
-    // threads of two ranks on one core, need that.
-    let mut calls = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
-    let first = Instant::now();
-    let each = loop {
-        let started = Instant::now();
-        for _ in 0..calls {
-            comm.barrier()?;
-            once()?;
-        }
-        let each = slowest(started)? / calls;
-        if settings.warmup.is_some() || slowest(first)? > WARM_UP.as_nanos() as u64 {
-            break each;
-        }
-        calls = 50;
-    };
-    let iterations = match settings.iterations {
-        Some(iterations) => u64::from(iterations),
-        None => (BUDGET.as_nanos() as u64 / each.max(1)).clamp(FEWEST, MOST),
-    };
-    let mut times = Vec::with_capacity(iterations as usize);
-    for _ in 0..iterations {
-        comm.barrier()?;
-        let started = Instant::now();
-        once()?;
-        times.push(started.elapsed().as_secs_f64() * 1e6);
-    }
-    // The slowest rank determines the duration of each call. A rank that starts late measures a
-    // shorter time, because the data of its peers has already arrived.
-    comm.all_reduce(times.as_mut_slice(), ReduceOp::Max)?;
-    Ok(times)
 }
 
 /// Runs one call with new inputs and poisoned outputs. Compares every element, the guards around

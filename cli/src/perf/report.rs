@@ -1,7 +1,7 @@
 //! Output of the rows: as a table on the terminal, as JSON, and as a chart.
 
 use core::cell::Cell;
-use core::fmt::Arguments;
+use core::fmt::{Arguments, Display};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use fusewire::{Algorithm, Communicator};
 use serde::Serialize;
 
 use super::operation::Kind;
+use super::timing::{Samples, Timing};
 use super::{Settings, plot};
 
 /// One row: an operation at a size.
@@ -26,6 +27,11 @@ pub(crate) struct Row {
     pub(crate) algorithm: &'static str,
     pub(crate) in_place: bool,
     pub(crate) graph: bool,
+    /// Method of measurement.
+    pub(crate) timing: &'static str,
+    /// Number of operations of a sample.
+    pub(crate) batch: u64,
+    /// Number of samples.
     pub(crate) iterations: usize,
     pub(crate) min_us: f64,
     pub(crate) median_us: f64,
@@ -36,7 +42,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Creates a row. `times` must be sorted and must not be empty.
+    /// Creates a row. The times must be sorted and must not be empty.
     #[allow(clippy::too_many_arguments)] // the columns
     pub(crate) fn new(
         settings: &Settings,
@@ -45,9 +51,10 @@ impl Row {
         count: usize,
         algorithm: Algorithm,
         in_place: bool,
-        times: &[f64],
+        samples: &Samples,
         wrong: u64,
     ) -> Self {
+        let times = &samples.times;
         let median_us = times[times.len() / 2];
         let bytes = kind.bytes(count, settings.dtype, comm.size());
         let algbw_gbps = bytes as f64 / (median_us * 1e3);
@@ -70,6 +77,8 @@ impl Row {
             algorithm: algorithm.name(),
             in_place,
             graph: settings.graph,
+            timing: Timing::of(comm).name(),
+            batch: samples.batch,
             iterations: times.len(),
             min_us: rounded(times[0]),
             median_us: rounded(median_us),
@@ -89,6 +98,7 @@ fn rounded(value: f64) -> f64 {
 /// Collects rows. Rank 0 also prints each row when the row is complete.
 pub(crate) struct Report<'a> {
     shown: bool,
+    timing: Timing,
     settings: &'a Settings,
     rows: Vec<Row>,
     /// True after the reader of the table has closed the pipe.
@@ -99,8 +109,10 @@ pub(crate) struct Report<'a> {
 
 impl<'a> Report<'a> {
     pub(crate) fn new(comm: &Communicator, settings: &'a Settings) -> Self {
+        let timing = Timing::of(comm);
         let report = Self {
             shown: comm.rank() == 0,
+            timing,
             settings,
             rows: Vec::new(),
             closed: Cell::new(false),
@@ -123,13 +135,18 @@ impl<'a> Report<'a> {
             comm.backend()
         ));
         report.line(format_args!(
-            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",
+            "# timing: {}",
+            timing.description(settings.graph)
+        ));
+        report.line(format_args!(
+            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9}{} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}",
             "operation",
             "bytes",
             "count",
             "type",
             "op",
             "algorithm",
+            report.batch_cell("n"),
             "min",
             "median",
             "p99",
@@ -140,6 +157,15 @@ impl<'a> Report<'a> {
         report
     }
 
+    /// Returns the cell of the column with the number of operations of a sample. The table has this
+    /// column only if samples have several operations.
+    fn batch_cell(&self, cell: impl Display) -> String {
+        match self.timing {
+            Timing::HostClock => String::new(),
+            Timing::GpuEvents => format!(" {cell:>4}"),
+        }
+    }
+
     /// Prints a row and adds it to the rows.
     pub(crate) fn row(&mut self, row: Row) {
         let wrong = if self.settings.check {
@@ -148,14 +174,15 @@ impl<'a> Report<'a> {
             "-".to_owned()
         };
         self.line(format_args!(
-            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9} {:>10.2} {:>10.2} {:>10.2} {:>8.3} {:>8.3} \
-                {:>6}",
+            "{:<20} {:>11} {:>10} {:>5} {:>10} {:>9}{} {:>10.2} {:>10.2} {:>10.2} {:>8.3} \
+                {:>8.3} {:>6}",
             row.operation,
             row.bytes,
             row.count,
             row.dtype,
             row.redop,
             row.algorithm,
+            self.batch_cell(row.batch),
             row.min_us,
             row.median_us,
             row.p99_us,
