@@ -13,7 +13,7 @@ use fusewire::{Algorithm, Communicator, Determinism, Error, Operation, Options, 
 
 use crate::backends;
 use crate::cases::{self, Case};
-use crate::device::{device_of, grid_mode};
+use crate::device::{as_rank, device_of, grid_mode};
 use crate::process::{self, Host, Ranks};
 use crate::rank::{CallMode, Rank};
 use crate::skip::skip;
@@ -221,7 +221,8 @@ impl Threads {
                     let (store, body) = (Arc::clone(&store), &body);
                     scope.spawn(move || {
                         let comm = setup.communicator(Some((rank, store)));
-                        body(comm.map_err(|error| format!("rank {rank}, {setup:?}: {error}"))?)
+                        let comm = comm.map_err(|error| format!("rank {rank}, {setup:?}: {error}"));
+                        as_rank(rank, || body(comm?))
                     })
                 })
                 .collect();

@@ -2,6 +2,8 @@
 //! and takes seconds. `FUSEWIRE_TEST_DEVICE` names the device. A run on the CPU checks that the
 //! tests themselves are correct. `fusewire-build bundle` packs the tests for a machine with a GPU.
 
+mod several_gpus;
+
 use core::ffi::c_void;
 use core::time::Duration;
 
@@ -9,10 +11,10 @@ use fusewire::testing::GridMode;
 use fusewire::{
     Communicator, DType, Device, Error, LaunchAttributes, Norm, Options, ReduceOp, Result, Tensor,
 };
-use fusewire::{new_comm, run_threads_on};
+use fusewire::{new_comm, run_threads_each};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
-use fusewire_tests::device::{grid_mode, run_threads, tensor};
-use fusewire_tests::process::{Host, Ranks, report, role};
+use fusewire_tests::device::{device_of, grid_mode, resident_blocks, run_threads, tensor};
+use fusewire_tests::process::{Host, Process, Ranks, report, role};
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
 use fusewire_tests::seeded_bugs::{LANES, SeededBug};
@@ -40,20 +42,22 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     }
 }
 
-/// Returns the numbers of blocks to test: one, several, and on a GPU also 0, which selects the
-/// default.
-fn blocks() -> &'static [u32] {
-    if device().is_gpu() {
-        &[1, 3, 0]
-    } else {
-        &[1, 3]
+/// Returns the numbers of blocks per rank to test: one, several, and on a GPU also as many as are
+/// resident for all ranks at the same time.
+fn blocks(ranks: u32) -> Vec<u32> {
+    if !device().is_gpu() {
+        return vec![1, 3];
     }
+    let most = resident_blocks(ranks);
+    let mut all = vec![1, 3.min(most), most];
+    all.dedup();
+    all
 }
 
 fn short_form(ranks: u32) {
-    for blocks in blocks() {
+    for blocks in blocks(ranks) {
         let setup = Setup {
-            blocks: *blocks,
+            blocks,
             ..Setup::new(ranks)
         };
         run(&Threads, setup, "core");
@@ -119,9 +123,18 @@ fn two_ranks_as_processes() {
     }
 }
 
+/// Returns options for `ranks` ranks as threads, whose blocks are all resident at the same time.
+fn thread_options(ranks: u32, timeout: Duration) -> Options {
+    let mut options = options(timeout);
+    if device().is_gpu() {
+        options.blocks = resident_blocks(ranks);
+    }
+    options
+}
+
 /// Checks that `size` ranks can create a communicator and compute a sum on the device.
 fn works(size: u32) {
-    for result in run_threads(size, &options(TEST_TIMEOUT), |comm| {
+    for result in run_threads(size, &thread_options(size, TEST_TIMEOUT), |comm| {
         let x = comm.alloc(DType::F32, 3000)?;
         x.copy_from(&vec![comm.rank() as f32 + 1.0; 3000])?;
         comm.all_reduce(&x, ReduceOp::Sum)?;
@@ -135,6 +148,12 @@ fn works(size: u32) {
 #[test]
 fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
     works(2);
+    rank_1_never_launches(3);
+}
+
+/// Runs `ranks` ranks, of which rank 1 does not launch an operation. Every rank must name rank 1,
+/// and the process and its GPU contexts must remain usable.
+fn rank_1_never_launches(ranks: u32) {
     let multi_rank_grid = grid_mode() == GridMode::MultiRankGrid;
     for graph in [false, true] {
         if graph && multi_rank_grid {
@@ -144,7 +163,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             );
             continue;
         }
-        let results = run_threads(3, &options(SHORT), |comm| {
+        let results = run_threads(ranks, &thread_options(ranks, SHORT), |comm| {
             let x = comm.alloc(DType::F32, 3000)?;
             comm.barrier()?;
             if comm.rank() == 1 {
@@ -167,12 +186,10 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             if multi_rank_grid {
                 // The host reports the missing rank, because the grid starts only when all ranks
                 // have called the operation.
-                assert!(
-                    text.contains(
-                        "rank 1 of 3 did not launch within 2 s; another rank launched all_reduce"
-                    ),
-                    "{text}"
+                let says = format!(
+                    "rank 1 of {ranks} did not launch within 2 s; another rank launched all_reduce"
                 );
+                assert!(text.contains(&says), "{text}");
                 println!("{text}");
                 continue;
             }
@@ -186,8 +203,7 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
             );
             println!("graph {graph}: {text}");
         }
-        // The same process and GPU context remain usable.
-        works(3);
+        works(ranks);
     }
 }
 
@@ -195,38 +211,52 @@ fn a_rank_that_never_launches_is_named_and_the_device_works_afterwards() {
 fn a_process_that_ends_is_named() {
     let test = "a_process_that_ends_is_named";
     if role().as_deref() == Some("rank") {
-        let comm = new_comm("fusewire", device(), "ends", options(SHORT_OF_PROCESSES))
-            .expect("a communicator");
-        let x = comm.alloc(DType::F32, 3000).expect("a tensor");
-        comm.all_reduce(&x, ReduceOp::Sum).expect("both ranks");
-        report("running");
-        if comm.rank() == 1 {
-            // This process exits without `finalize`.
-            std::process::abort();
-        }
-        let error = comm.all_reduce(&x, ReduceOp::Sum).expect_err("rank 1 ends");
-        report(error.to_string().replace('\n', " "));
-        let again = comm.barrier().expect_err("it stays failed").to_string();
-        assert_eq!(again, error.to_string());
+        // The process exits without `finalize`.
+        until_rank_1_ends(|| std::process::abort());
         return;
     }
-    let mut ranks = Ranks::start(test, "rank", 2, Host::Parent, &[]);
+    rank_1_ends(test, 2, |_| {});
+    works(2);
+}
+
+/// Runs a rank that is a process. On rank 1, calls `end`, which ends the process. On the other
+/// ranks, reports the failure of an operation without rank 1.
+fn until_rank_1_ends(end: impl FnOnce()) {
+    let comm = new_comm("fusewire", device(), "ends", options(SHORT_OF_PROCESSES))
+        .expect("a communicator");
+    let x = comm.alloc(DType::F32, 3000).expect("a tensor");
+    comm.all_reduce(&x, ReduceOp::Sum).expect("all ranks");
+    report("running");
+    if comm.rank() == 1 {
+        end();
+        panic!("this process has not ended");
+    }
+    let error = comm.all_reduce(&x, ReduceOp::Sum).expect_err("rank 1 ends");
+    report(error.to_string().replace('\n', " "));
+    let again = comm.barrier().expect_err("it stays failed").to_string();
+    assert_eq!(again, error.to_string());
+}
+
+/// Starts `size` processes that run `test`, and calls `end` with the process of rank 1 when all
+/// ranks run. The other ranks must report that the process of rank 1 has ended.
+fn rank_1_ends(test: &str, size: u32, end: impl FnOnce(&Process)) {
+    let mut ranks = Ranks::start(test, "rank", size, Host::Parent, &[]);
     for process in &mut ranks.processes {
         assert_eq!(process.next_report(TEST_TIMEOUT).as_deref(), Ok("running"));
     }
-    let said = ranks.processes[0]
-        .next_report(TEST_TIMEOUT)
-        .expect("a failure");
-    assert!(
-        said.contains("the process of rank 1 has ended"),
-        "rank 0 reported: {said}"
-    );
-    println!("{said}");
-    ranks.processes[0]
-        .succeed(TEST_TIMEOUT)
-        .expect("a clean end");
-    drop(ranks);
-    works(2);
+    end(&ranks.processes[1]);
+    for (rank, process) in ranks.processes.iter_mut().enumerate() {
+        if rank == 1 {
+            continue;
+        }
+        let said = process.next_report(TEST_TIMEOUT).expect("a failure");
+        assert!(
+            said.contains("the process of rank 1 has ended"),
+            "rank {rank} reported: {said}"
+        );
+        println!("rank {rank}: {said}");
+        process.succeed(TEST_TIMEOUT).expect("a clean end");
+    }
 }
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::Bf16];
@@ -255,7 +285,15 @@ fn bits(device: Device, setup: &Setup) -> Vec<Vec<(String, Vec<u8>)>> {
     if device.is_gpu() {
         options.testing.grid_mode = grid_mode();
     }
-    let results = run_threads_on(device, "fusewire", setup.ranks, &options, |comm| {
+    // On a GPU, the ranks use the devices of the tests, of which `device` is the first.
+    let device_of = |rank| {
+        if device.is_gpu() {
+            device_of(rank)
+        } else {
+            device
+        }
+    };
+    let results = run_threads_each(device_of, "fusewire", setup.ranks, &options, |comm| {
         let mut out = Vec::new();
         for dtype in FLOATS {
             for count in COUNTS {
