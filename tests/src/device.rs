@@ -18,9 +18,6 @@ thread_local! {
     static RANK: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Default number of blocks on a GPU (`Options::blocks`).
-const DEFAULT_BLOCKS: u32 = 16;
-
 /// The device that `FUSEWIRE_TEST_DEVICE` names.
 struct TestDevice {
     /// The device, or the first of the devices.
@@ -100,22 +97,6 @@ pub fn separate_gpus() -> Option<&'static [Properties]> {
         return Some(&found.gpus);
     }
     None
-}
-
-/// Returns the largest number of blocks per rank, at most the default, with which the blocks of all
-/// `ranks` ranks are resident at the same time if the ranks are threads. The largest kernels use
-/// all registers of an SM, so one block is resident per SM.
-pub fn resident_blocks(ranks: u32) -> u32 {
-    let found = TestDevice::find();
-    let gpus = if found.each {
-        found.gpus.len() as u32
-    } else {
-        1
-    };
-    let ranks_per_gpu = ranks.div_ceil(gpus.max(1)).max(1);
-    let fewest = found.gpus.iter().map(|gpu| gpu.multiprocessors).min();
-    let fitting = fewest.map_or(DEFAULT_BLOCKS, |fewest| fewest / ranks_per_gpu);
-    fitting.clamp(1, DEFAULT_BLOCKS)
 }
 
 /// Returns the grid mode of ranks that are threads.

@@ -4,10 +4,21 @@
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_kernels::fused::shared_row;
 use fusewire_tests::cases::{Case, MEMORIES, list, nvls};
+use fusewire_tests::device;
 use fusewire_tests::process::Host;
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
-use fusewire_tests::skip::full;
+use fusewire_tests::skip::{full, skip};
+
+/// Returns true if the tests run on the CPU, as the network for tests requires. Skips the test
+/// otherwise.
+fn has_network() -> bool {
+    let has_network = !device().is_gpu();
+    if !has_network {
+        skip("network", "the network for tests connects ranks on the CPU");
+    }
+    has_network
+}
 
 /// Runs `list` and prints the number of calls.
 fn run(runner: &dyn Runner, setup: Setup, list: &str) {
@@ -82,6 +93,9 @@ fn many_ranks() {
 /// Ranks that only a network connects: all collectives but those that write to other ranks' memory.
 #[test]
 fn over_a_network() {
+    if !has_network() {
+        return;
+    }
     let capacity = fusewire_device::packet::capacity(Setup::new(2).options().packet_slot_bytes);
     let shapes = [
         (2, 1, 1, 1, CallMode::Blocking),
@@ -125,6 +139,9 @@ fn over_a_network() {
 /// Slots of packets are scrubbed in epochs 4095 and 4096, when no network reads them any more.
 #[test]
 fn packets_are_scrubbed_after_the_network_has_read_them() {
+    if !has_network() {
+        return;
+    }
     let case = Case {
         count: 300,
         ..Case::new(Operation::AllReduce, DType::F32, Some(ReduceOp::Sum))

@@ -13,7 +13,7 @@ use fusewire::{
 };
 use fusewire::{new_comm, run_threads_each};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams};
-use fusewire_tests::device::{device_of, grid_mode, resident_blocks, run_threads, tensor};
+use fusewire_tests::device::{device_of, grid_mode, run_threads, tensor};
 use fusewire_tests::process::{Host, Process, Ranks, report, role};
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Runner, Setup, Threads};
@@ -42,22 +42,20 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     }
 }
 
-/// Returns the numbers of blocks per rank to test: one, several, and on a GPU also as many as are
-/// resident for all ranks at the same time.
-fn blocks(ranks: u32) -> Vec<u32> {
-    if !device().is_gpu() {
-        return vec![1, 3];
+/// Returns the numbers of blocks to test: one, several, and on a GPU also 0, which selects the
+/// default: as many as are resident for all ranks at the same time, at most 16.
+fn blocks() -> &'static [u32] {
+    if device().is_gpu() {
+        &[1, 3, 0]
+    } else {
+        &[1, 3]
     }
-    let most = resident_blocks(ranks);
-    let mut all = vec![1, 3.min(most), most];
-    all.dedup();
-    all
 }
 
 fn short_form(ranks: u32) {
-    for blocks in blocks(ranks) {
+    for blocks in blocks() {
         let setup = Setup {
-            blocks,
+            blocks: *blocks,
             ..Setup::new(ranks)
         };
         run(&Threads, setup, "core");
@@ -123,18 +121,9 @@ fn two_ranks_as_processes() {
     }
 }
 
-/// Returns options for `ranks` ranks as threads, whose blocks are all resident at the same time.
-fn thread_options(ranks: u32, timeout: Duration) -> Options {
-    let mut options = options(timeout);
-    if device().is_gpu() {
-        options.blocks = resident_blocks(ranks);
-    }
-    options
-}
-
 /// Checks that `size` ranks can create a communicator and compute a sum on the device.
 fn works(size: u32) {
-    for result in run_threads(size, &thread_options(size, TEST_TIMEOUT), |comm| {
+    for result in run_threads(size, &options(TEST_TIMEOUT), |comm| {
         let x = comm.alloc(DType::F32, 3000)?;
         x.copy_from(&vec![comm.rank() as f32 + 1.0; 3000])?;
         comm.all_reduce(&x, ReduceOp::Sum)?;
@@ -163,7 +152,7 @@ fn rank_1_never_launches(ranks: u32) {
             );
             continue;
         }
-        let results = run_threads(ranks, &thread_options(ranks, SHORT), |comm| {
+        let results = run_threads(ranks, &options(SHORT), |comm| {
             let x = comm.alloc(DType::F32, 3000)?;
             comm.barrier()?;
             if comm.rank() == 1 {
