@@ -37,10 +37,10 @@ fn all_is_well() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let rows = bundle.rows();
     let names: Vec<&str> = rows.iter().map(|row| row.0.as_str()).collect();
-    let all = "files info conformance graphs failures bitwise sanitizers benches";
+    let all = "files info conformance graphs failures bitwise multi sanitizers benches";
     assert_eq!(names, all.split(' ').collect::<Vec<_>>());
     for (section, result, what) in &rows {
-        let expected = if section == "sanitizers" {
+        let expected = if ["multi", "sanitizers"].contains(&section.as_str()) {
             "skip"
         } else {
             "pass"
@@ -112,7 +112,7 @@ fn wrong_usage_and_missing_devices_are_one_line() {
     let bundle = Bundle::new();
     for (arguments, says) in [
         (&["--device", "tpu"][..], "--device tpu: expected cpu"),
-        (&["--device", "cuda:x"], "expected a number after"),
+        (&["--device", "cuda:x"], "expected a number or `each` after"),
         (
             &["--only", "bitwise,luck"],
             "--only luck: expected one of files",
@@ -146,13 +146,18 @@ fn variables_of_an_outer_launcher_are_removed() {
     let bundle = Bundle::new();
     bundle.program(
         "tests/on_device",
-        "echo RANK=$RANK QUEUES=$CUDA_DEVICE_MAX_CONNECTIONS ON=$FUSEWIRE_TEST_DEVICE\nfalse",
+        "echo RANK=$RANK QUEUES=$CUDA_DEVICE_MAX_CONNECTIONS+$GPU_MAX_HW_QUEUES \
+         ON=$FUSEWIRE_TEST_DEVICE\nfalse",
     );
     let mut environment = CUDA.to_vec();
     environment.push(("RANK", "3"));
     bundle.run(&["--device", "cuda:0", "--only", "bitwise"], &environment);
     let log = std::fs::read_to_string(bundle.results().join("bitwise.log")).expect("a log");
-    assert!(log.contains("RANK= QUEUES=32 ON=cuda:0"), "{log}");
+    assert!(log.contains("RANK= QUEUES=32+ ON=cuda:0"), "{log}");
+    let hip = ["--device", "hip", "--only", "bitwise"];
+    bundle.run(&hip, &[("FAKE_HIP", "yes"), ("RANK", "3")]);
+    let log = std::fs::read_to_string(bundle.results().join("bitwise.log")).expect("a log");
+    assert!(log.contains("RANK= QUEUES=+32 ON=hip"), "{log}");
 }
 
 #[test]
@@ -317,6 +322,196 @@ fn the_baseline_is_measured_if_there_is_one() {
         what.contains("bin/fusewire-benches versus cuda: status 1"),
         "{what}"
     );
+}
+
+/// Returns the environment of a machine with `gpus` GPUs, with NCCL if `nccl` is `found  `.
+fn machine<'a>(gpus: &'a str, nccl: &'a str) -> Vec<(&'a str, &'a str)> {
+    [CUDA, &[("FAKE_GPUS", gpus), ("FAKE_NCCL", nccl)]].concat()
+}
+
+/// Returns the page of the results.
+fn page(bundle: &Bundle) -> String {
+    std::fs::read_to_string(bundle.results().join("results.md")).expect("a page")
+}
+
+#[test]
+fn several_gpus_are_tested_and_measured() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "multi", "--quick"];
+    let output = bundle.run(&only, &machine("4", "found  "));
+    let (result, what) = bundle.row("multi");
+    assert_eq!(result, "pass", "{what}");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        what.contains("9 tests passed on up to 4 GPUs; 14 tables"),
+        "{what}"
+    );
+    let log = std::fs::read_to_string(bundle.results().join("multi.log")).expect("a log");
+    for says in [
+        "perf all --max-bytes 64K --factor 8 --device cuda --ranks 4 --json",
+        "perf all_reduce --backend nccl --max-bytes 64K --factor 8 --graph --device cuda --ranks 2",
+        "perf all_reduce --algorithm nvls --max-bytes 64K --factor 8 --device cuda --ranks 4",
+        "on_device --test-threads=1 --nocapture --exact several_gpus::nvls_as_threads",
+    ] {
+        assert!(log.contains(says), "{says}: {log}");
+    }
+    assert!(
+        !log.contains("--threads") && !log.contains("--ranks 8"),
+        "{log}"
+    );
+    let text = page(&bundle);
+    for line in [
+        "| device | `cuda`: 4 x a GPU |",
+        "| NVLS, processes | pass | - |  |",
+        "| 8 | 10.0 | packet | 12.5 | 20.0 | 0.50 |",
+        "Timing: GPU events around batches of operations.",
+        "Not measured: this machine has 4 GPUs.",
+        "Not measured: not selected by --only.",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+
+    // Without NCCL, the figures of the earlier run, whose files still exist, are not on the page.
+    bundle.run(&only, &machine("4", "missing"));
+    let text = page(&bundle);
+    assert!(
+        text.contains("NCCL was not measured: libnccl not found (a path)."),
+        "{text}"
+    );
+    assert!(
+        text.contains("| 8 | 10.0 | packet | 12.5 | - | - |"),
+        "{text}"
+    );
+
+    // If a command fails, the section fails, and the page has no figure of this command.
+    let fusewire = std::fs::read_to_string(bundle.path().join("bin/fusewire")).expect("a script");
+    bundle.program(
+        "bin/fusewire",
+        &format!("case $* in *nccl*) exit 1 ;; esac\n{fusewire}"),
+    );
+    bundle.run(&only, &machine("4", "found  "));
+    let (result, what) = bundle.row("multi");
+    assert_eq!(result, "FAIL", "{what}");
+    assert!(
+        what.contains("bin/fusewire perf all_reduce: status 1"),
+        "{what}"
+    );
+    assert!(page(&bundle).contains("| 8 | 10.0 | packet | 12.5 | - | - |"));
+}
+
+#[test]
+fn a_test_on_several_gpus_that_fails_or_is_skipped_is_on_the_page() {
+    let bundle = Bundle::new();
+    let only = ["--device", "cuda", "--only", "multi", "--quick"];
+    let ranks = "echo 'test several_gpus::x ... ranks on separate GPUs: [2, 4]'";
+    let skips = "case $* in *nvls*) echo 'skipped (multicast): GPU 0 has no switch' ;; esac";
+    let passes = "echo 'test result: ok. 1 passed; 0 failed'";
+    bundle.program("tests/on_device", &format!("{ranks}\n{skips}\n{passes}"));
+    bundle.run(&only, &machine("4", "missing"));
+    let (result, what) = bundle.row("multi");
+    assert_eq!(result, "pass", "{what}");
+    assert!(
+        what.contains("7 tests passed on up to 4 GPUs; 6 tables"),
+        "{what}"
+    );
+    let text = page(&bundle);
+    for line in [
+        "| conformance (short list), threads | pass | 2, 4 |  |",
+        "| NVLS, threads | skip | 2, 4 | GPU 0 has no switch |",
+        "NVLS was not measured: GPU 0 has no switch.",
+        "- multi: (multicast): GPU 0 has no switch",
+        "| 8 | 10.0 | packet | - | - | - |",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    let strict = [&only[..], &["--strict"]].concat();
+    bundle.run(&strict, &machine("4", "missing"));
+    assert_eq!(bundle.row("multi").0, "FAIL");
+
+    let fails = "case $* in *killed*) echo 'test result: FAILED. 0 passed'; exit 101 ;; esac";
+    bundle.program("tests/on_device", &format!("{ranks}\n{fails}\n{passes}"));
+    let output = bundle.run(&only, &machine("4", "missing"));
+    assert_eq!(output.status.code(), Some(1));
+    let line = "| failure: a process is killed, processes | FAIL | 2, 4 | \
+                tests/on_device (in several_gpus::x): status 101 |";
+    let text = page(&bundle);
+    assert!(text.lines().any(|found| found == line), "{text}");
+    assert!(
+        text.contains("| NVLS, threads | pass | 2, 4 |  |"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_section_multi_needs_two_gpus() {
+    let bundle = Bundle::new();
+    for (device, gpus, says) in [
+        (
+            "cuda",
+            "1",
+            "ranks on separate GPUs need 2 GPUs, this machine has 1",
+        ),
+        (
+            "cuda:0",
+            "4",
+            "--device cuda:0 selects one GPU; --device cuda uses all",
+        ),
+        ("cpu", "4", "the device is cpu"),
+    ] {
+        let only = ["--device", device, "--only", "multi"];
+        bundle.run(&only, &machine(gpus, "missing"));
+        let (result, what) = bundle.row("multi");
+        assert_eq!(result, "skip", "{what}");
+        assert!(what.contains(says), "{what}");
+        assert!(page(&bundle).contains(&format!("Not tested: skip: {what}.")));
+    }
+}
+
+#[test]
+fn each_rank_can_have_a_gpu_in_all_sections() {
+    let bundle = Bundle::new();
+    let test = "echo ON=$FUSEWIRE_TEST_DEVICE; \
+                echo 'test result: ok. 40 passed; 0 failed; 0 ignored; 0 measured'";
+    bundle.program("tests/on_device", test);
+    bundle.program("path/compute-sanitizer", SANITIZER);
+    bundle.program("images/fusewire-kernels-multi-rank-grid.sm_90.ptx", "");
+    let each = ["--device", "cuda:each", "--only"];
+    let log_of = |section: &str, gpus: &str| {
+        let arguments = [&each[..], &[section]].concat();
+        let output = bundle.run(&arguments, &machine(gpus, "missing"));
+        let log = std::fs::read_to_string(bundle.results().join(format!("{section}.log")));
+        (
+            output.status.code(),
+            stderr(&output),
+            log.unwrap_or_default(),
+        )
+    };
+    let (status, said, log) = log_of("bitwise", "4");
+    assert_eq!(status, Some(0), "{said}");
+    assert!(log.contains("ON=cuda:each"), "{log}");
+    // Ranks on separate GPUs are processes, and there are at most as many ranks as GPUs.
+    let (_, _, log) = log_of("benches", "4");
+    let line = "perf all --max-bytes 64M --factor 4 --device cuda --ranks 4 --json";
+    assert!(log.contains(line), "{log}");
+    assert!(
+        !log.contains("--threads") && !log.contains("--ranks 8"),
+        "{log}"
+    );
+    // Multi-rank grids and sanitizers use one GPU.
+    let (_, _, log) = log_of("conformance", "4");
+    assert!(
+        log.contains("ON=cuda:each") && log.contains("ON=cuda\n"),
+        "{log}"
+    );
+    let (_, _, log) = log_of("sanitizers", "4");
+    assert!(
+        !log.contains("ON=cuda:each") && log.contains("ON=cuda\n"),
+        "{log}"
+    );
+
+    let (status, said, _) = log_of("bitwise", "1");
+    assert_eq!(status, Some(2));
+    assert!(said.contains("this machine has 1 GPU;"), "{said}");
 }
 
 #[test]

@@ -93,6 +93,8 @@ const UNBOUNDED: (&str, &str) = ("sm_80,sm_90", "all_reduce");
 const BASELINE_TARGETS: [&str; 2] = ["sm_80", "sm_90"];
 
 const SCRIPT: &str = include_str!("run.sh");
+/// Part of the script that writes the page of results.
+const RESULTS: &str = include_str!("results.sh");
 const README: &str = include_str!("README.txt");
 
 /// Builds the programs and images, writes the bundle and prints its contents.
@@ -269,6 +271,8 @@ fn add_texts(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()> {
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))
         .with_context(|| format!("cannot make {} executable", script.display()))?;
     manifest.add(folder, "run.sh")?;
+    contents::write(&folder.join("results.sh"), RESULTS.as_bytes())?;
+    manifest.add(folder, "results.sh")?;
     let left_out: Vec<String> = LEFT_OUT
         .iter()
         .map(|(name, why)| format!("  {name:<18} {why}"))

@@ -6,13 +6,16 @@ set -u
 
 usage() {
     cat <<'TEXT'
-usage: run.sh [--device cpu|cuda|cuda:N|hip|hip:N] [--out DIR] [--quick] [--strict]
-              [--only SECTION[,SECTION..]]
-  --device  device of the ranks; cpu by default. With a number, all ranks share that GPU.
+usage: run.sh [--device cpu|cuda|cuda:N|cuda:each|hip|hip:N|hip:each] [--out DIR] [--quick]
+              [--strict] [--only SECTION[,SECTION..]]
+  --device  device of the ranks; cpu by default. With a number, all ranks share that GPU. With
+            `each`, rank r uses GPU r modulo the number of GPUs. With neither, all ranks share the
+            first GPU, and the section `multi` uses all GPUs.
   --out     folder for the results; fusewire-results by default
   --quick   runs a selection that takes a few minutes at most
   --strict  counts a skipped section as a failure
-  --only    runs only these of: files info conformance graphs failures bitwise sanitizers benches
+  --only    runs only these of: files info conformance graphs failures bitwise multi sanitizers
+            benches
 TEXT
 }
 
@@ -21,7 +24,7 @@ wrong() {
     exit 2
 }
 
-SECTIONS='files info conformance graphs failures bitwise sanitizers benches'
+SECTIONS='files info conformance graphs failures bitwise multi sanitizers benches'
 device=cpu out=fusewire-results quick=no strict=no only=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -45,12 +48,17 @@ case $device in
     cpu | cuda | hip) ;;
     cuda:* | hip:*)
         case ${device#*:} in
-            '' | *[!0-9]*) wrong "--device $device: expected a number after the colon" ;;
+            each) ;;
+            '' | *[!0-9]*)
+                wrong "--device $device: expected a number or \`each\` after the colon"
+                ;;
         esac
         ;;
-    *) wrong "--device $device: expected cpu, cuda, cuda:N, hip or hip:N" ;;
+    *) wrong "--device $device: expected cpu, or cuda or hip with or without :N or :each" ;;
 esac
 kind=${device%%:*}
+each=no
+[ "$device" != "$kind:each" ] || each=yes
 [ -n "$out" ] || wrong '--out needs a folder'
 for word in $only; do
     case " $SECTIONS " in
@@ -74,7 +82,10 @@ export FUSEWIRE_TEST_DEVICE="$device"
 export FUSEWIRE_IMAGES="$here/images${FUSEWIRE_IMAGES:+:$FUSEWIRE_IMAGES}"
 export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
 # Kernels of ranks in one process wait for each other, so each stream needs its own hardware queue.
-[ "$kind" != cuda ] || export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
+case $kind in
+    cuda) export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}" ;;
+    hip) export GPU_MAX_HW_QUEUES="${GPU_MAX_HW_QUEUES:-32}" ;;
+esac
 
 # Process id of the `timeout` that runs the current command. `timeout` runs the command in a process
 # group and forwards signals to that group.
@@ -105,8 +116,12 @@ bounded() {
 
 mkdir -p "$out" 2>/dev/null || wrong "--out $out cannot be created"
 out=$(CDPATH='' cd -- "$out" && pwd) || wrong "--out cannot be entered"
-rows=$out/.rows
-{ : >"$rows"; } 2>/dev/null || wrong "--out $out cannot be written"
+# Tables of this run, which the results are made of: the sections, the tests on several GPUs, the
+# reasons of skipped tests, and the names of the files that this run has measured.
+rows=$out/.rows checks=$out/.checks skips=$out/.skips measured=$out/.measured
+for table in "$rows" "$checks" "$skips" "$measured"; do
+    { : >"$table"; } 2>/dev/null || wrong "--out $out cannot be written"
+done
 
 # The programs are compressed. Unpacks them into the results folder and removes them at exit.
 programs=$here
@@ -135,13 +150,20 @@ code=$?
     wrong "bin/fusewire does not run here (status $code): $last; README.txt lists what it needs"
 }
 line=$(grep -E "^  (found  |missing)  $kind " "$out/devices.txt" |
-    if [ "$device" = "$kind" ]; then cat; else grep -E " $device: |missing"; fi | head -n 1)
+    case $device in
+        "$kind" | "$kind:each") cat ;;
+        *) grep -E " $device: |missing" ;;
+    esac | head -n 1)
 name=$(echo "$line" | sed -E "s/^  (found|missing) +$kind +//")
 case $line in
     '  found'*) ;;
     '') wrong "--device $device: no such device; bin/fusewire info lists the devices" ;;
     *) wrong "--device $device: $name" ;;
 esac
+# Number of GPUs of the device's kind.
+gpus=$(grep -cE "^  found +$kind +$kind:[0-9]+: " "$out/devices.txt")
+[ $each = no ] || [ "$gpus" -ge 2 ] ||
+    wrong "--device $device: this machine has $gpus GPU; ranks on separate GPUs need at least 2"
 
 # ---- sections ------------------------------------------------------------------------------------
 
@@ -188,6 +210,7 @@ tests() {
         "$programs/tests/$binary" --test-threads=1 --nocapture "$@"
     code=$?
     cat "$part" >>"$log"
+    grep -o 'skipped ([a-z-]*): .*' "$part" | sort -u | sed "s/^/$section	/" >>"$skips"
     good=$(awk '
         /^test result: / { for (i = 2; i <= NF; i++) if ($i ~ /^passed/) sum += $(i - 1) }
         END { print sum + 0 }' "$part")
@@ -228,8 +251,8 @@ command_of() {
     rm -f "$part"
 }
 
-# in_multi_rank_grid COMMAND..: runs COMMAND with its ranks in a multi-rank grid, if the bundle has
-# the images.
+# in_multi_rank_grid COMMAND..: runs COMMAND with its ranks in a multi-rank grid on one GPU, if the
+# bundle has the images.
 in_multi_rank_grid() {
     if [ "$kind" != cuda ]; then
         return
@@ -241,7 +264,10 @@ in_multi_rank_grid() {
     fi
     multi_rank_grid=yes
     export FUSEWIRE_TEST_MULTI_RANK_GRID=1
+    outer=$FUSEWIRE_TEST_DEVICE
+    [ $each = no ] || FUSEWIRE_TEST_DEVICE=$kind
     "$@"
+    FUSEWIRE_TEST_DEVICE=$outer
     unset FUSEWIRE_TEST_MULTI_RANK_GRID
     multi_rank_grid=
 }
@@ -279,10 +305,10 @@ run_conformance() {
         if [ "$kind" = cpu ]; then
             tests conformance 10
         else
-            # lanes_as_threads needs the CPU device. One GPU has too few hardware queues for sixteen
-            # ranks.
+            # lanes_as_threads needs the CPU device. One GPU has too few hardware queues for the
+            # ranks of every_number_of_ranks (16) and many_ranks (130).
             tests conformance 6 --skip lanes_as_threads --skip every_number_of_ranks \
-                --skip ranks_as_processes
+                --skip many_ranks --skip ranks_as_processes
         fi
         tests operations 33 --skip abort:: --skip determinism::
     fi
@@ -454,6 +480,8 @@ run_sanitizers() {
     fi
     left
     bounded "$seconds_left" "$log" compute-sanitizer --version
+    # Ranks on separate GPUs are tested by other sections.
+    [ $each = no ] || FUSEWIRE_TEST_DEVICE=$kind
     seeded_write
     seeded_kernels
     # Uses a single rank. Under a tool, the kernels of several ranks may run one after another, but
@@ -472,18 +500,26 @@ run_sanitizers() {
 # versus_cuda: compares the kernels with the CUDA C++ baseline and measures the cost of bounded
 # waits. Does neither if the bundle has no cubins of the baseline and there is no nvcc.
 versus_cuda() {
-    case $device in cuda:*) gpu=${device#*:} ;; *) gpu=0 ;; esac
+    case $device in cuda:[0-9]*) gpu=${device#*:} ;; *) gpu=0 ;; esac
     if [ -z "$(ls "$here/cuda" 2>/dev/null)" ] && [ -z "${FUSEWIRE_NVCC-}" ] &&
         ! command -v nvcc >/dev/null 2>&1 && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-        note 'no CUDA C++ baseline: neither cubins in the bundle nor nvcc'
+        baseline='neither cubins in the bundle nor nvcc'
+        note "no CUDA C++ baseline: $baseline"
         return
     fi
+    # The program adds its tables to those that the file contains.
+    rm -f "$out/versus-cuda.md" "$out/wait-cost.md"
     few=
     [ $quick = no ] || few='--ranks 2 --sizes 512,64K --types bf16 --tokens 1,16 --rounds 7'
     # shellcheck disable=SC2086 # words
     command_of fusewire-benches versus cuda --gpu "$gpu" $few --out "$out/versus-cuda.md" \
         --json "$out/versus-cuda.json"
-    [ "$code" -ne 0 ] || note 'comparison with CUDA C++: versus-cuda.md'
+    if [ "$code" -eq 0 ]; then
+        echo versus-cuda.md >>"$measured"
+        note 'comparison with CUDA C++: versus-cuda.md'
+    else
+        baseline="bin/fusewire-benches failed with status $code, see benches.log"
+    fi
     [ -d "$here/unbounded" ] || return
     few=
     [ $quick = no ] || few='--sizes 512,64K --rounds 7'
@@ -496,16 +532,30 @@ versus_cuda() {
     [ "$code" -ne 0 ] || note 'cost of bounded waits: wait-cost.md'
 }
 
+# perf FILE RANKS ARGUMENTS..: runs `fusewire perf ARGUMENTS` with RANKS ranks, and writes its rows
+# to FILE.json. Ranks that share a GPU are threads, ranks on separate GPUs are processes.
+perf() {
+    file=$1 count=$2
+    shift 2
+    if [ $each = yes ] || [ "$section" = multi ]; then
+        set -- "$@" --device "$kind"
+    else
+        set -- "$@" --device "$device" --threads
+    fi
+    command_of fusewire perf "$@" --ranks "$count" --json "$out/$file.json"
+    [ "$code" -ne 0 ] || echo "$file.json" >>"$measured"
+}
+
 run_benches() {
     most=64M sizes=4 ranks='2 4 8'
     [ $quick = no ] || { most=64K sizes=8 ranks=2; }
     [ "$kind" != cpu ] || [ $quick = yes ] || { most=4M ranks='2 4'; }
     tables=0
     for count in $ranks; do
+        [ $each = no ] || [ "$count" -le "$gpus" ] || continue
         for graph in '' --graph; do
-            file=perf-$count${graph:+-graph}
-            command_of fusewire perf all --device "$device" --threads --ranks "$count" \
-                --max-bytes $most --factor $sizes $graph --json "$out/$file.json"
+            # shellcheck disable=SC2086 # words
+            perf "perf-$count${graph:+-graph}" "$count" all --max-bytes $most --factor $sizes $graph
             [ "$code" -ne 0 ] || tables=$((tables + 1))
         done
     done
@@ -518,30 +568,130 @@ run_benches() {
     fi
 }
 
+# Tests of the section `multi`, each with its description in the results.
+MULTI='
+every_rank_has_its_own_gpu                       each rank has a GPU, as threads and processes
+short_form_as_threads                            conformance (short list), threads
+short_form_as_processes                          conformance (short list), processes
+nvls_as_threads                                  NVLS, threads
+nvls_as_processes                                NVLS, processes
+memory_of_the_driver_is_registered_as_threads    registered memory of cuMemAlloc, threads
+memory_of_the_driver_is_registered_as_processes  registered memory of cuMemAlloc, processes
+a_rank_that_never_launches_is_named              failure: a rank never launches, threads
+a_process_that_is_killed_is_named                failure: a process is killed, processes
+'
+
+# multi_tests: runs the tests in MULTI on separate GPUs, and adds the result of each to the table of
+# checks. Sets `multicast` to no if a test was skipped because a GPU has no multicast.
+multi_tests() {
+    multicast=yes
+    for test in $(echo "$MULTI" | awk 'NF { print $1 }'); do
+        before=$result text=$what lines=$(wc -l <"$log")
+        result=pass what=''
+        exactly on_device "several_gpus::$test"
+        one=$result why=$what
+        said=$(tail -n "+$((lines + 1))" "$log")
+        skipped=$(echo "$said" | sed -n 's/.*skipped (\([a-z-]*\)): \(.*\)/\1 \2/p' | head -n 1)
+        over=$(echo "$said" | sed -n 's/.*ranks on separate GPUs: \[\(.*\)\].*/\1/p' | head -n 1)
+        result=$before what=$text
+        if [ "$one" = FAIL ]; then
+            fail "$why"
+        elif [ -n "$skipped" ]; then
+            one=skip why=${skipped#* }
+            case $skipped in multicast*) multicast=no ;; esac
+            passed=$((passed - 1))
+            note "$test skipped: $why"
+            [ $strict = no ] || fail '--strict requires it'
+        fi
+        described=$(echo "$MULTI" | sed -n "s/^$test  *//p")
+        printf '%s\t%s\t%s\t%s\n' "$described" "$one" "${over:--}" \
+            "$(printf '%s' "$why" | tr '\t\n' '  ')" >>"$checks"
+    done
+}
+
+# vendor_library: prints the backend of the GPU vendor's library if `fusewire info` has found it.
+vendor_library() {
+    case $kind in cuda) vendor=nccl ;; *) vendor=rccl ;; esac
+    ! grep -qE "^  found +lib$vendor\.so " "$out/devices.txt" || echo $vendor
+}
+
+run_multi() {
+    if [ "$kind" = cpu ]; then
+        skip "ranks on separate GPUs need --device cuda or hip, the device is $device"
+        return
+    fi
+    case $device in
+        *:[0-9]*)
+            skip "--device $device selects one GPU; --device $kind uses all"
+            return
+            ;;
+    esac
+    if [ "$gpus" -lt 2 ]; then
+        skip "ranks on separate GPUs need 2 GPUs, this machine has $gpus"
+        return
+    fi
+    FUSEWIRE_TEST_DEVICE=$kind:each
+    multi_tests
+    note "$passed tests passed on up to $gpus GPUs"
+
+    most=64M sizes=4
+    [ $quick = no ] || { most=64K sizes=8; }
+    vendor=$(vendor_library)
+    tables=0
+    for count in 2 4 8; do
+        [ "$count" -le "$gpus" ] || continue
+        perf "multi-$count" "$count" all --max-bytes $most --factor $sizes
+        [ "$code" -ne 0 ] || tables=$((tables + 1))
+        # Measures the same sizes with all algorithms and libraries, close together in time.
+        for graph in '' --graph; do
+            label=$count${graph:+-graph}
+            # shellcheck disable=SC2086 # words
+            perf "multi-all_reduce-$label" "$count" all_reduce --max-bytes $most --factor $sizes \
+                $graph
+            [ "$code" -ne 0 ] || tables=$((tables + 1))
+            if [ $multicast = yes ]; then
+                # shellcheck disable=SC2086 # words
+                perf "multi-nvls-$label" "$count" all_reduce --algorithm nvls --max-bytes $most \
+                    --factor $sizes $graph
+                [ "$code" -ne 0 ] || tables=$((tables + 1))
+            fi
+            if [ -n "$vendor" ]; then
+                # shellcheck disable=SC2086 # words
+                perf "multi-$vendor-$label" "$count" all_reduce --backend "$vendor" \
+                    --max-bytes $most --factor $sizes $graph
+                [ "$code" -ne 0 ] || tables=$((tables + 1))
+            fi
+        done
+    done
+    note "$tables tables, in multi-*.json and multi.log"
+}
+
 # limit_of SECTION: prints the time limit of SECTION in seconds.
 limit_of() {
     if [ $quick = yes ]; then
         case $1 in
             files | info) echo 60 ;;
             sanitizers) echo 900 ;;
+            multi) echo 600 ;;
             *) echo 180 ;;
         esac
     else
         case $1 in
             files | info) echo 60 ;;
-            sanitizers | benches) echo 2400 ;;
+            sanitizers | benches | multi) echo 2400 ;;
             failures) echo 300 ;;
             *) echo 1200 ;;
         esac
     fi
 }
 
-failures=0
+failures=0 baseline=''
 for section in $SECTIONS; do
     log=$out/$section.log
     [ -z "$only" ] || case " $only " in *" $section "*) ;; *) continue ;; esac
     : >"$log"
     result=pass what='' passed=0 sanitizer='' multi_rank_grid=''
+    FUSEWIRE_TEST_DEVICE=$device
     limit=$(limit_of "$section")
     began=$(date +%s)
     "run_$section"
@@ -552,7 +702,7 @@ for section in $SECTIONS; do
     [ $result != FAIL ] || failures=$((failures + 1))
     # Tabs, quotes and backslashes would break the fields of the results.
     what=$(printf '%s' "$what" | tr '\t\n"\\' "  ''")
-    printf '%s\t%s\t%s\t%s\n' "$section" "$result" "$took" "$what" >>"$rows"
+    printf '%s\t%s\t%s\t%s\t%s\n' "$section" "$result" "$took" "$what" "$passed" >>"$rows"
     printf '%-12s %-6s %5s s  %s\n' "$section" "$result" "$took" "$what"
 done
 
@@ -585,11 +735,14 @@ plain=$(printf '%s' "$name" | tr '\t\n"\\' "  ''")
         "$when" "$host" "$quick" "$failures"
     awk -F '\t' '{
         printf "%s\n  {\"section\": \"%s\", ", (NR > 1 ? "," : ""), $1
-        printf "\"result\": \"%s\", \"seconds\": %s, \"what\": \"%s\"}", $2, $3, $4
+        printf "\"result\": \"%s\", \"seconds\": %s, ", $2, $3
+        printf "\"tests\": %s, \"what\": \"%s\"}", $5, $4
     }' "$rows"
     printf '\n]}\n'
 } >"$out/results.json"
-rm -f "$rows"
+. "$here/results.sh"
+results_page >"$out/results.md"
+rm -f "$rows" "$checks" "$skips" "$measured"
 echo
 cat "$out/results.txt"
 [ $failures -eq 0 ] || exit 1
