@@ -1,7 +1,7 @@
 //! Constants of communicators: the addresses that a kernel gets through them.
 
 use bytemuck::Pod;
-use fusewire_device::layout::{CONST_MAGIC, CommConst, MAX_WINDOWS, WindowConst};
+use fusewire_device::layout::{CONST_MAGIC, CommConst, LAYOUT_VERSION, MAX_WINDOWS, WindowConst};
 
 use super::memory::{self, Location};
 use super::settings::settings;
@@ -27,6 +27,10 @@ pub(crate) fn fault(address: u64, device: u32) -> Option<String> {
         return None;
     }
     let constants: CommConst = read(address, device)?;
+    // Data may begin with the same bytes as constants.
+    if constants.version != LAYOUT_VERSION || constants.bytes != size_of::<CommConst>() as u32 {
+        return None;
+    }
     let members = u64::from(constants.team_size);
     let fault_of = |what: String, at: u64| {
         let part: u64 = read(at, device)?;
