@@ -222,11 +222,18 @@ impl Communicator {
 
     /// Makes this launch follow the communicator's last one, if that was on another stream and this
     /// one is not captured.
+    #[inline]
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
         if self.inner.executor.last_stream.load(Ordering::Relaxed) == id {
             return Ok(());
         }
+        self.change_stream(id, recording)
+    }
+
+    /// Makes this launch follow the last one, which was on another stream.
+    #[cold]
+    fn change_stream(&self, id: usize, recording: &Recording) -> Result<()> {
         if let Some(on_gpu) = &self.inner.executor.on_gpu {
             on_gpu.check_stream(&self.stream, self.inner.group.options.blocks)?;
         }
