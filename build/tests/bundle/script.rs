@@ -157,7 +157,7 @@ fn variables_of_an_outer_launcher_are_removed() {
     let hip = ["--device", "hip", "--only", "bitwise"];
     bundle.run(&hip, &[("FAKE_HIP", "yes"), ("RANK", "3")]);
     let log = std::fs::read_to_string(bundle.results().join("bitwise.log")).expect("a log");
-    assert!(log.contains("RANK= QUEUES=+32 ON=hip"), "{log}");
+    assert!(log.contains("RANK= QUEUES=+16 ON=hip"), "{log}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ export RUST_BACKTRACE="${RUST_BACKTRACE:-1}"
 # Kernels of ranks in one process wait for each other, so each stream needs its own hardware queue.
 case $kind in
     cuda) export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}" ;;
-    hip) export GPU_MAX_HW_QUEUES="${GPU_MAX_HW_QUEUES:-32}" ;;
+    hip) export GPU_MAX_HW_QUEUES="${GPU_MAX_HW_QUEUES:-16}" ;;
 esac
 
 # Process id of the `timeout` that runs the current command. `timeout` runs the command in a process
