@@ -212,7 +212,7 @@ fn start(
     OTHER_LAUNCHERS.iter().for_each(|name| {
         command.env_remove(name);
     });
-    // CUDA reads these variables only when a process initialises it, so they must be set before the
+    // The CUDA driver and the HIP runtime read these variables once, so they must be set before the
     // rank starts. Keeps values that the user has set.
     let unset = fusewire::environment::VARIABLES
         .iter()

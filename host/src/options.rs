@@ -247,8 +247,9 @@ pub struct Options {
     /// Rank and size. `None` selects the values in the environment variables. Only
     /// [`crate::new_comm`] reads this field.
     pub rank_size: Option<(u32, u32)>,
-    /// Gives the communicator's own stream a high priority ([`StreamPriority::High`]), so that
-    /// blocks of its kernels start before waiting blocks of a GEMM. The CPU has no priorities.
+    /// Gives the communicator's own stream a high priority ([`StreamPriority::High`]), so that its
+    /// pending blocks are scheduled before those of a GEMM. On a GPU without a priority between the
+    /// default and the highest (AMD), its kernels can delay aborts. The CPU has no priorities.
     /// Default: false.
     ///
     /// [`StreamPriority::High`]: crate::StreamPriority::High

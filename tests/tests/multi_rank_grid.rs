@@ -483,8 +483,8 @@ fn refusals(size: u32, options: &Options) -> Vec<String> {
 #[test]
 fn blocks_that_a_grid_cannot_hold_are_refused() {
     let test = "blocks_that_a_grid_cannot_hold_are_refused";
-    // Each of the two SMs holds four blocks of 512 threads.
-    let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "2")];
+    // Each of the eight SMs holds one block of 512 threads.
+    let environment = [("FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS", "8")];
     on_fake(test, Image::There, &environment, || {
         for error in refusals(5, &multi_rank_grid(TEST_TIMEOUT)) {
             assert!(

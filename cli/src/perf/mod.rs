@@ -73,12 +73,12 @@ pub(crate) struct Arguments {
     /// may differ in the last bits).
     #[arg(long, default_value = "auto")]
     algorithm: String,
-    /// Number of samples per size: of timed calls on the CPU, of timed batches on a GPU (default:
-    /// as many as take 200 ms).
+    /// Number of samples per size (default: as many as fit in 200 ms, from 5 to 5000). A sample is
+    /// a call on the CPU and a batch of operations on a GPU.
     #[arg(short = 'n', long)]
     iterations: Option<u32>,
-    /// Number of operations of a batch on a GPU, which two events enclose (default: as many as take
-    /// 1 ms).
+    /// Number of operations per batch on a GPU (default: as many as fit in 1 ms, at most 256). An
+    /// event is recorded before and after each batch.
     #[arg(long, value_name = "OPERATIONS")]
     batch: Option<u32>,
     /// Number of calls before the timed ones (default: as many as take 20 ms).
@@ -344,10 +344,11 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
         return Err(usage("--iterations 0; 1 at least".to_owned()));
     }
     match arguments.batch {
-        Some(0) => return Err(usage("--batch 0; 1 at least".to_owned())),
+        Some(0) => return Err(usage("--batch 0: expected at least 1".to_owned())),
         Some(batch) if !device.is_gpu() => {
             return Err(usage(format!(
-                "--batch {batch}, but the CPU is timed by single calls"
+                "--batch {batch}: batches are timed only on a GPU; omit --batch, or select a GPU \
+                 with --device"
             )));
         }
         _ => {}

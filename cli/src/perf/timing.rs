@@ -74,8 +74,8 @@ pub(crate) struct Samples {
     pub(crate) batch: u64,
 }
 
-/// Returns the largest value of all ranks, and at least 1 ns. All ranks make decisions by this
-/// value, so that they make the same calls.
+/// Returns the largest value of all ranks, and at least 1 ns. All ranks use this value for
+/// decisions, so that they make the same calls.
 fn slowest(comm: &Communicator, elapsed: Duration) -> Result<u64> {
     let mut elapsed = [elapsed.as_nanos() as u64];
     comm.all_reduce(elapsed.as_mut_slice(), ReduceOp::Max)?;
@@ -108,9 +108,9 @@ pub(crate) fn by_host_clock(
     settings: &Settings,
     once: &dyn Fn() -> Result<()>,
 ) -> Result<Samples> {
-    // At least one warm-up call, because their duration determines the number of timed calls. By
-    // default, they take a while: caches, clock frequency, and the system, which may start the
-    // threads of two ranks on one core, need that.
+    // Makes at least one warm-up call, because the number of timed calls is derived from its
+    // duration. By default, the warm-up lasts 20 ms, so that caches are filled, the clock frequency
+    // has risen, and the OS has moved the threads of two ranks to different cores.
     let mut calls = settings.warmup.map_or(3, |warmup| u64::from(warmup).max(1));
     let first = Instant::now();
     let each = loop {

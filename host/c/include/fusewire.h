@@ -182,14 +182,16 @@ int fusewire_comm_split(const fusewire_comm *comm, const uint32_t *ranks, uint32
                         const char *name, fusewire_comm **part);
 
 /* Creates another handle of the same communicator, on `stream`: a CUstream or hipStream_t of the
-   device's primary context. The stream must outlive the handle, all work that the handle enqueued,
-   and the next use of the communicator on another stream.
+   device's primary context or of a green context of the device. The stream must outlive the handle,
+   all work that the handle enqueued, and the next use of the communicator on another stream.
 
    The value of at::cuda::getCurrentCUDAStream().stream() can be passed as it is. Null is the legacy
-   default stream, which is PyTorch's default stream: operations run in order with all other work of
-   that stream. It cannot be captured. While another stream is capturing, calls with the handle fail
-   with FUSEWIRE_ERROR_CAPTURE and leave the capture valid. (CUstream)2, the default stream of the
-   calling thread, can be captured, and the handle can be used on this thread only.
+   default stream, which is PyTorch's default stream. Operations run in order with all other work of
+   that stream and of blocking streams. The legacy default stream cannot be captured. While a
+   blocking stream or a stream of this library is capturing, calls with *on_stream fail with
+   FUSEWIRE_ERROR_CAPTURE and leave the capture valid. (CUstream)2 is the default stream of the
+   calling thread. It can be captured. Calls that enqueue work with *on_stream on any other thread
+   fail with FUSEWIRE_ERROR_ARGUMENT.
 
    Fails with FUSEWIRE_ERROR_ARGUMENT if the communicator is on a CPU. */
 int fusewire_comm_on_stream(const fusewire_comm *comm, void *stream, fusewire_comm **on_stream);

@@ -12,13 +12,13 @@ use crate::gpu::StreamPriority;
 /// sets the variables that are not set already.
 ///
 /// `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues of an NVIDIA GPU: 8 by default,
-/// at most 32. `GPU_MAX_HW_QUEUES` is the number of hardware queues of an AMD GPU: 4 by default,
-/// for each stream priority. The drivers read the variables once, when they create the context of a
-/// device. Opening a GPU does not set them, for two reasons. Changing the environment while another
-/// thread reads it is undefined behaviour, and a C library may read it at any time. The change
-/// would also have no effect if another library has already used the GPU. Therefore the launcher or
-/// the program sets the variables ([`prepare`]). A process with more streams than queues logs a
-/// warning.
+/// at most 32. `GPU_MAX_HW_QUEUES` is the number of hardware queues of an AMD GPU: 4 by default.
+/// Both GPUs have this number of queues for each stream priority. Each driver library reads its
+/// variable once, when it creates the context of a device. Opening a GPU does not set the
+/// variables, for two reasons. Changing the environment while another thread reads it is undefined
+/// behaviour, and a C library may read it at any time. The change would also have no effect if
+/// another library has already used the GPU. Therefore the launcher or the program sets the
+/// variables ([`prepare`]). A process with more streams than queues logs a warning.
 pub const VARIABLES: &[(&str, &str)] = &[(CUDA_VARIABLE, "32"), (HIP_VARIABLE, "16")];
 
 const CUDA_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -47,7 +47,6 @@ pub(crate) struct QueueVariable {
     default: u32,
     /// Largest valid value.
     most: u32,
-    recommended: &'static str,
     /// Set after a warning.
     warned: AtomicBool,
 }
@@ -57,7 +56,6 @@ pub(crate) static CUDA: QueueVariable = QueueVariable {
     name: CUDA_VARIABLE,
     default: 8,
     most: 32,
-    recommended: "32",
     warned: AtomicBool::new(false),
 };
 
@@ -66,7 +64,6 @@ pub(crate) static HIP: QueueVariable = QueueVariable {
     name: HIP_VARIABLE,
     default: 4,
     most: 64,
-    recommended: "16",
     warned: AtomicBool::new(false),
 };
 
@@ -93,10 +90,11 @@ impl QueueVariable {
             tracing::warn!(
                 streams,
                 queues,
-                "more streams than hardware queues: kernels that wait for each other may \
-                 deadlock; start the process with {}={}",
+                "more streams than hardware queues: kernels of streams that share a queue run in \
+                 sequence, and time out if they wait for each other; use at most {queues} streams, \
+                 or set {} to a larger value (at most {}) before the process starts",
                 self.name,
-                self.recommended
+                self.most
             );
         }
     }
@@ -118,7 +116,6 @@ mod tests {
         for (name, value) in VARIABLES {
             let variable = [&CUDA, &HIP].into_iter().find(|it| it.name == *name);
             let variable = variable.expect("a variable of a library");
-            assert_eq!(variable.recommended, *value);
             assert_eq!(variable.queues_of(Some(value)).to_string(), *value);
         }
     }

@@ -356,8 +356,8 @@ impl Communicator {
         }
         let detail = match windows.addr_of(tensor.as_ptr(), bytes).is_some() {
             true => {
-                "the tensor is coarse-grained memory of other code, which peers must not write; \
-                 allocate it by Communicator::alloc"
+                "peers must not write this tensor, because it was allocated outside Fusewire and \
+                 its memory may be coarse-grained; allocate it with Communicator::alloc"
             }
             false => "the tensor lies in no window; allocate it by Communicator::alloc",
         };

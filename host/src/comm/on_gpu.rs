@@ -142,9 +142,8 @@ impl OnGpu {
             .compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Refuses a stream on which the launches of these ranks would wait for each other forever: on
-    /// which they would run one after another, or whose SMs cannot hold their `blocks` at the same
-    /// time.
+    /// Fails if launches of these ranks on the stream would run in sequence, or if its SMs cannot
+    /// hold their `blocks` at the same time.
     pub(super) fn check_stream(&self, stream: &Stream, blocks: u32) -> Result<()> {
         let (Some(SharedGpu { ranks, residency }), None) = (self.shared, &self.grid) else {
             return Ok(());
@@ -166,11 +165,11 @@ impl OnGpu {
             return Ok(());
         }
         Err(Error::launch(format!(
-            "the stream may use {multiprocessors} of the {} SMs of {} (green context or MPS), \
-             which hold {fits} blocks of {} threads of kernel {} at the same time; all ranks \
-             agreed on {blocks} blocks when the communicator was created, and {ranks} of its ranks \
-             share this GPU: the kernels would hang; use a stream with more SMs, or a communicator \
-             with fewer blocks (Options::blocks)",
+            "the SMs of this stream hold fewer blocks than the communicator launches: the stream \
+             may use {multiprocessors} of {} SMs of {} (green context or MPS), which hold {fits} \
+             blocks of {} threads of kernel {}; {ranks} ranks of this process launch {blocks} \
+             blocks each, so the operation would time out; use a stream with more SMs, or create \
+             the communicator with a smaller Options::blocks",
             self.gpu.properties().multiprocessors,
             self.gpu.device(),
             residency.threads,
@@ -249,9 +248,9 @@ impl CommConfig {
         let sharing = smallest.map_or(1, ranks_with);
         if limit == 0 {
             return Err(Error::launch(format!(
-                "the GPU of rank {rank} holds {} blocks of {} threads at the same time, and \
-                 {sharing} ranks of its process share the GPU: their blocks wait for each other, \
-                 so they would hang; use fewer ranks on a GPU, or fewer threads (Options::threads)",
+                "the GPU of rank {rank} can hold {} blocks of {} threads, but {sharing} ranks of \
+                 that process share the GPU, and each needs at least one resident block; run fewer \
+                 ranks on a GPU, or lower Options::threads on all ranks",
                 smallest.map_or(0, |info| info.resident_blocks),
                 self.threads(),
             )));

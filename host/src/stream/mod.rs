@@ -113,10 +113,10 @@ impl Stream {
     ///   blocking streams. The stream cannot be captured. While a blocking stream of any library or
     ///   a stream of this library is capturing, every call that would use the stream fails with
     ///   [`Error::CaptureState`] and leaves the capture valid.
-    /// - **Per-thread default stream** (2), a blocking stream. The handle means another stream on
-    ///   every thread, so only the calling thread can enqueue work through the returned value;
-    ///   other threads get [`Error::InvalidArgument`]. The stream can be captured. A capture that
-    ///   is still active when the value is dropped on another thread is not ended.
+    /// - **Per-thread default stream** (2), a blocking stream. The handle refers to a different
+    ///   stream on each thread, so only the calling thread can enqueue work through the returned
+    ///   value; other threads get [`Error::InvalidArgument`]. The stream can be captured. A capture
+    ///   that is still active when the value is dropped on another thread is not ended.
     ///
     /// If a communicator was last used on a default stream that cannot be used now, its next
     /// operation on another stream waits for the work that was enqueued through this library, but
@@ -380,8 +380,8 @@ impl Stream {
         Ok(true)
     }
 
-    /// Returns the number of SMs that the kernels of the stream may use, or `None` if it is not
-    /// known to be less than all SMs of the GPU.
+    /// Returns the number of SMs that kernels of the stream may use. Returns `None` for a stream
+    /// that this library created, on AMD GPUs and on the CPU.
     pub(crate) fn multiprocessors(&self) -> Option<u32> {
         match &self.0 {
             Kind::Cpu(_) => None,
@@ -389,7 +389,7 @@ impl Stream {
         }
     }
 
-    /// Returns true if this stream and `other` wait for each other's work by themselves.
+    /// Returns true if the driver synchronizes this stream and `other` implicitly.
     pub(crate) fn synchronizes_with(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Kind::Gpu(stream), Kind::Gpu(other)) => stream.synchronizes_with(other),

@@ -45,8 +45,8 @@
 //! address of that memory. An access to the object's address fails. Fabric handles work between
 //! processes of one machine. Settings can make these processes appear to be on several hosts.
 //!
-//! A kernel of the library's images has the registers that ptxas assigns, so the numbers of blocks
-//! that an SM can hold are those of a GPU. Streams share hardware queues: if there are more streams
+//! The fake reports the register counts of ptxas for the library's kernels, so their occupancy
+//! equals that on a GPU. Streams share hardware queues: if there are more streams
 //! of one priority than queues, work of some streams waits for work of others.
 //!
 //! A kernel that gets the constants of a communicator may access the workspaces and windows of all

@@ -95,7 +95,11 @@ fn launches_use_the_blocks_that_are_resident_together() {
                 let error = result.expect_err("the blocks do not fit");
                 let text = error.to_string();
                 assert!(matches!(error, Error::Launch { .. }), "{text}");
-                for says in ["the GPU of rank 0 holds", "they would hang", "fewer ranks"] {
+                for says in [
+                    "the GPU of rank 0 can hold",
+                    "share the GPU",
+                    "run fewer ranks",
+                ] {
                     assert!(text.contains(says), "{text}");
                 }
             }
@@ -153,7 +157,10 @@ fn a_gpu_without_room_is_reported_to_the_other_process() {
             .map(drop)
             .expect_err("rank 0 holds no block");
         let text = error.to_string();
-        assert!(text.contains("the GPU of rank 0 holds 0 blocks"), "{text}");
+        assert!(
+            text.contains("the GPU of rank 0 can hold 0 blocks"),
+            "{text}"
+        );
         assert!(began.elapsed() < Duration::from_secs(30), "{text}");
     });
 }
@@ -280,7 +287,7 @@ fn adopted(options: &Options) -> Result<()> {
         assert!(
             error
                 .to_string()
-                .contains("rank 0 is coarse-grained memory"),
+                .contains("rank 0 was allocated outside Fusewire"),
             "{error}"
         );
     }

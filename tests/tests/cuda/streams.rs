@@ -331,7 +331,7 @@ fn a_stream_with_too_few_sms_is_refused_by_name() {
                     captured.expect_err("too few SMs for the replay");
                     drop(on.stream().end_capture());
                     let text = result.expect_err("too few SMs").to_string();
-                    for says in ["8 of the 132 SMs", "hold 8 blocks", "agreed on 16 blocks"] {
+                    for says in ["8 of 132 SMs", "hold 8 blocks", "launch 16 blocks each"] {
                         assert!(text.contains(says), "{text}");
                     }
                 } else {

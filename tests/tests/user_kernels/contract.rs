@@ -107,9 +107,9 @@ fn what_the_contract_forbids_is_refused() {
         refused(launch(1), "demanding: 1 blocks; the kernel needs exactly 2");
         refused(
             launch(3),
-            "the communicator has 2, of 2 that Options::blocks asks for",
+            "this communicator allows at most 2 (Options::blocks is 2",
         );
-        refused(launch(200), "200 blocks; the communicator's workspace");
+        refused(launch(200), "200 blocks, but this communicator allows");
         let attributes = LaunchAttributes {
             threads: 64,
             ..LaunchAttributes::default()

@@ -61,9 +61,9 @@ impl Cuda {
     }
 }
 
-/// Guard that keeps a context current on the calling thread. Dropping the guard makes the context
-/// current again that was current before, so a caller that uses another GPU is not affected. If the
-/// context was already current, neither call changes anything.
+/// Guard that keeps a context current on the calling thread. Dropping the guard restores the
+/// previously current context. If the context was already current, entering and dropping change
+/// nothing.
 pub(super) struct CurrentContext {
     library: &'static Library,
     /// True if the context was pushed onto the thread's stack of contexts.

@@ -305,8 +305,8 @@ fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
             library: "CUDA",
             call: name,
             detail: format!(
-                "this driver lacks the function ({error}); CUDA 12.0 (driver 525) or newer is \
-                 needed, and CUDA 12.2 (driver 535) for the kernels of Hopper and later GPUs"
+                "this driver lacks the function ({error}); install driver 525 (CUDA 12.0) or \
+                 newer; NVLS on Hopper and later GPUs needs driver 535 (CUDA 12.2)"
             ),
         }),
     }

@@ -192,9 +192,9 @@ impl MemoryDriver for Cuda {
             return Err(error::driver(
                 "cuDeviceCanAccessPeer",
                 format!(
-                    "cuda:{} ({}) cannot access memory of cuda:{peer} ({}): neither NVLink nor \
-                     PCIe peer access connects them (`nvidia-smi topo -p2p r` shows which GPUs \
-                     are connected)",
+                    "cuda:{} ({}) cannot access memory of cuda:{peer} ({}), because neither NVLink \
+                     nor PCIe peer access connects them; run the ranks on GPUs that \
+                     `nvidia-smi topo -p2p r` shows as OK (set CUDA_VISIBLE_DEVICES)",
                     self.properties.ordinal, self.properties.name, other.properties.name
                 ),
             ));

@@ -31,8 +31,8 @@ impl RawStream {
     /// blocking streams of the context, and they wait for its work. PyTorch's default stream is
     /// this stream.
     pub const LEGACY: Self = Self(0);
-    /// The default stream of the calling thread. The handle refers to another stream on every
-    /// thread.
+    /// The default stream of the calling thread. The handle refers to a different stream on
+    /// each thread.
     pub const PER_THREAD: Self = Self(2);
 }
 

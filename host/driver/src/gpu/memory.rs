@@ -143,9 +143,9 @@ pub trait MemoryDriver {
     fn import(&self, import: Import<'_>, bytes: u64) -> Result<RawMemory>;
 
     /// Permits kernels of this device to access memory of the device with index `peer` at the
-    /// address that the peer uses. Only memory of [`Origin::Whole`] needs this permission; every
-    /// mapping of virtual memory and of an IPC handle has its own. Does nothing for this device,
-    /// and if access is already enabled. Access is never disabled.
+    /// address that the peer uses. Only memory of [`Origin::Whole`] needs this permission. Mapping
+    /// virtual memory or opening an IPC handle grants access to that mapping. Does nothing if
+    /// `peer` is this device or if access is already enabled. Access is never disabled.
     ///
     /// # Errors
     /// `Error::Driver` if this device cannot access memory of the peer.

@@ -11,7 +11,7 @@ pub enum StreamPriority {
     /// The driver's default.
     #[default]
     Normal,
-    /// Waiting blocks of the stream start before waiting blocks of streams with a lower priority.
+    /// Pending blocks of the stream start before pending blocks of streams with a lower priority.
     /// Running blocks are not interrupted.
     High,
     /// The highest priority of the GPU, which may be that of [`StreamPriority::High`]. The library

@@ -93,8 +93,8 @@ pub(super) fn count(functions: &Functions) -> Result<u32> {
     }
 }
 
-/// Guard that keeps a device current on the calling thread. Dropping the guard makes the device
-/// current again that was current before.
+/// Guard that keeps a device current on the calling thread. Dropping the guard restores the
+/// previously current device.
 #[derive(Debug)]
 pub(super) struct CurrentDevice {
     functions: &'static Functions,

@@ -237,9 +237,9 @@ impl MemoryDriver for Hip {
             return Err(driver_error(
                 "hipDeviceCanAccessPeer",
                 &format!(
-                    "hip:{} ({}) cannot access memory of hip:{peer}: neither xGMI nor PCIe peer \
-                     access connects them (`rocm-smi --showtopoaccess` shows which GPUs are \
-                     connected)",
+                    "hip:{} ({}) cannot access memory of hip:{peer}, because neither xGMI nor PCIe \
+                     peer access connects them; run the ranks on GPUs that \
+                     `rocm-smi --showtopoaccess` shows as connected (set HIP_VISIBLE_DEVICES)",
                     self.ordinal, self.properties.name
                 ),
             ));

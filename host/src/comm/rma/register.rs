@@ -130,9 +130,9 @@ impl Communicator {
             return Err(Error::InvalidArgument {
                 operation: "new_window",
                 detail: format!(
-                    "the tensor of rank {rank} is coarse-grained memory of other code, and the \
-                     owner's GPU may not see what peers put into it: allocate it by \
-                     Communicator::alloc or Communicator::alloc_window"
+                    "the tensor of rank {rank} was allocated outside Fusewire and may be \
+                     coarse-grained memory, in which the owner's GPU may read stale values after a \
+                     peer's put; allocate it with Communicator::alloc or alloc_window"
                 ),
             });
         }

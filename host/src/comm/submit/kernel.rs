@@ -444,8 +444,9 @@ impl Check<'_> {
             return Err(invalid(
                 self.name,
                 format!(
-                    "{} blocks; the communicator has {most}, of {} that Options::blocks asks for \
-                     and that its GPUs hold at the same time",
+                    "{} blocks, but this communicator allows at most {most} (Options::blocks is \
+                     {}, and the blocks of all ranks must fit on their GPUs at the same time); \
+                     launch {most} blocks or fewer, or raise Options::blocks on all ranks",
                     self.blocks, self.comm.inner.group.requested_blocks
                 ),
             ));

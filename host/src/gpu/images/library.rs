@@ -88,7 +88,8 @@ fn fitting(architecture: &str, cuda: Option<u32>) -> Result<Vec<&'static PackedI
         return Err(Error::Image {
             image: "of the library".to_owned(),
             detail: format!(
-                "there is none for {architecture}{}; there are {} (PTX also runs on later GPUs)",
+                "there is none for {architecture}{}; there are {} (PTX also runs on later GPUs; \
+                 newer PTX may need a newer driver)",
                 cuda.map_or_else(String::new, |cuda| format!(
                     " that a driver for CUDA {}.{} can load",
                     cuda / 1000,

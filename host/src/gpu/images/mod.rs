@@ -371,7 +371,8 @@ impl Images {
         {
             return Err(wrong(format!(
                 "it is PTX {}.{}, which needs a driver for CUDA {}.{}, and this driver supports \
-                 CUDA {}.{}; install a newer driver, or build the image for sm_80",
+                 CUDA {}.{}; install a newer driver, or build the image again with \
+                 `fusewire-build build --target sm_80`, which writes PTX 8.0",
                 version / 10,
                 version % 10,
                 needed / 1000,

@@ -243,8 +243,8 @@ impl Stream {
         self.inner.multiprocessors
     }
 
-    /// Returns true if this stream and `other` wait for each other's work by themselves, because
-    /// one is the legacy default stream and the other is blocking.
+    /// Returns true if the driver synchronizes this stream and `other` implicitly, because one is
+    /// the legacy default stream and the other is blocking.
     pub(crate) fn synchronizes_with(&self, other: &Self) -> bool {
         self.is_legacy() && other.inner.blocking || other.is_legacy() && self.inner.blocking
     }
@@ -355,8 +355,8 @@ impl Inner {
             Some(thread) if thread != thread_number() => Err(Error::InvalidArgument {
                 operation: "stream",
                 detail: "the per-thread default stream (handle 2) was adopted by another thread, \
-                         and on this thread the handle is another stream: adopt it again on this \
-                         thread, or use a stream that all threads share"
+                         and the handle refers to a different stream on this thread; adopt it on \
+                         this thread, or use a stream that all threads can use"
                     .to_owned(),
             }),
             _ => Ok(()),

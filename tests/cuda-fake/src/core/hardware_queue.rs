@@ -2,9 +2,9 @@
 //! work of a queue runs in the order in which it was enqueued. A kernel therefore waits for earlier
 //! work of other streams in its queue. If that work waits for the kernel, both wait forever.
 //!
-//! The model is stricter than NVIDIA's hardware, where a kernel may start once all blocks of the
-//! previous kernel in the queue have started, and like AMD's, where each kernel of a queue waits
-//! for the previous one.
+//! The model is stricter than NVIDIA's hardware, on which a kernel may start as soon as all blocks
+//! of the previous kernel in the queue have started. It corresponds to AMD's hardware, on which a
+//! kernel starts only after the previous kernel in the queue is complete.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::BTreeMap;

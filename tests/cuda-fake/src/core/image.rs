@@ -3,6 +3,8 @@
 use fusewire_device::multi_rank_grid::{GridParams, SUFFIX};
 use fusewire_device::native::{KernelInfo, ParamField};
 
+use super::kernel;
+
 /// One parameter of an entry: its offset and size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
@@ -426,8 +428,9 @@ fn declare(
             })
             .collect();
         text.push_str(&format!(
-            "\n.visible .entry {name}(\n{}\n)\n.maxntid 512\n.minnctapersm 1\n{{\n\tret;\n}}\n",
-            parameters.join(",\n")
+            "\n.visible .entry {name}(\n{}\n)\n.maxntid {}\n.minnctapersm 1\n{{\n\tret;\n}}\n",
+            parameters.join(",\n"),
+            kernel::most_threads(capability, &name)
         ));
     }
     text

@@ -35,9 +35,10 @@ pub(crate) const RESIDENT: (u32, u32) = (2048, 32);
 const REGISTERS: u32 = 32;
 /// Registers of an SM.
 pub(crate) const REGISTERS_MULTIPROCESSOR: u32 = 65_536;
-/// Parts of an SM. Each has a part of the registers, and a warp uses those of one part.
+/// Number of sub-partitions of an SM. Each has a quarter of the register file, and a warp uses the
+/// registers of one sub-partition.
 const PARTS: u32 = 4;
-/// Granularity in which registers are assigned to warps.
+/// Register allocation unit of a warp, in registers.
 const WARP_REGISTERS: u32 = 256;
 
 // The kernels of these crates are in `KERNELS`.
@@ -120,6 +121,27 @@ fn registers() -> &'static BTreeMap<(u32, String), u32> {
         }
         table
     })
+}
+
+/// Returns the registers per thread of the kernel or grid form `name` for a target.
+fn registers_of(target: u32, name: &str) -> u32 {
+    let kernel = kernel_name(name).unwrap_or(name).to_owned();
+    registers()
+        .get(&(target, kernel))
+        .copied()
+        .unwrap_or(REGISTERS)
+}
+
+/// Returns the number of warps whose registers an SM has, with `registers` per thread.
+fn warps(registers: u32) -> u32 {
+    let warp = (registers * 32).next_multiple_of(WARP_REGISTERS);
+    REGISTERS_MULTIPROCESSOR / PARTS / warp * PARTS
+}
+
+/// Returns the maximum number of threads of a block that the compiler of the library's images
+/// allows for a kernel: 512, or as many as the registers of an SM suffice for.
+pub(super) fn most_threads(target: u32, name: &str) -> u32 {
+    (warps(registers_of(target, name)) * 32).min(512)
 }
 
 /// A loaded image.
@@ -234,13 +256,7 @@ impl Module {
             entry: entry.clone(),
             native: Native::find(name),
             target: self.image.target,
-            registers: registers()
-                .get(&(
-                    self.image.target,
-                    kernel_name(name).unwrap_or(name).to_owned(),
-                ))
-                .copied()
-                .unwrap_or(REGISTERS),
+            registers: registers_of(self.image.target, name),
             max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes as u32)),
         }));
         functions.insert(name.to_owned(), handle);
@@ -272,11 +288,9 @@ impl Function {
         }
         let shared = self.entry.shared_bytes as u32 + dynamic + SHARED_SYSTEM;
         let by_threads = RESIDENT.0 / threads.next_multiple_of(32);
-        let warp = (self.registers * 32).next_multiple_of(WARP_REGISTERS);
-        let warps = REGISTERS_MULTIPROCESSOR / PARTS / warp * PARTS;
         Ok(by_threads
             .min(RESIDENT.1)
-            .min(warps / threads.div_ceil(32))
+            .min(warps(self.registers) / threads.div_ceil(32))
             .min(SHARED_MULTIPROCESSOR / shared))
     }
 
