@@ -178,7 +178,7 @@ fn bad_arguments_are_one_line_and_status_2() {
         (&["perf", "all_reduce", "-c", "2"], "-c takes 0 or 1"),
         (
             &["perf", "all_reduce", "--batch", "20"],
-            "--batch 20, but the CPU is timed by single calls",
+            "--batch 20: batches are timed only on a GPU; omit --batch",
         ),
         (
             &["perf", "all_reduce", "--plot", "chart.png"],
