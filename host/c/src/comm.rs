@@ -180,6 +180,31 @@ fn host_and_port<'a>(operation: &str, address: &'a str) -> Outcome<(&'a str, u16
     })
 }
 
+/// Creates another handle of the communicator. `choose` gets the communicator on its own stream and
+/// returns the communicator of the new handle.
+///
+/// # Safety
+/// `comm` is null or a live handle; `on_stream` is null or writable.
+unsafe fn on_stream_of(
+    operation: &str,
+    comm: *const FusewireComm,
+    on_stream: *mut *mut FusewireComm,
+    choose: impl FnOnce(&Communicator) -> Outcome<Communicator>,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
+        unsafe { give(operation, "on_stream", on_stream, core::ptr::null_mut())? };
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let handle = unsafe { FusewireComm::of(operation, comm)? };
+        let made = Box::new(FusewireComm {
+            comm: choose(&handle.shared.home)?,
+            shared: Arc::clone(&handle.shared),
+        });
+        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
+        unsafe { give(operation, "on_stream", on_stream, Box::into_raw(made)) }
+    })
+}
+
 /// Creates another handle of the communicator, whose operations are enqueued on `stream`. Null is
 /// the legacy default stream.
 ///
@@ -193,12 +218,7 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
     on_stream: *mut *mut FusewireComm,
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_stream";
-    guard(|| {
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: the caller passes null or a handle that stays alive during the call.
-        let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        let home = &handle.shared.home;
+    let choose = |home: &Communicator| {
         if !home.device().is_gpu() {
             return Err(argument(
                 NAME,
@@ -207,14 +227,10 @@ pub unsafe extern "C" fn fusewire_comm_on_stream(
             ));
         }
         // SAFETY: the caller passes a stream of this device that outlives its uses.
-        let stream = unsafe { Stream::adopt(home.device(), stream)? };
-        let made = Box::new(FusewireComm {
-            comm: home.on(&stream),
-            shared: Arc::clone(&handle.shared),
-        });
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
-    })
+        Ok(home.on(&unsafe { Stream::adopt(home.device(), stream)? }))
+    };
+    // SAFETY: the preconditions of `on_stream_of` are also preconditions of this function.
+    unsafe { on_stream_of(NAME, comm, on_stream, choose) }
 }
 
 /// Creates another handle of the communicator, on the communicator's own stream.
@@ -227,18 +243,8 @@ pub unsafe extern "C" fn fusewire_comm_on_own_stream(
     on_stream: *mut *mut FusewireComm,
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_own_stream";
-    guard(|| {
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: the caller passes null or a handle that stays alive during the call.
-        let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        let made = Box::new(FusewireComm {
-            comm: handle.shared.home.clone(),
-            shared: Arc::clone(&handle.shared),
-        });
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
-    })
+    // SAFETY: the preconditions of `on_stream_of` are also preconditions of this function.
+    unsafe { on_stream_of(NAME, comm, on_stream, |home| Ok(home.clone())) }
 }
 
 /// Creates another handle of the communicator, on a new stream of the device.
@@ -251,19 +257,9 @@ pub unsafe extern "C" fn fusewire_comm_on_new_stream(
     on_stream: *mut *mut FusewireComm,
 ) -> c_int {
     const NAME: &str = "fusewire_comm_on_new_stream";
-    guard(|| {
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, core::ptr::null_mut())? };
-        // SAFETY: the caller passes null or a handle that stays alive during the call.
-        let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        let home = &handle.shared.home;
-        let made = Box::new(FusewireComm {
-            comm: home.on(&Stream::on_device(home.device())?),
-            shared: Arc::clone(&handle.shared),
-        });
-        // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
-        unsafe { give(NAME, "on_stream", on_stream, Box::into_raw(made)) }
-    })
+    let choose = |home: &Communicator| Ok(home.on(&Stream::on_device(home.device())?));
+    // SAFETY: the preconditions of `on_stream_of` are also preconditions of this function.
+    unsafe { on_stream_of(NAME, comm, on_stream, choose) }
 }
 
 /// Creates a communicator of the listed ranks, in the order of the list. Stores null if the list is

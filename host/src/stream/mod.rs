@@ -18,7 +18,7 @@ use self::recording::RecordingKind;
 use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
-use crate::gpu::driver::{CaptureStatus, StreamPriority};
+use crate::gpu::driver::StreamPriority;
 use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
 use crate::{Error, Result};
 
@@ -124,10 +124,9 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of the device's primary context, or of a green context of the device.
-    /// The stream `raw` must outlive the
-    /// returned [`Stream`], all clones of it, and all work that is enqueued through them. A
-    /// communicator keeps a clone of the stream of its latest operation until the communicator is
-    /// used on another stream or dropped.
+    /// The stream `raw` must outlive the returned [`Stream`], all clones of it, and all work that
+    /// is enqueued through them. A communicator keeps a clone of the stream of its latest operation
+    /// until the communicator is used on another stream or dropped.
     ///
     /// # Errors
     /// [`Error::NoDevice`] if the device does not exist; [`Error::InvalidArgument`] if `device` is
@@ -525,13 +524,7 @@ impl Stream {
     pub(crate) fn capture_number(&self) -> Result<Option<u64>> {
         match &self.0 {
             Kind::Cpu(stream) => Ok(stream.capture_number()),
-            Kind::Gpu(stream) => match stream.capture_status()? {
-                CaptureStatus::None => Ok(None),
-                CaptureStatus::Active(number, _) => Ok(Some(number)),
-                CaptureStatus::Invalidated | CaptureStatus::Blocked => Err(Error::capture(
-                    "an earlier call invalidated the capture; end it and begin another",
-                )),
-            },
+            Kind::Gpu(stream) => stream.capture_number(),
         }
     }
 

@@ -33,6 +33,12 @@ impl Stream {
         }
     }
 
+    /// Returns the number of the active capture, or `None` without a capture. Fails if the capture
+    /// is invalid.
+    pub(crate) fn capture_number(&self) -> Result<Option<u64>> {
+        Ok(Self::capture(self.capture_status()?)?.map(|(capture, _)| capture))
+    }
+
     pub(crate) fn is_capturing(&self) -> bool {
         !matches!(self.capture_status(), Ok(CaptureStatus::None) | Err(_))
     }
@@ -55,7 +61,7 @@ impl Stream {
         }
         let _no_legacy_work = gpu.begin_capture();
         gpu.driver().begin_capture(self.inner.raw)?;
-        let capture = Self::capture(self.capture_status()?)?.map(|(capture, _)| capture);
+        let capture = self.capture_number()?;
         if let Some(capture) = capture {
             graph::begin(gpu, capture);
         }
