@@ -51,8 +51,7 @@ pub enum Op {
     /// Copies the input of rank r to row r of every output.
     AllGather { count: usize, dtype: DType },
     /// [`Op::AllGather`] with a row length for each rank. `count` is the sum of the lengths,
-    /// `digest` is [`Op::digest`] of them. If the lengths are in a GPU's memory, the host does not
-    /// read them, and all ranks pass the same digest, such as 0.
+    /// `digest` is [`Op::digest`] of them, or 0 if they are in device memory.
     AllGatherV {
         count: usize,
         dtype: DType,
@@ -396,17 +395,64 @@ impl Op {
     }
 }
 
-/// Row lengths of an [`Op::AllGatherV`] or [`Op::AllToAllV`].
+/// Row lengths of an [`Op::AllGatherV`], or of the output or input of an [`Op::AllToAllV`]: one for
+/// each rank.
+///
+/// Created from a slice, vector, array or tensor of u64. Lengths in host memory are copied when the
+/// operation is issued; a graph keeps the copy. Lengths in a tensor of u64 are read when the
+/// operation runs; each replay of a graph reads them again.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) enum Counts<'a> {
+#[non_exhaustive]
+pub enum Counts<'a> {
     /// The operation has none.
     #[default]
     None,
-    /// Lengths in host memory: of the output's rows, and (all_to_all_v) of the input's.
-    Host(&'a [u64], &'a [u64]),
-    /// The same lengths in device memory, the output's first. Each replay of a graph reads them
-    /// again.
+    /// Lengths in host memory.
+    Host(&'a [u64]),
+    /// Lengths in the memory of the communicator's device.
     Device(&'a Tensor),
+}
+
+impl<'a> Counts<'a> {
+    /// Returns the lengths if they are in host memory, otherwise an empty slice.
+    pub const fn on_host(self) -> &'a [u64] {
+        match self {
+            Self::Host(counts) => counts,
+            _ => &[],
+        }
+    }
+
+    /// Returns the tensor of the lengths, if there is one.
+    pub const fn tensor(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Device(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+impl<'a> From<&'a [u64]> for Counts<'a> {
+    fn from(counts: &'a [u64]) -> Self {
+        Self::Host(counts)
+    }
+}
+
+impl<'a> From<&'a Vec<u64>> for Counts<'a> {
+    fn from(counts: &'a Vec<u64>) -> Self {
+        Self::Host(counts)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u64; N]> for Counts<'a> {
+    fn from(counts: &'a [u64; N]) -> Self {
+        Self::Host(counts)
+    }
+}
+
+impl<'a> From<&'a Tensor> for Counts<'a> {
+    fn from(counts: &'a Tensor) -> Self {
+        Self::Device(counts)
+    }
 }
 
 /// This rank's buffers of an operation.
@@ -417,7 +463,8 @@ pub(crate) enum Counts<'a> {
 pub struct Operands<'a> {
     pub(crate) output: Output<'a>,
     pub(crate) input: Input<'a>,
-    pub(crate) counts: Counts<'a>,
+    /// Row lengths of the output, and (all_to_all_v) of the input.
+    pub(crate) counts: [Counts<'a>; 2],
     /// Reduction, with this rank's factor. Unused if the operation does not reduce.
     pub(crate) reduce: ReduceOp,
 }
@@ -428,7 +475,7 @@ impl<'a> Operands<'a> {
         Self {
             output: Output::EMPTY,
             input: Input::EMPTY,
-            counts: Counts::None,
+            counts: [Counts::None; 2],
             reduce: ReduceOp::Sum,
         }
     }
@@ -470,23 +517,19 @@ impl<'a> Operands<'a> {
 
     /// Sets the row lengths of an [`Op::AllGatherV`].
     #[must_use]
-    pub const fn with_counts(mut self, counts: &'a [u64]) -> Self {
-        self.counts = Counts::Host(counts, &[]);
+    pub fn with_counts(mut self, counts: impl Into<Counts<'a>>) -> Self {
+        self.counts = [counts.into(), Counts::None];
         self
     }
 
     /// Sets the row lengths of an [`Op::AllToAllV`]: those of the output and those of the input.
     #[must_use]
-    pub const fn with_splits(mut self, output: &'a [u64], input: &'a [u64]) -> Self {
-        self.counts = Counts::Host(output, input);
-        self
-    }
-
-    /// Sets row lengths in device memory: a tensor of u64 with those of the output, then (for
-    /// [`Op::AllToAllV`]) those of the input.
-    #[must_use]
-    pub const fn with_device_counts(mut self, counts: &'a Tensor) -> Self {
-        self.counts = Counts::Device(counts);
+    pub fn with_splits(
+        mut self,
+        output: impl Into<Counts<'a>>,
+        input: impl Into<Counts<'a>>,
+    ) -> Self {
+        self.counts = [output.into(), input.into()];
         self
     }
 
@@ -511,10 +554,8 @@ impl<'a> Operands<'a> {
     /// Returns the row lengths of the output, and (all_to_all_v) of the input, in host memory.
     /// Empty if the operation has none, or if they are in device memory.
     pub const fn host_counts(&self) -> (&'a [u64], &'a [u64]) {
-        match self.counts {
-            Counts::Host(output, input) => (output, input),
-            _ => (&[], &[]),
-        }
+        let [output, input] = self.counts;
+        (output.on_host(), input.on_host())
     }
 
     /// Returns the reduction with this rank's factor. Has no meaning if the operation does not
@@ -543,17 +584,13 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// Returns the tensors that a launch must keep alive.
+    /// Returns the tensors that a launch must keep alive, but for the row lengths of the input.
     #[inline]
     pub(crate) fn tensors(&self) -> [Option<TensorUse<'a>>; 3] {
-        let counts = match self.counts {
-            Counts::Device(counts) => Some(counts),
-            _ => None,
-        };
         [
             self.output.tensor.map(TensorUse::Write),
             self.input.tensor.map(TensorUse::Read),
-            counts.map(TensorUse::Read),
+            self.counts[0].tensor().map(TensorUse::Read),
         ]
     }
 
@@ -721,11 +758,14 @@ impl<'a> Collective<'a> {
     pub fn all_gather_v(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
-        counts: &'a [u64],
+        counts: impl Into<Counts<'a>>,
     ) -> Self {
         let operands = Operands::new(output, input).with_counts(counts);
         let Output { count, dtype, .. } = operands.output;
-        let digest = Op::digest(counts);
+        let digest = match operands.counts[0] {
+            Counts::Host(counts) => Op::digest(counts),
+            _ => 0,
+        };
         let op = Op::AllGatherV {
             count,
             dtype,
@@ -770,8 +810,8 @@ impl<'a> Collective<'a> {
     pub fn all_to_all_v(
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
-        output_splits: &'a [u64],
-        input_splits: &'a [u64],
+        output_splits: impl Into<Counts<'a>>,
+        input_splits: impl Into<Counts<'a>>,
     ) -> Self {
         let operands = Operands::new(output, input).with_splits(output_splits, input_splits);
         let dtype = operands.input.dtype;

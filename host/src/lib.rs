@@ -49,7 +49,7 @@ pub mod testing;
 mod usage;
 mod user_kernels;
 
-pub use self::collective::{Collective, Op, Operands};
+pub use self::collective::{Collective, Counts, Op, Operands};
 #[cfg(feature = "cuda")]
 pub use fusewire_driver::cuda;
 #[cfg(any(feature = "cuda", feature = "hip"))]

@@ -111,8 +111,8 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
         Operation::AllToAll => comm.all_to_all_single_async(out, from)?,
         Operation::AllToAllV => {
             let (receive, send) = oracle::splits_of(case, ranks, rank);
-            let splits = words(&[receive, send].concat())?;
-            comm.all_to_all_v_single_async(out, from, &splits)?
+            let (receive, send) = (words(&receive)?, words(&send)?);
+            comm.all_to_all_v_single_async(out, from, &receive, &send)?
         }
         Operation::Send => {
             let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

@@ -260,7 +260,8 @@ impl Mix {
         comm.broadcast_async(&self.integers(at.sent)?, last)?;
         comm.all_to_all_single_async(&self.integers(at.exchanged)?, &gathered)?;
         let splits = self.words(Words::new(n).splits)?;
-        comm.all_to_all_v_single_async(&self.integers(at.v)?, &gathered, &splits)?;
+        let (receive, send) = (splits.slice(0, n)?, splits.slice(n, n)?);
+        comm.all_to_all_v_single_async(&self.integers(at.v)?, &gathered, &receive, &send)?;
         let pair = self.integers(at.pair)?;
         match me {
             0 => {

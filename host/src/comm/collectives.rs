@@ -12,7 +12,7 @@
 
 use super::{Communicator, Work};
 use crate::Result;
-use crate::collective::{Collective, Op, Operands};
+use crate::collective::{Collective, Counts};
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 
@@ -285,7 +285,8 @@ impl Communicator {
     }
 
     /// Copies the `input` of rank r, which has `counts[r]` elements, to row r of every rank's
-    /// `output`. Rows are contiguous. `counts` is equal on all ranks.
+    /// `output`. Rows are contiguous. `counts` is equal on all ranks. It is a slice, or a tensor
+    /// that the kernel reads ([`Counts`]).
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -293,30 +294,31 @@ impl Communicator {
         &self,
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
-        counts: &'a [u64],
+        counts: impl Into<Counts<'a>>,
     ) -> Result<()> {
         self.execute(Collective::all_gather_v(output, input, counts))
     }
 
-    /// Enqueues [`Communicator::all_gather_v_single`] on the communicator's stream. `counts` is a
-    /// tensor of u64 in device memory, which a graph reads at each replay.
+    /// Enqueues [`Communicator::all_gather_v_single`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn all_gather_v_single_async(
+    pub fn all_gather_v_single_async<'a>(
         &self,
-        output: &Tensor,
-        input: &Tensor,
-        counts: &Tensor,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        counts: impl Into<Counts<'a>>,
     ) -> Result<Work> {
-        let op = self.all_gather_v_of(output, counts)?;
-        let operands = Operands::new(output, input).with_device_counts(counts);
-        self.enqueue(Collective::new(op, operands))
+        self.enqueue(Collective::all_gather_v(output, input, counts))
     }
 
     /// Sends `input_splits[r]` elements to rank r and receives `output_splits[r]` elements from it.
     /// The parts are contiguous, in rank order. If sender and receiver pass different numbers, both
     /// fail with a mismatch.
+    ///
+    /// The splits are slices, or tensors that the kernel reads ([`Counts`]). If those in tensors
+    /// add up to more elements than a buffer has, no data moves: on the CPU the call fails, on a
+    /// GPU the kernel fails.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -324,8 +326,8 @@ impl Communicator {
         &self,
         output: impl Into<Output<'a>>,
         input: impl Into<Input<'a>>,
-        output_splits: &'a [u64],
-        input_splits: &'a [u64],
+        output_splits: impl Into<Counts<'a>>,
+        input_splits: impl Into<Counts<'a>>,
     ) -> Result<()> {
         self.execute(Collective::all_to_all_v(
             output,
@@ -335,22 +337,23 @@ impl Communicator {
         ))
     }
 
-    /// Enqueues [`Communicator::all_to_all_v_single`] on the communicator's stream. `splits` is a
-    /// tensor of u64 in device memory: the output's splits, then the input's. A graph reads it at
-    /// each replay. If the splits add up to more elements than a tensor has, no data moves: on the
-    /// CPU the call fails, on a GPU the kernel fails.
+    /// Enqueues [`Communicator::all_to_all_v_single`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn all_to_all_v_single_async(
+    pub fn all_to_all_v_single_async<'a>(
         &self,
-        output: &Tensor,
-        input: &Tensor,
-        splits: &Tensor,
+        output: &'a Tensor,
+        input: &'a Tensor,
+        output_splits: impl Into<Counts<'a>>,
+        input_splits: impl Into<Counts<'a>>,
     ) -> Result<Work> {
-        let dtype = input.dtype();
-        let operands = Operands::new(output, input).with_device_counts(splits);
-        self.enqueue(Collective::new(Op::AllToAllV { dtype }, operands))
+        self.enqueue(Collective::all_to_all_v(
+            output,
+            input,
+            output_splits,
+            input_splits,
+        ))
     }
 
     /// Copies the `input` of rank r to `outputs[r]` of every rank.

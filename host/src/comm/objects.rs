@@ -28,7 +28,7 @@ impl Communicator {
         let sizes = self.sizes(name, &mine)?;
         let mine = mine?;
         let mut all = vec![0u8; sizes.iter().sum::<u64>() as usize];
-        self.all_gather_v_single(all.as_mut_slice(), mine.as_slice(), &sizes)?;
+        self.all_gather_v_single(&mut all, &mine, &sizes)?;
         self.decode_all(name, &all, &sizes)
     }
 
@@ -55,7 +55,7 @@ impl Communicator {
             vec![0; self.size() as usize]
         };
         let mut all = vec![0u8; receives.iter().sum::<u64>() as usize];
-        self.all_to_all_v_single(all.as_mut_slice(), mine.as_slice(), &receives, &sends)?;
+        self.all_to_all_v_single(&mut all, &mine, &receives, &sends)?;
         if !is_root {
             return Ok(None);
         }
@@ -136,7 +136,7 @@ impl Communicator {
         receives[root as usize] = sizes[self.rank() as usize];
         let mut bytes = vec![0u8; receives[root as usize] as usize];
         let input = encoded.concat();
-        self.all_to_all_v_single(bytes.as_mut_slice(), input.as_slice(), &receives, &sends)?;
+        self.all_to_all_v_single(&mut bytes, &input, &receives, &sends)?;
         decode(name, root, &bytes)
     }
 

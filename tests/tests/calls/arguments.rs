@@ -94,11 +94,15 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
             comm.all_to_all_v_single(&t, &t, &[8, 8], &[8, 8]),
         ),
         ("splits tensor", {
-            comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &words(3))
+            comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &words(3), &words(2))
                 .map(drop)
         }),
         ("splits type", {
-            comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &part(0, 4))
+            comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &part(0, 2), &words(2))
+                .map(drop)
+        }),
+        ("splits on host and device", {
+            comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &[4, 4], &words(2))
                 .map(drop)
         }),
         ("counts type", {

@@ -53,6 +53,7 @@ fn ten_thousand_replays_of_every_operation() {
         counts.copy_from(&vec![N as u64; ranks])?;
         let splits = tensor(DType::U64, 2 * ranks)?;
         splits.copy_from(&vec![N as u64; 2 * ranks])?;
+        let (receive, send) = (splits.slice(0, ranks)?, splits.slice(ranks, ranks)?);
         let graph = capture(&comm, || {
             comm.all_reduce_into_async(&summed, &x, ReduceOp::Sum)?;
             comm.all_gather_single_async(&gathered, &summed)?;
@@ -60,7 +61,7 @@ fn ten_thousand_replays_of_every_operation() {
             comm.barrier_async()?;
             comm.all_to_all_single_async(&exchanged, &gathered)?;
             comm.all_gather_v_single_async(&parts, &x, &counts)?;
-            comm.all_to_all_v_single_async(&v, &parts, &splits)?;
+            comm.all_to_all_v_single_async(&v, &parts, &receive, &send)?;
             if me == 0 {
                 comm.send_async(&x, peer)?;
                 comm.recv_async(&got, peer)?;
@@ -148,19 +149,20 @@ fn memory_lives_as_long_as_the_graph() {
     all(2, |comm| {
         let (x, y) = (tensor(DType::F32, 50_000)?, tensor(DType::F32, 50_000)?);
         let between = tensor(DType::F32, 50_000)?;
-        let splits = tensor(DType::U64, 4)?;
-        splits.copy_from(&[25_000u64; 4])?;
+        let (receive, send) = (tensor(DType::U64, 2)?, tensor(DType::U64, 2)?);
+        receive.copy_from(&[25_000u64; 2])?;
+        send.copy_from(&[25_000u64; 2])?;
         let weight = comm.alloc(DType::F32, 80)?;
         weight.copy_from(&[1f32; 80])?;
         let graph = capture(&comm, || {
             comm.all_reduce_into_async(&between, &x, ReduceOp::Sum)?;
-            comm.all_to_all_v_single_async(&y, &between, &splits)?;
+            comm.all_to_all_v_single_async(&y, &between, &receive, &send)?;
             let normed = tensor(DType::F32, 50_000)?;
             let norm = Norm::rms(&normed, &between, &weight, 1e-5).with_residual(&between);
             comm.all_reduce_norm_async(&norm)?;
             Ok(())
         })?;
-        drop((between, splits, weight));
+        drop((between, receive, send, weight));
         // If the graph's memory was freed too early, these allocations reuse and overwrite it.
         let noise: Vec<Tensor> = (0..20)
             .map(|_| tensor(DType::F32, 50_000))
@@ -278,6 +280,48 @@ fn zero_elements_are_replayed_in_step() {
     });
 }
 
+/// A graph copies counts and splits in host memory, also those of blocking calls.
+#[test]
+fn counts_in_host_memory_are_captured() {
+    all(2, |comm| {
+        let rank = u64::from(comm.rank());
+        let (x, y, z) = (
+            comm.alloc(DType::U32, 4)?,
+            comm.alloc(DType::U32, 4)?,
+            tensor(DType::U32, 4)?,
+        );
+        let mut counts = vec![1u64, 3];
+        let own = x.slice(0, 1 + 2 * rank as usize)?;
+        // Each rank sends 1 element to rank 0 and 3 to rank 1.
+        let mut receive = [1 + 2 * rank; 2];
+        let (received, first) = (2 + 4 * rank as usize, 1);
+        let target = tensor(DType::U32, received)?;
+        let graph = capture(&comm, || {
+            comm.all_gather_v_single(&y, &own, &counts)?;
+            comm.all_gather_v_single_async(&z, &own, counts.as_slice())?;
+            comm.all_to_all_v_single(&target, &y, &receive, &counts)?;
+            comm.all_to_all_v_single_async(&target, &z, &receive, &counts)
+                .map(drop)
+        })?;
+        counts.fill(u64::MAX);
+        receive.fill(u64::MAX);
+        for round in 0..3 {
+            x.copy_from(&[round * 10 + comm.rank(); 4])?;
+            graph.run(comm.stream())?;
+            let (of_0, of_1) = (round * 10, round * 10 + 1);
+            let gathered = [of_0, of_1, of_1, of_1];
+            assert_eq!(y.to_vec::<u32>()?, gathered);
+            assert_eq!(z.to_vec::<u32>()?, gathered);
+            let sent = match rank {
+                0 => &gathered[..first],
+                _ => &gathered[first..],
+            };
+            assert_eq!(target.to_vec::<u32>()?, [sent, sent].concat());
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
     for (output_split, input_split) in [
@@ -293,8 +337,9 @@ fn splits_that_outgrow_the_tensors_fail_before_anything_moves() {
             let (input, output) = (inside.slice(16, 8)?, outside.slice(16, 8)?);
             let splits = tensor(DType::U64, 2)?;
             splits.copy_from(&[4u64, 4])?;
+            let (receive, send) = (splits.slice(0, 1)?, splits.slice(1, 1)?);
             let graph = capture(&comm, || {
-                comm.all_to_all_v_single_async(&output, &input, &splits)
+                comm.all_to_all_v_single_async(&output, &input, &receive, &send)
                     .map(drop)
             })?;
             inside.copy_from(&[7u32; 64])?;
@@ -331,8 +376,9 @@ fn splits_in_device_memory_are_read_by_each_replay() {
             };
             let (input, output) = (numbers(n * MOST)?, numbers(n * MOST)?);
             let splits = tensor(DType::U64, 2 * n)?;
+            let (receive, send) = (splits.slice(0, n)?, splits.slice(n, n)?);
             let graph = capture(&comm, || {
-                comm.all_to_all_v_single_async(&output, &input, &splits)
+                comm.all_to_all_v_single_async(&output, &input, &receive, &send)
                     .map(drop)
             })?;
             for round in 0..rounds(1000) {

@@ -12,6 +12,7 @@ use crate::comm::submit::PreparedOp;
 use crate::cpu::last_level_bytes;
 use crate::gpu::{Scratch, Upload};
 use crate::plan::Plan;
+use crate::tensor::Tensor;
 use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
@@ -202,7 +203,7 @@ impl Communicator {
         lifetime: Lifetime,
     ) -> Result<PreparedOp<'a>> {
         let operands = planned.operands;
-        let words = self.device_words(operands.counts, lifetime)?;
+        let words = self.device_words(&operands.counts, lifetime)?;
         let params = AllGatherVParams {
             header: self.header(planned.info.call, 0),
             source: operands.input.raw_bytes(),
@@ -219,7 +220,7 @@ impl Communicator {
         lifetime: Lifetime,
     ) -> Result<PreparedOp<'a>> {
         let operands = planned.operands;
-        let words = self.device_words(operands.counts, lifetime)?;
+        let words = self.device_words(&operands.counts, lifetime)?;
         let params = AllToAllVParams {
             header: self.header(planned.info.call, 0),
             source: operands.input.raw_bytes(),
@@ -310,18 +311,23 @@ impl Communicator {
 
     /// Returns row lengths that the kernels of the communicator's device can read. Copies lengths
     /// in host memory if the device cannot read them, or if they may not outlive the launch.
-    fn device_words(&self, counts: Counts<'_>, lifetime: Lifetime) -> Result<DeviceWords> {
-        let (outputs, inputs) = match counts {
-            Counts::None => (&[][..], &[][..]),
-            Counts::Host(outputs, inputs) => (outputs, inputs),
-            Counts::Device(tensor) => {
-                return Ok(DeviceWords::contiguous(
-                    tensor.as_ptr().cast_const().cast(),
-                    self.size() as usize,
-                    Kept::ByTensor,
-                ));
-            }
+    fn device_words(&self, counts: &[Counts<'_>; 2], lifetime: Lifetime) -> Result<DeviceWords> {
+        let address = |counts: Counts<'_>| match counts.tensor() {
+            Some(tensor) => tensor.as_ptr().cast_const().cast(),
+            None => counts.on_host().as_ptr(),
         };
+        let words = |kept| DeviceWords {
+            outputs: address(counts[0]),
+            inputs: address(counts[1]),
+            kept,
+        };
+        if let Some(tensor) = counts[0].tensor() {
+            return Ok(words(Kept::ByTensors([
+                Some(tensor.clone()),
+                counts[1].tensor().cloned(),
+            ])));
+        }
+        let (outputs, inputs) = (counts[0].on_host(), counts[1].on_host());
         let ranks = outputs.len();
         if let Some(on_gpu) = &self.inner.executor.on_gpu {
             let words = [outputs, inputs].concat();
@@ -335,11 +341,7 @@ impl Communicator {
             ));
         }
         if lifetime == Lifetime::Call && !self.stream.is_capturing() {
-            return Ok(DeviceWords {
-                outputs: outputs.as_ptr(),
-                inputs: inputs.as_ptr(),
-                kept: Kept::ByCaller,
-            });
+            return Ok(words(Kept::ByCaller));
         }
         let words: Arc<[u64]> = [outputs, inputs].concat().into();
         let at = words.as_ptr();
@@ -356,8 +358,8 @@ struct DeviceWords {
 
 /// Owner of the memory of [`DeviceWords`].
 enum Kept {
-    /// A tensor of the operands.
-    ByTensor,
+    /// Tensors of the operands. The operation's tensors include the first one.
+    ByTensors([Option<Tensor>; 2]),
     /// The caller, for the duration of the call.
     ByCaller,
     OnHost(Arc<[u64]>),
@@ -378,7 +380,8 @@ impl DeviceWords {
     /// Keeps copies alive as long as the launch.
     fn kept_by(self, prepared: PreparedOp<'_>) -> PreparedOp<'_> {
         match self.kept {
-            Kept::ByTensor => prepared,
+            Kept::ByTensors([_, None]) => prepared,
+            Kept::ByTensors([_, Some(inputs)]) => prepared.also_reading(&inputs),
             Kept::ByCaller => prepared.borrowing(),
             Kept::OnHost(words) => prepared.keeping(Arc::new(words)),
             Kept::OnGpu(copy, upload) => prepared.keeping(Arc::new(copy)).uploading(upload),

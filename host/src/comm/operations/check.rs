@@ -10,6 +10,7 @@ use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
+use fusewire_device::session::Operation;
 
 /// Row lengths: the caller's, or a copy of those in a tensor.
 type Lengths<'a> = Cow<'a, [u64]>;
@@ -162,6 +163,16 @@ impl Communicator {
         }
     }
 
+    /// Sets the digest of an all_gather_v whose row lengths are in a tensor that the host can read.
+    pub(super) fn add_digest(&self, digest: &mut u64, counts: Counts<'_>) -> Result<()> {
+        if let Counts::Device(_) = counts
+            && let Some(counts) = self.readable_counts(Operation::AllGatherV.name(), counts)?
+        {
+            *digest = Op::digest(&counts);
+        }
+        Ok(())
+    }
+
     /// Checks the row lengths of an all_gather_v.
     fn check_gathered_counts(
         &self,
@@ -170,7 +181,7 @@ impl Communicator {
         digest: u64,
     ) -> Result<()> {
         let (output, input) = (&operands.output, &operands.input);
-        let Some((counts, _)) = self.readable_counts(name, &operands.counts, 1)? else {
+        let Some(counts) = self.readable_counts(name, operands.counts[0])? else {
             return Ok(());
         };
         let total = self.total(name, "counts", &counts)?;
@@ -189,47 +200,61 @@ impl Communicator {
 
     /// Checks the row lengths of an all_to_all_v.
     fn check_splits(&self, name: &'static str, operands: &Operands<'_>) -> Result<()> {
-        let Some((outputs, inputs)) = self.readable_counts(name, &operands.counts, 2)? else {
-            return Ok(());
-        };
-        let sent = self.total(name, "input splits", &inputs)?;
-        let received = self.total(name, "output splits", &outputs)?;
-        at_most(name, "input", sent, operands.input.count)?;
-        at_most(name, "output", received, operands.output.count)
+        let [outputs, inputs] = operands.counts;
+        if outputs.tensor().is_some() != inputs.tensor().is_some() {
+            return Err(invalid(
+                name,
+                "one list of splits is in host memory and the other in a tensor: pass both as \
+                 slices or both as tensors"
+                    .to_owned(),
+            ));
+        }
+        if let Some(inputs) = self.readable_counts(name, inputs)? {
+            let sent = self.total(name, "input splits", &inputs)?;
+            at_most(name, "input", sent, operands.input.count)?;
+        }
+        if let Some(outputs) = self.readable_counts(name, outputs)? {
+            let received = self.total(name, "output splits", &outputs)?;
+            at_most(name, "output", received, operands.output.count)?;
+        }
+        Ok(())
     }
 
-    /// Returns the row lengths of the output and of the input, or `None` if they are in GPU memory,
-    /// which the host would have to wait for. A tensor has `lists` lengths per rank.
-    pub(in crate::comm) fn readable_counts<'a>(
+    /// Returns row lengths, or `None` if they are in GPU memory, which the host would have to wait
+    /// for.
+    fn readable_counts<'a>(
         &self,
         name: &'static str,
-        counts: &Counts<'a>,
-        lists: usize,
-    ) -> Result<Option<(Lengths<'a>, Lengths<'a>)>> {
-        let ranks = self.size() as usize;
-        match *counts {
-            Counts::None => Ok(Some((Cow::Borrowed(&[]), Cow::Borrowed(&[])))),
-            Counts::Host(outputs, inputs) => {
-                Ok(Some((Cow::Borrowed(outputs), Cow::Borrowed(inputs))))
-            }
-            Counts::Device(tensor) => {
-                let counts = device_counts(name, tensor)?;
-                if tensor.len() != lists * ranks {
-                    let (what, needed) = match lists {
-                        1 => ("counts", "one per rank is needed"),
-                        _ => ("splits", "twice as many are needed"),
-                    };
-                    return Err(invalid(
-                        name,
-                        format!("{} {what} for {ranks} ranks; {needed}", tensor.len()),
-                    ));
-                }
-                Ok(counts.map(|counts| {
-                    let (outputs, inputs) = counts.split_at(ranks);
-                    (Cow::Owned(outputs.to_vec()), Cow::Owned(inputs.to_vec()))
-                }))
-            }
+        counts: Counts<'a>,
+    ) -> Result<Option<Lengths<'a>>> {
+        let tensor = match counts {
+            Counts::None => return Ok(Some(Cow::Borrowed(&[]))),
+            Counts::Host(counts) => return Ok(Some(Cow::Borrowed(counts))),
+            Counts::Device(tensor) => tensor,
+        };
+        if tensor.dtype() != DType::U64 || !(tensor.as_ptr() as usize).is_multiple_of(8) {
+            return Err(invalid(
+                name,
+                "counts are a tensor of u64, aligned to 8 bytes".to_owned(),
+            ));
         }
+        self.check_device(name, tensor)?;
+        if tensor.len() != self.size() as usize {
+            return Err(invalid(
+                name,
+                format!(
+                    "a tensor of {} counts for {} ranks",
+                    tensor.len(),
+                    self.size()
+                ),
+            ));
+        }
+        if tensor.device().is_gpu() {
+            return Ok(None);
+        }
+        // Waits for operations that write the counts. Another thread may write them later, so all
+        // checks of a list must use one copy.
+        tensor.to_vec().map(|counts| Some(Cow::Owned(counts)))
     }
 
     /// Fails if a tensor with elements is on another device than the communicator.
@@ -297,22 +322,6 @@ impl Communicator {
             .and_then(|sum| usize::try_from(sum).ok())
             .ok_or_else(|| invalid(operation, format!("the sum of the {what} overflows")))
     }
-}
-
-/// Returns a copy of the counts in a tensor of u64, or `None` if the tensor is in a GPU's memory.
-/// Another thread may write the tensor, so all checks must use one copy.
-fn device_counts(operation: &'static str, counts: &Tensor) -> Result<Option<Vec<u64>>> {
-    if counts.dtype() != DType::U64 || !(counts.as_ptr() as usize).is_multiple_of(8) {
-        return Err(invalid(
-            operation,
-            "counts are a tensor of u64, aligned to 8 bytes".to_owned(),
-        ));
-    }
-    if counts.device().is_gpu() {
-        return Ok(None);
-    }
-    // Waits for operations that write the counts.
-    counts.to_vec().map(Some)
 }
 
 /// Checks that output and input have the operation's type.

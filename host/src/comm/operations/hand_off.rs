@@ -12,7 +12,7 @@ use crate::comm::observe::OpInfo;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::cpu::HostFn;
 use crate::options::ReduceOp;
-use crate::tensor::{Input, Output};
+use crate::tensor::{Input, Output, Tensor};
 
 /// A collective that a closure on a stream's thread passes to the backend, once or (in a graph)
 /// several times.
@@ -23,7 +23,8 @@ pub(super) struct BackendCall {
     reduce: ReduceOp,
     input: Buffer,
     output: Buffer,
-    counts: RowCounts,
+    /// Row lengths of the output and of the input.
+    counts: [RowCounts; 2],
 }
 
 /// Address and number of elements of a buffer.
@@ -35,28 +36,34 @@ struct Buffer {
 
 /// Row lengths, read at each call.
 enum RowCounts {
-    None,
-    /// Lengths of the rows of the output and of the input.
-    Copied(Vec<u64>, Vec<u64>),
-    /// Address of the lengths in a tensor in CPU memory, number of lengths of the output, and
-    /// number of lengths of the input.
-    InTensor(usize, usize, usize),
+    Copied(Vec<u64>),
+    /// A tensor in CPU memory.
+    InTensor(Tensor),
 }
 
 impl RowCounts {
-    fn read(&self) -> (Vec<u64>, Vec<u64>) {
-        let read = |at: usize, count: usize| {
-            (0..count)
-                // SAFETY: the launch keeps the tensor alive, and `at` is the address of `count`
-                // aligned u64 in it.
-                .map(|index| unsafe { (at as *const u64).add(index).read_volatile() })
-                .collect()
-        };
+    fn new(operation: &'static str, counts: Counts<'_>) -> Result<Self> {
+        match counts {
+            Counts::None => Ok(Self::Copied(Vec::new())),
+            Counts::Host(counts) => Ok(Self::Copied(counts.to_vec())),
+            Counts::Device(tensor) if tensor.device().is_gpu() => Err(invalid(
+                operation,
+                "the library takes counts from the host: pass slices of counts".to_owned(),
+            )),
+            Counts::Device(tensor) => Ok(Self::InTensor(tensor.clone())),
+        }
+    }
+
+    fn read(&self) -> Vec<u64> {
         match self {
-            Self::None => Default::default(),
-            Self::Copied(output, input) => (output.clone(), input.clone()),
-            Self::InTensor(at, output, input) => {
-                (read(*at, *output), read(*at + 8 * *output, *input))
+            Self::Copied(counts) => counts.clone(),
+            Self::InTensor(tensor) => {
+                let at = tensor.as_ptr().cast::<u64>();
+                (0..tensor.len())
+                    // SAFETY: `Communicator::readable_counts` has checked that the tensor has
+                    // aligned elements of u64 in CPU memory.
+                    .map(|index| unsafe { at.add(index).read_volatile() })
+                    .collect()
             }
         }
     }
@@ -64,8 +71,8 @@ impl RowCounts {
 
 impl BackendCall {
     fn run(&self) -> Result<()> {
-        let counts = self.counts.read();
-        self.check_counts(&counts.0, &counts.1)?;
+        let [outputs, inputs] = self.counts.each_ref().map(RowCounts::read);
+        self.check_counts(&outputs, &inputs)?;
         let dtype = self.op.dtype().unwrap_or(DType::U8);
         let (from, to) = (self.input.at as *const u8, self.output.at as *mut u8);
         // SAFETY: `Communicator::check_operands` has checked the buffers against the operation, and
@@ -78,7 +85,7 @@ impl BackendCall {
         };
         let operands = operands
             .with_reduction(self.reduce)
-            .with_splits(&counts.0, &counts.1);
+            .with_splits(&outputs, &inputs);
         if matches!(self.op, Op::AllToAll { .. }) && self.input.at == self.output.at {
             self.all_to_all_in_place(operands)?;
         } else {
@@ -140,22 +147,11 @@ impl Communicator {
         info: OpInfo,
     ) -> Result<PreparedOp<'a>> {
         let Collective { op, operands } = collective;
-        let ranks = self.size() as usize;
-        let counts = match operands.counts {
-            Counts::None => RowCounts::None,
-            Counts::Host(output, input) => RowCounts::Copied(output.to_vec(), input.to_vec()),
-            Counts::Device(tensor) if tensor.device().is_gpu() => {
-                return Err(invalid(
-                    op.name(),
-                    "the library takes counts from the host: use the form with slices of counts"
-                        .to_owned(),
-                ));
-            }
-            Counts::Device(tensor) => {
-                let inputs = tensor.len().saturating_sub(ranks);
-                RowCounts::InTensor(tensor.as_ptr() as usize, ranks, inputs)
-            }
-        };
+        let [outputs, inputs] = operands.counts;
+        let counts = [
+            RowCounts::new(op.name(), outputs)?,
+            RowCounts::new(op.name(), inputs)?,
+        ];
         let call = BackendCall {
             backend: Arc::clone(backend),
             args: self.call_args(),
@@ -173,12 +169,11 @@ impl Communicator {
         };
         let run: HostFn = Arc::new(move || call.run());
         let borrowed = operands.is_borrowed();
-        Ok(PreparedOp::hand_off(
-            run,
-            operands.tensors(),
-            borrowed,
-            info,
-        ))
+        let prepared = PreparedOp::hand_off(run, operands.tensors(), borrowed, info);
+        Ok(match inputs.tensor() {
+            Some(inputs) => prepared.also_reading(inputs),
+            None => prepared,
+        })
     }
 
     /// Fails if the backend cannot execute a checked collective.

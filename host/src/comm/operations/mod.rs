@@ -15,15 +15,12 @@ mod instances;
 mod lists;
 mod overlap;
 
-use fusewire_device::session::Operation;
-
 use crate::Result;
 use crate::backend::{ONLY_KERNELS, backend_error};
-use crate::collective::{Collective, Counts, Op};
+use crate::collective::{Collective, Op};
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
 use crate::plan::{Agreed, Machine, Plan, plan, plan_of_backend};
-use crate::tensor::Tensor;
 
 /// Lifetime of the memory that a prepared operation uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +77,9 @@ impl Communicator {
     #[inline]
     fn check_collective(&self, collective: &mut Collective<'_>) -> Result<()> {
         collective.operands.drop_unused(&collective.op, self.rank());
+        if let Op::AllGatherV { digest, .. } = &mut collective.op {
+            self.add_digest(digest, collective.operands.counts[0])?;
+        }
         self.check_operands(collective)?;
         if collective.op.is_fused() {
             return Err(invalid(
@@ -115,19 +115,6 @@ impl Communicator {
             self.refuse_backend(op, "use separate operations")?;
         }
         Ok(self.plan_checked(op))
-    }
-
-    /// Returns the operation of an all_gather_v with row lengths in the tensor `counts`. On a GPU
-    /// the host does not read the lengths, so they are not compared between ranks before the
-    /// launch.
-    pub(super) fn all_gather_v_of(&self, output: &Tensor, counts: &Tensor) -> Result<Op> {
-        let name = Operation::AllGatherV.name();
-        let readable = self.readable_counts(name, &Counts::Device(counts), 1)?;
-        Ok(Op::AllGatherV {
-            count: output.len(),
-            dtype: output.dtype(),
-            digest: readable.map_or(0, |(counts, _)| Op::digest(&counts)),
-        })
     }
 
     /// Returns the plan of an operation whose type supports the reduction.

@@ -10,7 +10,7 @@ use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
-use crate::tensor::TensorUse;
+use crate::tensor::{Tensor, TensorUse};
 use crate::usage::{AccessList, SharedAccess};
 
 /// Maximum number of 8-byte words of a kernel's parameters.
@@ -124,6 +124,18 @@ impl<'a> PreparedOp<'a> {
             None => table,
         });
         self
+    }
+
+    /// Adds a tensor that the launch reads and keeps alive.
+    pub(in crate::comm) fn also_reading(self, tensor: &Tensor) -> Self {
+        let accesses = self.with_accesses(|accesses| {
+            let mut accesses = accesses.clone();
+            TensorUse::Read(tensor).add_to(&mut accesses);
+            accesses.to_arc()
+        });
+        let mut with = self.keeping(tensor.keep());
+        with.accesses = Some(accesses);
+        with
     }
 
     /// Marks the operation as one that uses memory of the caller, so that it cannot be captured.
