@@ -446,7 +446,7 @@ fn run_gives_the_store_a_secret_that_only_its_ranks_have() {
     let timeout = Duration::from_secs(20);
     let options = fusewire::store::StoreOptions::default();
     let port = port.expect("a port");
-    let error = fusewire::store::TcpStore::connect_with(options, "127.0.0.1", port, timeout)
+    let error = fusewire::store::TcpStore::connect_with("127.0.0.1", port, timeout, options)
         .expect_err("a stranger");
     kill(child.id(), libc::SIGTERM);
     let said = stderr(&child.wait_with_output().expect("it ends"));

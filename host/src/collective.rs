@@ -355,11 +355,11 @@ impl Op {
     }
 
     /// Returns the call word of the operation: its description, and a fingerprint of all that must
-    /// be equal on all ranks.
+    /// be equal on all ranks. `tag` is that of a send or receive.
     #[inline]
-    pub(crate) const fn call(&self, algorithm: Algorithm) -> Call {
+    pub(crate) const fn call(&self, algorithm: Algorithm, tag: u32) -> Call {
         if let Some(peer) = self.peer() {
-            return self.point_call(peer);
+            return self.point_call(peer, tag);
         }
         let fields = self.fields();
         Call::new(
@@ -382,14 +382,14 @@ impl Op {
     }
 
     /// Returns the call word of a send or receive. Sender and receiver have the same fingerprint.
-    const fn point_call(&self, peer: u32) -> Call {
+    const fn point_call(&self, peer: u32, tag: u32) -> Call {
         let fields = self.fields();
         let dtype = match fields.dtype {
             Some(dtype) => dtype as u8,
             None => 0,
         };
         let algorithm = Algorithm::Channel as u8;
-        let both = Call::new(Operation::Send, dtype, 0, algorithm, 0, 0).fingerprint();
+        let both = Call::new(Operation::Send, dtype, 0, algorithm, 0, tag as u64).fingerprint();
         let own = Call::new(fields.operation, dtype, 0, algorithm, peer as u16, 0).0;
         Call(own & !0xffff | both)
     }

@@ -6,6 +6,7 @@ use core::fmt;
 use std::io;
 use std::sync::Arc;
 
+use fusewire_device::layout::FailureKind;
 use thiserror::Error as ThisError;
 
 pub use self::failure::{Activity, Failure};
@@ -141,6 +142,17 @@ pub enum Error {
         detail: String,
     },
 
+    /// The program has ended the communicator.
+    #[error("communicator \"{name}\": {detail}")]
+    Ended {
+        /// Name of the communicator.
+        name: String,
+        /// Call that has ended it.
+        reason: EndReason,
+        /// The call, and what to do next.
+        detail: String,
+    },
+
     /// A library that is used as the communicator's backend failed.
     #[error("backend {backend}: {operation}: {detail}")]
     Backend {
@@ -173,6 +185,18 @@ pub enum Error {
         /// Duration of the wait in seconds.
         seconds: f64,
     },
+}
+
+/// Reason why a communicator has ended without a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// A rank called [`abort`](crate::Communicator::abort).
+    Aborted,
+    /// This rank called [`finalize`](crate::Communicator::finalize).
+    Finalized,
+    /// [`reconfigure`](crate::Communicator::reconfigure) has replaced the communicator.
+    Replaced,
 }
 
 impl fmt::Debug for Error {
@@ -208,6 +232,7 @@ impl fmt::Debug for Error {
             Image { image, detail },
             NoDevice { device, detail },
             Communicator { name, detail },
+            Ended { name, reason, detail },
             Backend { backend, operation, detail },
             Object { operation, rank, detail },
             StreamTimeout { seconds },
@@ -271,6 +296,40 @@ impl From<fusewire_driver::Error> for Error {
 }
 
 impl Error {
+    /// Returns the reason if the program has ended the communicator; `None` for all failures.
+    ///
+    /// ```
+    /// use fusewire::{EndReason, Options, run_threads};
+    ///
+    /// run_threads(1, &Options::default(), |comm| {
+    ///     comm.finalize()?;
+    ///     let error = comm.barrier().expect_err("it has ended");
+    ///     assert_eq!(error.end_reason(), Some(EndReason::Finalized));
+    ///     Ok(())
+    /// })
+    /// .into_iter()
+    /// .collect::<Result<(), _>>()?;
+    /// # Ok::<(), fusewire::Error>(())
+    /// ```
+    pub fn end_reason(&self) -> Option<EndReason> {
+        match self {
+            Self::Ended { reason, .. } => Some(*reason),
+            Self::Failed(failure) if failure.kind == FailureKind::Abort => Some(EndReason::Aborted),
+            _ => None,
+        }
+    }
+
+    /// Returns the failure of an operation or kernel: its kind, the rank that it names, and what
+    /// the ranks were doing. `None` for other errors.
+    pub fn failure(&self) -> Option<&Failure> {
+        match self {
+            Self::Timeout(failure) | Self::Mismatch(failure) | Self::Failed(failure) => {
+                Some(failure)
+            }
+            _ => None,
+        }
+    }
+
     /// Creates a bootstrap error.
     pub(crate) fn bootstrap(detail: impl Into<String>) -> Self {
         Self::Bootstrap {

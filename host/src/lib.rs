@@ -70,7 +70,7 @@ pub use self::comm::{
     run_threads_with,
 };
 pub use self::device::{Device, isa};
-pub use self::error::{Activity, Error, Failure, Result};
+pub use self::error::{Activity, EndReason, Error, Failure, Result};
 pub use self::gpu::driver::StreamPriority;
 pub use self::gpus::open as open_gpu;
 pub use self::options::{CallOptions, Determinism, Options, ReduceOp};

@@ -165,12 +165,21 @@ impl Determinism {
     }
 }
 
+/// Least timeout of the rendezvous, unless [`Options::bootstrap_timeout`] is set.
+const LEAST_BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Options of one call. See [`crate::Communicator::with_options`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CallOptions {
     /// Timeout of the call's waits. `None` or zero selects the communicator's timeout.
     pub timeout: Option<Duration>,
+    /// Algorithm of the call, if it supports the algorithm. `None` selects the communicator's
+    /// ([`Options::algorithm`](field@Options::algorithm)). Must be equal on all ranks.
+    pub algorithm: Option<Algorithm>,
+    /// Tag of a send or receive. Messages between two ranks are matched in the order of the calls;
+    /// if the tags of sender and receiver differ, both fail with a mismatch. Default: 0.
+    pub tag: u32,
     /// Hints by name. [`CallOptions::HINTS`] lists the known hints. An unknown hint is logged as a
     /// warning.
     pub hints: BTreeMap<String, String>,
@@ -193,6 +202,20 @@ impl CallOptions {
         self
     }
 
+    /// Sets the algorithm.
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Sets the tag of a send or receive.
+    #[must_use]
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.tag = tag;
+        self
+    }
+
     /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, name: &str, value: &str) -> Self {
@@ -206,9 +229,12 @@ impl CallOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Timeout of every wait, including waits of the bootstrap. Default:
-    /// `FUSEWIRE_TIMEOUT_SECONDS`, then `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
+    /// Timeout of every wait of an operation. Default: `FUSEWIRE_TIMEOUT_SECONDS`, then
+    /// `TORCHCOMM_TIMEOUT_SECONDS`, then 600 s.
     pub timeout: Duration,
+    /// Timeout of the rendezvous, in which the ranks find each other. `None` selects `timeout`, but
+    /// at least 5 s, so that a short timeout of operations does not limit the start of the ranks.
+    pub bootstrap_timeout: Option<Duration>,
     /// Algorithm of all_reduce and the fused norm. Calls that the algorithm does not support use
     /// [`Algorithm::Auto`]. [`Algorithm::Nvls`] also applies to reduce_scatter and all_gather.
     /// Default: [`Algorithm::Auto`]. Agreed.
@@ -268,6 +294,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the timeout of the rendezvous.
+    pub(crate) fn rendezvous_timeout(&self) -> Duration {
+        let given = self.bootstrap_timeout.filter(|timeout| !timeout.is_zero());
+        given.unwrap_or(self.timeout.max(LEAST_BOOTSTRAP_TIMEOUT))
+    }
+
     /// Returns the number of ranks of a team that reach each other by load and store, of `size`
     /// ranks.
     pub(crate) fn team(&self, size: u32) -> u32 {
@@ -312,6 +344,7 @@ impl Options {
                         _ => return Err(wrong("neither bitwise nor any")),
                     };
                 }
+                "max_event_pool_size" => drop(number()?),
                 "is_high_priority_stream" => {
                     self.high_priority_stream =
                         parse_flag(value).ok_or_else(|| wrong("neither 1 nor 0"))?;
@@ -324,12 +357,206 @@ impl Options {
     }
 }
 
+/// Functions that set one option each, for chains of calls.
+///
+/// ```
+/// use core::time::Duration;
+/// use fusewire::{Determinism, Options};
+///
+/// let options = Options::new()
+///     .timeout(Duration::from_secs(30))
+///     .determinism(Determinism::Any)
+///     .hint("max_event_pool_size", "1000");
+/// assert_eq!(options.timeout.as_secs(), 30);
+/// ```
+impl Options {
+    /// Creates the default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the timeout of every wait ([`Options::timeout`](field@Options::timeout)).
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets the timeout of the rendezvous ([`Options::bootstrap_timeout`](field@Options::bootstrap_timeout)).
+    #[must_use]
+    pub fn bootstrap_timeout(mut self, timeout: Duration) -> Self {
+        self.bootstrap_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the algorithm of all_reduce and the fused norm ([`Options::algorithm`](field@Options::algorithm)).
+    #[must_use]
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
+    /// Sets the size of each staging area ([`Options::staging_bytes`](field@Options::staging_bytes)).
+    #[must_use]
+    pub fn staging_bytes(mut self, staging_bytes: u64) -> Self {
+        self.staging_bytes = staging_bytes;
+        self
+    }
+
+    /// Sets the size of a packet slot ([`Options::packet_slot_bytes`](field@Options::packet_slot_bytes)).
+    #[must_use]
+    pub fn packet_slot_bytes(mut self, packet_slot_bytes: u64) -> Self {
+        self.packet_slot_bytes = packet_slot_bytes;
+        self
+    }
+
+    /// Sets the size of a channel slot ([`Options::channel_slot_bytes`](field@Options::channel_slot_bytes)).
+    #[must_use]
+    pub fn channel_slot_bytes(mut self, channel_slot_bytes: u64) -> Self {
+        self.channel_slot_bytes = channel_slot_bytes;
+        self
+    }
+
+    /// Sets the number of slots of a channel ([`Options::channel_depth`](field@Options::channel_depth)).
+    #[must_use]
+    pub fn channel_depth(mut self, channel_depth: u64) -> Self {
+        self.channel_depth = channel_depth;
+        self
+    }
+
+    /// Sets the maximum number of blocks of a launch ([`Options::blocks`](field@Options::blocks)).
+    #[must_use]
+    pub fn blocks(mut self, blocks: u32) -> Self {
+        self.blocks = blocks;
+        self
+    }
+
+    /// Sets the number of threads of a block on a GPU ([`Options::threads`](field@Options::threads)).
+    #[must_use]
+    pub fn threads(mut self, threads: u32) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Sets the guarantee about the bits of results ([`Options::determinism`](field@Options::determinism)).
+    #[must_use]
+    pub fn determinism(mut self, determinism: Determinism) -> Self {
+        self.determinism = determinism;
+        self
+    }
+
+    /// Sets the store of the rendezvous ([`Options::store`](field@Options::store)).
+    #[must_use]
+    pub fn store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// Sets the number of operations that the flight recorder keeps ([`Options::flight_recorder_entries`](field@Options::flight_recorder_entries)).
+    #[must_use]
+    pub fn flight_recorder_entries(mut self, flight_recorder_entries: usize) -> Self {
+        self.flight_recorder_entries = flight_recorder_entries;
+        self
+    }
+
+    /// Sets the maximum size of an object ([`Options::max_object_bytes`](field@Options::max_object_bytes)).
+    #[must_use]
+    pub fn max_object_bytes(mut self, max_object_bytes: u64) -> Self {
+        self.max_object_bytes = max_object_bytes;
+        self
+    }
+
+    /// Sets this rank's number and the number of ranks ([`Options::rank_size`](field@Options::rank_size)).
+    #[must_use]
+    pub fn rank_size(mut self, rank: u32, size: u32) -> Self {
+        self.rank_size = Some((rank, size));
+        self
+    }
+
+    /// Makes a watchdog end the process after a failure
+    /// ([`Options::abort_process_on_timeout_or_error`](field@Options::abort_process_on_timeout_or_error)).
+    #[must_use]
+    pub fn abort_process_on_timeout_or_error(mut self) -> Self {
+        self.abort_process_on_timeout_or_error = Some(true);
+        self
+    }
+
+    /// Returns failures as errors and never ends the process, whatever the environment says.
+    #[must_use]
+    pub fn return_errors(mut self) -> Self {
+        self.abort_process_on_timeout_or_error = Some(false);
+        self
+    }
+
+    /// Permits [`crate::Communicator::reconfigure`] after a failure
+    /// ([`Options::enable_reconfigure`](field@Options::enable_reconfigure)).
+    #[must_use]
+    pub fn enable_reconfigure(mut self) -> Self {
+        self.enable_reconfigure = true;
+        self
+    }
+
+    /// Gives the communicator's own stream a high priority
+    /// ([`Options::high_priority_stream`](field@Options::high_priority_stream)).
+    #[must_use]
+    pub fn high_priority_stream(mut self) -> Self {
+        self.high_priority_stream = true;
+        self
+    }
+
+    /// Adds a hint ([`Options::HINTS`]).
+    #[must_use]
+    pub fn hint(mut self, name: &str, value: &str) -> Self {
+        self.hints.insert(name.to_owned(), value.to_owned());
+        self
+    }
+}
+
 /// Logs a warning for an unknown hint.
 pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
     tracing::warn!(
         "unknown hint \"{name}\" is ignored; known are {}",
         known.join(", ")
     );
+}
+
+/// Variables that name the default timeout.
+const TIMEOUT_VARIABLES: [&str; 2] = ["FUSEWIRE_TIMEOUT_SECONDS", "TORCHCOMM_TIMEOUT_SECONDS"];
+
+fn parse_seconds(value: &str) -> Option<f64> {
+    let seconds = value.parse::<f64>().ok()?;
+    (seconds > 0.0 && seconds < 1e9).then_some(seconds)
+}
+
+/// Refuses values of environment variables that [`Options::default`] cannot parse and therefore
+/// ignores.
+pub(crate) fn check_environment() -> Result<()> {
+    let refuse = |name: &str, value: &str, needed: &str| {
+        Err(Error::bootstrap(format!(
+            "the environment variable {name} is \"{value}\"; it must be {needed}, or be unset"
+        )))
+    };
+    let value = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    for name in TIMEOUT_VARIABLES {
+        if let Some(value) = value(name)
+            && parse_seconds(&value).is_none()
+        {
+            return refuse(name, &value, "a number of seconds greater than 0");
+        }
+    }
+    let name = "TORCHCOMM_ABORT_ON_ERROR";
+    if let Some(value) = value(name)
+        && parse_flag(&value).is_none()
+    {
+        return refuse(name, &value, "1 or 0");
+    }
+    let name = "TORCHCOMM_FR_BUFFER_SIZE";
+    if let Some(value) = value(name)
+        && value.parse::<usize>().is_err()
+    {
+        return refuse(name, &value, "a number of operations");
+    }
+    Ok(())
 }
 
 /// Parses a boolean environment variable.
@@ -348,12 +575,13 @@ fn parse_flag(value: &str) -> Option<bool> {
 
 impl Default for Options {
     fn default() -> Self {
-        let seconds = ["FUSEWIRE_TIMEOUT_SECONDS", "TORCHCOMM_TIMEOUT_SECONDS"]
-            .into_iter()
-            .find_map(|name| std::env::var(name).ok()?.parse::<f64>().ok())
-            .filter(|seconds| seconds.is_finite() && *seconds > 0.0 && *seconds < 1e9);
+        let seconds = TIMEOUT_VARIABLES.into_iter().find_map(|name| {
+            let value = std::env::var(name).ok()?;
+            parse_seconds(&value)
+        });
         Self {
             timeout: Duration::from_secs_f64(seconds.unwrap_or(600.0)),
+            bootstrap_timeout: None,
             algorithm: Algorithm::Auto,
             staging_bytes: 1 << 20,
             packet_slot_bytes: 32 << 10,

@@ -46,7 +46,21 @@ impl Allocation {
     }
 }
 
+/// Bytes that [`Tensor::fill`] writes at once.
+const FILL_BYTES: usize = 64 << 10;
+
 /// Contiguous elements in device memory. Clones and slices share the memory.
+///
+/// ```
+/// use fusewire::{DType, Tensor};
+///
+/// let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0])?;
+/// x.slice(2, 2)?.fill(9.0f32)?;
+/// let y = Tensor::new(DType::F32, 4)?;
+/// y.copy_from_tensor(&x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [1.0, 2.0, 9.0, 9.0]);
+/// # Ok::<(), fusewire::Error>(())
+/// ```
 ///
 /// Memory from [`crate::Communicator::alloc`] lies in a window, so collectives use the memory
 /// without a copy. Memory from [`Tensor::new`] lies in no window, so collectives copy the elements
@@ -100,6 +114,9 @@ impl<'a> TensorUse<'a> {
 }
 
 impl Tensor {
+    /// An empty list of tensors, for operations on lists that use none on this rank.
+    pub const NONE: &'static [Self] = &[];
+
     /// Allocates `count` zeroed elements of ordinary CPU memory, outside any window.
     ///
     /// # Errors
@@ -107,6 +124,17 @@ impl Tensor {
     /// size overflows.
     pub fn new(dtype: DType, count: usize) -> Result<Self> {
         Self::on_device(Device::Cpu, dtype, count)
+    }
+
+    /// Copies `values` to new CPU memory, outside any window. [`crate::Communicator::tensor_from`]
+    /// does the same on the communicator's device.
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::new`].
+    pub fn from_slice<T: Element>(values: &[T]) -> Result<Self> {
+        let tensor = Self::new(T::DTYPE, values.len())?;
+        tensor.copy_from(values)?;
+        Ok(tensor)
     }
 
     /// Allocates `count` zeroed elements of `device`'s memory, outside any window.
@@ -202,8 +230,8 @@ impl Tensor {
     }
 
     /// Returns one tensor that covers all tensors of `list`, if they are contiguous and in order.
-    pub(crate) fn joined(list: &[Self]) -> Option<Self> {
-        let first = list.first()?;
+    pub(crate) fn joined(list: &[&Self]) -> Option<Self> {
+        let first = *list.first()?;
         let mut end = first.offset;
         for part in list {
             if !Arc::ptr_eq(&part.allocation, &first.allocation) || part.offset != end {
@@ -211,7 +239,7 @@ impl Tensor {
             }
             end += (part.count * part.dtype.size()) as u64;
         }
-        let (allocation, count) = (&first.allocation, list.iter().map(Self::len).sum());
+        let (allocation, count) = (&first.allocation, list.iter().map(|part| part.len()).sum());
         Some(Self::at(
             Arc::clone(allocation),
             first.offset,
@@ -308,6 +336,53 @@ impl Tensor {
             core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
         };
         self.write("copy_from", bytes)
+    }
+
+    /// Sets every element to `value`, like [`Tensor::copy_from`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if `T` is not the type of the elements.
+    pub fn fill<T: Element>(&self, value: T) -> Result<()> {
+        self.check::<T>("fill", self.count)?;
+        let chunk = vec![value; self.count.min(FILL_BYTES / size_of::<T>())];
+        // SAFETY: `T: Element` is plain data without padding, and the slice covers exactly `chunk`.
+        let bytes = unsafe {
+            core::slice::from_raw_parts(chunk.as_ptr().cast::<u8>(), size_of_val(&*chunk))
+        };
+        let end = self.offset + (self.count * size_of::<T>()) as u64;
+        self.while_used(true, "fill", || {
+            let mut at = self.offset;
+            while at < end {
+                let part = &bytes[..bytes.len().min((end - at) as usize)];
+                // SAFETY: `while_used` excludes all operations of this process that use the memory.
+                unsafe { self.allocation.memory.write(at, part)? };
+                at += part.len() as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies the elements of `source`, which has the same type and length. The tensors may be on
+    /// different devices, and may overlap. Waits until operations of this process that use the
+    /// tensors have ended. The elements pass through host memory, so this function is for set-up
+    /// and tests.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if types or lengths differ; [`Error::Driver`].
+    pub fn copy_from_tensor(&self, source: &Self) -> Result<()> {
+        if (source.dtype, source.count) != (self.dtype, self.count) {
+            return Err(Error::InvalidArgument {
+                operation: "copy_from_tensor",
+                detail: format!(
+                    "{} elements of {} for a tensor of {} elements of {}",
+                    source.count,
+                    source.dtype.name(),
+                    self.count,
+                    self.dtype.name()
+                ),
+            });
+        }
+        self.write("copy_from_tensor", &source.to_bytes()?)
     }
 
     /// Copies `bytes` into the memory of the tensor.
@@ -582,6 +657,20 @@ impl<'a> From<&'a Tensor> for Input<'a> {
             tensor: Some(tensor),
             is_slice: false,
         }
+    }
+}
+
+/// `None` is the input of an operation that reads no memory on this rank.
+impl<'a> From<Option<&'a Tensor>> for Input<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        tensor.map_or(Self::EMPTY, Self::from)
+    }
+}
+
+/// `None` is the output of an operation that writes no memory on this rank.
+impl<'a> From<Option<&'a Tensor>> for Output<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        tensor.map_or(Self::EMPTY, Self::from)
     }
 }
 

@@ -222,7 +222,7 @@ fn a_wrong_protocol_is_reported() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     // Fusewire's server supports both protocols. A server that closes connections supports neither.
     let options = StoreOptions::default().with_protocol(StoreProtocol::Legacy);
-    let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
+    let store = TcpStore::connect_with("127.0.0.1", server.port(), LONG, options).unwrap();
     assert_eq!(store.protocol(), StoreProtocol::Legacy);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -69,7 +69,7 @@ impl From<Error> for Failure {
                 _ => codes::FUSEWIRE_ERROR_FAILED,
             },
             Error::Store(_) | Error::Bootstrap { .. } => codes::FUSEWIRE_ERROR_BOOTSTRAP,
-            Error::Communicator { .. } => codes::FUSEWIRE_ERROR_COMMUNICATOR,
+            Error::Communicator { .. } | Error::Ended { .. } => codes::FUSEWIRE_ERROR_COMMUNICATOR,
             Error::NoDevice { .. }
             | Error::Driver { .. }
             | Error::Image { .. }

@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::{Error, Result};
 use fusewire_driver::SegmentDescriptor;
 
@@ -139,6 +141,21 @@ impl FromStr for RemoteKey {
             detail: format!("a text of {} bytes is not a remote key", text.len()),
         })?;
         Self::from_bytes(&bytes)
+    }
+}
+
+/// Serializes the key as its text.
+impl Serialize for RemoteKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> core::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Parses the text of the key.
+impl<'de> Deserialize<'de> for RemoteKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> core::result::Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use super::TransportFailure;
 use crate::{Error, Result};
 
@@ -117,6 +119,21 @@ impl FromStr for Url {
     }
 }
 
+/// Serializes the URL as its text.
+impl Serialize for Url {
+    fn serialize<S: Serializer>(&self, serializer: S) -> core::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Parses the text of the URL.
+impl<'de> Deserialize<'de> for Url {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> core::result::Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +142,10 @@ mod tests {
     fn urls_survive_their_text_and_others_are_refused() {
         let url = Url::new("tcp", "10.0.0.1:4711", Nonce::random().unwrap());
         assert_eq!(url.to_string().parse::<Url>().unwrap(), url);
+        let json = serde_json::to_string(&url).unwrap();
+        assert_eq!(json, format!("\"{url}\""));
+        assert_eq!(serde_json::from_str::<Url>(&json).unwrap(), url);
+        assert!(serde_json::from_str::<Url>("\"tcp://host\"").is_err());
         assert!(!format!("{url:?}").contains(&url.to_string()[20..]));
         for bad in [
             "",

@@ -250,7 +250,7 @@ impl Communicator {
                 P2pKind::Send => (kind::SEND, Op::Send { count, dtype, peer }),
                 P2pKind::Recv => (kind::RECV, Op::Recv { count, dtype, peer }),
             };
-            let call = op.call(Algorithm::Channel);
+            let call = op.call(Algorithm::Channel, self.tag);
             let before = table
                 .iter()
                 .rposition(|other| other.kind == kind && other.peer == message.peer);
@@ -371,7 +371,7 @@ impl Communicator {
         }
         for op in ops.iter().filter(|op| op.peer != self.rank()) {
             let dtype = op.tensor.dtype();
-            let call = op.collective().op.call(Algorithm::Channel);
+            let call = op.collective().op.call(Algorithm::Channel, self.tag);
             table.push(BatchOp {
                 kind: match op.kind {
                     P2pKind::Send => kind::SEND,

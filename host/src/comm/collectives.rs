@@ -5,10 +5,13 @@
 //! and passes it to [`Communicator::execute`] or [`Communicator::enqueue`].
 //!
 //! The suffix `_single` means one contiguous buffer of rank-ordered rows. If an operation also has
-//! a form without the suffix, that form takes a list of tensors, one for each rank.
+//! a form without the suffix, that form takes a list of tensors or of references to tensors, one
+//! for each rank.
 //!
 //! This file only has these methods: `operations/` checks a collective, plans it and binds it to a
 //! kernel.
+
+use core::borrow::Borrow;
 
 use super::{Communicator, Work};
 use crate::Result;
@@ -76,8 +79,8 @@ impl Communicator {
         self.enqueue(Collective::reduce_in_place(buffer, root, op))
     }
 
-    /// Reduces every rank's `input` element by element to the root's `output`. On other ranks
-    /// `output` is not used and may be empty.
+    /// Reduces every rank's `input` element by element to the root's `output`. Other ranks may pass
+    /// `None` as the output.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -95,14 +98,14 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn reduce_into_async(
+    pub fn reduce_into_async<'a>(
         &self,
-        output: &Tensor,
-        input: &Tensor,
+        output: impl Into<Option<&'a Tensor>>,
+        input: &'a Tensor,
         root: u32,
         op: ReduceOp,
     ) -> Result<Work> {
-        self.enqueue(Collective::reduce(output, input, root, op))
+        self.enqueue(Collective::reduce(output.into(), input, root, op))
     }
 
     /// Reduces row r of every rank's `input` to the `output` of rank r. An input has one row per
@@ -169,8 +172,8 @@ impl Communicator {
         self.enqueue(Collective::broadcast(buffer, root))
     }
 
-    /// Copies row r of the root's `input` to the `output` of rank r. On other ranks `input` may be
-    /// empty.
+    /// Copies row r of the root's `input` to the `output` of rank r. Other ranks may pass `None` as
+    /// the input.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -187,12 +190,17 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn scatter_single_async(&self, output: &Tensor, input: &Tensor, root: u32) -> Result<Work> {
-        self.enqueue(Collective::scatter(output, input, root))
+    pub fn scatter_single_async<'a>(
+        &self,
+        output: &'a Tensor,
+        input: impl Into<Option<&'a Tensor>>,
+        root: u32,
+    ) -> Result<Work> {
+        self.enqueue(Collective::scatter(output, input.into(), root))
     }
 
-    /// Copies the `input` of rank r to row r of the root's `output`. On other ranks `output` may be
-    /// empty.
+    /// Copies the `input` of rank r to row r of the root's `output`. Other ranks may pass `None` as
+    /// the output.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -209,8 +217,13 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn gather_single_async(&self, output: &Tensor, input: &Tensor, root: u32) -> Result<Work> {
-        self.enqueue(Collective::gather(output, input, root))
+    pub fn gather_single_async<'a>(
+        &self,
+        output: impl Into<Option<&'a Tensor>>,
+        input: &'a Tensor,
+        root: u32,
+    ) -> Result<Work> {
+        self.enqueue(Collective::gather(output.into(), input, root))
     }
 
     /// Sends row r of `input` to rank r, which receives it as row s of its `output` if this rank is
@@ -360,16 +373,20 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn all_gather(&self, outputs: &[Tensor], input: &Tensor) -> Result<()> {
-        self.execute_list(self.list_all_gather(outputs, input)?)
+    pub fn all_gather(&self, outputs: &[impl Borrow<Tensor>], input: &Tensor) -> Result<()> {
+        self.execute_list(self.list_all_gather(&references(outputs), input)?)
     }
 
     /// Enqueues [`Communicator::all_gather`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn all_gather_async(&self, outputs: &[Tensor], input: &Tensor) -> Result<Work> {
-        self.enqueue_list(self.list_all_gather(outputs, input)?)
+    pub fn all_gather_async(
+        &self,
+        outputs: &[impl Borrow<Tensor>],
+        input: &Tensor,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_all_gather(&references(outputs), input)?)
     }
 
     /// Runs [`Communicator::all_gather`] with inputs of different lengths: `outputs[r]` has the
@@ -377,24 +394,33 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn all_gather_v(&self, outputs: &[Tensor], input: &Tensor) -> Result<()> {
-        self.execute_list(self.list_all_gather_v(outputs, input)?)
+    pub fn all_gather_v(&self, outputs: &[impl Borrow<Tensor>], input: &Tensor) -> Result<()> {
+        self.execute_list(self.list_all_gather_v(&references(outputs), input)?)
     }
 
     /// Enqueues [`Communicator::all_gather_v`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn all_gather_v_async(&self, outputs: &[Tensor], input: &Tensor) -> Result<Work> {
-        self.enqueue_list(self.list_all_gather_v(outputs, input)?)
+    pub fn all_gather_v_async(
+        &self,
+        outputs: &[impl Borrow<Tensor>],
+        input: &Tensor,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_all_gather_v(&references(outputs), input)?)
     }
 
     /// Reduces `inputs[r]` of every rank to the `output` of rank r.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn reduce_scatter(&self, output: &Tensor, inputs: &[Tensor], op: ReduceOp) -> Result<()> {
-        self.execute_list(self.list_reduce_scatter(output, inputs, op)?)
+    pub fn reduce_scatter(
+        &self,
+        output: &Tensor,
+        inputs: &[impl Borrow<Tensor>],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.execute_list(self.list_reduce_scatter(output, &references(inputs), op)?)
     }
 
     /// Enqueues [`Communicator::reduce_scatter`] on the communicator's stream.
@@ -404,10 +430,10 @@ impl Communicator {
     pub fn reduce_scatter_async(
         &self,
         output: &Tensor,
-        inputs: &[Tensor],
+        inputs: &[impl Borrow<Tensor>],
         op: ReduceOp,
     ) -> Result<Work> {
-        self.enqueue_list(self.list_reduce_scatter(output, inputs, op)?)
+        self.enqueue_list(self.list_reduce_scatter(output, &references(inputs), op)?)
     }
 
     /// Runs [`Communicator::reduce_scatter`] with different lengths: `inputs[r]` has the same
@@ -415,8 +441,13 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn reduce_scatter_v(&self, output: &Tensor, inputs: &[Tensor], op: ReduceOp) -> Result<()> {
-        self.execute_list(self.list_reduce_scatter_v(output, inputs, op)?)
+    pub fn reduce_scatter_v(
+        &self,
+        output: &Tensor,
+        inputs: &[impl Borrow<Tensor>],
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.execute_list(self.list_reduce_scatter_v(output, &references(inputs), op)?)
     }
 
     /// Enqueues [`Communicator::reduce_scatter_v`] on the communicator's stream.
@@ -426,10 +457,10 @@ impl Communicator {
     pub fn reduce_scatter_v_async(
         &self,
         output: &Tensor,
-        inputs: &[Tensor],
+        inputs: &[impl Borrow<Tensor>],
         op: ReduceOp,
     ) -> Result<Work> {
-        self.enqueue_list(self.list_reduce_scatter_v(output, inputs, op)?)
+        self.enqueue_list(self.list_reduce_scatter_v(output, &references(inputs), op)?)
     }
 
     /// Sends `inputs[r]` to rank r and receives `outputs[r]` from it. Each pair of ranks may use a
@@ -437,49 +468,77 @@ impl Communicator {
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn all_to_all(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<()> {
-        self.execute_list(self.list_all_to_all(outputs, inputs)?)
+    pub fn all_to_all(
+        &self,
+        outputs: &[impl Borrow<Tensor>],
+        inputs: &[impl Borrow<Tensor>],
+    ) -> Result<()> {
+        self.execute_list(self.list_all_to_all(&references(outputs), &references(inputs))?)
     }
 
     /// Enqueues [`Communicator::all_to_all`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn all_to_all_async(&self, outputs: &[Tensor], inputs: &[Tensor]) -> Result<Work> {
-        self.enqueue_list(self.list_all_to_all(outputs, inputs)?)
+    pub fn all_to_all_async(
+        &self,
+        outputs: &[impl Borrow<Tensor>],
+        inputs: &[impl Borrow<Tensor>],
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_all_to_all(&references(outputs), &references(inputs))?)
     }
 
-    /// Copies `inputs[r]` of the root to the `output` of rank r. On other ranks `inputs` may be
-    /// empty.
+    /// Copies `inputs[r]` of the root to the `output` of rank r. Other ranks may pass
+    /// [`Tensor::NONE`] as the inputs.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn scatter(&self, output: &Tensor, inputs: &[Tensor], root: u32) -> Result<()> {
-        self.execute_list(self.list_scatter(output, inputs, root)?)
+    pub fn scatter(
+        &self,
+        output: &Tensor,
+        inputs: &[impl Borrow<Tensor>],
+        root: u32,
+    ) -> Result<()> {
+        self.execute_list(self.list_scatter(output, &references(inputs), root)?)
     }
 
     /// Enqueues [`Communicator::scatter`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn scatter_async(&self, output: &Tensor, inputs: &[Tensor], root: u32) -> Result<Work> {
-        self.enqueue_list(self.list_scatter(output, inputs, root)?)
+    pub fn scatter_async(
+        &self,
+        output: &Tensor,
+        inputs: &[impl Borrow<Tensor>],
+        root: u32,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_scatter(output, &references(inputs), root)?)
     }
 
-    /// Copies the `input` of rank r to `outputs[r]` of the root. On other ranks `outputs` may be
-    /// empty.
+    /// Copies the `input` of rank r to `outputs[r]` of the root. Other ranks may pass
+    /// [`Tensor::NONE`] as the outputs.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
-    pub fn gather(&self, outputs: &[Tensor], input: &Tensor, root: u32) -> Result<()> {
-        self.execute_list(self.list_gather(outputs, input, root)?)
+    pub fn gather(&self, outputs: &[impl Borrow<Tensor>], input: &Tensor, root: u32) -> Result<()> {
+        self.execute_list(self.list_gather(&references(outputs), input, root)?)
     }
 
     /// Enqueues [`Communicator::gather`] on the communicator's stream.
     ///
     /// # Errors
     /// The errors of [`Communicator::enqueue`].
-    pub fn gather_async(&self, outputs: &[Tensor], input: &Tensor, root: u32) -> Result<Work> {
-        self.enqueue_list(self.list_gather(outputs, input, root)?)
+    pub fn gather_async(
+        &self,
+        outputs: &[impl Borrow<Tensor>],
+        input: &Tensor,
+        root: u32,
+    ) -> Result<Work> {
+        self.enqueue_list(self.list_gather(&references(outputs), input, root)?)
     }
+}
+
+/// Returns references to the tensors of a list.
+fn references(list: &[impl Borrow<Tensor>]) -> Vec<&Tensor> {
+    list.iter().map(Borrow::borrow).collect()
 }

@@ -15,7 +15,7 @@ use crate::bootstrap::{RankSize, host_id};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
 use crate::memory::MemoryDescriptor;
-use crate::options::Options;
+use crate::options::{Options, check_environment};
 use crate::store::{PrefixStore, Store};
 
 /// Creates a communicator with the backend of that name: `fusewire` (its own kernels), `nccl`,
@@ -54,6 +54,7 @@ pub fn new_comm(
     options: Options,
 ) -> Result<Communicator> {
     backend::check_name(backend)?;
+    check_environment()?;
     let mut options = options.with_hints_applied()?;
     options
         .abort_process_on_timeout_or_error
@@ -67,7 +68,7 @@ pub fn new_comm(
     };
     let store = match &options.store {
         Some(store) => Arc::clone(store),
-        None => store_of_environment(rank, size, options.timeout)?,
+        None => store_of_environment(rank, size, options.rendezvous_timeout())?,
     };
     if backend == "fusewire" {
         return Communicator::new(device, rank, size, store, name, options);
@@ -83,6 +84,8 @@ pub fn new_comm(
         prefix,
         store,
         name: name.to_owned(),
+        label: name.to_owned(),
+        has_private_store: false,
         options,
         generation: 0,
         hooks: Hooks::default(),
@@ -141,7 +144,9 @@ impl Communicator {
     }
 
     /// Wraps an existing communicator of a backend, such as an adopted `ncclComm_t` or a
-    /// [`Backend`] that is not registered.
+    /// [`Backend`] that is not registered. [`Communicator::dup`], and [`Communicator::split`] if
+    /// the backend cannot split itself, need a store that all ranks share
+    /// ([`Options::store`](field@Options::store)).
     ///
     /// # Errors
     /// The errors of allocating the communicator's state.
@@ -152,13 +157,26 @@ impl Communicator {
         options: Options,
     ) -> Result<Self> {
         let (rank, size) = (backend.rank(), backend.size());
+        let has_private_store = options.store.is_none();
+        let (store, prefix): (Arc<dyn Store>, _) = match &options.store {
+            Some(store) => {
+                let RankClaim { prefix } = RankClaim::take(&**store, name, rank, &host_id()?)?;
+                (Arc::clone(store), prefix)
+            }
+            None => (
+                Arc::new(crate::store::MemoryStore::new()),
+                format!("fusewire/{name}"),
+            ),
+        };
         let config = CommConfig {
             device,
             rank,
             size,
-            prefix: format!("fusewire/{name}"),
-            store: Arc::new(crate::store::MemoryStore::new()),
+            prefix,
+            store,
             name: name.to_owned(),
+            label: name.to_owned(),
+            has_private_store,
             options,
             generation: 0,
             hooks: Hooks::default(),
@@ -179,6 +197,25 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] for a rank that is out of range or listed twice, or a list
     /// without this rank; and the errors of [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
+        self.split_part(ranks, name, None)
+    }
+
+    /// Runs [`Communicator::split`] with `options` for the new communicator instead of those of
+    /// this one. Store, rank and size in the options are not used. The agreed options must be equal
+    /// on all ranks of the list.
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::split`].
+    pub fn split_with(&self, ranks: &[u32], name: &str, options: Options) -> Result<Option<Self>> {
+        self.split_part(ranks, name, Some(options))
+    }
+
+    fn split_part(
+        &self,
+        ranks: &[u32],
+        name: &str,
+        options: Option<Options>,
+    ) -> Result<Option<Self>> {
         // Counted even if the list is refused, so that the keys of later calls agree on all ranks.
         let call = self.inner.group.next_host_call();
         let refuse = |detail: String| Err(invalid("split", detail));
@@ -215,15 +252,26 @@ impl Communicator {
         };
         // Including the list keeps the keys of the groups of one call distinct.
         let list: Vec<String> = ranks.iter().map(u32::to_string).collect();
-        let name = format!("{}.{name}.{call}.{}", self.inner.group.name, list.join("-"));
-        if let Some(backend) = &self.inner.executor.backend
-            && let Some(part) = part_of_backend(backend)?
-        {
-            let part = Self::over(part, self.config(&name, rank as u32, ranks))?;
-            return Ok(Some(part.part_of(self, ranks)));
+        let suffix = format!("{name}.{call}.{}", list.join("-"));
+        let mut config = self.config(&suffix, rank as u32, ranks);
+        config.label = name.to_owned();
+        let has_options = options.is_some();
+        if let Some(options) = options {
+            config.options = options.with_hints_applied()?.resolved(self.device());
         }
-        let part = self.sibling(&name, rank as u32, ranks)?;
-        Ok(Some(part.part_of(self, ranks)))
+        let part = match &self.inner.executor.backend {
+            Some(backend) => part_of_backend(backend)?,
+            None => None,
+        };
+        let part = match part {
+            Some(part) => Self::over(part, config)?,
+            None => self.sibling(config)?,
+        };
+        let part = part.part_of(self, ranks);
+        Ok(Some(match has_options {
+            true => part,
+            false => part.called_like(self),
+        }))
     }
 
     /// Records the ranks of `parent` that form this communicator, for the flight record.
@@ -234,38 +282,46 @@ impl Communicator {
         self
     }
 
-    /// Creates a communicator of the same backend, options, hooks and store.
-    pub(super) fn sibling(&self, name: &str, rank: u32, ranks: &[u32]) -> Result<Self> {
-        let (config, size) = (self.config(name, rank, ranks), ranks.len() as u32);
-        let made = match &self.inner.executor.backend {
+    /// Creates a communicator of the same backend.
+    pub(super) fn sibling(&self, config: CommConfig) -> Result<Self> {
+        self.inner.group.check_store("creating it")?;
+        match &self.inner.executor.backend {
             Some(backend) if backend.name() != "fusewire" => {
                 let made = backend::create(backend.name(), &config.setup(config.reach))?;
-                Self::over(made, config)?
+                Self::over(made, config)
             }
             // Runs a rendezvous even if the parent spans hosts, because this group may be on one
             // host.
             _ => {
-                validate(name, rank, size, &config.options)?;
-                Self::form(config)?
+                validate(&config.name, config.rank, config.size, &config.options)?;
+                Self::form(config)
             }
-        };
-        Ok(Self {
-            timeout_ns: self.timeout_ns,
-            algorithm: self.algorithm,
-            ..made
-        })
+        }
+    }
+
+    /// Returns this communicator with the call options of `parent`.
+    pub(super) fn called_like(self, parent: &Self) -> Self {
+        Self {
+            timeout_ns: parent.timeout_ns,
+            algorithm: parent.algorithm,
+            tag: parent.tag,
+            ..self
+        }
     }
 
     /// Returns the configuration of a communicator of the ranks `ranks` of this one, in which this
-    /// rank is `rank`.
-    fn config(&self, name: &str, rank: u32, ranks: &[u32]) -> CommConfig {
+    /// rank is `rank`. Its name is that of this communicator with `suffix`.
+    pub(super) fn config(&self, suffix: &str, rank: u32, ranks: &[u32]) -> CommConfig {
+        let name = format!("{}.{suffix}", self.inner.group.name);
         CommConfig {
             device: self.inner.group.device,
             rank,
             size: ranks.len() as u32,
             prefix: format!("{}/{name}", self.inner.group.prefix),
             store: Arc::clone(&self.inner.group.store),
-            name: name.to_owned(),
+            label: name.clone(),
+            name,
+            has_private_store: self.inner.group.has_private_store,
             options: self.inner.group.requested_options(),
             generation: 0,
             hooks: self.inner.observer.hooks.clone(),
@@ -281,11 +337,5 @@ impl Communicator {
     /// Returns the store of the ranks' rendezvous.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.group.store
-    }
-
-    /// Sets the timeout of calls on this value, like torchcomms' `setTimeout`. Zero selects the
-    /// communicator's timeout.
-    pub fn set_timeout(&mut self, timeout: core::time::Duration) {
-        self.timeout_ns = self.inner.call_timeout(timeout);
     }
 }

@@ -118,7 +118,7 @@ impl Communicator {
             (false, _) => Route::OneShot,
         };
         let spec = norm.spec(route);
-        let call = op.call(algorithm).0;
+        let call = op.call(algorithm, 0).0;
         let op_info = OpInfo {
             call,
             input_count: norm.input().count as u64,

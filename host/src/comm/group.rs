@@ -5,14 +5,17 @@ use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 
 use super::rendezvous::WatchedMember;
-use crate::Error;
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
+use crate::{Error, Result};
 
 /// The ranks of a communicator: this rank's number and options, and the processes of all ranks.
 pub(super) struct Group {
+    /// Name that no other communicator of the ranks has.
     pub(super) name: String,
+    /// Name that the program has given.
+    pub(super) label: String,
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) device: Device,
@@ -34,6 +37,10 @@ pub(super) struct Group {
     /// Prefix of this communicator's keys in the store.
     pub(super) prefix: String,
     pub(super) store: Arc<dyn Store>,
+    /// Set if the other ranks have other stores, so that a rendezvous is impossible.
+    pub(super) has_private_store: bool,
+    /// Timeout in nanoseconds of calls that have none; 0 for that of the options.
+    pub(super) timeout_ns: AtomicU64,
     /// Number of collective host calls (windows, dups) so far, which is part of their keys.
     pub(super) host_calls: AtomicU64,
     /// Ranks of this communicator in the numbering of the first ancestor that it was split or
@@ -46,7 +53,19 @@ impl Group {
     pub(super) fn requested_options(&self) -> Options {
         let mut options = self.options.clone();
         options.blocks = self.requested_blocks;
+        options.timeout = self.timeout(0);
         options
+    }
+
+    /// Fails if the ranks have no common store.
+    pub(super) fn check_store(&self, operation: &str) -> Result<()> {
+        if !self.has_private_store || self.size == 1 {
+            return Ok(());
+        }
+        Err(self.error(format!(
+            "{operation} needs a store that all ranks share, and the communicator was adopted \
+             without one; set Options::store in the options of Communicator::adopt"
+        )))
     }
 
     /// Returns the number of the next collective host call.
@@ -82,9 +101,9 @@ impl Group {
     /// Returns the time limit of a wait: that of the call, or the communicator's if `timeout_ns` is
     /// 0.
     pub(super) fn timeout(&self, timeout_ns: u64) -> Duration {
-        match timeout_ns {
-            0 => self.options.timeout,
-            nanoseconds => Duration::from_nanos(nanoseconds),
+        match (timeout_ns, self.timeout_ns.load(Ordering::Relaxed)) {
+            (0, 0) => self.options.timeout,
+            (0, nanoseconds) | (nanoseconds, _) => Duration::from_nanos(nanoseconds),
         }
     }
 

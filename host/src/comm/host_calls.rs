@@ -50,7 +50,7 @@ impl Communicator {
             name: &inner.group.name,
             rank: inner.group.rank,
             size: inner.group.size,
-            timeout: inner.group.options.timeout,
+            timeout: self.timeout(),
             watched: Watched {
                 communicator: Some(inner),
                 members: inner.group.watched_members(0..inner.group.size),

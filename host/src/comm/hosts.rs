@@ -33,7 +33,9 @@ mod over_gloo {
                 rank: local_rank.unwrap_or_default() as u32,
                 size: here.len() as u32,
                 store: Arc::clone(&self.store),
+                has_private_store: false,
                 name: format!("{} on the host of rank {}", self.name, here[0]),
+                label: self.label.clone(),
                 // Must not end with a number, because the prefixes of rendezvous end with one.
                 prefix: format!("{}/host-{}", self.prefix, here[0]),
                 options,

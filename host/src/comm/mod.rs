@@ -40,11 +40,12 @@ mod work;
 mod tests;
 
 use core::fmt;
+use core::sync::atomic::Ordering;
 use core::time::Duration;
 use std::sync::Arc;
 
-use fusewire_device::DType;
 use fusewire_device::layout::{CONSTANTS_AT, CommConst, LaunchHeader};
+use fusewire_device::{DType, Element};
 
 pub use self::attributes::LaunchAttributes;
 #[cfg(feature = "gloo")]
@@ -99,6 +100,8 @@ pub struct Communicator {
     timeout_ns: u64,
     /// Algorithm requested by the options or by the call.
     algorithm: Algorithm,
+    /// Tag of sends and receives.
+    tag: u32,
 }
 
 struct Inner {
@@ -136,14 +139,28 @@ impl Communicator {
         self.inner.group.size
     }
 
-    /// Returns the name that messages use.
+    /// Returns the name that the communicator was created with. Messages use
+    /// [`Communicator::full_name`].
     pub fn name(&self) -> &str {
+        &self.inner.group.label
+    }
+
+    /// Returns the name that messages and the flight record use. The full name of a communicator
+    /// from [`Communicator::split`] starts with that of its parent, and names the call and the
+    /// ranks, so no two communicators have the same.
+    pub fn full_name(&self) -> &str {
         &self.inner.group.name
     }
 
     /// Returns the device that runs the kernels.
     pub fn device(&self) -> Device {
         self.inner.group.device
+    }
+
+    /// Returns the ranks of this communicator in the numbering of the communicator that it was
+    /// first split from (torchcomms' `get_ranks`): element i is rank i of this communicator.
+    pub fn world_ranks(&self) -> Vec<u32> {
+        self.inner.group.world()
     }
 
     /// Returns the ranks of this communicator: 0 to size - 1.
@@ -208,8 +225,21 @@ impl Communicator {
         }
     }
 
-    /// Returns this communicator with the timeout and hints of `options`, which apply to the
-    /// operations called on the returned value. Logs a warning for unknown hints.
+    /// Sets the timeout of all later calls of this rank on this communicator, its clones included,
+    /// that have no timeout of their own. Zero selects [`Options::timeout`]. Graphs keep the
+    /// timeouts of their captured calls.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.inner.set_timeout(timeout);
+    }
+
+    /// Returns the timeout of calls on this value.
+    pub fn timeout(&self) -> Duration {
+        self.inner.group.timeout(self.timeout_ns)
+    }
+
+    /// Returns this communicator with the options of `options`, which apply to the operations
+    /// called on the returned value, and to windows and batches created from it. Logs a warning for
+    /// unknown hints.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if a known hint has an unknown value, or a value that the
@@ -219,19 +249,19 @@ impl Communicator {
         if let Some(timeout) = options.timeout {
             comm.timeout_ns = self.inner.call_timeout(timeout);
         }
+        comm.tag = options.tag;
+        comm.algorithm = options.algorithm.unwrap_or(self.algorithm);
         for (name, value) in &options.hints {
             match name.as_str() {
-                "algorithm" => {
-                    comm.algorithm = value.parse()?;
-                    if let Some(reason) = self.options().determinism.refuses(comm.algorithm) {
-                        return Err(Error::InvalidArgument {
-                            operation: "with_options",
-                            detail: reason.to_owned(),
-                        });
-                    }
-                }
+                "algorithm" => comm.algorithm = value.parse()?,
                 _ => crate::options::warn_unknown_hint(name, CallOptions::HINTS),
             }
+        }
+        if let Some(reason) = self.options().determinism.refuses(comm.algorithm) {
+            return Err(Error::InvalidArgument {
+                operation: "with_options",
+                detail: reason.to_owned(),
+            });
         }
         Ok(comm)
     }
@@ -244,10 +274,11 @@ impl Communicator {
     pub fn dup(&self) -> Result<Self> {
         let call = self.inner.group.next_host_call();
         self.inner.check()?;
-        let name = format!("{}.dup{call}", self.inner.group.name);
         let all: Vec<u32> = self.ranks().collect();
-        let dup = self.sibling(&name, self.rank(), &all)?;
-        Ok(dup.part_of(self, &all))
+        let mut config = self.config(&format!("dup{call}"), self.rank(), &all);
+        config.label = format!("{}.dup{call}", self.name());
+        let dup = self.sibling(config)?;
+        Ok(dup.part_of(self, &all).called_like(self))
     }
 
     /// Allocates `count` zeroed elements in a new window, to which every rank contributes the same
@@ -329,7 +360,17 @@ impl Communicator {
             constants: self.constants(),
             call,
             count,
-            timeout_ns: self.timeout_ns,
+            timeout_ns: self.timeout_ns(),
+        }
+    }
+
+    /// Returns the timeout of a call in nanoseconds, for kernels, or 0 for
+    /// [`Options::timeout`].
+    #[inline(always)]
+    fn timeout_ns(&self) -> u64 {
+        match self.timeout_ns {
+            0 => self.inner.group.timeout_ns.load(Ordering::Relaxed),
+            of_call => of_call,
         }
     }
 
@@ -339,6 +380,16 @@ impl Communicator {
     /// The errors of [`Tensor::on_device`].
     pub fn tensor(&self, dtype: DType, count: usize) -> Result<Tensor> {
         Tensor::on_device(self.inner.group.device, dtype, count)
+    }
+
+    /// Copies `values` to new memory of the communicator's device, outside any window.
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::on_device`].
+    pub fn tensor_from<T: Element>(&self, values: &[T]) -> Result<Tensor> {
+        let tensor = self.tensor(T::DTYPE, values.len())?;
+        tensor.copy_from(values)?;
+        Ok(tensor)
     }
 
     /// Returns the window address of `tensor`, by which kernels of different ranks refer to its

@@ -262,6 +262,12 @@ impl Inner {
         }
     }
 
+    /// Sets the timeout of calls that have none. Zero selects that of the options.
+    pub(super) fn set_timeout(&self, timeout: Duration) {
+        let timeout_ns = self.call_timeout(timeout);
+        self.group.timeout_ns.store(timeout_ns, Ordering::Relaxed);
+    }
+
     /// Returns the timeout of a call in nanoseconds. 0, which stands for the communicator's
     /// timeout, remains 0.
     pub(super) fn call_timeout(&self, timeout: Duration) -> u64 {

@@ -95,17 +95,13 @@ impl Communicator {
                 ),
             ));
         }
-        let timeout = match self.timeout_ns {
-            0 => self.options().timeout,
-            nanoseconds => Duration::from_nanos(nanoseconds),
-        };
         // Device memory is allocated with a coarse granularity, so one allocation holds both
         // tensors.
         let counts = self.tensor(DType::U64, 2 * words.len())?;
         Ok(ReadyFlags {
             state: Arc::new(State {
                 comm: Arc::clone(&self.inner),
-                timeout,
+                timeout: self.timeout(),
                 words: words.clone(),
                 arrivals: counts.slice(0, words.len())?,
                 zeros: counts.slice(words.len(), words.len())?,

@@ -10,7 +10,10 @@
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bootstrap::CommConfig;
 use super::observe::Hooks;
@@ -21,7 +24,7 @@ use crate::bootstrap::host_id;
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
-use crate::{Error, Result};
+use crate::{EndReason, Error, Result};
 
 /// Identifies a future member of a communicator to the other members. Convert it to text to send it
 /// to them.
@@ -52,6 +55,21 @@ impl fmt::Display for InitHandle {
             f,
             "fusewire:{rank}:{group:016x}:{generation}:{identity:016x}@{host}"
         )
+    }
+}
+
+/// Serializes the handle as its text.
+impl Serialize for InitHandle {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Parses the handle's text.
+impl<'de> Deserialize<'de> for InitHandle {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -133,8 +151,10 @@ pub struct ReconfigureOptions {
     pub uuid: u64,
     /// Members of the new communicator.
     pub members: Members,
-    /// Timeout of the rendezvous; the communicator's timeout if this is `None`.
+    /// Timeout of the rendezvous. `None` selects that of the communicator's options.
     pub timeout: Option<Duration>,
+    /// Hints that are added to those of the communicator ([`Options::HINTS`]).
+    pub hints: BTreeMap<String, String>,
 }
 
 impl ReconfigureOptions {
@@ -144,7 +164,15 @@ impl ReconfigureOptions {
             uuid,
             members,
             timeout: None,
+            hints: BTreeMap::new(),
         }
+    }
+
+    /// Adds a hint.
+    #[must_use]
+    pub fn hint(mut self, name: &str, value: &str) -> Self {
+        self.hints.insert(name.to_owned(), value.to_owned());
+        self
     }
 
     /// Sets the timeout of the rendezvous.
@@ -211,6 +239,8 @@ impl Candidate {
             prefix: String::new(),
             store: Arc::clone(&self.store),
             name: self.name.clone(),
+            label: self.name.clone(),
+            has_private_store: false,
             options: self.options.clone(),
             generation: 0,
             hooks: Hooks::default(),
@@ -255,6 +285,7 @@ impl Communicator {
     /// member does not join.
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
+        inner.group.check_store("reconfigure")?;
         let handle = self.init_handle()?;
         let config = CommConfig {
             device: inner.group.device,
@@ -263,6 +294,8 @@ impl Communicator {
             prefix: String::new(),
             store: Arc::clone(&inner.group.store),
             name: inner.group.name.clone(),
+            label: inner.group.label.clone(),
+            has_private_store: false,
             options: inner.group.requested_options(),
             generation: 0,
             hooks: inner.observer.hooks.clone(),
@@ -283,9 +316,7 @@ impl Communicator {
         inner.replace(made.inner.group.generation);
         Ok(Self {
             stream: self.stream.clone(),
-            timeout_ns: self.timeout_ns,
-            algorithm: self.algorithm,
-            ..made
+            ..made.called_like(self)
         })
     }
 }
@@ -297,6 +328,10 @@ fn join(
     backend: Option<&str>,
 ) -> Result<Communicator> {
     let members = options.members.by_rank()?;
+    if !options.hints.is_empty() {
+        config.options.hints.extend(options.hints.clone());
+        config.options = config.options.with_hints_applied()?;
+    }
     let Some(rank) = members
         .iter()
         .position(|member| member.identity == handle.identity)
@@ -372,11 +407,15 @@ impl Inner {
 
     /// Fails this communicator, because one of `generation` has replaced it.
     fn replace(&self, generation: u64) {
-        let error = self.group.error(format!(
-            "generation {} was replaced by generation {generation}: use the communicator that \
+        let error = Error::Ended {
+            name: self.group.name.clone(),
+            reason: EndReason::Replaced,
+            detail: format!(
+                "generation {} was replaced by generation {generation}: use the communicator that \
                  reconfigure returned, and capture graphs again",
-            self.group.generation
-        ));
+                self.group.generation
+            ),
+        };
         let _ = self.status.replaced.set(error.clone());
         self.status
             .finalized

@@ -17,7 +17,7 @@ use super::observe::OpInfo;
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
-use crate::{Error, Result, process};
+use crate::{EndReason, Error, Result, process};
 
 /// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
 /// holds the reason.
@@ -87,11 +87,11 @@ impl Communicator {
         if ended.is_ok() {
             self.inner.leave();
         }
-        self.inner.stop(
-            self.inner
-                .group
-                .error("it was finalized on this rank; make a new one".to_owned()),
-        );
+        self.inner.stop(Error::Ended {
+            name: self.inner.group.name.clone(),
+            reason: EndReason::Finalized,
+            detail: "it was finalized on this rank; make a new one".to_owned(),
+        });
         ended
     }
 }

@@ -386,7 +386,7 @@ impl Communicator {
         self.refuse_backend(&op, "use all_gather and separate reductions")?;
         let spec = vocab.agreed_spec();
         let rows = vocab.rows as u64;
-        let call = op.call(plan::plan(&op, &self.agreed()).algorithm).0;
+        let call = op.call(plan::plan(&op, &self.agreed()).algorithm, 0).0;
         let op_info = OpInfo {
             call,
             input_count: rows * columns.len() as u64,

@@ -452,8 +452,8 @@ impl Failure {
             let dtype = activity.dtype.map_or("the receive's", DType::name);
             return write!(
                 f,
-                "types differ: rank {awaited} sends {observed} bytes of another type than {dtype}, \
-                 which rank {reporter} expects"
+                "types or tags differ: rank {awaited} sends {observed} bytes of another type than \
+                 {dtype}, which rank {reporter} expects, or with another tag"
             );
         }
         write!(

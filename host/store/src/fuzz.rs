@@ -172,10 +172,10 @@ fn a_server_bears_any_bytes_and_claims_no_memory_for_them() {
         let _ = connect().write_all(&mutated(&mut random));
     }
     let store = super::TcpStore::connect_with(
-        super::StoreOptions::default(),
         "127.0.0.1",
         server.port(),
         core::time::Duration::from_secs(20),
+        super::StoreOptions::default(),
     )
     .unwrap();
     store.set("alive", b"yes").unwrap();

@@ -312,7 +312,7 @@ fn old_clients_are_served() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let connect = |protocol| {
         let options = StoreOptions::default().with_protocol(protocol);
-        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap()
+        TcpStore::connect_with("127.0.0.1", server.port(), LONG, options).unwrap()
     };
     let (old, new) = (connect(StoreProtocol::Legacy), connect(StoreProtocol::Auto));
     assert_eq!(old.protocol(), StoreProtocol::Legacy);
@@ -607,7 +607,7 @@ fn a_secret_is_wanted_from_both_sides() {
     let guarded = TcpStoreServer::bind_with("127.0.0.1:0", Some(secret("one"))).unwrap();
     let open = TcpStoreServer::bind_with("127.0.0.1:0", None).unwrap();
     let connect = |options, server: &TcpStoreServer| {
-        TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG)
+        TcpStore::connect_with("127.0.0.1", server.port(), LONG, options)
     };
     let with = |text| StoreOptions::default().with_secret(secret(text));
     let store = connect(with("one"), &guarded).unwrap();
@@ -730,7 +730,7 @@ fn a_server_without_a_secret_bounds_what_it_keeps() {
         let server = TcpStoreServer::bind_with("127.0.0.1:0", secret.clone()).unwrap();
         let mut options = StoreOptions::default();
         options.secret.clone_from(&secret);
-        let store = TcpStore::connect_with(options, "127.0.0.1", server.port(), LONG).unwrap();
+        let store = TcpStore::connect_with("127.0.0.1", server.port(), LONG, options).unwrap();
         let mut strangers = Vec::new();
         for key in 0..6 {
             if secret.is_some() {
@@ -776,7 +776,7 @@ fn every_address_of_a_name_is_listened_at() {
     let addresses = addresses.map(|ip| core::net::SocketAddr::new(ip.parse().unwrap(), free));
     let server = TcpStoreServer::bind_with(&addresses[..], None).unwrap();
     let connect = |ip: &str| {
-        TcpStore::connect_with(StoreOptions::default(), ip, server.port(), SHORT).map(drop)
+        TcpStore::connect_with(ip, server.port(), SHORT, StoreOptions::default()).map(drop)
     };
     connect("127.0.0.1").unwrap();
     connect("127.0.0.2").unwrap();

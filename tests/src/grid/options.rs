@@ -63,6 +63,12 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         ..Case::new(Operation::AllReduce, DType::F32, Some(ReduceOp::Sum))
     };
     grid.run(GROUP, &case, Mode::Sync)?;
+    grid.check(
+        GROUP,
+        plain.timeout() == long,
+        "set_timeout did not reach a clone",
+    );
+    grid.comm.set_timeout(Duration::ZERO);
     grid.comm = plain;
     Ok(())
 }

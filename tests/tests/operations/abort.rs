@@ -154,7 +154,7 @@ fn a_time_out_names_the_late_rank_and_every_activity() {
 /// Zero stands for the communicator's timeout, as torchcomms' `kNoTimeout` does.
 #[test]
 fn a_timeout_of_zero_is_that_of_the_communicator() {
-    for result in run_threads(2, &options(), |mut comm| {
+    for result in run_threads(2, &options(), |comm| {
         if comm.rank() == 1 {
             std::thread::sleep(Duration::from_millis(50));
         }

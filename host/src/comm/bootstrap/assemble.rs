@@ -58,7 +58,9 @@ impl Communicator {
             rank,
             size,
             store,
+            has_private_store,
             name,
+            label,
             mut options,
             prefix,
             generation,
@@ -192,6 +194,7 @@ impl Communicator {
             status: Status::default(),
             group: Group {
                 name,
+                label,
                 rank,
                 size,
                 device,
@@ -204,6 +207,8 @@ impl Communicator {
                 processes,
                 prefix,
                 store,
+                has_private_store,
+                timeout_ns: AtomicU64::new(0),
                 host_calls: AtomicU64::new(0),
                 world: OnceLock::new(),
             },
@@ -218,6 +223,7 @@ impl Communicator {
             inner,
             stream,
             timeout_ns: 0,
+            tag: 0,
         })
     }
 }

@@ -17,13 +17,18 @@ pub(in crate::comm) struct CommConfig {
     pub(in crate::comm) rank: u32,
     pub(in crate::comm) size: u32,
     pub(in crate::comm) store: Arc<dyn Store>,
+    /// Set if the other ranks have other stores.
+    pub(in crate::comm) has_private_store: bool,
+    /// Name that no other communicator of the ranks has.
     pub(in crate::comm) name: String,
+    /// Name that the program has given.
+    pub(in crate::comm) label: String,
     pub(in crate::comm) options: Options,
     /// Prefix of the communicator's keys in the store.
     pub(in crate::comm) prefix: String,
     pub(in crate::comm) generation: u64,
     pub(in crate::comm) hooks: Hooks,
-    /// Timeout of the rendezvous; `options.timeout` if it is `None`.
+    /// Timeout of the rendezvous; that of the options if it is `None`.
     pub(in crate::comm) rendezvous_timeout: Option<Duration>,
     pub(in crate::comm) reach: Reach,
     /// The communicator whose ranks form this one. Its failure ends the rendezvous.
@@ -40,7 +45,7 @@ impl CommConfig {
             name: &self.name,
             rank: self.rank,
             size: self.size,
-            timeout: self.rendezvous_timeout.unwrap_or(self.options.timeout),
+            timeout: (self.rendezvous_timeout).unwrap_or_else(|| self.options.rendezvous_timeout()),
             watched: Watched {
                 communicator: self.parent.as_deref(),
                 members: self.members.clone(),

@@ -19,7 +19,7 @@ impl Communicator {
     /// the errors of [`Communicator::new`].
     pub fn from_env(device: Device, options: Options) -> Result<Self> {
         let RankSize { rank, size, .. } = RankSize::from_env()?;
-        let store = store_of_environment(rank, size, options.timeout)?;
+        let store = store_of_environment(rank, size, options.rendezvous_timeout())?;
         Self::new(device, rank, size, store, "world", options)
     }
 }

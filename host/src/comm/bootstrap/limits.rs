@@ -36,7 +36,7 @@ impl Options {
     }
 
     /// Returns the options with the device's defaults in place of zeros.
-    pub(super) fn resolved(mut self, device: Device) -> Self {
+    pub(in crate::comm) fn resolved(mut self, device: Device) -> Self {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }

@@ -28,7 +28,7 @@ use crate::backend::{Backend, Reach};
 use crate::bootstrap::host_id;
 use crate::device::Device;
 use crate::memory::Memory;
-use crate::options::Options;
+use crate::options::{Options, check_environment};
 use crate::store::Store;
 
 impl Communicator {
@@ -65,6 +65,7 @@ impl Communicator {
         name: &str,
         options: Options,
     ) -> Result<Self> {
+        check_environment()?;
         let options = options.resolved(device);
         validate(name, rank, size, &options)?;
         let RankClaim { prefix } = RankClaim::take(&*store, name, rank, &host_id()?)?;
@@ -75,6 +76,8 @@ impl Communicator {
             prefix,
             store,
             name: name.to_owned(),
+            label: name.to_owned(),
+            has_private_store: false,
             options,
             generation: 0,
             hooks: Hooks::default(),

@@ -55,7 +55,7 @@ impl Communicator {
         let Collective { op, operands } = collective;
         let plan = self.plan_checked(op);
         let info = OpInfo {
-            call: op.call(plan.algorithm).0,
+            call: op.call(plan.algorithm, self.tag).0,
             input_count: operands.input.count as u64,
             output_count: operands.output.count as u64,
         };

@@ -209,14 +209,9 @@ impl Communicator {
 
     /// Returns the arguments of every call of the backend.
     pub(in crate::comm) fn call_args(&self) -> CallArgs {
-        let timeout = if self.timeout_ns == 0 {
-            self.inner.group.options.timeout
-        } else {
-            core::time::Duration::from_nanos(self.timeout_ns)
-        };
         CallArgs {
             stream: self.stream.as_raw() as u64,
-            ..CallArgs::new(timeout)
+            ..CallArgs::new(self.timeout())
         }
     }
 }

@@ -36,7 +36,7 @@ impl Rows {
         comm: &Communicator,
         operation: &'static str,
         what: &str,
-        list: &[Tensor],
+        list: &[&Tensor],
         dtype: DType,
     ) -> Result<Self> {
         if list.len() != comm.size() as usize {
@@ -56,10 +56,10 @@ impl Rows {
         if let Some(whole) = Tensor::joined(list) {
             return Ok(Self { whole, parts: None });
         }
-        let count = list.iter().map(Tensor::len).sum();
+        let count = list.iter().map(|tensor| tensor.len()).sum();
         Ok(Self {
             whole: Tensor::on_device(list[0].device(), dtype, count)?,
-            parts: Some(list.to_vec()),
+            parts: Some(list.iter().copied().cloned().collect()),
         })
     }
 
@@ -105,7 +105,7 @@ impl Rows {
 }
 
 /// Checks that all tensors of a list have `count` elements.
-fn rows_of(operation: &'static str, what: &str, list: &[Tensor], count: usize) -> Result<()> {
+fn rows_of(operation: &'static str, what: &str, list: &[&Tensor], count: usize) -> Result<()> {
     match list.iter().position(|tensor| tensor.len() != count) {
         None => Ok(()),
         Some(rank) => Err(invalid(
@@ -278,7 +278,7 @@ impl Communicator {
 
     pub(in crate::comm) fn list_all_gather(
         &self,
-        outputs: &[Tensor],
+        outputs: &[&Tensor],
         input: &Tensor,
     ) -> Result<ListCollective> {
         rows_of("all_gather", "output", outputs, input.len())?;
@@ -287,7 +287,7 @@ impl Communicator {
 
     pub(in crate::comm) fn list_all_gather_v(
         &self,
-        outputs: &[Tensor],
+        outputs: &[&Tensor],
         input: &Tensor,
     ) -> Result<ListCollective> {
         let (name, dtype) = ("all_gather_v", input.dtype());
@@ -317,7 +317,7 @@ impl Communicator {
     pub(in crate::comm) fn list_reduce_scatter(
         &self,
         output: &Tensor,
-        inputs: &[Tensor],
+        inputs: &[&Tensor],
         reduce: ReduceOp,
     ) -> Result<ListCollective> {
         let (name, dtype) = ("reduce_scatter", output.dtype());
@@ -340,7 +340,7 @@ impl Communicator {
     pub(in crate::comm) fn list_reduce_scatter_v(
         &self,
         output: &Tensor,
-        inputs: &[Tensor],
+        inputs: &[&Tensor],
         reduce: ReduceOp,
     ) -> Result<ListCollective> {
         let (name, dtype) = ("reduce_scatter_v", output.dtype());
@@ -392,11 +392,11 @@ impl Communicator {
 
     pub(in crate::comm) fn list_all_to_all(
         &self,
-        outputs: &[Tensor],
-        inputs: &[Tensor],
+        outputs: &[&Tensor],
+        inputs: &[&Tensor],
     ) -> Result<ListCollective> {
         let name = "all_to_all";
-        let Some(dtype) = inputs.first().map(Tensor::dtype) else {
+        let Some(dtype) = inputs.first().map(|input| input.dtype()) else {
             return Err(invalid(name, "0 inputs".to_owned()));
         };
         let sources = Rows::new(self, name, "inputs", inputs, dtype)?;
@@ -413,7 +413,7 @@ impl Communicator {
     pub(in crate::comm) fn list_scatter(
         &self,
         output: &Tensor,
-        inputs: &[Tensor],
+        inputs: &[&Tensor],
         root: u32,
     ) -> Result<ListCollective> {
         let (name, count, dtype) = ("scatter", output.len(), output.dtype());
@@ -436,7 +436,7 @@ impl Communicator {
 
     pub(in crate::comm) fn list_gather(
         &self,
-        outputs: &[Tensor],
+        outputs: &[&Tensor],
         input: &Tensor,
         root: u32,
     ) -> Result<ListCollective> {
@@ -460,6 +460,6 @@ impl Communicator {
 }
 
 /// Returns the length of each tensor.
-fn lengths(list: &[Tensor]) -> Vec<u64> {
+fn lengths(list: &[&Tensor]) -> Vec<u64> {
     list.iter().map(|tensor| tensor.len() as u64).collect()
 }

@@ -83,7 +83,7 @@ impl Communicator {
         self.check_streams(op.name(), consumer, [output, input], flags, count, chunk)?;
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&op);
-        let call = op.call(plan.algorithm).0;
+        let call = op.call(plan.algorithm, 0).0;
         let len = self.chunks(count, chunk) as u64;
         let params = AllGatherWithFlagsParams {
             header: self.header(call, count as u64),
@@ -206,7 +206,7 @@ impl Communicator {
         self.check_free_multiprocessors(name)?;
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&operation);
-        let call = operation.call(plan.algorithm).0;
+        let call = operation.call(plan.algorithm, 0).0;
         let params = ReduceScatterOnArrivalParams {
             header: self.header(call, count as u64),
             source: from.raw_bytes(),

@@ -265,7 +265,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             constants: self.comm.constants(),
             call: op_info.call,
             count: op_info.input_count,
-            timeout_ns: self.timeout.map_or(self.comm.timeout_ns, |timeout| {
+            timeout_ns: self.timeout.map_or(self.comm.timeout_ns(), |timeout| {
                 self.comm.inner.call_timeout(timeout)
             }),
         };

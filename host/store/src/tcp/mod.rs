@@ -48,7 +48,7 @@ impl TcpStore {
     /// have the same secret, [`crate::Error::InvalidArgument`] when an environment variable has an
     /// invalid value.
     pub fn connect(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
-        Self::connect_with(StoreOptions::from_env()?, host, port, timeout)
+        Self::connect_with(host, port, timeout, StoreOptions::from_env()?)
     }
 
     /// Connects like [`TcpStore::connect`], with the given options.
@@ -56,10 +56,10 @@ impl TcpStore {
     /// # Errors
     /// Same as [`TcpStore::connect`].
     pub fn connect_with(
-        options: StoreOptions,
         host: impl Into<String>,
         port: u16,
         timeout: Duration,
+        options: StoreOptions,
     ) -> Result<Self> {
         let store = Self {
             host: host.into(),
