@@ -11,7 +11,7 @@ use fusewire::{Communicator, Device, Options, ReduceOp};
 fn main() -> fusewire::Result<()> {
     let comm = Communicator::from_env(Device::Cpu, Options::default())?;
     let mut x = [comm.rank() as f32 + 1.0; 4];
-    comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    comm.all_reduce(&mut x, ReduceOp::Sum)?;
     println!("rank {} of {}: {x:?}", comm.rank(), comm.size());
     Ok(())
 }

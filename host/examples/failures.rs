@@ -14,9 +14,7 @@ use fusewire::{
 };
 
 fn options() -> Options {
-    let mut options = Options::default();
-    options.timeout = Duration::from_millis(500);
-    options
+    Options::new().timeout(Duration::from_millis(500))
 }
 
 /// Runs `body` on `ranks` ranks and prints the result of each.
@@ -45,21 +43,21 @@ fn absent(comm: &Communicator) -> Result<()> {
 fn main() {
     show("a different count", 2, |comm| {
         let mut x = vec![1f32; 1000 + comm.rank() as usize];
-        comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)
+        comm.all_reduce(&mut x, ReduceOp::Sum)
     });
     show("a different type of the same size", 2, |comm| {
         match comm.rank() {
-            0 => comm.all_reduce([1f32; 16].as_mut_slice(), ReduceOp::Sum),
-            _ => comm.all_reduce([1i32; 16].as_mut_slice(), ReduceOp::Sum),
+            0 => comm.all_reduce(&mut [1f32; 16], ReduceOp::Sum),
+            _ => comm.all_reduce(&mut [1i32; 16], ReduceOp::Sum),
         }
     });
     show("a different order", 2, |comm| match comm.rank() {
         0 => comm.barrier(),
-        _ => comm.broadcast([0u8; 4].as_mut_slice(), 0),
+        _ => comm.broadcast(&mut [0u8; 4], 0),
     });
     show("a rank that does not call", 3, |comm| match comm.rank() {
         2 => absent(comm),
-        _ => comm.all_reduce([1f32; 16].as_mut_slice(), ReduceOp::Sum),
+        _ => comm.all_reduce(&mut [1f32; 16], ReduceOp::Sum),
     });
     show("an abort", 2, |comm| match comm.rank() {
         0 => {
@@ -108,7 +106,7 @@ fn late_joiner() -> Result<()> {
             None => candidate.reconfigure(&next)?,
         };
         let mut x = [1u32];
-        grown.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+        grown.all_reduce(&mut x, ReduceOp::Sum)?;
         let stale = match old.as_ref().and_then(Communicator::failure) {
             Some(Error::Communicator { name, detail }) => {
                 format!("; the old one: \"{name}\": {detail}")

@@ -268,7 +268,7 @@ pub struct Options {
     /// failure, and the watchdog never ends the process.
     pub enable_reconfigure: bool,
     /// Store for the rendezvous. `None` selects the store that the environment variables specify.
-    /// Only [`crate::new_comm`] reads this field.
+    /// Only [`crate::new_comm`] and [`crate::Communicator::adopt`] read this field.
     pub store: Option<Arc<dyn Store>>,
     /// Rank and size. `None` selects the values in the environment variables. Only
     /// [`crate::new_comm`] reads this field.
@@ -311,6 +311,9 @@ impl Options {
     /// (path of the library that backend `nccl`, `ncclx`, `rccl` or `rcclx` loads),
     /// `is_high_priority_stream` (`high_priority_stream`), and `max_event_pool_size`, which has no
     /// effect, because the streams of this library reuse their events.
+    ///
+    /// `hostname` and `interface` choose the address of backend `gloo`. The names of values of
+    /// `ncclConfig_t`, such as `minCTAs`, configure backend `nccl`, `ncclx`, `rccl` or `rcclx`.
     pub const HINTS: &[&str] = &[
         "algorithm",
         "staging_bytes",
@@ -321,6 +324,22 @@ impl Options {
         "library_path",
         "is_high_priority_stream",
         "max_event_pool_size",
+        "hostname",
+        "interface",
+        "cga_cluster_size",
+        "cgaClusterSize",
+        "minCTAs",
+        "maxCTAs",
+        "netName",
+        "splitShare",
+        "trafficClass",
+        "commName",
+        "collnetEnable",
+        "CTAPolicy",
+        "shrinkShare",
+        "nvlsCTAs",
+        "nChannelsPerNetPeer",
+        "nvlinkCentricSched",
     ];
 
     /// Returns the options with the known hints applied. Logs a warning for every unknown hint.
@@ -514,10 +533,19 @@ impl Options {
 
 /// Logs a warning for an unknown hint.
 pub(crate) fn warn_unknown_hint(name: &str, known: &[&str]) {
-    tracing::warn!(
+    warn_user(&format!(
         "unknown hint \"{name}\" is ignored; known are {}",
         known.join(", ")
-    );
+    ));
+}
+
+/// Logs a warning about a mistake of the program. Prints it if the program has no subscriber for
+/// logs.
+pub(crate) fn warn_user(text: &str) {
+    match tracing::dispatcher::has_been_set() {
+        true => tracing::warn!("{text}"),
+        false => eprintln!("fusewire: warning: {text}"),
+    }
 }
 
 /// Variables that name the default timeout.

@@ -81,6 +81,11 @@ pub(crate) trait WorkSource: Send + Sync {
     /// Blocks until the operation `number` is complete.
     fn wait(&self, number: u64);
 
+    /// Returns the result of the operation `number`, which is complete, as far as it is known.
+    fn result(&self, _number: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns true if the operation `number` has started or is complete. Neither blocks nor calls
     /// other code.
     fn is_started(&self, number: u64) -> bool;

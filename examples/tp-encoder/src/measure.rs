@@ -126,8 +126,8 @@ impl Outcome {
         };
         self.changed += usize::from(bits(&round.embeddings) != bits(&self.embeddings));
         if let Some(comm) = comm {
-            comm.all_reduce(round.seconds.as_mut_slice(), ReduceOp::Max)?;
-            comm.all_reduce(round.joins.as_mut_slice(), ReduceOp::Max)?;
+            comm.all_reduce(&mut round.seconds, ReduceOp::Max)?;
+            comm.all_reduce(&mut round.joins, ReduceOp::Max)?;
         }
         let mean = |seconds: &[f64]| seconds.iter().sum::<f64>() / seconds.len() as f64;
         self.seconds.push(mean(&round.seconds));

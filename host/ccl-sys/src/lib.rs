@@ -19,6 +19,7 @@ pub mod result;
 pub mod sys;
 
 mod comm;
+mod config;
 mod features;
 mod library;
 mod locate;
@@ -26,6 +27,7 @@ mod optional;
 mod version;
 
 pub use comm::{Comm, RedOp, Stream};
+pub use config::Config;
 pub use features::Features;
 pub use library::{Group, Library};
 pub use locate::Kind;

@@ -16,7 +16,7 @@ use super::interface::device;
 use super::{Backend, CallArgs, ONLY_KERNELS, Reach, Setup, backend_error, compose};
 use crate::Result;
 use crate::collective::{Op, Operands};
-use crate::options::ReduceOp;
+use crate::options::{Options, ReduceOp};
 use crate::store::Store;
 
 const NAME: &str = "gloo";
@@ -122,7 +122,7 @@ pub(crate) fn create(setup: &Setup) -> Result<Arc<dyn Backend>> {
         setup.rank,
         setup.size,
         Arc::clone(&setup.store),
-        setup.options.timeout,
+        &setup.options,
         setup.reach,
     )?))
 }
@@ -215,10 +215,11 @@ impl Gloo {
         rank: u32,
         size: u32,
         store: Arc<dyn Store>,
-        timeout: Duration,
+        options: &Options,
         reach: Reach,
     ) -> Result<Self> {
-        let (device, store) = (device(reach), Box::new(Rendezvous { store, timeout }));
+        let (device, timeout) = (device(&options.hints, reach), options.timeout);
+        let store = Box::new(Rendezvous { store, timeout });
         let context = sys::Context::new(rank as usize, size as usize, timeout, &device, store)
             .map_err(|error| {
                 let at = format!(

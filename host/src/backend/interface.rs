@@ -1,6 +1,7 @@
 //! Chooses the address at which other hosts reach this host.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::collections::BTreeMap;
 use std::net::{ToSocketAddrs, UdpSocket};
 use std::{env, fs};
 
@@ -8,12 +9,18 @@ use fusewire_gloo_sys as sys;
 
 use super::Reach;
 
-/// Returns the address to listen on. The first of these environment variables that is set
-/// determines the address: `TORCHCOMM_GLOO_HOSTNAME`, `TORCHCOMM_GLOO_INTERFACE`,
-/// `GLOO_SOCKET_IFNAME`. If none is set and all ranks are on one host, returns the loopback
+/// Returns the address to listen on. The first of these that is set determines the address: the
+/// hints `hostname` and `interface`, the environment variables `TORCHCOMM_GLOO_HOSTNAME`,
+/// `TORCHCOMM_GLOO_INTERFACE` and `GLOO_SOCKET_IFNAME`. If none is set and all ranks are on one host, returns the loopback
 /// address. Otherwise returns the address from which this host reaches `MASTER_ADDR`, or else the
 /// address of its host name.
-pub(super) fn device(reach: Reach) -> sys::TcpOptions {
+pub(super) fn device(hints: &BTreeMap<String, String>, reach: Reach) -> sys::TcpOptions {
+    if let Some(name) = hints.get("hostname") {
+        return sys::TcpOptions::Hostname(name.clone());
+    }
+    if let Some(name) = hints.get("interface") {
+        return sys::TcpOptions::Interface(name.clone());
+    }
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     if let Some(name) = variable("TORCHCOMM_GLOO_HOSTNAME") {
         return sys::TcpOptions::Hostname(name);

@@ -21,6 +21,7 @@ pub(crate) mod gloo;
 mod interface;
 mod registry;
 
+use core::any::Any;
 use core::fmt;
 use core::time::Duration;
 use std::sync::Arc;
@@ -67,7 +68,18 @@ impl Route {
 }
 
 /// This rank's part of a communicator of another library.
-pub trait Backend: Send + Sync + fmt::Debug {
+///
+/// The trait extends [`Any`], so a program can reach the methods that a backend has besides those
+/// of the trait:
+///
+/// ```
+/// # use core::any::Any;
+/// # fn example<MyBackend: fusewire::backend::Backend>(comm: &fusewire::Communicator) {
+/// let backend = comm.backend_impl().expect("a backend");
+/// let own: Option<&MyBackend> = (&**backend as &dyn Any).downcast_ref();
+/// # }
+/// ```
+pub trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the name of the backend, such as `nccl`.
     fn name(&self) -> &str;
 

@@ -33,12 +33,12 @@ use crate::store::{PrefixStore, Store};
 /// use std::sync::Arc;
 /// use fusewire::{Device, Options, ReduceOp, new_comm, store::MemoryStore};
 ///
-/// let mut options = Options::default();
-/// options.store = Some(Arc::new(MemoryStore::new()));
-/// options.rank_size = Some((0, 1));
+/// let options = Options::new()
+///     .store(Arc::new(MemoryStore::new()))
+///     .rank_size(0, 1);
 /// let comm = new_comm("fusewire", Device::Cpu, "alone", options)?;
 /// let mut x = [1, 2];
-/// comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+/// comm.all_reduce(&mut x, ReduceOp::Sum)?;
 /// comm.finalize()?;
 /// # Ok::<(), fusewire::Error>(())
 /// ```

@@ -42,6 +42,7 @@ mod tests;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use fusewire_device::layout::{CONSTANTS_AT, CommConst, LaunchHeader};
@@ -282,8 +283,11 @@ impl Communicator {
     }
 
     /// Allocates `count` zeroed elements in a new window, to which every rank contributes the same
-    /// number. Collectives work on them without a copy. All ranks must call this together. The
-    /// memory is freed once the communicator and all its tensors have been dropped.
+    /// number. Collectives work on them without a copy. All ranks must call this together.
+    ///
+    /// Once every rank has dropped its tensors of the window, its work and its graphs that use
+    /// them, the next call of this function frees the memory. Otherwise the memory is freed with
+    /// the communicator.
     ///
     /// # Errors
     /// [`Error::Communicator`] if ranks ask for different sizes or the communicator has too many
@@ -295,13 +299,53 @@ impl Communicator {
             // A backend registers memory itself.
             return self.tensor(dtype, count);
         }
+        self.free_dropped_windows()?;
+        let (id, memory) = self.alloc_memory(bytes)?;
+        let owner = AllocatedWindow {
+            inner: Arc::clone(&self.inner),
+            id,
+        };
+        let allocation = Allocation::new(memory, Some(Arc::new(owner)));
+        Ok(Tensor::from_allocation(allocation, dtype, count))
+    }
+
+    /// Creates a window of `bytes` bytes of new memory of every rank. Returns its number and this
+    /// rank's memory. All ranks must call this together.
+    fn alloc_memory(&self, bytes: u64) -> Result<(usize, Memory)> {
         let parts = self.share("window", bytes)?;
         let own = parts[self.rank() as usize].clone();
         let parts: Vec<_> = parts.into_iter().map(|part| (part, 0)).collect();
-        self.add_window(parts, bytes)?;
+        let id = self.add_window(parts, bytes)?;
         self.host_barrier("window")?;
-        let allocation = Allocation::new(own, Some(Arc::clone(&self.inner) as _));
-        Ok(Tensor::from_allocation(allocation, dtype, count))
+        Ok((id, own))
+    }
+
+    /// Frees the windows of [`Communicator::alloc`] whose tensors all ranks have dropped. All ranks
+    /// must call this together.
+    ///
+    /// An operation keeps the tensors of its rank until it has ended on this rank, which is after
+    /// the last access of a peer to them. So nothing uses a window that all ranks have dropped.
+    fn free_dropped_windows(&self) -> Result<()> {
+        let windows = &self.inner.windows;
+        let own = windows.dropped();
+        let all = self.exchange("dropped", bytemuck::cast_slice(&own))?;
+        let decode = |word: &[u8; 4]| {
+            let word = u32::from_ne_bytes(*word);
+            (word >> 1, word & 1 == 1)
+        };
+        let of_ranks: Vec<HashMap<u32, bool>> = all
+            .iter()
+            .map(|words| words.as_chunks().0.iter().map(decode).collect())
+            .collect();
+        // All ranks remove the same windows in the same order: that of the numbers.
+        for id in own.iter().map(|word| word >> 1) {
+            let captured = of_ranks.iter().map(|windows| windows.get(&id).copied());
+            if let Some(captured) = captured.collect::<Option<Vec<bool>>>() {
+                windows.retire(id as usize);
+                windows.remove(id as usize, !captured.contains(&true));
+            }
+        }
+        Ok(())
     }
 
     /// Adds a window of every rank's part, with its multicast address if it has one, and returns
@@ -416,6 +460,18 @@ impl Communicator {
             operation: "window_addr",
             detail: detail.to_owned(),
         })
+    }
+}
+
+/// Owner of the window of a tensor from [`Communicator::alloc`].
+struct AllocatedWindow {
+    inner: Arc<Inner>,
+    id: usize,
+}
+
+impl Drop for AllocatedWindow {
+    fn drop(&mut self) {
+        self.inner.windows.note_dropped(self.id);
     }
 }
 

@@ -80,11 +80,11 @@ impl Communicator {
             Ok(Vec::new())
         };
         let mut size = [mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64)];
-        self.broadcast(size.as_mut_slice(), root)?;
+        self.broadcast(&mut size, root)?;
         let mut bytes = mine?;
         self.check_size(name, root, size[0])?;
         bytes.resize(size[0] as usize, 0);
-        self.broadcast(bytes.as_mut_slice(), root)?;
+        self.broadcast(&mut bytes, root)?;
         if !is_root {
             *objects = decode(name, root, &bytes)?;
         }
@@ -122,7 +122,7 @@ impl Communicator {
         if let (true, Ok(encoded)) = (is_root, &encoded) {
             sizes = encoded.iter().map(|bytes| bytes.len() as u64).collect();
         }
-        self.broadcast(sizes.as_mut_slice(), root)?;
+        self.broadcast(&mut sizes, root)?;
         let encoded = encoded?;
         for size in &sizes {
             self.check_size(name, root, *size)?;
@@ -148,8 +148,8 @@ impl Communicator {
         let name = "send_object_list";
         let encoded = self.encode(name, &objects);
         let size = encoded.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64);
-        self.send([size].as_slice(), peer)?;
-        self.send(encoded?.as_slice(), peer)
+        self.send(&[size], peer)?;
+        self.send(&encoded?, peer)
     }
 
     /// Receives the objects that `peer` sends with [`Communicator::send_object_list`].
@@ -160,10 +160,10 @@ impl Communicator {
     pub fn recv_object_list<T: DeserializeOwned>(&self, peer: u32) -> Result<Vec<T>> {
         let name = "recv_object_list";
         let mut size = [0u64];
-        self.recv(size.as_mut_slice(), peer)?;
+        self.recv(&mut size, peer)?;
         self.check_size(name, peer, size[0])?;
         let mut bytes = vec![0u8; size[0] as usize];
-        self.recv(bytes.as_mut_slice(), peer)?;
+        self.recv(&mut bytes, peer)?;
         decode(name, peer, &bytes)
     }
 
@@ -208,7 +208,7 @@ impl Communicator {
     fn sizes(&self, operation: &'static str, mine: &Result<Vec<u8>>) -> Result<Vec<u64>> {
         let size = mine.as_ref().map_or(REFUSED, |bytes| bytes.len() as u64);
         let mut sizes = vec![0u64; self.size() as usize];
-        self.all_gather_single(sizes.as_mut_slice(), [size].as_slice())?;
+        self.all_gather_single(&mut sizes, &[size])?;
         if let Err(error) = mine {
             return Err(error.clone());
         }

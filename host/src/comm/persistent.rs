@@ -3,6 +3,7 @@
 use super::submit::invalid;
 use super::{Communicator, Work};
 use crate::Result;
+use crate::options::CallOptions;
 use crate::tensor::Tensor;
 
 /// A prepared all_gather, from [`Communicator::all_gather_p_init`]. Freed when it is dropped, or by
@@ -43,7 +44,7 @@ impl Communicator {
     fn with_agreement(&self, output: &Tensor) -> Result<()> {
         let mine = [output.len() as u64, output.dtype() as u64];
         let mut all = vec![0; 2 * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), mine.as_slice())?;
+        self.all_gather_single(&mut all, mine.as_slice())?;
         match all.chunks(2).position(|theirs| theirs != mine) {
             None => Ok(()),
             Some(rank) => Err(invalid(
@@ -73,6 +74,17 @@ impl AllGatherP {
     /// The errors of [`Communicator::all_gather_single_async`].
     pub fn exec_async(&self, input: &Tensor) -> Result<Work> {
         self.comm.all_gather_single_async(&self.output, input)
+    }
+
+    /// Returns this handle with other call options, like [`Communicator::with_options`].
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::with_options`].
+    pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
+        Ok(Self {
+            comm: self.comm.with_options(options)?,
+            output: self.output.clone(),
+        })
     }
 
     /// Returns the output.

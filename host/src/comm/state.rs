@@ -17,6 +17,7 @@ use super::observe::OpInfo;
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
+use crate::options::warn_user;
 use crate::{EndReason, Error, Result, process};
 
 /// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
@@ -449,12 +450,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if !self.status.finalized.load(Ordering::Acquire) && self.executor.abort_word() == 0 {
             self.leave();
-            tracing::warn!(
+            warn_user(&format!(
                 "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
-                    freed",
-                self.group.name,
-                self.group.rank
-            );
+                 freed",
+                self.group.name, self.group.rank
+            ));
         }
         if let Some(network) = &self.executor.network {
             network.stop_others(self);

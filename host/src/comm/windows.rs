@@ -56,6 +56,8 @@ enum Slot {
         /// True if this rank has captured an operation while the window was alive. A graph may
         /// then have the number.
         captured: bool,
+        /// True if this rank has dropped all tensors of the window.
+        dropped: bool,
     },
     /// A graph of some rank may have the number, so no other window gets it.
     Retired,
@@ -208,6 +210,7 @@ impl Windows {
         let slot = Slot::Live {
             parts,
             captured: false,
+            dropped: false,
         };
         match all.get_mut(id) {
             Some(free) => *free = slot,
@@ -257,6 +260,29 @@ impl Windows {
                 *captured = true;
             }
         }
+    }
+
+    /// Notes that this rank has dropped all tensors of a window.
+    pub(crate) fn note_dropped(&self, id: usize) {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Slot::Live { dropped, .. }) = all.get_mut(id) {
+            *dropped = true;
+        }
+    }
+
+    /// Returns a word for each live window whose tensors this rank has dropped, by number: twice
+    /// the number, plus 1 if this rank has captured an operation while the window was alive.
+    pub(crate) fn dropped(&self) -> Vec<u32> {
+        let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let dropped = (0..).zip(&*all).filter_map(|(id, slot)| match slot {
+            Slot::Live {
+                dropped: true,
+                captured,
+                ..
+            } => Some(2 * id + u32::from(*captured)),
+            _ => None,
+        });
+        dropped.collect()
     }
 
     /// Returns true if this rank has captured an operation while the window was alive.

@@ -85,10 +85,18 @@ impl Work {
     /// earlier, `stream` waits for all work of the operation's stream so far, replays included.
     ///
     /// # Errors
+    /// The operation's failure, if it has failed already. If it fails later, the next
+    /// [`Stream::synchronize`] of `stream` returns the failure, on the CPU. A GPU does not: there,
+    /// the failure is returned by this handle, by [`Stream::synchronize`] of the operation's
+    /// stream, and by every later call of the communicator.
+    ///
     /// The errors of [`Stream::record`] and [`Stream::wait_event`]; the driver's error if it could
     /// not record the end of the operation.
     pub fn wait(&self, stream: &Stream) -> Result<()> {
         let is_capturing = self.stream.is_capturing() || stream.is_capturing();
+        if !is_capturing && let Some(Err(error)) = self.result() {
+            return Err(error);
+        }
         if !is_capturing && stream.wait_ticket(&self.stream, self.ticket)? {
             return Ok(());
         }

@@ -170,6 +170,10 @@ impl WorkSource for Shared {
         self.wait_complete(number, None);
     }
 
+    fn result(&self, number: u64) -> Result<()> {
+        self.lock().result(number)
+    }
+
     fn is_current(&self) -> bool {
         super::stream::is_current(self)
     }

@@ -242,6 +242,17 @@ impl CpuStream {
         }
     }
 
+    /// Makes all later work of the stream wait for the operation `ticket` of `source`. If the
+    /// operation fails, the next synchronization of this stream reports its failure too.
+    pub(crate) fn wait_ticket(&self, source: &Self, ticket: CpuTicket) -> Result<()> {
+        let work = source.work(ticket);
+        let wait = Command::host(move || {
+            work.source.wait(work.number);
+            work.source.result(work.number)
+        });
+        self.enqueue(wait).map(drop)
+    }
+
     /// Makes all later work of the stream wait for `work`.
     pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
         let work = work.clone();

@@ -368,7 +368,7 @@ impl Stream {
             _ if self.id() == source.id() => {}
             (Kind::Cpu(stream), Kind::Cpu(source), TicketKind::Cpu(ticket)) => {
                 if !source.is_complete(ticket) {
-                    stream.wait_work(&source.work(ticket))?;
+                    stream.wait_ticket(source, ticket)?;
                 }
             }
             (Kind::Gpu(stream), Kind::Gpu(source), TicketKind::Gpu(number)) => {

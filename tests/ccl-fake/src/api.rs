@@ -67,6 +67,7 @@ fn init(
     count: c_int,
     id: ncclUniqueId,
     rank: c_int,
+    fields: &[(&str, i64)],
 ) -> ncclResult_t {
     if out.is_null() || count < 1 || rank < 0 || rank >= count || depth() > 0 {
         return ncclInvalidArgument;
@@ -79,7 +80,7 @@ fn init(
         return ncclInvalidArgument;
     }
     let comm = Comm::new(shared, rank as usize);
-    record::call(name, Some(&comm), 0, &[]);
+    record::call(name, Some(&comm), 0, fields);
     match comm.shared.join(rank as usize) {
         Ok(()) => put(out, Box::into_raw(Box::new(comm)).cast()),
         Err(code) => code,
@@ -155,14 +156,28 @@ export! {
     fn ncclCommInitRank(
         out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int
     ) -> ncclResult_t {
-        init("ncclCommInitRank", out, count, id, rank)
+        init("ncclCommInitRank", out, count, id, rank, &[])
     }
     fn ncclCommInitRankConfig(
         out: *mut ncclComm_t, count: c_int, id: ncclUniqueId, rank: c_int,
-        _config: *mut ncclConfig_t
+        config: *mut ncclConfig_t
     ) -> ncclResult_t {
-        if !has(21_400) { return ncclInvalidUsage }
-        init("ncclCommInitRankConfig", out, count, id, rank)
+        if !has(21_400) || config.is_null() { return ncclInvalidUsage }
+        // SAFETY: the caller passes a whole configuration.
+        let config = unsafe { *config };
+        let set = |value: c_int| i64::from(if value == NCCL_CONFIG_UNDEF_INT { -1 } else { value });
+        let text = |at: *const c_char| match at.is_null() {
+            true => -1,
+            // SAFETY: the caller passes texts that end with NUL.
+            false => unsafe { core::ffi::CStr::from_ptr(at) }.to_bytes().len() as i64,
+        };
+        init("ncclCommInitRankConfig", out, count, id, rank, &[
+            ("magic", i64::from(config.magic)),
+            ("min_ctas", set(config.minCTAs)),
+            ("max_ctas", set(config.maxCTAs)),
+            ("cga", set(config.cgaClusterSize)),
+            ("net_name", text(config.netName)),
+        ])
     }
     fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
         if !has(21_400) { return ncclInvalidUsage }

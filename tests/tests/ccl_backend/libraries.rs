@@ -45,6 +45,51 @@ fn a_missing_library_is_reported_with_what_to_do() {
 }
 
 #[test]
+fn hints_set_the_configuration_of_the_library() {
+    let create = |fake: &Fake, hints: &[(&str, &str)]| {
+        let options = Options::new()
+            .return_errors()
+            .timeout(TEST_TIMEOUT)
+            .store(Arc::new(MemoryStore::new()))
+            .rank_size(0, 1)
+            .hint("library_path", fake.path.to_str().expect("a path"));
+        let add = |options: Options, hint: &(&str, &str)| options.hint(hint.0, hint.1);
+        let options = hints.iter().fold(options, add);
+        new_comm("nccl", Device::Cpu, "alone", options).and_then(|comm| comm.finalize())
+    };
+    let hints = [
+        ("minCTAs", "2"),
+        ("maxCTAs", "7"),
+        ("cga_cluster_size", "4"),
+        ("netName", "Socket"),
+    ];
+    let fake = Fake::new();
+    create(&fake, &hints).expect("a communicator");
+    create(&fake, &[]).expect("a communicator");
+    let records = fake.take();
+    let created: Vec<_> = records
+        .iter()
+        .filter(|record| record.name.starts_with("ncclCommInitRank"))
+        .map(|of| {
+            let values = [of.min_ctas, of.max_ctas, of.cga, of.net_name];
+            (of.name.as_str(), values)
+        })
+        .collect();
+    assert_eq!(
+        created,
+        [
+            ("ncclCommInitRankConfig", [2, 7, 4, 6]),
+            ("ncclCommInitRank", [-1; 4])
+        ]
+    );
+    let error = create(&fake, &[("minCTAs", "two")]).expect_err("no number");
+    assert!(error.to_string().contains("not a number"), "{error}");
+    let old = Fake::of_version(21_800);
+    let error = create(&old, &[("nvlsCTAs", "2")]).expect_err("too old");
+    assert!(error.to_string().contains("too old"), "{error}");
+}
+
+#[test]
 fn all_usual_names_are_tried() {
     const TEST: &str = "libraries::all_usual_names_are_tried";
     if role().as_deref() == Some("names") {

@@ -73,6 +73,10 @@ struct Record {
     colour: i64,
     key: i64,
     scalar: i64,
+    min_ctas: i64,
+    max_ctas: i64,
+    cga: i64,
+    net_name: i64,
 }
 
 impl Default for Record {
@@ -90,7 +94,16 @@ impl Default for Record {
             peer,
             in_place,
         ] = [-1; 10];
-        let [thread, colour, key, scalar] = [-1; 4];
+        let [
+            thread,
+            colour,
+            key,
+            scalar,
+            min_ctas,
+            max_ctas,
+            cga,
+            net_name,
+        ] = [-1; 8];
         Self {
             name,
             depth,
@@ -107,6 +120,10 @@ impl Default for Record {
             colour,
             key,
             scalar,
+            min_ctas,
+            max_ctas,
+            cga,
+            net_name,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fusewire_ccl_sys::sys::{NCCL_UNIQUE_ID_BYTES, ncclUniqueId};
-use fusewire_ccl_sys::{Comm, Kind, Library};
+use fusewire_ccl_sys::{Comm, Config, Kind, Library};
 
 use super::Ccl;
 use crate::backend::{Backend, Setup, backend_error};
@@ -44,10 +44,30 @@ pub(in crate::backend) fn create(
     };
     // All ranks have opened their libraries, so `init_rank` does not wait for a rank that cannot
     // join.
-    let comm = library
-        .init_rank(setup.size as usize, id, setup.rank as usize)
-        .map_err(|error| init(error.to_string()))?;
+    let (size, rank) = (setup.size as usize, setup.rank as usize);
+    let comm = match config(&library, setup) {
+        Ok(None) => library.init_rank(size, id, rank),
+        Ok(Some(config)) => library.init_rank_with(size, id, rank, &config),
+        Err(error) => Err(error),
+    };
+    let comm = comm.map_err(|error| init(error.to_string()))?;
     Ok(Arc::new(Ccl::new(comm, setup.options.timeout)?))
+}
+
+/// Returns the configuration that the hints set, or `None` if they set none.
+fn config(library: &Library, setup: &Setup) -> fusewire_ccl_sys::Result<Option<Config>> {
+    let mut config = None;
+    for (name, value) in &setup.options.hints {
+        let name = match name.as_str() {
+            "cga_cluster_size" => "cgaClusterSize",
+            name if Config::NAMES.contains(&name) => name,
+            _ => continue,
+        };
+        config
+            .get_or_insert_with(|| Config::new(*library))
+            .set(name, value)?;
+    }
+    Ok(config)
 }
 
 /// Opens the library. Returns an error if the library cannot access the device's memory.

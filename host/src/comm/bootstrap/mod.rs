@@ -48,7 +48,7 @@ impl Communicator {
     /// let store = Arc::new(MemoryStore::new());
     /// let comm = Communicator::new(Device::Cpu, 0, 1, store, "alone", Options::default())?;
     /// let mut x = [1.0f32, 2.0];
-    /// comm.all_reduce(x.as_mut_slice(), ReduceOp::Sum)?;
+    /// comm.all_reduce(&mut x, ReduceOp::Sum)?;
     /// assert_eq!(x, [1.0, 2.0]);
     /// # Ok::<(), fusewire::Error>(())
     /// ```

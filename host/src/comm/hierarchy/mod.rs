@@ -123,7 +123,7 @@ impl Hierarchy {
                 format!("between/{part}"),
                 Arc::clone(&setup.store),
             ));
-            Gloo::connect(rank, size, store, timeout, Reach::Network)
+            Gloo::connect(rank, size, store, &setup.options, Reach::Network)
         };
         let all = connect("all", setup.rank, setup.size)?;
         // The first rank of a host identifies the host.

@@ -41,6 +41,41 @@ impl Default for WindowOptions {
     }
 }
 
+impl WindowOptions {
+    /// Creates the default options.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the number of signals.
+    #[must_use]
+    pub fn signals(mut self, signals: u32) -> Self {
+        self.signals = Some(signals);
+        self
+    }
+
+    /// Sets the number of counters.
+    #[must_use]
+    pub fn counters(mut self, counters: u32) -> Self {
+        self.counters = Some(counters);
+        self
+    }
+
+    /// Sets the number of barriers.
+    #[must_use]
+    pub fn barriers(mut self, barriers: u32) -> Self {
+        self.barriers = barriers;
+        self
+    }
+
+    /// Sets the number of cells.
+    #[must_use]
+    pub fn cells(mut self, cells: u32) -> Self {
+        self.cells = cells;
+        self
+    }
+}
+
 /// Size of the rings of a queue; 0 for other windows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rings {
@@ -58,6 +93,8 @@ impl Communicator {
     /// Creates a window over `tensor` of each rank: memory from [`Tensor::new`] or
     /// [`Communicator::alloc`], of the same type and length on all ranks, at any offset in its
     /// allocation. Collectives on the tensor then need no copy. All ranks must call this together.
+    /// May be called while the stream is capturing: the window is created now, by operations on
+    /// another stream.
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) if ranks pass different arguments;
@@ -81,29 +118,29 @@ impl Communicator {
             ));
         }
         self.inner.check()?;
+        let outside = self.outside_capture()?;
         let size = self.size();
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let (barriers, cells) = (options.barriers, options.cells);
         let numbers = [signals, counters, barriers, cells];
-        let (id, parts) = self.register_parts(tensor, numbers, PeerAccess::Write)?;
+        let (id, parts) = outside.register_parts(tensor, numbers, PeerAccess::Write)?;
         let blocks = self.inner.executor.constants.max_blocks;
         let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
-        let signal_pad = match self.alloc(DType::U8, bytes as usize) {
-            Ok(signal_pad) => signal_pad,
+        let signal_pad_id = match self.alloc_memory(bytes) {
+            Ok((id, _)) => id,
             Err(error) => {
                 // Fails only if the communicator has failed, and then all windows stay.
                 let _ = self.end_windows(&[id]);
                 return Err(error);
             }
         };
-        let signal_pad_id = self.inner.windows.addr_of(signal_pad.as_ptr(), 1).window();
         let signal_pads = (0..size)
-            .filter_map(|rank| self.inner.windows.part(signal_pad_id as usize, rank))
+            .filter_map(|rank| self.inner.windows.part(signal_pad_id, rank))
             .collect();
         let device = Box::new(DeviceWindow {
             window: id as u32,
-            signal_pad: signal_pad_id,
+            signal_pad: signal_pad_id as u32,
             offset: 0,
             bytes: (tensor.len() * tensor.dtype().size()) as u64,
             signals,

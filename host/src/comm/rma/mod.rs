@@ -12,6 +12,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
+use fusewire_device::DType;
 use fusewire_device::session::{Call, Operation};
 use fusewire_device::window::DeviceWindow;
 
@@ -24,7 +25,9 @@ use crate::algorithm::Algorithm;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::WindowPart;
 use crate::comm::{Communicator, Inner};
+use crate::device::Device;
 use crate::gpu::Scratch;
+use crate::options::CallOptions;
 use crate::tensor::{Allocation, Tensor};
 
 /// Path on which a rank reaches a peer's part of a window.
@@ -105,6 +108,37 @@ impl Window {
             comm: self.comm.on(stream),
             ..self.clone()
         }
+    }
+
+    /// Returns this window with other call options, like [`Communicator::with_options`].
+    ///
+    /// # Errors
+    /// The errors of [`Communicator::with_options`].
+    pub fn with_options(&self, options: &CallOptions) -> Result<Self> {
+        Ok(Self {
+            comm: self.comm.with_options(options)?,
+            ..self.clone()
+        })
+    }
+
+    /// Returns the type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.tensor.dtype()
+    }
+
+    /// Returns the number of elements of each rank's part.
+    pub fn len(&self) -> usize {
+        self.tensor.len()
+    }
+
+    /// Returns true if the parts have no elements.
+    pub fn is_empty(&self) -> bool {
+        self.tensor.is_empty()
+    }
+
+    /// Returns the device of the memory.
+    pub fn device(&self) -> Device {
+        self.comm.device()
     }
 
     /// Returns the number of signals.

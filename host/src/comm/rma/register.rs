@@ -5,6 +5,7 @@ use fusewire_device::DType;
 use crate::comm::Communicator;
 use crate::comm::windows::WindowPart;
 use crate::options::ReduceOp;
+use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
@@ -38,7 +39,9 @@ impl Communicator {
                 _tensor: tensor.clone(),
             });
         }
-        let (id, _) = self.register_parts(tensor, [0; 4], PeerAccess::Read)?;
+        let (id, _) = self
+            .outside_capture()?
+            .register_parts(tensor, [0; 4], PeerAccess::Read)?;
         Ok(Registration {
             window: Some(id),
             handle: 0,
@@ -66,6 +69,15 @@ impl Communicator {
         }
     }
 
+    /// Returns this communicator, on a new stream if its own is capturing, for operations that the
+    /// graph must not contain.
+    pub(super) fn outside_capture(&self) -> Result<Self> {
+        match self.stream().is_capturing() {
+            true => Ok(self.on(&Stream::on_device(self.device())?)),
+            false => Ok(self.clone()),
+        }
+    }
+
     /// Compares the words `mine`, which must be equal on all ranks, and returns the words `local`
     /// of each rank. `describe` formats `mine` for a message. All ranks must call this together.
     pub(super) fn agree<const N: usize>(
@@ -77,7 +89,7 @@ impl Communicator {
     ) -> Result<Vec<[u64; N]>> {
         let sent = [mine, &local].concat();
         let mut all = vec![0u64; sent.len() * self.size() as usize];
-        self.all_gather_single(all.as_mut_slice(), sent.as_slice())?;
+        self.all_gather_single(&mut all, sent.as_slice())?;
         let mut locals = Vec::new();
         for (rank, words) in all.chunks(sent.len()).enumerate() {
             let (theirs, local) = words.split_at(mine.len());
