@@ -146,7 +146,7 @@ impl Communicator {
     /// Wraps an existing communicator of a backend, such as an adopted `ncclComm_t` or a
     /// [`Backend`] that is not registered. [`Communicator::dup`], and [`Communicator::split`] if
     /// the backend cannot split itself, need a store that all ranks share
-    /// ([`Options::store`](field@Options::store)).
+    /// ([`field@Options::store`]).
     ///
     /// # Errors
     /// The errors of allocating the communicator's state.
