@@ -325,7 +325,7 @@ impl Communicator {
             options: self.inner.group.requested_options(),
             generation: 0,
             hooks: self.inner.observer.hooks.clone(),
-            rendezvous_timeout: None,
+            rendezvous_timeout: (self.timeout_ns != 0).then(|| self.timeout()),
             reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),
             members: self.inner.group.watched_members(ranks.iter().copied()),
