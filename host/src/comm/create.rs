@@ -1,6 +1,7 @@
 //! Communicators created by backend name, adopted from a backend, or split from another
 //! communicator.
 
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::Communicator;
@@ -71,7 +72,8 @@ pub fn new_comm(
         None => store_of_environment(rank, size, options.rendezvous_timeout())?,
     };
     if backend == "fusewire" {
-        return Communicator::new(device, rank, size, store, name, options);
+        let comm = Communicator::new(device, rank, size, store, name, options)?;
+        return Ok(comm.requiring_finalize(true));
     }
     if size == 0 || rank >= size {
         return Err(invalid("new_comm", format!("rank {rank} of {size}")));
@@ -94,7 +96,7 @@ pub fn new_comm(
         parent: None,
         members: Vec::new(),
     };
-    Communicator::form_over(backend, config)
+    Ok(Communicator::form_over(backend, config)?.requiring_finalize(true))
 }
 
 impl CommConfig {
@@ -274,11 +276,21 @@ impl Communicator {
         }))
     }
 
-    /// Records the ranks of `parent` that form this communicator, for the flight record.
+    /// Records the ranks of `parent` that form this communicator, and who sees that it is dropped
+    /// without [`Communicator::finalize`].
     pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
         let world = parent.inner.group.world();
         let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();
         let _ = self.inner.group.world.set(ranks);
+        let required = &parent.inner.status.must_finalize;
+        self.requiring_finalize(required.load(Ordering::Relaxed))
+    }
+
+    /// Sets whether the user sees that the communicator is dropped without
+    /// [`Communicator::finalize`].
+    fn requiring_finalize(self, required: bool) -> Self {
+        let must_finalize = &self.inner.status.must_finalize;
+        must_finalize.store(required, Ordering::Relaxed);
         self
     }
 

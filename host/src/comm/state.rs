@@ -30,6 +30,9 @@ pub(super) struct Status {
     /// The first failure.
     pub(super) failure: OnceLock<Error>,
     pub(super) finalized: AtomicBool,
+    /// True if a drop without [`Communicator::finalize`] is a mistake that the user must see: if
+    /// [`new_comm`](super::new_comm) created the communicator, or one that it was split from.
+    pub(super) must_finalize: AtomicBool,
     /// Set once [`Communicator::reconfigure`] has replaced this communicator.
     pub(super) replaced: OnceLock<Error>,
 }
@@ -450,11 +453,15 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if !self.status.finalized.load(Ordering::Acquire) && self.executor.abort_word() == 0 {
             self.leave();
-            warn_user(&format!(
+            let text = format!(
                 "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
                  freed",
                 self.group.name, self.group.rank
-            ));
+            );
+            match self.status.must_finalize.load(Ordering::Relaxed) {
+                true => warn_user(&text),
+                false => tracing::warn!("{text}"),
+            }
         }
         if let Some(network) = &self.executor.network {
             network.stop_others(self);
