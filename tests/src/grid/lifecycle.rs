@@ -1,7 +1,7 @@
 //! Drops and finalizes communicators. Runs last, because it finalizes the grid's communicator.
 
 use crate::device::tensor;
-use fusewire::{DType, Error, ReduceOp, Result};
+use fusewire::{DType, EndReason, Error, ReduceOp, Result};
 
 use super::{Grid, warnings};
 
@@ -75,9 +75,9 @@ fn finalized(grid: &mut Grid) -> Result<bool> {
         comm.split(&[comm.rank()], "late").map(drop),
         comm.all_gather_object(&1u8).map(drop),
     ];
-    let is_refused = |answer: &Result<()>| match answer {
-        Err(error @ Error::Communicator { .. }) => error.to_string().contains("finalized"),
-        _ => false,
+    let is_refused = |answer: &Result<()>| {
+        let reason = answer.as_ref().err().and_then(Error::end_reason);
+        reason == Some(EndReason::Finalized)
     };
     for (at, answer) in answers.iter().enumerate() {
         grid.check(
