@@ -17,6 +17,7 @@
 
 mod comm;
 mod error;
+mod handle;
 mod memory;
 mod norm;
 mod operations;

@@ -76,17 +76,21 @@ impl Buffer {
         })
     }
 
+    /// Adopts the memory as a tensor.
+    pub(crate) fn tensor(self, comm: &FusewireComm) -> Outcome<Tensor> {
+        let keep = comm.shared.keeper(self.at as usize);
+        let device = comm.comm.device();
+        // SAFETY: the header requires that the memory stays allocated until the call returns, or
+        // (enqueued) until the work is done and every graph that uses it is destroyed. `keep` owns
+        // memory that the library allocated.
+        Ok(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
+    }
+
     /// Creates the view that operations take. The view of an enqueued operation contains a tensor.
     pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
-        let tensor = if enqueued {
-            let keep = comm.shared.keeper(self.at as usize);
-            let device = comm.comm.device();
-            // SAFETY: the header requires that the memory stays allocated until the work is done
-            // and every graph that uses it is destroyed. `keep` owns memory that the library
-            // allocated.
-            Some(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
-        } else {
-            None
+        let tensor = match enqueued {
+            true => Some(self.tensor(comm)?),
+            false => None,
         };
         Ok(View {
             buffer: self,
@@ -122,11 +126,6 @@ impl View {
             // returns.
             None => unsafe { Output::from_raw(at, count, dtype) },
         }
-    }
-
-    /// Returns the tensor, which only the view of an enqueued operation has.
-    pub(crate) fn tensor(&self) -> Option<&Tensor> {
-        self.tensor.as_ref()
     }
 }
 

@@ -2,10 +2,10 @@
 
 use core::ffi::{c_int, c_void};
 
-use fusewire::{Collective, DType, Work};
+use fusewire::{Collective, DType, Error, Tensor, Work};
 
 use crate::comm::FusewireComm;
-use crate::error::{Outcome, argument, guard};
+use crate::error::{Outcome, guard};
 use crate::memory::{Buffer, View};
 use crate::types::{dtype, reduction};
 use crate::work::{FusewireWork, hand_out};
@@ -18,6 +18,28 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Checks a buffer of `count` elements and adopts it, for operations that only take tensors.
+    /// Fails if the call blocks while the stream is capturing: the graph would use the buffer after
+    /// the call.
+    pub(crate) fn tensor(
+        &self,
+        what: &str,
+        at: *const c_void,
+        count: Option<u64>,
+        dtype: DType,
+    ) -> Outcome<Tensor> {
+        if !self.enqueued && self.handle.comm.stream().is_capturing() {
+            let name = self.name;
+            return Err(Error::CaptureState {
+                detail: format!(
+                    "a graph outlives the call, so {name} cannot be captured: use {name}_async"
+                ),
+            }
+            .into());
+        }
+        Buffer::new(self.name, what, at, count, dtype)?.tensor(self.handle)
+    }
+
     /// Checks a buffer of `count` elements.
     pub(crate) fn view(
         &self,
@@ -37,6 +59,19 @@ impl Call<'_> {
 
     pub(crate) fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Runs the function of the call's form.
+    pub(crate) fn choose(
+        &self,
+        run: impl FnOnce() -> fusewire::Result<()>,
+        enqueue: impl FnOnce() -> fusewire::Result<Work>,
+    ) -> Outcome<Option<Work>> {
+        if self.enqueued {
+            return Ok(Some(enqueue()?));
+        }
+        run()?;
+        Ok(None)
     }
 
     /// Runs or enqueues a collective, as the call's form says.
@@ -82,44 +117,42 @@ pub(crate) unsafe fn operate(
     })
 }
 
-/// Returns the failure of an enqueued call whose buffer has no tensor.
-pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failure {
-    argument(
-        call.name,
-        "an enqueued operation on memory without a tensor",
-    )
-}
-
 /// Defines the C functions of an operation: blocking and enqueued.
 macro_rules! operation {
     (
         $(#[$doc:meta])*
-        $name:ident, $name_async:ident ($($arg:ident: $ty:ty),*) |$call:ident| $body:expr
+        $name:ident, $name_async:ident ($($arg:ident: $ty:ty),*) |$call:ident| $body:block
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
-        /// call returns.
+        /// Handles are null or live. Arrays and structs are null or readable. The buffers are valid
+        /// memory of the communicator's device until the call returns.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
+        pub unsafe extern "C" fn $name(
+            comm: *const $crate::comm::FusewireComm,
+            $($arg: $ty),*
+        ) -> core::ffi::c_int {
+            let run = |$call: &$crate::operations::Call<'_>| $body;
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name), comm, None, |$call| $body) }
+            unsafe { $crate::operations::operate(stringify!($name), comm, None, run) }
         }
 
         #[doc = concat!("Enqueues [`", stringify!($name), "`] on the handle's stream.")]
         ///
         /// # Safety
-        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
-        /// work is done and every graph that contains it is destroyed. `work` is null or writable.
+        /// Handles are null or live. Arrays and structs are null or readable. The buffers are valid
+        /// memory of the communicator's device until the work is done and every graph that contains
+        /// it is destroyed. `work` is null or writable.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name_async(
-            comm: *const FusewireComm,
+            comm: *const $crate::comm::FusewireComm,
             $($arg: $ty,)*
-            work: *mut *mut FusewireWork,
-        ) -> c_int {
+            work: *mut *mut $crate::work::FusewireWork,
+        ) -> core::ffi::c_int {
+            let run = |$call: &$crate::operations::Call<'_>| $body;
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name_async), comm, Some(work), |$call| $body) }
+            unsafe { $crate::operations::operate(stringify!($name_async), comm, Some(work), run) }
         }
     };
 }
