@@ -6,9 +6,9 @@
  * libfusewire_c.so (the SONAME is the same) and libfusewire_c.a to target/release. A program that
  * links the static library also needs -lm -lpthread -ldl. Never dlclose the shared library.
  *
- * NOT INCLUDED. These parts of the Rust API have no C functions: reduce, scatter and gather;
- * all_gather_v and all_to_all_v; batches of sends and receives; collectives of objects; put, get
- * and signals of windows; reductions with a factor (premul_sum); quantized operations; dup and
+ * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
+ * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); collectives
+ * of objects; put, get and signals of windows; queues; persistent and quantized operations; dup and
  * reconfigure; hooks and the flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
@@ -269,7 +269,8 @@ int fusewire_download(const fusewire_comm *comm, void *host, const void *device,
    the handle's stream and returns; if the operation fails later, waiting for its work returns the
    failure. If `work` is not null, it receives a handle, which the caller must destroy, or null if
    the call fails. Counts are in elements. A count of 0 is always allowed, and a buffer of 0
-   elements may be null. Input and output must not overlap, unless stated otherwise. */
+   elements may be null. Input and output must not overlap, unless stated otherwise. Count, type,
+   reduction and root must be equal on all ranks, unless stated otherwise. */
 
 /* Reduces `count` elements of every rank and stores the result on every rank. Output may be equal
    to input. */
@@ -279,6 +280,30 @@ int fusewire_all_reduce_async(const fusewire_comm *comm, const void *input, void
                               uint64_t count, uint32_t dtype, uint32_t reduction,
                               fusewire_work **work);
 
+/* Multiplies the input of each rank by the rank's `factor`, and stores the sum on every rank. Ranks
+   may pass different factors. For integers, the factor must be an integer. Products and sums of f16
+   and bf16 are computed in f32 and rounded once. Output may be equal to input. */
+int fusewire_all_reduce_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                                   uint64_t count, uint32_t dtype, double factor);
+int fusewire_all_reduce_premul_sum_async(const fusewire_comm *comm, const void *input,
+                                         void *output, uint64_t count, uint32_t dtype,
+                                         double factor, fusewire_work **work);
+
+/* Reduces `count` elements of every rank and stores the result on the root. Other ranks ignore
+   `output`, which may be null. On the root, output may be equal to input. */
+int fusewire_reduce(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                    uint32_t dtype, uint32_t reduction, uint32_t root);
+int fusewire_reduce_async(const fusewire_comm *comm, const void *input, void *output,
+                          uint64_t count, uint32_t dtype, uint32_t reduction, uint32_t root,
+                          fusewire_work **work);
+
+/* fusewire_all_reduce_premul_sum with the result on the root only, as in fusewire_reduce. */
+int fusewire_reduce_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                               uint64_t count, uint32_t dtype, double factor, uint32_t root);
+int fusewire_reduce_premul_sum_async(const fusewire_comm *comm, const void *input, void *output,
+                                     uint64_t count, uint32_t dtype, double factor, uint32_t root,
+                                     fusewire_work **work);
+
 /* Reduces row r of every rank's input and stores the result in the output of rank r. The input has
    one row of `count` elements for each rank. The output may be this rank's row of the input. */
 int fusewire_reduce_scatter(const fusewire_comm *comm, const void *input, void *output,
@@ -287,12 +312,42 @@ int fusewire_reduce_scatter_async(const fusewire_comm *comm, const void *input, 
                                   uint64_t count, uint32_t dtype, uint32_t reduction,
                                   fusewire_work **work);
 
+/* fusewire_reduce_scatter of inputs that are multiplied by the rank's `factor`, as in
+   fusewire_all_reduce_premul_sum. */
+int fusewire_reduce_scatter_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                                       uint64_t count, uint32_t dtype, double factor);
+int fusewire_reduce_scatter_premul_sum_async(const fusewire_comm *comm, const void *input,
+                                             void *output, uint64_t count, uint32_t dtype,
+                                             double factor, fusewire_work **work);
+
 /* Copies the `count` elements of rank r to row r of every rank's output. The input may be this
    rank's row of the output. */
 int fusewire_all_gather(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
                         uint32_t dtype);
 int fusewire_all_gather_async(const fusewire_comm *comm, const void *input, void *output,
                               uint64_t count, uint32_t dtype, fusewire_work **work);
+
+/* Copies the counts[r] elements of rank r to part r of every rank's output. `counts` has one number
+   per rank, equal on all ranks, in host memory. The call copies it, so an _async call or a graph
+   does not refer to it afterwards. The parts of the output are contiguous, in rank order. The input
+   may be this rank's part of the output. */
+int fusewire_all_gather_v(const fusewire_comm *comm, const void *input, void *output,
+                          const uint64_t *counts, uint32_t dtype);
+int fusewire_all_gather_v_async(const fusewire_comm *comm, const void *input, void *output,
+                                const uint64_t *counts, uint32_t dtype, fusewire_work **work);
+
+/* fusewire_all_gather_v with `counts` in memory of the communicator's device. The operation reads
+   them when it runs, and each replay of a graph reads them again. `input_count` and `output_count`
+   are the sizes of the buffers. On a CPU, the call also reads the counts and compares them with the
+   sizes, which must be counts[rank] and the sum of the counts. On a GPU, the host never reads the
+   counts. If the counts exceed a buffer, no data moves and the operation fails. */
+int fusewire_all_gather_v_device(const fusewire_comm *comm, const void *input,
+                                 uint64_t input_count, void *output, uint64_t output_count,
+                                 const uint64_t *counts, uint32_t dtype);
+int fusewire_all_gather_v_device_async(const fusewire_comm *comm, const void *input,
+                                       uint64_t input_count, void *output, uint64_t output_count,
+                                       const uint64_t *counts, uint32_t dtype,
+                                       fusewire_work **work);
 
 /* Copies row r of the input of rank s to row s of the output of rank r. A row has `count`
    elements. */
@@ -301,11 +356,52 @@ int fusewire_all_to_all(const fusewire_comm *comm, const void *input, void *outp
 int fusewire_all_to_all_async(const fusewire_comm *comm, const void *input, void *output,
                               uint64_t count, uint32_t dtype, fusewire_work **work);
 
+/* Sends input_splits[r] elements to rank r, and receives output_splits[r] elements from it. The
+   parts of both buffers are contiguous, in rank order. The splits have one number per rank and may
+   differ between ranks, but output_splits[s] of rank r must be equal to input_splits[r] of rank s.
+   They are in host memory. The call copies them, so an _async call or a graph does not refer to
+   them afterwards. */
+int fusewire_all_to_all_v(const fusewire_comm *comm, const void *input,
+                          const uint64_t *input_splits, void *output,
+                          const uint64_t *output_splits, uint32_t dtype);
+int fusewire_all_to_all_v_async(const fusewire_comm *comm, const void *input,
+                                const uint64_t *input_splits, void *output,
+                                const uint64_t *output_splits, uint32_t dtype,
+                                fusewire_work **work);
+
+/* fusewire_all_to_all_v with splits in memory of the communicator's device. The operation reads
+   them when it runs, and each replay of a graph reads them again. `input_count` and `output_count`
+   are the sizes of the buffers. If the splits exceed a buffer, no data moves: on a CPU the call
+   fails, on a GPU the operation fails. */
+int fusewire_all_to_all_v_device(const fusewire_comm *comm, const void *input,
+                                 uint64_t input_count, const uint64_t *input_splits, void *output,
+                                 uint64_t output_count, const uint64_t *output_splits,
+                                 uint32_t dtype);
+int fusewire_all_to_all_v_device_async(const fusewire_comm *comm, const void *input,
+                                       uint64_t input_count, const uint64_t *input_splits,
+                                       void *output, uint64_t output_count,
+                                       const uint64_t *output_splits, uint32_t dtype,
+                                       fusewire_work **work);
+
 /* Copies the root's `count` elements to every rank. */
 int fusewire_broadcast(const fusewire_comm *comm, void *buffer, uint64_t count, uint32_t dtype,
                        uint32_t root);
 int fusewire_broadcast_async(const fusewire_comm *comm, void *buffer, uint64_t count,
                              uint32_t dtype, uint32_t root, fusewire_work **work);
+
+/* Copies row r of the root's input to the output of rank r. A row has `count` elements. Other ranks
+   ignore `input`, which may be null. The root's output may be its row of the input. */
+int fusewire_scatter(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                     uint32_t dtype, uint32_t root);
+int fusewire_scatter_async(const fusewire_comm *comm, const void *input, void *output,
+                           uint64_t count, uint32_t dtype, uint32_t root, fusewire_work **work);
+
+/* Copies the `count` elements of rank r to row r of the root's output. Other ranks ignore `output`,
+   which may be null. The root's input may be its row of the output. */
+int fusewire_gather(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                    uint32_t dtype, uint32_t root);
+int fusewire_gather_async(const fusewire_comm *comm, const void *input, void *output,
+                          uint64_t count, uint32_t dtype, uint32_t root, fusewire_work **work);
 
 /* Sends to another rank, which must receive the same number of elements of the same type. The plain
    form returns when the data is in the channel. */
@@ -321,6 +417,30 @@ int fusewire_recv_async(const fusewire_comm *comm, void *output, uint64_t count,
 /* Completes when every rank has called this function. */
 int fusewire_barrier(const fusewire_comm *comm);
 int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
+
+/* ---- Batches of sends and receives ---- */
+
+#define FUSEWIRE_P2P_SEND 1
+#define FUSEWIRE_P2P_RECV 2
+
+/* A send or receive of a batch. */
+typedef struct fusewire_p2p {
+  size_t struct_size; /* sizeof(fusewire_p2p), in every element of the array */
+  uint32_t kind;      /* FUSEWIRE_P2P_SEND, FUSEWIRE_P2P_RECV */
+  uint32_t peer;      /* the other rank; this rank if the batch has matching sends and receives */
+  void *buffer;       /* count elements, which a send only reads */
+  uint64_t count;     /* of elements; equal on both ranks */
+  uint32_t dtype;     /* equal on both ranks */
+} fusewire_p2p;
+
+/* Runs `count` sends and receives concurrently, like a group of NCCL or batch_isend_irecv of
+   PyTorch. No pattern (ring, exchange of two ranks, all-to-all) can deadlock, regardless of the
+   sizes. Messages between the same two ranks keep the order of the array. A batch matches batches
+   and the functions fusewire_send and fusewire_recv of other ranks. Memory that one operation
+   receives must not overlap memory of another one. A batch of 0 operations is allowed. */
+int fusewire_batch(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count);
+int fusewire_batch_async(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count,
+                         fusewire_work **work);
 
 /* ---- Fused norms ---- */
 

@@ -15,6 +15,7 @@
 //! text ends with a zero byte, a struct is readable for its `struct_size` bytes, and handles are
 //! alive.
 
+mod batch;
 mod comm;
 mod error;
 mod handle;
@@ -24,9 +25,11 @@ mod operations;
 mod overlap;
 mod region;
 mod types;
+mod vector;
 mod vocab;
 mod work;
 
+pub use self::batch::{FusewireP2p, fusewire_batch, fusewire_batch_async};
 pub use self::comm::{
     FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
     fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_new_stream,
@@ -45,9 +48,13 @@ pub use self::norm::{
 };
 pub use self::operations::{
     fusewire_all_gather, fusewire_all_gather_async, fusewire_all_reduce, fusewire_all_reduce_async,
-    fusewire_all_to_all, fusewire_all_to_all_async, fusewire_barrier, fusewire_barrier_async,
-    fusewire_broadcast, fusewire_broadcast_async, fusewire_recv, fusewire_recv_async,
-    fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
+    fusewire_all_reduce_premul_sum, fusewire_all_reduce_premul_sum_async, fusewire_all_to_all,
+    fusewire_all_to_all_async, fusewire_barrier, fusewire_barrier_async, fusewire_broadcast,
+    fusewire_broadcast_async, fusewire_gather, fusewire_gather_async, fusewire_recv,
+    fusewire_recv_async, fusewire_reduce, fusewire_reduce_async, fusewire_reduce_premul_sum,
+    fusewire_reduce_premul_sum_async, fusewire_reduce_scatter, fusewire_reduce_scatter_async,
+    fusewire_reduce_scatter_premul_sum, fusewire_reduce_scatter_premul_sum_async, fusewire_scatter,
+    fusewire_scatter_async, fusewire_send, fusewire_send_async,
 };
 pub use self::overlap::{
     FusewireOverlap, FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_ready_flags_add,
@@ -56,6 +63,11 @@ pub use self::overlap::{
     fusewire_reduce_scatter_on_arrival,
 };
 pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
+pub use self::vector::{
+    fusewire_all_gather_v, fusewire_all_gather_v_async, fusewire_all_gather_v_device,
+    fusewire_all_gather_v_device_async, fusewire_all_to_all_v, fusewire_all_to_all_v_async,
+    fusewire_all_to_all_v_device, fusewire_all_to_all_v_device_async,
+};
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,

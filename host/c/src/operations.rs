@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use fusewire::{Collective, DType, Error, Tensor, Work};
+use fusewire::{Collective, DType, Error, ReduceOp, Tensor, Work};
 
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, guard};
@@ -57,8 +57,23 @@ impl Call<'_> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
 
+    /// Returns `count` if this rank is `root`, otherwise 0, because the operation does not use the
+    /// buffer on other ranks. The operation checks `root`.
+    fn at_root(&self, root: u32, count: Option<u64>) -> Option<u64> {
+        if self.handle.comm.rank() == root {
+            count
+        } else {
+            Some(0)
+        }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Returns true if the call is of the `_async` form.
+    pub(crate) fn is_enqueued(&self) -> bool {
+        self.enqueued
     }
 
     /// Runs the function of the call's form.
@@ -75,7 +90,7 @@ impl Call<'_> {
     }
 
     /// Runs or enqueues a collective, as the call's form says.
-    fn issue(&self, collective: Collective<'_>) -> Outcome<Option<Work>> {
+    pub(crate) fn issue(&self, collective: Collective<'_>) -> Outcome<Option<Work>> {
         let comm = &self.handle.comm;
         if self.enqueued {
             return Ok(Some(comm.enqueue(collective)?));
@@ -156,6 +171,7 @@ macro_rules! operation {
         }
     };
 }
+pub(crate) use operation;
 
 operation!(
     /// Reduces every rank's input and stores the result on every rank.
@@ -171,6 +187,45 @@ operation!(
 );
 
 operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum on every rank.
+    fusewire_all_reduce_premul_sum, fusewire_all_reduce_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        let op = ReduceOp::PreMulSum(factor);
+        call.issue(Collective::all_reduce(output.output(), input.input(), op))
+    }
+);
+
+operation!(
+    /// Reduces every rank's input and stores the result on the root.
+    fusewire_reduce, fusewire_reduce_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let op = reduction(call.name, op)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, Some(count)), element)?;
+        call.issue(Collective::reduce(output.output(), input.input(), root, op))
+    }
+);
+
+operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum on the root.
+    fusewire_reduce_premul_sum, fusewire_reduce_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, Some(count)), element)?;
+        let op = ReduceOp::PreMulSum(factor);
+        call.issue(Collective::reduce(output.output(), input.input(), root, op))
+    }
+);
+
+operation!(
     /// Reduces row r of every rank's input and stores the result on rank r.
     fusewire_reduce_scatter, fusewire_reduce_scatter_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
@@ -179,6 +234,19 @@ operation!(
         let op = reduction(call.name, op)?;
         let input = call.view("input", input, call.rows(count), element)?;
         let output = call.view("output", output, Some(count), element)?;
+        call.issue(Collective::reduce_scatter(output.output(), input.input(), op))
+    }
+);
+
+operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum of row r on rank r.
+    fusewire_reduce_scatter_premul_sum, fusewire_reduce_scatter_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, call.rows(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        let op = ReduceOp::PreMulSum(factor);
         call.issue(Collective::reduce_scatter(output.output(), input.input(), op))
     }
 );
@@ -216,6 +284,30 @@ operation!(
         let element = dtype(call.name, "dtype", element)?;
         let buffer = call.view("buffer", buffer, Some(count), element)?;
         call.issue(Collective::broadcast(buffer.output(), root))
+    }
+);
+
+operation!(
+    /// Copies row r of the root's input to the output of rank r.
+    fusewire_scatter, fusewire_scatter_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, call.at_root(root, call.rows(count)), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        call.issue(Collective::scatter(output.output(), input.input(), root))
+    }
+);
+
+operation!(
+    /// Copies the input of rank r to row r of the root's output.
+    fusewire_gather, fusewire_gather_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, call.rows(count)), element)?;
+        call.issue(Collective::gather(output.output(), input.input(), root))
     }
 );
 

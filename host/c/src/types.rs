@@ -28,6 +28,10 @@ pub mod numbers {
     pub const FUSEWIRE_BIT_OR: u32 = 7;
     /// Reduction: bitwise exclusive or.
     pub const FUSEWIRE_BIT_XOR: u32 = 8;
+    /// Kind of a message in a batch: this rank sends.
+    pub const FUSEWIRE_P2P_SEND: u32 = 1;
+    /// Kind of a message in a batch: this rank receives.
+    pub const FUSEWIRE_P2P_RECV: u32 = 2;
     /// Algorithm: chosen by the plan.
     pub const FUSEWIRE_ALGORITHM_AUTO: u32 = 0;
     /// Algorithm: packets.
@@ -209,13 +213,14 @@ const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
 const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 
-/// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
-/// older program does not know are set to zero. Fields of a newer program that this library does
-/// not know must be zero.
+/// Returns the `struct_size` of the struct at `from`.
 ///
 /// # Safety
-/// `from` is null, or readable for the number of bytes in its first field.
-pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -> Outcome<T> {
+/// `from` is null, or its first field is readable.
+pub(crate) unsafe fn struct_size<T: VersionedStruct>(
+    operation: &str,
+    from: *const T,
+) -> Outcome<usize> {
     if from.is_null() {
         return Err(argument(operation, format!("the {} is NULL", T::NAME)));
     }
@@ -239,6 +244,18 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
             ),
         ));
     }
+    Ok(size)
+}
+
+/// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
+/// older program does not know are set to zero. Fields of a newer program that this library does
+/// not know must be zero.
+///
+/// # Safety
+/// `from` is null, or readable for the number of bytes in its first field.
+pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -> Outcome<T> {
+    // SAFETY: the caller passes null or a struct, whose first field is readable.
+    let size = unsafe { struct_size(operation, from)? };
     let known = size.min(size_of::<T>());
     // SAFETY: the caller guarantees `size` readable bytes, and `known <= size`.
     let tail = unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };

@@ -137,25 +137,41 @@ fn free_port() -> u16 {
 
 /// Runs `program` on two ranks. `arguments` returns the arguments for a rank and a port. Returns
 /// the output of each rank.
-fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
+fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> Vec<Output> {
+    run_ranks(2, program, arguments)
+}
+
+/// Runs `program` on `size` ranks like [`run_two`].
+fn run_ranks(
+    size: u32,
+    program: &Path,
+    arguments: impl Fn(u32, u16) -> Vec<String>,
+) -> Vec<Output> {
     let port = free_port();
-    let ranks = [0, 1].map(|rank: u32| {
-        command(program)
-            .args(arguments(rank, port))
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "2")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env_remove("TORCHELASTIC_USE_AGENT_STORE")
-            .env("FUSEWIRE_TIMEOUT_SECONDS", "100")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts")
-    });
+    let start = |rank: u32| start_rank(size, rank, port, program, &arguments(rank, port));
+    let ranks: Vec<Child> = (0..size).map(start).collect();
     let deadline = Instant::now() + Duration::from_secs(240);
-    ranks.map(|rank| ended(rank, deadline))
+    ranks
+        .into_iter()
+        .map(|rank| ended(rank, deadline))
+        .collect()
+}
+
+/// Starts `program` as rank `rank` of `size`, with a rendezvous at `port` of this host.
+fn start_rank(size: u32, rank: u32, port: u16, program: &Path, arguments: &[String]) -> Child {
+    command(program)
+        .args(arguments)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+        .env("FUSEWIRE_TIMEOUT_SECONDS", "100")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts")
 }
 
 /// Waits until a process ends, and kills it at the deadline. Returns its output.
@@ -221,14 +237,14 @@ fn the_example_fails_where_the_result_is_not_what_it_expects() {
     }
 }
 
-#[test]
-fn every_operation_and_every_refusal() {
+/// Runs the program `tests/NAME.c` on `size` ranks and checks that it finds no wrong result.
+fn check_program(name: &str, size: u32) {
     if !has("cc") {
         return;
     }
-    let source = here().join("tests/operations.c");
-    let program = compile(&C, &source, "operations", &here().join("include")).expect("it compiles");
-    let outputs = run_two(&program, |rank, port| {
+    let source = here().join(format!("tests/{name}.c"));
+    let program = compile(&C, &source, name, &here().join("include")).expect("it compiles");
+    let outputs = run_ranks(size, &program, |rank, port| {
         vec![device(), rank.to_string(), format!("127.0.0.1:{port}")]
     });
     for (rank, output) in outputs.iter().enumerate() {
@@ -236,6 +252,16 @@ fn every_operation_and_every_refusal() {
         assert_eq!(output.status.code(), Some(0), "rank {rank}: {text}");
         assert!(text.contains(&format!("rank {rank}: 0 failures")), "{text}");
     }
+}
+
+#[test]
+fn every_operation_and_every_refusal() {
+    check_program("operations", 2);
+}
+
+#[test]
+fn rooted_vector_and_batched_operations() {
+    check_program("collectives", 3);
 }
 
 #[test]
