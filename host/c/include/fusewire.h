@@ -8,8 +8,8 @@
  *
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
  * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); collectives
- * of objects; put, get and signals of windows; queues; persistent and quantized operations; dup and
- * reconfigure; hooks and the flight recorder; the transport; user kernels.
+ * of objects; queues; persistent and quantized operations; dup and reconfigure; hooks and the
+ * flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -122,6 +122,7 @@ typedef struct fusewire_comm fusewire_comm;   /* a communicator on a stream */
 typedef struct fusewire_work fusewire_work;   /* an enqueued operation */
 typedef struct fusewire_graph fusewire_graph; /* captured operations that can be replayed */
 typedef struct fusewire_ready_flags fusewire_ready_flags; /* one word per chunk or tile */
+typedef struct fusewire_window fusewire_window; /* memory that peers access by put and get */
 
 /* Returns FUSEWIRE_VERSION of the library. */
 uint32_t fusewire_version(void);
@@ -441,6 +442,134 @@ typedef struct fusewire_p2p {
 int fusewire_batch(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count);
 int fusewire_batch_async(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count,
                          fusewire_work **work);
+
+/* ---- Windows: one-sided communication ----
+   Every rank contributes a part of the same size to a window. Each rank can write, read and signal
+   the part of every other rank without that rank's participation. Offsets and sizes are in bytes.
+
+   A put does not check that its target may be overwritten: the program must order the accesses, by
+   signals or barriers. A signal covers the puts that this rank has issued before it to the same
+   peer on this communicator: when the peer sees the value, it also sees the data. `peer` may be
+   this rank.
+
+   A signal has one 64-bit value for each sender. Signals keep their values when a wait ends. Either
+   let the awaited value grow, or reset the signal while no rank can update it.
+
+   A typical exchange: rank 0 calls fusewire_window_put_signal(comm, window, data, bytes, 1, 0, 3);
+   rank 1 calls fusewire_window_wait_signal(comm, window, 3, 0, FUSEWIRE_COMPARE_GREATER_EQUAL, 1)
+   and then reads the memory from fusewire_window_memory. */
+
+#define FUSEWIRE_ANY_RANK 0xffffffffu /* sender: the sum of the values of all ranks */
+
+#define FUSEWIRE_SIGNAL_SET 1
+#define FUSEWIRE_SIGNAL_ADD 2 /* wraps */
+
+/* Comparisons of a signal's value (left) with the value of the call (right). */
+#define FUSEWIRE_COMPARE_EQUAL 0
+#define FUSEWIRE_COMPARE_NOT_EQUAL 1
+#define FUSEWIRE_COMPARE_LESS 2
+#define FUSEWIRE_COMPARE_LESS_EQUAL 3
+#define FUSEWIRE_COMPARE_GREATER 4
+#define FUSEWIRE_COMPARE_GREATER_EQUAL 5
+
+/* Options. Must be equal on all ranks. A null pointer to the struct selects all defaults. */
+typedef struct fusewire_window_options {
+  size_t struct_size; /* sizeof(fusewire_window_options) */
+  uint32_t signals;   /* default: the number of ranks */
+  uint32_t counters;  /* of kernels; default: the number of ranks */
+  uint32_t barriers;  /* of kernels; default: 1 */
+  uint32_t cells;     /* words that kernels of all ranks update atomically; default: 0 */
+} fusewire_window_options;
+
+/* Creates a window over `bytes` bytes of zeroed new memory of the device on each rank. All ranks
+   call the function together, with the same size, which must be at least 1, and the same options.
+   Backends other than "fusewire" have no windows. A window and its signals count as two of the
+   windows that fusewire_alloc limits. Captures do not record this call. */
+int fusewire_window_alloc(const fusewire_comm *comm, uint64_t bytes,
+                          const fusewire_window_options *options, fusewire_window **window);
+
+/* Like fusewire_window_alloc, over existing memory: memory or a part of memory from fusewire_alloc
+   or fusewire_register, or GPU memory that the caller allocated. Peers must be able to map it, so
+   on a CPU only memory from fusewire_alloc is possible, and on AMD GPUs no memory that the caller
+   allocated. The memory must stay allocated and registered until the window is freed. */
+int fusewire_window_create(const fusewire_comm *comm, void *memory, uint64_t bytes,
+                           const fusewire_window_options *options, fusewire_window **window);
+
+/* Ends a window. All ranks call the function together. The call waits until no operation uses the
+   window. Graphs that use the window must not be replayed any more. Afterwards only
+   fusewire_window_destroy may use the handle; other functions return FUSEWIRE_ERROR_ARGUMENT. */
+int fusewire_window_free(const fusewire_comm *comm, const fusewire_window *window);
+
+/* Destroys a handle, before the communicator's last handle is destroyed. If the window was freed,
+   also releases its memory. Otherwise the window stays until the communicator is destroyed. Null is
+   allowed. */
+int fusewire_window_destroy(fusewire_window *window);
+
+/* Stores address and size of this rank's part. Operations use this memory without a copy. The
+   address is valid until the window is freed. */
+int fusewire_window_memory(const fusewire_window *window, void **memory, uint64_t *bytes);
+
+/* Stores the device address at which this process has mapped the part of `peer`. It is valid until
+   the window is freed. Fails with FUSEWIRE_ERROR_ARGUMENT if the peer is reachable only by a
+   network. */
+int fusewire_window_peer_memory(const fusewire_window *window, uint32_t peer, void **memory);
+
+/* Stores the device address of the window's description, an argument of kernels that use the device
+   API (`fusewire_device::window::DeviceWindow`). It is valid until the handle is destroyed. */
+int fusewire_window_device(const fusewire_window *window, const void **device_window);
+
+/* Writes `bytes` bytes at `source` to the part of `peer`, from byte `offset`. */
+int fusewire_window_put(const fusewire_comm *comm, const fusewire_window *window,
+                        const void *source, uint64_t bytes, uint32_t peer, uint64_t offset);
+int fusewire_window_put_async(const fusewire_comm *comm, const fusewire_window *window,
+                              const void *source, uint64_t bytes, uint32_t peer, uint64_t offset,
+                              fusewire_work **work);
+
+/* Puts, then adds 1 to this rank's value of signal `signal` at `peer`. */
+int fusewire_window_put_signal(const fusewire_comm *comm, const fusewire_window *window,
+                               const void *source, uint64_t bytes, uint32_t peer, uint64_t offset,
+                               uint32_t signal);
+int fusewire_window_put_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                     const void *source, uint64_t bytes, uint32_t peer,
+                                     uint64_t offset, uint32_t signal, fusewire_work **work);
+
+/* Reads `bytes` bytes of the part of `peer`, from byte `offset`, to `target`. */
+int fusewire_window_get(const fusewire_comm *comm, const fusewire_window *window, void *target,
+                        uint64_t bytes, uint32_t peer, uint64_t offset);
+int fusewire_window_get_async(const fusewire_comm *comm, const fusewire_window *window,
+                              void *target, uint64_t bytes, uint32_t peer, uint64_t offset,
+                              fusewire_work **work);
+
+/* Sets this rank's value of signal `signal` at `peer` (FUSEWIRE_SIGNAL_SET), or adds to it
+   (FUSEWIRE_SIGNAL_ADD). */
+int fusewire_window_signal(const fusewire_comm *comm, const fusewire_window *window, uint32_t peer,
+                           uint32_t signal, uint32_t update, uint64_t value);
+int fusewire_window_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                 uint32_t peer, uint32_t signal, uint32_t update, uint64_t value,
+                                 fusewire_work **work);
+
+/* Waits until signal `signal` of this rank satisfies the comparison with `value`. `sender` is a
+   rank, or FUSEWIRE_ANY_RANK for the sum over all ranks. After the _async form, later work on the
+   stream waits. */
+int fusewire_window_wait_signal(const fusewire_comm *comm, const fusewire_window *window,
+                                uint32_t signal, uint32_t sender, uint32_t compare,
+                                uint64_t value);
+int fusewire_window_wait_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                      uint32_t signal, uint32_t sender, uint32_t compare,
+                                      uint64_t value, fusewire_work **work);
+
+/* Stores the current value of a signal of this rank in `value`. Does not wait. `sender` is as in
+   fusewire_window_wait_signal. */
+int fusewire_window_read_signal(const fusewire_window *window, uint32_t signal, uint32_t sender,
+                                uint64_t *value);
+
+/* Sets a signal of this rank to 0 for all senders. No sender may be updating it, and none may
+   update it before it knows that this function has returned. */
+int fusewire_window_reset_signal(const fusewire_window *window, uint32_t signal);
+
+/* Stores the current value of a counter of this rank in `value`. A kernel adds 1 to a counter once
+   the sources of its puts may be reused. */
+int fusewire_window_read_counter(const fusewire_window *window, uint32_t counter, uint64_t *value);
 
 /* ---- Fused norms ---- */
 

@@ -27,6 +27,7 @@ mod region;
 mod types;
 mod vector;
 mod vocab;
+mod window;
 mod work;
 
 pub use self::batch::{FusewireP2p, fusewire_batch, fusewire_batch_async};
@@ -69,6 +70,15 @@ pub use self::vector::{
     fusewire_all_to_all_v_device, fusewire_all_to_all_v_device_async,
 };
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
+pub use self::window::{
+    FusewireWindow, FusewireWindowOptions, fusewire_window_alloc, fusewire_window_create,
+    fusewire_window_destroy, fusewire_window_device, fusewire_window_free, fusewire_window_get,
+    fusewire_window_get_async, fusewire_window_memory, fusewire_window_peer_memory,
+    fusewire_window_put, fusewire_window_put_async, fusewire_window_put_signal,
+    fusewire_window_put_signal_async, fusewire_window_read_counter, fusewire_window_read_signal,
+    fusewire_window_reset_signal, fusewire_window_signal, fusewire_window_signal_async,
+    fusewire_window_wait_signal, fusewire_window_wait_signal_async,
+};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,
     fusewire_graph_destroy, fusewire_graph_launch, fusewire_graph_run, fusewire_work_destroy,

@@ -265,6 +265,11 @@ fn rooted_vector_and_batched_operations() {
 }
 
 #[test]
+fn windows() {
+    check_program("windows", 3);
+}
+
+#[test]
 fn the_header_and_the_library_agree() {
     if !has("cc") {
         return;

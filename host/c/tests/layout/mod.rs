@@ -5,10 +5,11 @@ use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write as _;
 use core::mem::offset_of;
 
-use fusewire::DType;
+use fusewire::{Compare, DType};
 use fusewire_c::{
     FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireP2p,
-    FusewireReadyFlags, FusewireVocab, FusewireWork, codes, numbers,
+    FusewireReadyFlags, FusewireVocab, FusewireWindow, FusewireWindowOptions, FusewireWork, codes,
+    numbers,
 };
 
 /// A type that also exists in C.
@@ -42,6 +43,8 @@ c_types!(
     FusewireOverlap = "fusewire_overlap",
     FusewireReadyFlags = "fusewire_ready_flags",
     FusewireP2p = "fusewire_p2p",
+    FusewireWindow = "fusewire_window",
+    FusewireWindowOptions = "fusewire_window_options",
 );
 
 impl<T: CType> CType for *const T {
@@ -134,6 +137,8 @@ impl Lines {
         fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first
             columns stride k index_dtype logits indices values log_sum_exp);
         fields!(lines, "fusewire_p2p" FusewireP2p: struct_size kind peer buffer count dtype);
+        fields!(lines, "fusewire_window_options" FusewireWindowOptions: struct_size signals counters
+            barriers cells);
         fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count
             chunk input output ready_flags);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
@@ -152,7 +157,13 @@ impl Lines {
             FUSEWIRE_AVERAGE FUSEWIRE_BIT_AND FUSEWIRE_BIT_OR FUSEWIRE_BIT_XOR
             FUSEWIRE_ALGORITHM_AUTO FUSEWIRE_ALGORITHM_PACKET FUSEWIRE_ALGORITHM_SIGNAL
             FUSEWIRE_ALGORITHM_TWO_SHOT FUSEWIRE_ALGORITHM_NVLS
-            FUSEWIRE_P2P_SEND FUSEWIRE_P2P_RECV);
+            FUSEWIRE_P2P_SEND FUSEWIRE_P2P_RECV
+            FUSEWIRE_ANY_RANK FUSEWIRE_SIGNAL_SET FUSEWIRE_SIGNAL_ADD);
+        numbers_of!(lines: FUSEWIRE_COMPARE_EQUAL = Compare::Equal,
+            FUSEWIRE_COMPARE_NOT_EQUAL = Compare::NotEqual, FUSEWIRE_COMPARE_LESS = Compare::Less,
+            FUSEWIRE_COMPARE_LESS_EQUAL = Compare::LessEqual,
+            FUSEWIRE_COMPARE_GREATER = Compare::Greater,
+            FUSEWIRE_COMPARE_GREATER_EQUAL = Compare::GreaterEqual,);
         numbers_of!(lines from numbers:
             FUSEWIRE_NORM_RMS FUSEWIRE_NORM_LAYER FUSEWIRE_NORM_UNIT_OFFSET FUSEWIRE_NORM_DEPENDENT
             FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_STATIC FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
@@ -191,13 +202,26 @@ impl Lines {
             fusewire_send(_, _, _, _, _) fusewire_send_async(_, _, _, _, _, _)
             fusewire_recv(_, _, _, _, _) fusewire_recv_async(_, _, _, _, _, _) fusewire_barrier(_)
             fusewire_barrier_async(_, _) fusewire_batch(_, _, _) fusewire_batch_async(_, _, _, _)
-            fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
-            fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
-            fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
-            fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_)
-            fusewire_ready_flags_words(_, _) fusewire_ready_flags_wait(_, _)
-            fusewire_ready_flags_add(_, _, _) fusewire_ready_flags_stream_wait(_, _, _)
-            fusewire_ready_flags_stream_write(_, _, _, _) fusewire_all_gather_with_flags(_, _, _, _)
+            fusewire_window_alloc(_, _, _, _) fusewire_window_create(_, _, _, _, _)
+            fusewire_window_free(_, _) fusewire_window_destroy(_) fusewire_window_memory(_, _, _)
+            fusewire_window_peer_memory(_, _, _) fusewire_window_device(_, _)
+            fusewire_window_put(_, _, _, _, _, _) fusewire_window_put_async(_, _, _, _, _, _, _)
+            fusewire_window_put_signal(_, _, _, _, _, _, _)
+            fusewire_window_put_signal_async(_, _, _, _, _, _, _, _)
+            fusewire_window_get(_, _, _, _, _, _) fusewire_window_get_async(_, _, _, _, _, _, _)
+            fusewire_window_signal(_, _, _, _, _, _)
+            fusewire_window_signal_async(_, _, _, _, _, _, _)
+            fusewire_window_wait_signal(_, _, _, _, _, _)
+            fusewire_window_wait_signal_async(_, _, _, _, _, _, _)
+            fusewire_window_read_signal(_, _, _, _) fusewire_window_reset_signal(_, _)
+            fusewire_window_read_counter(_, _, _) fusewire_all_reduce_norm(_, _)
+            fusewire_all_reduce_norm_async(_, _, _) fusewire_reduce_scatter_norm(_, _)
+            fusewire_reduce_scatter_norm_async(_, _, _) fusewire_vocab_parallel(_, _)
+            fusewire_vocab_parallel_async(_, _, _) fusewire_ready_flags_create(_, _, _)
+            fusewire_ready_flags_destroy(_) fusewire_ready_flags_words(_, _)
+            fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
+            fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
+            fusewire_all_gather_with_flags(_, _, _, _)
             fusewire_reduce_scatter_on_arrival(_, _, _, _) fusewire_work_wait(_, _)
             fusewire_work_join(_, _) fusewire_work_destroy(_) fusewire_capture_begin(_)
             fusewire_capture_end(_, _) fusewire_graph_run(_, _) fusewire_graph_launch(_, _)
