@@ -7,9 +7,9 @@
  * links the static library also needs -lm -lpthread -ldl. Never dlclose the shared library.
  *
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
- * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); collectives
- * of objects; queues; persistent and quantized operations; dup and reconfigure; hooks and the
- * flight recorder; the transport; user kernels.
+ * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); objects
+ * other than byte strings; queues; persistent and quantized operations; dup and reconfigure; hooks
+ * and the flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -123,6 +123,7 @@ typedef struct fusewire_work fusewire_work;   /* an enqueued operation */
 typedef struct fusewire_graph fusewire_graph; /* captured operations that can be replayed */
 typedef struct fusewire_ready_flags fusewire_ready_flags; /* one word per chunk or tile */
 typedef struct fusewire_window fusewire_window; /* memory that peers access by put and get */
+typedef struct fusewire_bytes fusewire_bytes;   /* byte strings that an operation returned */
 
 /* Returns FUSEWIRE_VERSION of the library. */
 uint32_t fusewire_version(void);
@@ -155,6 +156,8 @@ typedef struct fusewire_options {
   const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
                                  out norms and windows */
   uint32_t high_priority_stream; /* not 0: the communicator's own stream has a high priority */
+  uint64_t max_object_bytes;  /* * limit of a byte string, with a header of less than 1 KiB, that
+                                 the functions *_bytes transfer; default 64 MiB */
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or
@@ -570,6 +573,54 @@ int fusewire_window_reset_signal(const fusewire_window *window, uint32_t signal)
 /* Stores the current value of a counter of this rank in `value`. A kernel adds 1 to a counter once
    the sources of its puts may be reused. */
 int fusewire_window_read_counter(const fusewire_window *window, uint32_t counter, uint64_t *value);
+
+/* ---- Byte strings ----
+   Operations on byte strings in host memory, also if the communicator is on a GPU. The size may
+   differ between ranks, and receivers need not know it. Results are in memory of the library, which
+   fusewire_bytes_destroy frees. `data` may be null if the size is 0. All functions block. The
+   option max_object_bytes limits the size. If one string is too large, all ranks that take part get
+   FUSEWIRE_ERROR_OTHER, and the communicator remains usable.
+
+   Ranks in Rust take part with the object collectives and the type serde_bytes::ByteBuf
+   (all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list,
+   recv_object_list). A list of several strings that such a rank sends or broadcasts has several
+   parts. */
+
+/* Returns the string of every rank on every rank, as part r of the result. */
+int fusewire_all_gather_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                              fusewire_bytes **bytes);
+
+/* Returns the string of every rank on the root, as part r of the result. On other ranks the result
+   is null. */
+int fusewire_gather_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                          uint32_t root, fusewire_bytes **bytes);
+
+/* Returns the root's string on every rank, as part 0 of the result. Other ranks ignore `data` and
+   `size`. */
+int fusewire_broadcast_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                             uint32_t root, fusewire_bytes **bytes);
+
+/* Returns string r of the root on rank r, as part 0 of the result. The root passes an address and a
+   size for each rank. Other ranks ignore `data` and `sizes`, which may be null. */
+int fusewire_scatter_bytes(const fusewire_comm *comm, const void *const *data,
+                           const uint64_t *sizes, uint32_t root, fusewire_bytes **bytes);
+
+/* Sends a string to another rank, which must receive it with fusewire_recv_bytes, as part 0 of the
+   result. */
+int fusewire_send_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                        uint32_t peer);
+int fusewire_recv_bytes(const fusewire_comm *comm, uint32_t peer, fusewire_bytes **bytes);
+
+/* Stores the number of parts in `count`. */
+int fusewire_bytes_count(const fusewire_bytes *bytes, uint64_t *count);
+
+/* Stores address and size of part `index`. The address is valid until the handle is destroyed, and
+   is not null. */
+int fusewire_bytes_part(const fusewire_bytes *bytes, uint64_t index, const void **data,
+                        uint64_t *size);
+
+/* Frees a result. Null is allowed. */
+int fusewire_bytes_destroy(fusewire_bytes *bytes);
 
 /* ---- Fused norms ---- */
 

@@ -16,6 +16,7 @@
 //! alive.
 
 mod batch;
+mod bytes;
 mod comm;
 mod error;
 mod handle;
@@ -31,6 +32,11 @@ mod window;
 mod work;
 
 pub use self::batch::{FusewireP2p, fusewire_batch, fusewire_batch_async};
+pub use self::bytes::{
+    FusewireBytes, fusewire_all_gather_bytes, fusewire_broadcast_bytes, fusewire_bytes_count,
+    fusewire_bytes_destroy, fusewire_bytes_part, fusewire_gather_bytes, fusewire_recv_bytes,
+    fusewire_scatter_bytes, fusewire_send_bytes,
+};
 pub use self::comm::{
     FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
     fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_new_stream,

@@ -99,6 +99,8 @@ pub struct FusewireOptions {
     pub backend: *const c_char,
     /// If not 0, the communicator's own stream has a high priority.
     pub high_priority_stream: u32,
+    /// Maximum size of a byte string with its header; 0 for 64 MiB.
+    pub max_object_bytes: u64,
 }
 
 /// `fusewire_norm`: buffers and kind of a fused norm.
@@ -384,6 +386,7 @@ impl ParsedOptions {
         for (value, own) in [
             (given.staging_bytes, &mut options.staging_bytes),
             (given.packet_slot_bytes, &mut options.packet_slot_bytes),
+            (given.max_object_bytes, &mut options.max_object_bytes),
         ] {
             if value != 0 {
                 *own = value;

@@ -10,7 +10,12 @@ use core::time::Duration;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
+
+use fusewire::store::{TcpStore, TcpStoreServer};
+use fusewire::{Device, Options, new_comm};
+use serde_bytes::ByteBuf;
 
 /// Commands of the C and C++ compilers. Warnings are errors.
 const C: [&str; 6] = [
@@ -267,6 +272,58 @@ fn rooted_vector_and_batched_operations() {
 #[test]
 fn windows() {
     check_program("windows", 3);
+}
+
+#[test]
+fn byte_strings() {
+    check_program("bytes", 3);
+}
+
+/// Runs rank 0 in this process, and rank 1 as a program in C.
+#[test]
+fn byte_strings_between_c_and_rust() {
+    if !has("cc") {
+        return;
+    }
+    let source = here().join("tests/bytes.c");
+    let include = here().join("include");
+    let program = compile(&C, &source, "bytes-rust", &include).expect("it compiles");
+    let server = TcpStoreServer::bind(("127.0.0.1", 0)).expect("a store");
+    let port = server.port();
+    let arguments = ["cpu", "1", &format!("127.0.0.1:{port}"), "rust"].map(str::to_owned);
+    let rank = start_rank(2, 1, port, &program, &arguments);
+
+    let timeout = Duration::from_secs(100);
+    let store = TcpStore::connect("127.0.0.1", port, timeout).expect("the store answers");
+    let mut options = Options::default();
+    options.timeout = timeout;
+    options.abort_process_on_timeout_or_error = Some(false);
+    options.store = Some(Arc::new(store));
+    options.rank_size = Some((0, 2));
+    let comm = new_comm("fusewire", Device::Cpu, "rust", options).expect("a communicator");
+    let string = |text: &[u8]| ByteBuf::from(text.to_vec());
+    let (own, theirs) = (string(b"from\0Rust"), string(b"from\0C"));
+    let pair = [own.clone(), theirs.clone()];
+    assert_eq!(comm.all_gather_object(&own).expect("all_gather"), pair);
+    let gathered = comm.gather_object(&own, 0).expect("gather");
+    assert_eq!(gathered.as_deref(), Some(&pair[..]));
+    assert_eq!(comm.gather_object(&own, 1).expect("gather"), None);
+    let mut list = vec![own.clone(), string(b"")];
+    comm.broadcast_object_list(&mut list, 0).expect("broadcast");
+    comm.broadcast_object_list(&mut list, 1).expect("broadcast");
+    assert_eq!(list, [theirs.clone()]);
+    let scattered: ByteBuf = comm.scatter_object_list(&[], 1).expect("scatter");
+    assert_eq!(scattered, theirs);
+    comm.send_object_list(&pair, 1).expect("send");
+    assert_eq!(comm.recv_object_list::<ByteBuf>(1).expect("recv"), [theirs]);
+    // Rank 1 gets an error if it receives an object of another type.
+    comm.send_object_list(&[1.5f64], 1).expect("send");
+    comm.barrier().expect("barrier");
+
+    let output = ended(rank, Instant::now() + timeout);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("rank 1: 0 failures"), "{text}");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use core::mem::offset_of;
 
 use fusewire::{Compare, DType};
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap, FusewireP2p,
-    FusewireReadyFlags, FusewireVocab, FusewireWindow, FusewireWindowOptions, FusewireWork, codes,
-    numbers,
+    FusewireBytes, FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap,
+    FusewireP2p, FusewireReadyFlags, FusewireVocab, FusewireWindow, FusewireWindowOptions,
+    FusewireWork, codes, numbers,
 };
 
 /// A type that also exists in C.
@@ -45,6 +45,7 @@ c_types!(
     FusewireP2p = "fusewire_p2p",
     FusewireWindow = "fusewire_window",
     FusewireWindowOptions = "fusewire_window_options",
+    FusewireBytes = "fusewire_bytes",
 );
 
 impl<T: CType> CType for *const T {
@@ -130,7 +131,7 @@ impl Lines {
         let mut lines = Self::default();
         fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
             packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process
-            backend high_priority_stream);
+            backend high_priority_stream max_object_bytes);
         fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype
             residual_dtype epsilon algorithm input weight bias residual residual_out output scaling
             scale_dtype scale scales scale_stride);
@@ -214,7 +215,11 @@ impl Lines {
             fusewire_window_wait_signal(_, _, _, _, _, _)
             fusewire_window_wait_signal_async(_, _, _, _, _, _, _)
             fusewire_window_read_signal(_, _, _, _) fusewire_window_reset_signal(_, _)
-            fusewire_window_read_counter(_, _, _) fusewire_all_reduce_norm(_, _)
+            fusewire_window_read_counter(_, _, _) fusewire_all_gather_bytes(_, _, _, _)
+            fusewire_gather_bytes(_, _, _, _, _) fusewire_broadcast_bytes(_, _, _, _, _)
+            fusewire_scatter_bytes(_, _, _, _, _) fusewire_send_bytes(_, _, _, _)
+            fusewire_recv_bytes(_, _, _) fusewire_bytes_count(_, _) fusewire_bytes_part(_, _, _, _)
+            fusewire_bytes_destroy(_) fusewire_all_reduce_norm(_, _)
             fusewire_all_reduce_norm_async(_, _, _) fusewire_reduce_scatter_norm(_, _)
             fusewire_reduce_scatter_norm_async(_, _, _) fusewire_vocab_parallel(_, _)
             fusewire_vocab_parallel_async(_, _, _) fusewire_ready_flags_create(_, _, _)
