@@ -311,7 +311,7 @@ fn byte_strings_between_c_and_rust() {
     let mut list = vec![own.clone(), string(b"")];
     comm.broadcast_object_list(&mut list, 0).expect("broadcast");
     comm.broadcast_object_list(&mut list, 1).expect("broadcast");
-    assert_eq!(list, [theirs.clone()]);
+    assert_eq!(list, core::slice::from_ref(&theirs));
     let scattered: ByteBuf = comm.scatter_object_list(&[], 1).expect("scatter");
     assert_eq!(scattered, theirs);
     comm.send_object_list(&pair, 1).expect("send");

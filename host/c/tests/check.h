@@ -39,12 +39,13 @@ static void expect_(int line, int code, int wanted, const char *what) {
       failures++;                                                                   \
     }                                                                               \
   } while (0)
-#define TRUE(condition)                                        \
-  do {                                                         \
-    if (!(condition)) {                                        \
-      printf("line %d: not so: %s\n", __LINE__, #condition);   \
-      failures++;                                              \
-    }                                                          \
+/* Prints the first failures only: c.rs reads the output after the program has ended, so a program
+   must not fill the pipe. */
+#define TRUE(condition)                                                      \
+  do {                                                                       \
+    if (!(condition) && failures++ < 50) {                                   \
+      printf("line %d: not so: %s\n", __LINE__, #condition);                 \
+    }                                                                        \
   } while (0)
 
 static inline int on_cpu(void) { return strcmp(device, "cpu") == 0; }

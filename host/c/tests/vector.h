@@ -11,7 +11,7 @@ static int gathered_before(uint32_t of) {
   return before;
 }
 
-/* Number of elements that rank `from` sends to rank `to`. `round` varies the numbers. Some are 0. */
+/* Number of elements that rank `from` sends to rank `to`. `round` varies it. Some numbers are 0. */
 static uint64_t exchanged(int round, uint32_t from, uint32_t to) {
   return (uint64_t)((int)(from * 2 + to * 3) + round) % 4 * UNIT;
 }
@@ -143,7 +143,7 @@ static void captured_vectors(void) {
 /* Counts that disagree between ranks end a communicator with a mismatch. */
 static void mismatched(void) {
   static const uint32_t all[RANKS] = {0, 1, 2};
-  static float x[2 * RANKS], y[2 * RANKS];
+  float *x = memory(4 * RANKS * sizeof *x, 0), *y = x + 2 * RANKS;
   uint64_t counts[RANKS] = {1, 1, 1};
   fusewire_comm *part;
   OK(fusewire_comm_split(comm, all, RANKS, "mismatched", &part));
@@ -151,6 +151,7 @@ static void mismatched(void) {
   SAYS(FUSEWIRE_ERROR_MISMATCH, "all_gather_v",
        fusewire_all_gather_v(part, x, y, counts, FUSEWIRE_F32));
   GIVES(FUSEWIRE_ERROR_MISMATCH, fusewire_comm_destroy(part));
+  release(x, 0);
 }
 
 /* Makes calls that are refused on this rank only. */

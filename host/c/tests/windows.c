@@ -205,7 +205,13 @@ static void freed_in_flight(void) {
   put(own, N);
   OK(fusewire_all_reduce_async(comm, own, sum, N, FUSEWIRE_F32, FUSEWIRE_SUM, NULL));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "no memory of fusewire_alloc", fusewire_free(comm, own));
-  end_window(window);
+  OK(fusewire_window_free(comm, window));
+  if (on_cpu()) {
+    fusewire_window *again;
+    SAYS(FUSEWIRE_ERROR_ARGUMENT, "peers cannot map",
+         fusewire_window_create(comm, own, 64, NULL, &again));
+  }
+  OK(fusewire_window_destroy(window));
   get(sum, N);
   for (int i = 0; i < N; i++) TRUE(got[i] == value(0, i) + value(1, i) + value(2, i));
   release(sum, 0);
