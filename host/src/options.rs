@@ -175,7 +175,7 @@ pub struct CallOptions {
     /// Timeout of the call's waits. `None` or zero selects the communicator's timeout.
     pub timeout: Option<Duration>,
     /// Algorithm of the call, if it supports the algorithm. `None` selects the communicator's
-    /// ([`Options::algorithm`](field@Options::algorithm)). Must be equal on all ranks.
+    /// ([`field@Options::algorithm`]). Must be equal on all ranks.
     pub algorithm: Option<Algorithm>,
     /// Tag of a send or receive. Messages between two ranks are matched in the order of the calls;
     /// if the tags of sender and receiver differ, both fail with a mismatch. Default: 0.
@@ -394,98 +394,99 @@ impl Options {
         Self::default()
     }
 
-    /// Sets the timeout of every wait ([`Options::timeout`](field@Options::timeout)).
+    /// Sets the timeout of every wait ([`field@Options::timeout`]).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Sets the timeout of the rendezvous ([`Options::bootstrap_timeout`](field@Options::bootstrap_timeout)).
+    /// Sets the timeout of the rendezvous ([`field@Options::bootstrap_timeout`]).
     #[must_use]
     pub fn bootstrap_timeout(mut self, timeout: Duration) -> Self {
         self.bootstrap_timeout = Some(timeout);
         self
     }
 
-    /// Sets the algorithm of all_reduce and the fused norm ([`Options::algorithm`](field@Options::algorithm)).
+    /// Sets the algorithm of all_reduce and the fused norm ([`field@Options::algorithm`]).
     #[must_use]
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// Sets the size of each staging area ([`Options::staging_bytes`](field@Options::staging_bytes)).
+    /// Sets the size of each staging area ([`field@Options::staging_bytes`]).
     #[must_use]
     pub fn staging_bytes(mut self, staging_bytes: u64) -> Self {
         self.staging_bytes = staging_bytes;
         self
     }
 
-    /// Sets the size of a packet slot ([`Options::packet_slot_bytes`](field@Options::packet_slot_bytes)).
+    /// Sets the size of a packet slot ([`field@Options::packet_slot_bytes`]).
     #[must_use]
     pub fn packet_slot_bytes(mut self, packet_slot_bytes: u64) -> Self {
         self.packet_slot_bytes = packet_slot_bytes;
         self
     }
 
-    /// Sets the size of a channel slot ([`Options::channel_slot_bytes`](field@Options::channel_slot_bytes)).
+    /// Sets the size of a channel slot ([`field@Options::channel_slot_bytes`]).
     #[must_use]
     pub fn channel_slot_bytes(mut self, channel_slot_bytes: u64) -> Self {
         self.channel_slot_bytes = channel_slot_bytes;
         self
     }
 
-    /// Sets the number of slots of a channel ([`Options::channel_depth`](field@Options::channel_depth)).
+    /// Sets the number of slots of a channel ([`field@Options::channel_depth`]).
     #[must_use]
     pub fn channel_depth(mut self, channel_depth: u64) -> Self {
         self.channel_depth = channel_depth;
         self
     }
 
-    /// Sets the maximum number of blocks of a launch ([`Options::blocks`](field@Options::blocks)).
+    /// Sets the maximum number of blocks of a launch ([`field@Options::blocks`]).
     #[must_use]
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = blocks;
         self
     }
 
-    /// Sets the number of threads of a block on a GPU ([`Options::threads`](field@Options::threads)).
+    /// Sets the number of threads of a block on a GPU ([`field@Options::threads`]).
     #[must_use]
     pub fn threads(mut self, threads: u32) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Sets the guarantee about the bits of results ([`Options::determinism`](field@Options::determinism)).
+    /// Sets the guarantee about the bits of results ([`field@Options::determinism`]).
     #[must_use]
     pub fn determinism(mut self, determinism: Determinism) -> Self {
         self.determinism = determinism;
         self
     }
 
-    /// Sets the store of the rendezvous ([`Options::store`](field@Options::store)).
+    /// Sets the store of the rendezvous ([`field@Options::store`]).
     #[must_use]
     pub fn store(mut self, store: Arc<dyn Store>) -> Self {
         self.store = Some(store);
         self
     }
 
-    /// Sets the number of operations that the flight recorder keeps ([`Options::flight_recorder_entries`](field@Options::flight_recorder_entries)).
+    /// Sets the number of operations that the flight recorder keeps
+    /// ([`field@Options::flight_recorder_entries`]).
     #[must_use]
     pub fn flight_recorder_entries(mut self, flight_recorder_entries: usize) -> Self {
         self.flight_recorder_entries = flight_recorder_entries;
         self
     }
 
-    /// Sets the maximum size of an object ([`Options::max_object_bytes`](field@Options::max_object_bytes)).
+    /// Sets the maximum size of an object ([`field@Options::max_object_bytes`]).
     #[must_use]
     pub fn max_object_bytes(mut self, max_object_bytes: u64) -> Self {
         self.max_object_bytes = max_object_bytes;
         self
     }
 
-    /// Sets this rank's number and the number of ranks ([`Options::rank_size`](field@Options::rank_size)).
+    /// Sets this rank's number and the number of ranks ([`field@Options::rank_size`]).
     #[must_use]
     pub fn rank_size(mut self, rank: u32, size: u32) -> Self {
         self.rank_size = Some((rank, size));
@@ -493,7 +494,7 @@ impl Options {
     }
 
     /// Makes a watchdog end the process after a failure
-    /// ([`Options::abort_process_on_timeout_or_error`](field@Options::abort_process_on_timeout_or_error)).
+    /// ([`field@Options::abort_process_on_timeout_or_error`]).
     #[must_use]
     pub fn abort_process_on_timeout_or_error(mut self) -> Self {
         self.abort_process_on_timeout_or_error = Some(true);
@@ -508,7 +509,7 @@ impl Options {
     }
 
     /// Permits [`crate::Communicator::reconfigure`] after a failure
-    /// ([`Options::enable_reconfigure`](field@Options::enable_reconfigure)).
+    /// ([`field@Options::enable_reconfigure`]).
     #[must_use]
     pub fn enable_reconfigure(mut self) -> Self {
         self.enable_reconfigure = true;
@@ -516,7 +517,7 @@ impl Options {
     }
 
     /// Gives the communicator's own stream a high priority
-    /// ([`Options::high_priority_stream`](field@Options::high_priority_stream)).
+    /// ([`field@Options::high_priority_stream`]).
     #[must_use]
     pub fn high_priority_stream(mut self) -> Self {
         self.high_priority_stream = true;

@@ -11,9 +11,9 @@ use super::Reach;
 
 /// Returns the address to listen on. The first of these that is set determines the address: the
 /// hints `hostname` and `interface`, the environment variables `TORCHCOMM_GLOO_HOSTNAME`,
-/// `TORCHCOMM_GLOO_INTERFACE` and `GLOO_SOCKET_IFNAME`. If none is set and all ranks are on one host, returns the loopback
-/// address. Otherwise returns the address from which this host reaches `MASTER_ADDR`, or else the
-/// address of its host name.
+/// `TORCHCOMM_GLOO_INTERFACE` and `GLOO_SOCKET_IFNAME`. If none is set and all ranks are on one
+/// host, returns the loopback address. Otherwise returns the address from which this host reaches
+/// `MASTER_ADDR`, or else the address of its host name.
 pub(super) fn device(hints: &BTreeMap<String, String>, reach: Reach) -> sys::TcpOptions {
     if let Some(name) = hints.get("hostname") {
         return sys::TcpOptions::Hostname(name.clone());

@@ -146,7 +146,7 @@ impl Communicator {
     /// Wraps an existing communicator of a backend, such as an adopted `ncclComm_t` or a
     /// [`Backend`] that is not registered. [`Communicator::dup`], and [`Communicator::split`] if
     /// the backend cannot split itself, need a store that all ranks share
-    /// ([`Options::store`](field@Options::store)).
+    /// ([`field@Options::store`]).
     ///
     /// # Errors
     /// The errors of allocating the communicator's state.
@@ -325,7 +325,7 @@ impl Communicator {
             options: self.inner.group.requested_options(),
             generation: 0,
             hooks: self.inner.observer.hooks.clone(),
-            rendezvous_timeout: None,
+            rendezvous_timeout: (self.timeout_ns != 0).then(|| self.timeout()),
             reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),
             members: self.inner.group.watched_members(ranks.iter().copied()),

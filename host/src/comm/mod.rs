@@ -217,7 +217,7 @@ impl Communicator {
     }
 
     /// Returns this communicator with another timeout for the operations called on the returned
-    /// value. Zero selects the communicator's timeout ([`Options::timeout`]).
+    /// value, [`Communicator::dup`], [`Communicator::split`] and windows included. Zero selects the communicator's timeout ([`Options::timeout`]).
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {

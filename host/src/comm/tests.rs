@@ -135,7 +135,7 @@ fn join_named(
     timeout: u64,
 ) -> Result<Communicator> {
     let options = Options {
-        timeout: Duration::from_millis(timeout),
+        bootstrap_timeout: Some(Duration::from_millis(timeout)),
         ..Options::default()
     };
     let store: Arc<dyn Store> = Arc::clone(store) as Arc<dyn Store>;

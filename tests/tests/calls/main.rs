@@ -4,6 +4,7 @@
 mod arguments;
 mod controls;
 mod objects;
+mod parity;
 mod properties;
 mod smoke;
 mod stress;

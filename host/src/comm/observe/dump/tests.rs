@@ -302,7 +302,10 @@ fn communicators_of_one_process_share_a_dump() {
         }
         let dump = super::document(&[&parts[0], &parts[1]], super::DumpFormat::Pickle);
         assert_eq!(dump["rank"], comm.rank());
-        assert_eq!(dump["pg_config"][part.name()]["name"], part.name());
+        assert_eq!(
+            dump["pg_config"][part.full_name()]["name"],
+            part.full_name()
+        );
         assert_eq!(dump["pg_config"]["threads"]["ranks"], "[0, 1, 2]");
         assert_eq!(dump["pg_status"]["0"]["last_completed_collective"], 2);
         assert_eq!(dump["pg_status"]["1"]["last_completed_collective"], 1);
