@@ -6,10 +6,10 @@
  * libfusewire_c.so (the SONAME is the same) and libfusewire_c.a to target/release. A program that
  * links the static library also needs -lm -lpthread -ldl. Never dlclose the shared library.
  *
- * NOT INCLUDED. These parts of the Rust API have no C functions: reduce, scatter and gather;
- * all_gather_v and all_to_all_v; batches of sends and receives; collectives of objects; put, get
- * and signals of windows; reductions with a factor (premul_sum); quantized operations; dup and
- * reconfigure; hooks and the flight recorder; the transport; user kernels.
+ * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
+ * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); objects
+ * other than byte strings; queues; persistent and quantized operations; dup and reconfigure; hooks
+ * and the flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -122,6 +122,8 @@ typedef struct fusewire_comm fusewire_comm;   /* a communicator on a stream */
 typedef struct fusewire_work fusewire_work;   /* an enqueued operation */
 typedef struct fusewire_graph fusewire_graph; /* captured operations that can be replayed */
 typedef struct fusewire_ready_flags fusewire_ready_flags; /* one word per chunk or tile */
+typedef struct fusewire_window fusewire_window; /* memory that peers access by put and get */
+typedef struct fusewire_bytes fusewire_bytes;   /* byte strings that an operation returned */
 
 /* Returns FUSEWIRE_VERSION of the library. */
 uint32_t fusewire_version(void);
@@ -154,6 +156,8 @@ typedef struct fusewire_options {
   const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
                                  out norms and windows */
   uint32_t high_priority_stream; /* not 0: the communicator's own stream has a high priority */
+  uint64_t max_object_bytes;  /* * limit of a byte string, with a header of less than 1 KiB, that
+                                 the functions *_bytes transfer; default 64 MiB */
 } fusewire_options;
 
 /* Joins the communicator "world". The environment names the rank: fusewire run, torchrun, mpirun or
@@ -269,7 +273,8 @@ int fusewire_download(const fusewire_comm *comm, void *host, const void *device,
    the handle's stream and returns; if the operation fails later, waiting for its work returns the
    failure. If `work` is not null, it receives a handle, which the caller must destroy, or null if
    the call fails. Counts are in elements. A count of 0 is always allowed, and a buffer of 0
-   elements may be null. Input and output must not overlap, unless stated otherwise. */
+   elements may be null. Input and output must not overlap, unless stated otherwise. Count, type,
+   reduction and root must be equal on all ranks, unless stated otherwise. */
 
 /* Reduces `count` elements of every rank and stores the result on every rank. Output may be equal
    to input. */
@@ -279,6 +284,30 @@ int fusewire_all_reduce_async(const fusewire_comm *comm, const void *input, void
                               uint64_t count, uint32_t dtype, uint32_t reduction,
                               fusewire_work **work);
 
+/* Multiplies the input of each rank by the rank's `factor`, and stores the sum on every rank. Ranks
+   may pass different factors. For integers, the factor must be an integer. Products and sums of f16
+   and bf16 are computed in f32 and rounded once. Output may be equal to input. */
+int fusewire_all_reduce_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                                   uint64_t count, uint32_t dtype, double factor);
+int fusewire_all_reduce_premul_sum_async(const fusewire_comm *comm, const void *input,
+                                         void *output, uint64_t count, uint32_t dtype,
+                                         double factor, fusewire_work **work);
+
+/* Reduces `count` elements of every rank and stores the result on the root. Other ranks ignore
+   `output`, which may be null. On the root, output may be equal to input. */
+int fusewire_reduce(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                    uint32_t dtype, uint32_t reduction, uint32_t root);
+int fusewire_reduce_async(const fusewire_comm *comm, const void *input, void *output,
+                          uint64_t count, uint32_t dtype, uint32_t reduction, uint32_t root,
+                          fusewire_work **work);
+
+/* fusewire_all_reduce_premul_sum with the result on the root only, as in fusewire_reduce. */
+int fusewire_reduce_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                               uint64_t count, uint32_t dtype, double factor, uint32_t root);
+int fusewire_reduce_premul_sum_async(const fusewire_comm *comm, const void *input, void *output,
+                                     uint64_t count, uint32_t dtype, double factor, uint32_t root,
+                                     fusewire_work **work);
+
 /* Reduces row r of every rank's input and stores the result in the output of rank r. The input has
    one row of `count` elements for each rank. The output may be this rank's row of the input. */
 int fusewire_reduce_scatter(const fusewire_comm *comm, const void *input, void *output,
@@ -287,12 +316,42 @@ int fusewire_reduce_scatter_async(const fusewire_comm *comm, const void *input, 
                                   uint64_t count, uint32_t dtype, uint32_t reduction,
                                   fusewire_work **work);
 
+/* fusewire_reduce_scatter of inputs that are multiplied by the rank's `factor`, as in
+   fusewire_all_reduce_premul_sum. */
+int fusewire_reduce_scatter_premul_sum(const fusewire_comm *comm, const void *input, void *output,
+                                       uint64_t count, uint32_t dtype, double factor);
+int fusewire_reduce_scatter_premul_sum_async(const fusewire_comm *comm, const void *input,
+                                             void *output, uint64_t count, uint32_t dtype,
+                                             double factor, fusewire_work **work);
+
 /* Copies the `count` elements of rank r to row r of every rank's output. The input may be this
    rank's row of the output. */
 int fusewire_all_gather(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
                         uint32_t dtype);
 int fusewire_all_gather_async(const fusewire_comm *comm, const void *input, void *output,
                               uint64_t count, uint32_t dtype, fusewire_work **work);
+
+/* Copies the counts[r] elements of rank r to part r of every rank's output. `counts` has one number
+   per rank, equal on all ranks, in host memory. The call copies it, so an _async call or a graph
+   does not refer to it afterwards. The parts of the output are contiguous, in rank order. The input
+   may be this rank's part of the output. */
+int fusewire_all_gather_v(const fusewire_comm *comm, const void *input, void *output,
+                          const uint64_t *counts, uint32_t dtype);
+int fusewire_all_gather_v_async(const fusewire_comm *comm, const void *input, void *output,
+                                const uint64_t *counts, uint32_t dtype, fusewire_work **work);
+
+/* fusewire_all_gather_v with `counts` in memory of the communicator's device. The operation reads
+   them when it runs, and each replay of a graph reads them again. `input_count` and `output_count`
+   are the sizes of the buffers. On a CPU, the call also reads the counts and compares them with the
+   sizes, which must be counts[rank] and the sum of the counts. On a GPU, the host never reads the
+   counts. If the counts exceed a buffer, no data moves and the operation fails. */
+int fusewire_all_gather_v_device(const fusewire_comm *comm, const void *input,
+                                 uint64_t input_count, void *output, uint64_t output_count,
+                                 const uint64_t *counts, uint32_t dtype);
+int fusewire_all_gather_v_device_async(const fusewire_comm *comm, const void *input,
+                                       uint64_t input_count, void *output, uint64_t output_count,
+                                       const uint64_t *counts, uint32_t dtype,
+                                       fusewire_work **work);
 
 /* Copies row r of the input of rank s to row s of the output of rank r. A row has `count`
    elements. */
@@ -301,11 +360,52 @@ int fusewire_all_to_all(const fusewire_comm *comm, const void *input, void *outp
 int fusewire_all_to_all_async(const fusewire_comm *comm, const void *input, void *output,
                               uint64_t count, uint32_t dtype, fusewire_work **work);
 
+/* Sends input_splits[r] elements to rank r, and receives output_splits[r] elements from it. The
+   parts of both buffers are contiguous, in rank order. The splits have one number per rank and may
+   differ between ranks, but output_splits[s] of rank r must be equal to input_splits[r] of rank s.
+   They are in host memory. The call copies them, so an _async call or a graph does not refer to
+   them afterwards. */
+int fusewire_all_to_all_v(const fusewire_comm *comm, const void *input,
+                          const uint64_t *input_splits, void *output,
+                          const uint64_t *output_splits, uint32_t dtype);
+int fusewire_all_to_all_v_async(const fusewire_comm *comm, const void *input,
+                                const uint64_t *input_splits, void *output,
+                                const uint64_t *output_splits, uint32_t dtype,
+                                fusewire_work **work);
+
+/* fusewire_all_to_all_v with splits in memory of the communicator's device. The operation reads
+   them when it runs, and each replay of a graph reads them again. `input_count` and `output_count`
+   are the sizes of the buffers. If the splits exceed a buffer, no data moves: on a CPU the call
+   fails, on a GPU the operation fails. */
+int fusewire_all_to_all_v_device(const fusewire_comm *comm, const void *input,
+                                 uint64_t input_count, const uint64_t *input_splits, void *output,
+                                 uint64_t output_count, const uint64_t *output_splits,
+                                 uint32_t dtype);
+int fusewire_all_to_all_v_device_async(const fusewire_comm *comm, const void *input,
+                                       uint64_t input_count, const uint64_t *input_splits,
+                                       void *output, uint64_t output_count,
+                                       const uint64_t *output_splits, uint32_t dtype,
+                                       fusewire_work **work);
+
 /* Copies the root's `count` elements to every rank. */
 int fusewire_broadcast(const fusewire_comm *comm, void *buffer, uint64_t count, uint32_t dtype,
                        uint32_t root);
 int fusewire_broadcast_async(const fusewire_comm *comm, void *buffer, uint64_t count,
                              uint32_t dtype, uint32_t root, fusewire_work **work);
+
+/* Copies row r of the root's input to the output of rank r. A row has `count` elements. Other ranks
+   ignore `input`, which may be null. The root's output may be its row of the input. */
+int fusewire_scatter(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                     uint32_t dtype, uint32_t root);
+int fusewire_scatter_async(const fusewire_comm *comm, const void *input, void *output,
+                           uint64_t count, uint32_t dtype, uint32_t root, fusewire_work **work);
+
+/* Copies the `count` elements of rank r to row r of the root's output. Other ranks ignore `output`,
+   which may be null. The root's input may be its row of the output. */
+int fusewire_gather(const fusewire_comm *comm, const void *input, void *output, uint64_t count,
+                    uint32_t dtype, uint32_t root);
+int fusewire_gather_async(const fusewire_comm *comm, const void *input, void *output,
+                          uint64_t count, uint32_t dtype, uint32_t root, fusewire_work **work);
 
 /* Sends to another rank, which must receive the same number of elements of the same type. The plain
    form returns when the data is in the channel. */
@@ -321,6 +421,206 @@ int fusewire_recv_async(const fusewire_comm *comm, void *output, uint64_t count,
 /* Completes when every rank has called this function. */
 int fusewire_barrier(const fusewire_comm *comm);
 int fusewire_barrier_async(const fusewire_comm *comm, fusewire_work **work);
+
+/* ---- Batches of sends and receives ---- */
+
+#define FUSEWIRE_P2P_SEND 1
+#define FUSEWIRE_P2P_RECV 2
+
+/* A send or receive of a batch. */
+typedef struct fusewire_p2p {
+  size_t struct_size; /* sizeof(fusewire_p2p), in every element of the array */
+  uint32_t kind;      /* FUSEWIRE_P2P_SEND, FUSEWIRE_P2P_RECV */
+  uint32_t peer;      /* the other rank; this rank if the batch has matching sends and receives */
+  void *buffer;       /* count elements, which a send only reads */
+  uint64_t count;     /* of elements; equal on both ranks */
+  uint32_t dtype;     /* equal on both ranks */
+} fusewire_p2p;
+
+/* Runs `count` sends and receives concurrently, like a group of NCCL or batch_isend_irecv of
+   PyTorch. No pattern (ring, exchange of two ranks, all-to-all) can deadlock, regardless of the
+   sizes. Messages between the same two ranks keep the order of the array. A batch matches batches
+   and the functions fusewire_send and fusewire_recv of other ranks. Memory that one operation
+   receives must not overlap memory of another one. A batch of 0 operations is allowed. */
+int fusewire_batch(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count);
+int fusewire_batch_async(const fusewire_comm *comm, const fusewire_p2p *ops, uint32_t count,
+                         fusewire_work **work);
+
+/* ---- Windows: one-sided communication ----
+   Every rank contributes a part of the same size to a window. Each rank can write, read and signal
+   the part of every other rank without that rank's participation. Offsets and sizes are in bytes.
+
+   A put does not check that its target may be overwritten: the program must order the accesses, by
+   signals or barriers. A signal covers the puts that this rank has issued before it to the same
+   peer on this communicator: when the peer sees the value, it also sees the data. `peer` may be
+   this rank.
+
+   A signal has one 64-bit value for each sender. Signals keep their values when a wait ends. Either
+   let the awaited value grow, or reset the signal while no rank can update it.
+
+   A typical exchange: rank 0 calls fusewire_window_put_signal(comm, window, data, bytes, 1, 0, 3);
+   rank 1 calls fusewire_window_wait_signal(comm, window, 3, 0, FUSEWIRE_COMPARE_GREATER_EQUAL, 1)
+   and then reads the memory from fusewire_window_memory. */
+
+#define FUSEWIRE_ANY_RANK 0xffffffffu /* sender: the sum of the values of all ranks */
+
+#define FUSEWIRE_SIGNAL_SET 1
+#define FUSEWIRE_SIGNAL_ADD 2 /* wraps */
+
+/* Comparisons of a signal's value (left) with the value of the call (right). */
+#define FUSEWIRE_COMPARE_EQUAL 0
+#define FUSEWIRE_COMPARE_NOT_EQUAL 1
+#define FUSEWIRE_COMPARE_LESS 2
+#define FUSEWIRE_COMPARE_LESS_EQUAL 3
+#define FUSEWIRE_COMPARE_GREATER 4
+#define FUSEWIRE_COMPARE_GREATER_EQUAL 5
+
+/* Options. Must be equal on all ranks. A null pointer to the struct selects all defaults. */
+typedef struct fusewire_window_options {
+  size_t struct_size; /* sizeof(fusewire_window_options) */
+  uint32_t signals;   /* default: the number of ranks */
+  uint32_t counters;  /* of kernels; default: the number of ranks */
+  uint32_t barriers;  /* of kernels; default: 1 */
+  uint32_t cells;     /* words that kernels of all ranks update atomically; default: 0 */
+} fusewire_window_options;
+
+/* Creates a window over `bytes` bytes of zeroed new memory of the device on each rank. All ranks
+   call the function together, with the same size, which must be at least 1, and the same options.
+   Backends other than "fusewire" have no windows. A window and its signals count as two of the
+   windows that fusewire_alloc limits. Captures do not record this call. */
+int fusewire_window_alloc(const fusewire_comm *comm, uint64_t bytes,
+                          const fusewire_window_options *options, fusewire_window **window);
+
+/* Like fusewire_window_alloc, over existing memory: memory or a part of memory from fusewire_alloc
+   or fusewire_register, or GPU memory that the caller allocated. Peers must be able to map it, so
+   on a CPU only memory from fusewire_alloc is possible, and on AMD GPUs no memory that the caller
+   allocated. The memory must stay allocated and registered until the window is freed. */
+int fusewire_window_create(const fusewire_comm *comm, void *memory, uint64_t bytes,
+                           const fusewire_window_options *options, fusewire_window **window);
+
+/* Ends a window. All ranks call the function together. The call waits until no operation uses the
+   window. Graphs that use the window must not be replayed any more. Afterwards only
+   fusewire_window_destroy may use the handle; other functions return FUSEWIRE_ERROR_ARGUMENT. */
+int fusewire_window_free(const fusewire_comm *comm, const fusewire_window *window);
+
+/* Destroys a handle, before the communicator's last handle is destroyed. If the window was freed,
+   also releases its memory. Otherwise the window stays until the communicator is destroyed. Null is
+   allowed. */
+int fusewire_window_destroy(fusewire_window *window);
+
+/* Stores address and size of this rank's part. Operations use this memory without a copy. The
+   address is valid until the window is freed. */
+int fusewire_window_memory(const fusewire_window *window, void **memory, uint64_t *bytes);
+
+/* Stores the device address at which this process has mapped the part of `peer`. It is valid until
+   the window is freed. Fails with FUSEWIRE_ERROR_ARGUMENT if the peer is reachable only by a
+   network. */
+int fusewire_window_peer_memory(const fusewire_window *window, uint32_t peer, void **memory);
+
+/* Stores the device address of the window's description, an argument of kernels that use the device
+   API (`fusewire_device::window::DeviceWindow`). It is valid until the handle is destroyed. */
+int fusewire_window_device(const fusewire_window *window, const void **device_window);
+
+/* Writes `bytes` bytes at `source` to the part of `peer`, from byte `offset`. */
+int fusewire_window_put(const fusewire_comm *comm, const fusewire_window *window,
+                        const void *source, uint64_t bytes, uint32_t peer, uint64_t offset);
+int fusewire_window_put_async(const fusewire_comm *comm, const fusewire_window *window,
+                              const void *source, uint64_t bytes, uint32_t peer, uint64_t offset,
+                              fusewire_work **work);
+
+/* Puts, then adds 1 to this rank's value of signal `signal` at `peer`. */
+int fusewire_window_put_signal(const fusewire_comm *comm, const fusewire_window *window,
+                               const void *source, uint64_t bytes, uint32_t peer, uint64_t offset,
+                               uint32_t signal);
+int fusewire_window_put_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                     const void *source, uint64_t bytes, uint32_t peer,
+                                     uint64_t offset, uint32_t signal, fusewire_work **work);
+
+/* Reads `bytes` bytes of the part of `peer`, from byte `offset`, to `target`. */
+int fusewire_window_get(const fusewire_comm *comm, const fusewire_window *window, void *target,
+                        uint64_t bytes, uint32_t peer, uint64_t offset);
+int fusewire_window_get_async(const fusewire_comm *comm, const fusewire_window *window,
+                              void *target, uint64_t bytes, uint32_t peer, uint64_t offset,
+                              fusewire_work **work);
+
+/* Sets this rank's value of signal `signal` at `peer` (FUSEWIRE_SIGNAL_SET), or adds to it
+   (FUSEWIRE_SIGNAL_ADD). */
+int fusewire_window_signal(const fusewire_comm *comm, const fusewire_window *window, uint32_t peer,
+                           uint32_t signal, uint32_t update, uint64_t value);
+int fusewire_window_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                 uint32_t peer, uint32_t signal, uint32_t update, uint64_t value,
+                                 fusewire_work **work);
+
+/* Waits until signal `signal` of this rank satisfies the comparison with `value`. `sender` is a
+   rank, or FUSEWIRE_ANY_RANK for the sum over all ranks. After the _async form, later work on the
+   stream waits. */
+int fusewire_window_wait_signal(const fusewire_comm *comm, const fusewire_window *window,
+                                uint32_t signal, uint32_t sender, uint32_t compare,
+                                uint64_t value);
+int fusewire_window_wait_signal_async(const fusewire_comm *comm, const fusewire_window *window,
+                                      uint32_t signal, uint32_t sender, uint32_t compare,
+                                      uint64_t value, fusewire_work **work);
+
+/* Stores the current value of a signal of this rank in `value`. Does not wait. `sender` is as in
+   fusewire_window_wait_signal. */
+int fusewire_window_read_signal(const fusewire_window *window, uint32_t signal, uint32_t sender,
+                                uint64_t *value);
+
+/* Sets a signal of this rank to 0 for all senders. No sender may be updating it, and none may
+   update it before it knows that this function has returned. */
+int fusewire_window_reset_signal(const fusewire_window *window, uint32_t signal);
+
+/* Stores the current value of a counter of this rank in `value`. A kernel adds 1 to a counter once
+   the sources of its puts may be reused. */
+int fusewire_window_read_counter(const fusewire_window *window, uint32_t counter, uint64_t *value);
+
+/* ---- Byte strings ----
+   Operations on byte strings in host memory, also if the communicator is on a GPU. The size may
+   differ between ranks, and receivers need not know it. Results are in memory of the library, which
+   fusewire_bytes_destroy frees. `data` may be null if the size is 0. All functions block. The
+   option max_object_bytes limits the size. If one string is too large, all ranks that take part get
+   FUSEWIRE_ERROR_OTHER, and the communicator remains usable.
+
+   Ranks in Rust take part with the object collectives and the type serde_bytes::ByteBuf
+   (all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list,
+   recv_object_list). A list of several strings that such a rank sends or broadcasts has several
+   parts. */
+
+/* Returns the string of every rank on every rank, as part r of the result. */
+int fusewire_all_gather_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                              fusewire_bytes **bytes);
+
+/* Returns the string of every rank on the root, as part r of the result. On other ranks the result
+   is null. */
+int fusewire_gather_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                          uint32_t root, fusewire_bytes **bytes);
+
+/* Returns the root's string on every rank, as part 0 of the result. Other ranks ignore `data` and
+   `size`. */
+int fusewire_broadcast_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                             uint32_t root, fusewire_bytes **bytes);
+
+/* Returns string r of the root on rank r, as part 0 of the result. The root passes an address and a
+   size for each rank. Other ranks ignore `data` and `sizes`, which may be null. */
+int fusewire_scatter_bytes(const fusewire_comm *comm, const void *const *data,
+                           const uint64_t *sizes, uint32_t root, fusewire_bytes **bytes);
+
+/* Sends a string to another rank, which must receive it with fusewire_recv_bytes, as part 0 of the
+   result. */
+int fusewire_send_bytes(const fusewire_comm *comm, const void *data, uint64_t size,
+                        uint32_t peer);
+int fusewire_recv_bytes(const fusewire_comm *comm, uint32_t peer, fusewire_bytes **bytes);
+
+/* Stores the number of parts in `count`. */
+int fusewire_bytes_count(const fusewire_bytes *bytes, uint64_t *count);
+
+/* Stores address and size of part `index`. The address is valid until the handle is destroyed, and
+   is not null. */
+int fusewire_bytes_part(const fusewire_bytes *bytes, uint64_t index, const void **data,
+                        uint64_t *size);
+
+/* Frees a result. Null is allowed. */
+int fusewire_bytes_destroy(fusewire_bytes *bytes);
 
 /* ---- Fused norms ---- */
 

@@ -8,6 +8,7 @@ use fusewire::store::{Store, StoreSecret, TcpStore, TcpStoreServer};
 use fusewire::{Communicator, Device, Stream, new_comm};
 
 use crate::error::{Outcome, argument, bootstrap, give, guard, text};
+use crate::handle::live;
 use crate::region::Region;
 use crate::types::{FusewireOptions, ParsedOptions};
 
@@ -48,8 +49,8 @@ impl FusewireComm {
     /// # Safety
     /// `comm` is null or a handle that lives as long as the result is used.
     pub(crate) unsafe fn of<'a>(operation: &str, comm: *const Self) -> Outcome<&'a Self> {
-        // SAFETY: `comm` is null or a live handle, which came from `Box::into_raw`.
-        unsafe { comm.as_ref() }.ok_or_else(|| argument(operation, "the communicator is NULL"))
+        // SAFETY: the caller passes null or a live handle.
+        unsafe { live(operation, "the communicator is", comm) }
     }
 }
 

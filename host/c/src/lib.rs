@@ -15,17 +15,28 @@
 //! text ends with a zero byte, a struct is readable for its `struct_size` bytes, and handles are
 //! alive.
 
+mod batch;
+mod bytes;
 mod comm;
 mod error;
+mod handle;
 mod memory;
 mod norm;
 mod operations;
 mod overlap;
 mod region;
 mod types;
+mod vector;
 mod vocab;
+mod window;
 mod work;
 
+pub use self::batch::{FusewireP2p, fusewire_batch, fusewire_batch_async};
+pub use self::bytes::{
+    FusewireBytes, fusewire_all_gather_bytes, fusewire_broadcast_bytes, fusewire_bytes_count,
+    fusewire_bytes_destroy, fusewire_bytes_part, fusewire_gather_bytes, fusewire_recv_bytes,
+    fusewire_scatter_bytes, fusewire_send_bytes,
+};
 pub use self::comm::{
     FusewireComm, fusewire_comm_abort, fusewire_comm_create, fusewire_comm_destroy,
     fusewire_comm_failure, fusewire_comm_from_env, fusewire_comm_on_new_stream,
@@ -44,9 +55,13 @@ pub use self::norm::{
 };
 pub use self::operations::{
     fusewire_all_gather, fusewire_all_gather_async, fusewire_all_reduce, fusewire_all_reduce_async,
-    fusewire_all_to_all, fusewire_all_to_all_async, fusewire_barrier, fusewire_barrier_async,
-    fusewire_broadcast, fusewire_broadcast_async, fusewire_recv, fusewire_recv_async,
-    fusewire_reduce_scatter, fusewire_reduce_scatter_async, fusewire_send, fusewire_send_async,
+    fusewire_all_reduce_premul_sum, fusewire_all_reduce_premul_sum_async, fusewire_all_to_all,
+    fusewire_all_to_all_async, fusewire_barrier, fusewire_barrier_async, fusewire_broadcast,
+    fusewire_broadcast_async, fusewire_gather, fusewire_gather_async, fusewire_recv,
+    fusewire_recv_async, fusewire_reduce, fusewire_reduce_async, fusewire_reduce_premul_sum,
+    fusewire_reduce_premul_sum_async, fusewire_reduce_scatter, fusewire_reduce_scatter_async,
+    fusewire_reduce_scatter_premul_sum, fusewire_reduce_scatter_premul_sum_async, fusewire_scatter,
+    fusewire_scatter_async, fusewire_send, fusewire_send_async,
 };
 pub use self::overlap::{
     FusewireOverlap, FusewireReadyFlags, fusewire_all_gather_with_flags, fusewire_ready_flags_add,
@@ -55,7 +70,21 @@ pub use self::overlap::{
     fusewire_reduce_scatter_on_arrival,
 };
 pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
+pub use self::vector::{
+    fusewire_all_gather_v, fusewire_all_gather_v_async, fusewire_all_gather_v_device,
+    fusewire_all_gather_v_device_async, fusewire_all_to_all_v, fusewire_all_to_all_v_async,
+    fusewire_all_to_all_v_device, fusewire_all_to_all_v_device_async,
+};
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
+pub use self::window::{
+    FusewireWindow, FusewireWindowOptions, fusewire_window_alloc, fusewire_window_create,
+    fusewire_window_destroy, fusewire_window_device, fusewire_window_free, fusewire_window_get,
+    fusewire_window_get_async, fusewire_window_memory, fusewire_window_peer_memory,
+    fusewire_window_put, fusewire_window_put_async, fusewire_window_put_signal,
+    fusewire_window_put_signal_async, fusewire_window_read_counter, fusewire_window_read_signal,
+    fusewire_window_reset_signal, fusewire_window_signal, fusewire_window_signal_async,
+    fusewire_window_wait_signal, fusewire_window_wait_signal_async,
+};
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,
     fusewire_graph_destroy, fusewire_graph_launch, fusewire_graph_run, fusewire_work_destroy,

@@ -6,7 +6,7 @@ use core::ptr::{self, NonNull};
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use fusewire::{DType, Error, Input, Output, Tensor};
+use fusewire::{DType, Error, Input, Output, Registration, Tensor};
 
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
@@ -26,6 +26,39 @@ impl Shared {
         let (start, region) = regions.range(..=at).next_back()?;
         (region.owned && at < start + region.tensor.len())
             .then(|| Arc::new(region.tensor.clone()) as _)
+    }
+
+    /// Returns the memory from `at` as a part of the region that contains `at`, or `None` if no
+    /// region does.
+    pub(crate) fn part(&self, operation: &str, at: usize, bytes: usize) -> Outcome<Option<Tensor>> {
+        let regions = self.regions();
+        let Some((start, region)) = regions.range(..=at).next_back() else {
+            return Ok(None);
+        };
+        let offset = at - start;
+        let size = region.tensor.len();
+        if offset >= size {
+            return Ok(None);
+        }
+        if bytes > size - offset {
+            let detail = format!(
+                "{bytes} bytes at offset {offset} of memory of {size} bytes, which the \
+                 communicator allocated or registered"
+            );
+            return Err(argument(operation, detail));
+        }
+        Ok(Some(region.tensor.slice(offset, bytes)?))
+    }
+
+    /// Adds a region to the table.
+    pub(crate) fn insert(&self, region: Region) {
+        let at = region.tensor.as_ptr() as usize;
+        self.regions().insert(at, region);
+    }
+
+    /// Removes the region that begins at `at`.
+    pub(crate) fn remove(&self, at: usize) {
+        self.regions().remove(&at);
     }
 }
 
@@ -76,17 +109,21 @@ impl Buffer {
         })
     }
 
+    /// Adopts the memory as a tensor.
+    pub(crate) fn tensor(self, comm: &FusewireComm) -> Outcome<Tensor> {
+        let keep = comm.shared.keeper(self.at as usize);
+        let device = comm.comm.device();
+        // SAFETY: the header requires that the memory stays allocated until the call returns, or
+        // (enqueued) until the work is done and every graph that uses it is destroyed. `keep` owns
+        // memory that the library allocated.
+        Ok(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
+    }
+
     /// Creates the view that operations take. The view of an enqueued operation contains a tensor.
     pub(crate) fn view(self, comm: &FusewireComm, enqueued: bool) -> Outcome<View> {
-        let tensor = if enqueued {
-            let keep = comm.shared.keeper(self.at as usize);
-            let device = comm.comm.device();
-            // SAFETY: the header requires that the memory stays allocated until the work is done
-            // and every graph that uses it is destroyed. `keep` owns memory that the library
-            // allocated.
-            Some(unsafe { Tensor::adopt(device, self.at, self.dtype, self.count, keep)? })
-        } else {
-            None
+        let tensor = match enqueued {
+            true => Some(self.tensor(comm)?),
+            false => None,
         };
         Ok(View {
             buffer: self,
@@ -123,11 +160,30 @@ impl View {
             None => unsafe { Output::from_raw(at, count, dtype) },
         }
     }
+}
 
-    /// Returns the tensor, which only the view of an enqueued operation has.
-    pub(crate) fn tensor(&self) -> Option<&Tensor> {
-        self.tensor.as_ref()
+/// Returns the size of memory to allocate or to share, which must be at least 1.
+pub(crate) fn checked_size(operation: &str, bytes: u64) -> Outcome<usize> {
+    usize::try_from(bytes)
+        .ok()
+        .filter(|bytes| (1..=MOST_BYTES).contains(bytes))
+        .ok_or_else(|| {
+            argument(
+                operation,
+                format!("{bytes} bytes; 1 to {MOST_BYTES} are possible"),
+            )
+        })
+}
+
+/// Fails if the handle's stream is capturing, during which no window can end.
+pub(crate) fn refuse_capture(handle: &FusewireComm) -> Outcome {
+    if handle.comm.stream().is_capturing() {
+        return Err(Error::CaptureState {
+            detail: "a window cannot end while its communicator's stream is capturing".to_owned(),
+        }
+        .into());
     }
+    Ok(())
 }
 
 /// Allocates zeroed device memory in a new window. All ranks must call this function, with the same
@@ -147,24 +203,15 @@ pub unsafe extern "C" fn fusewire_alloc(
         unsafe { give(NAME, "memory", memory, ptr::null_mut())? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
-        let count = usize::try_from(bytes)
-            .ok()
-            .filter(|bytes| (1..=MOST_BYTES).contains(bytes));
-        let Some(count) = count else {
-            return Err(argument(
-                NAME,
-                format!("{bytes} bytes; 1 to {MOST_BYTES} are possible"),
-            ));
-        };
+        let count = checked_size(NAME, bytes)?;
         let tensor = handle.comm.tensor(DType::U8, count)?;
         let registration = handle.comm.tensor_register(&tensor)?;
         let at = tensor.as_ptr();
-        let region = Region {
+        handle.shared.insert(Region {
             tensor,
-            registration,
+            registration: Some(registration),
             owned: true,
-        };
-        handle.shared.regions().insert(at as usize, region);
+        });
         // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "memory", memory, at.cast()) }
     })
@@ -209,12 +256,11 @@ pub unsafe extern "C" fn fusewire_register(
         let tensor =
             unsafe { Tensor::adopt(handle.comm.device(), buffer.at, DType::U8, count, None)? };
         let registration = handle.comm.tensor_register(&tensor)?;
-        let region = Region {
+        handle.shared.insert(Region {
             tensor,
-            registration,
+            registration: Some(registration),
             owned: false,
-        };
-        handle.shared.regions().insert(at, region);
+        });
         Ok(())
     })
 }
@@ -228,16 +274,16 @@ impl Shared {
             .is_some_and(|(start, region)| start + region.tensor.len() > at)
     }
 
-    /// Removes the region that begins at `memory` from the table.
-    fn take(&self, operation: &str, memory: *mut c_void, owned: bool) -> Outcome<Region> {
+    /// Removes the region that begins at `memory` from the table, and returns its registration.
+    fn take(&self, operation: &str, memory: *mut c_void, owned: bool) -> Outcome<Registration> {
         let mut regions = self.regions();
         let key = memory as usize;
         if regions
             .get(&key)
-            .is_some_and(|region| region.owned == owned)
-            && let Some(region) = regions.remove(&key)
+            .is_some_and(|region| region.owned == owned && region.registration.is_some())
+            && let Some(registration) = regions.remove(&key).and_then(|region| region.registration)
         {
-            return Ok(region);
+            return Ok(registration);
         }
         let from = if owned {
             "fusewire_alloc"
@@ -269,15 +315,9 @@ unsafe fn release(
         if memory.is_null() {
             return Err(argument(operation, "memory is NULL"));
         }
-        if handle.comm.stream().is_capturing() {
-            return Err(Error::CaptureState {
-                detail: "a window cannot end while its communicator's stream is capturing"
-                    .to_owned(),
-            }
-            .into());
-        }
-        let region = handle.shared.take(operation, memory, owned)?;
-        Ok(handle.comm.tensor_deregister(region.registration)?)
+        refuse_capture(handle)?;
+        let registration = handle.shared.take(operation, memory, owned)?;
+        Ok(handle.comm.tensor_deregister(registration)?)
     })
 }
 

@@ -80,7 +80,7 @@ fn scales(call: &Call<'_>, norm: &FusewireNorm) -> Outcome<Scales> {
     })
 }
 
-fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outcome<Option<Work>> {
+fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm) -> Outcome<Option<Work>> {
     let name = call.name();
     let element = dtype(name, "dtype", norm.dtype)?;
     let kept = match norm.residual_dtype {
@@ -151,12 +151,16 @@ fn run(call: &Call<'_>, kind: Kind, norm: &FusewireNorm, enqueued: bool) -> Outc
         built = built.as_dependent();
     }
     let comm = &call.handle.comm;
-    Ok(match (kind, enqueued) {
-        (Kind::AllReduce, false) => comm.all_reduce_norm(&built).map(|()| None)?,
-        (Kind::AllReduce, true) => Some(comm.all_reduce_norm_async(&built)?),
-        (Kind::ReduceScatter, false) => comm.reduce_scatter_norm(&built).map(|()| None)?,
-        (Kind::ReduceScatter, true) => Some(comm.reduce_scatter_norm_async(&built)?),
-    })
+    match kind {
+        Kind::AllReduce => call.choose(
+            || comm.all_reduce_norm(&built),
+            || comm.all_reduce_norm_async(&built),
+        ),
+        Kind::ReduceScatter => call.choose(
+            || comm.reduce_scatter_norm(&built),
+            || comm.reduce_scatter_norm_async(&built),
+        ),
+    }
 }
 
 /// Runs a fused norm, or enqueues the norm if `work` is given.
@@ -174,7 +178,7 @@ unsafe fn fused(
     let body = |call: &Call<'_>| {
         // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let norm = unsafe { read(name, norm)? };
-        run(call, kind, &norm, work.is_some())
+        run(call, kind, &norm)
     };
     // SAFETY: the preconditions of `operate` are also preconditions of this function.
     unsafe { operate(name, comm, work, body) }

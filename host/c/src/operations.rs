@@ -2,10 +2,10 @@
 
 use core::ffi::{c_int, c_void};
 
-use fusewire::{Collective, DType, Work};
+use fusewire::{Collective, DType, Error, ReduceOp, Tensor, Work};
 
 use crate::comm::FusewireComm;
-use crate::error::{Outcome, argument, guard};
+use crate::error::{Outcome, guard};
 use crate::memory::{Buffer, View};
 use crate::types::{dtype, reduction};
 use crate::work::{FusewireWork, hand_out};
@@ -18,6 +18,28 @@ pub(crate) struct Call<'a> {
 }
 
 impl Call<'_> {
+    /// Checks a buffer of `count` elements and adopts it, for operations that only take tensors.
+    /// Fails if the call blocks while the stream is capturing: the graph would use the buffer after
+    /// the call.
+    pub(crate) fn tensor(
+        &self,
+        what: &str,
+        at: *const c_void,
+        count: Option<u64>,
+        dtype: DType,
+    ) -> Outcome<Tensor> {
+        if !self.enqueued && self.handle.comm.stream().is_capturing() {
+            let name = self.name;
+            return Err(Error::CaptureState {
+                detail: format!(
+                    "a graph outlives the call, so {name} cannot be captured: use {name}_async"
+                ),
+            }
+            .into());
+        }
+        Buffer::new(self.name, what, at, count, dtype)?.tensor(self.handle)
+    }
+
     /// Checks a buffer of `count` elements.
     pub(crate) fn view(
         &self,
@@ -35,12 +57,40 @@ impl Call<'_> {
         count.checked_mul(u64::from(self.handle.comm.size()))
     }
 
+    /// Returns `count` if this rank is `root`, otherwise 0, because the operation does not use the
+    /// buffer on other ranks. The operation checks `root`.
+    fn at_root(&self, root: u32, count: Option<u64>) -> Option<u64> {
+        if self.handle.comm.rank() == root {
+            count
+        } else {
+            Some(0)
+        }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
+    /// Returns true if the call is of the `_async` form.
+    pub(crate) fn is_enqueued(&self) -> bool {
+        self.enqueued
+    }
+
+    /// Runs the function of the call's form.
+    pub(crate) fn choose(
+        &self,
+        run: impl FnOnce() -> fusewire::Result<()>,
+        enqueue: impl FnOnce() -> fusewire::Result<Work>,
+    ) -> Outcome<Option<Work>> {
+        if self.enqueued {
+            return Ok(Some(enqueue()?));
+        }
+        run()?;
+        Ok(None)
+    }
+
     /// Runs or enqueues a collective, as the call's form says.
-    fn issue(&self, collective: Collective<'_>) -> Outcome<Option<Work>> {
+    pub(crate) fn issue(&self, collective: Collective<'_>) -> Outcome<Option<Work>> {
         let comm = &self.handle.comm;
         if self.enqueued {
             return Ok(Some(comm.enqueue(collective)?));
@@ -82,47 +132,46 @@ pub(crate) unsafe fn operate(
     })
 }
 
-/// Returns the failure of an enqueued call whose buffer has no tensor.
-pub(crate) fn untensored(call: &Call<'_>) -> crate::error::Failure {
-    argument(
-        call.name,
-        "an enqueued operation on memory without a tensor",
-    )
-}
-
 /// Defines the C functions of an operation: blocking and enqueued.
 macro_rules! operation {
     (
         $(#[$doc:meta])*
-        $name:ident, $name_async:ident ($($arg:ident: $ty:ty),*) |$call:ident| $body:expr
+        $name:ident, $name_async:ident ($($arg:ident: $ty:ty),*) |$call:ident| $body:block
     ) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
-        /// call returns.
+        /// Handles are null or live. Arrays and structs are null or readable. The buffers are valid
+        /// memory of the communicator's device until the call returns.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(comm: *const FusewireComm, $($arg: $ty),*) -> c_int {
+        pub unsafe extern "C" fn $name(
+            comm: *const $crate::comm::FusewireComm,
+            $($arg: $ty),*
+        ) -> core::ffi::c_int {
+            let run = |$call: &$crate::operations::Call<'_>| $body;
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name), comm, None, |$call| $body) }
+            unsafe { $crate::operations::operate(stringify!($name), comm, None, run) }
         }
 
         #[doc = concat!("Enqueues [`", stringify!($name), "`] on the handle's stream.")]
         ///
         /// # Safety
-        /// `comm` is null or a live handle. The buffers are valid memory of its device until the
-        /// work is done and every graph that contains it is destroyed. `work` is null or writable.
+        /// Handles are null or live. Arrays and structs are null or readable. The buffers are valid
+        /// memory of the communicator's device until the work is done and every graph that contains
+        /// it is destroyed. `work` is null or writable.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name_async(
-            comm: *const FusewireComm,
+            comm: *const $crate::comm::FusewireComm,
             $($arg: $ty,)*
-            work: *mut *mut FusewireWork,
-        ) -> c_int {
+            work: *mut *mut $crate::work::FusewireWork,
+        ) -> core::ffi::c_int {
+            let run = |$call: &$crate::operations::Call<'_>| $body;
             // SAFETY: the preconditions of `operate` are also preconditions of this function.
-            unsafe { operate(stringify!($name_async), comm, Some(work), |$call| $body) }
+            unsafe { $crate::operations::operate(stringify!($name_async), comm, Some(work), run) }
         }
     };
 }
+pub(crate) use operation;
 
 operation!(
     /// Reduces every rank's input and stores the result on every rank.
@@ -138,6 +187,45 @@ operation!(
 );
 
 operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum on every rank.
+    fusewire_all_reduce_premul_sum, fusewire_all_reduce_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        let op = ReduceOp::PreMulSum(factor);
+        call.issue(Collective::all_reduce(output.output(), input.input(), op))
+    }
+);
+
+operation!(
+    /// Reduces every rank's input and stores the result on the root.
+    fusewire_reduce, fusewire_reduce_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let op = reduction(call.name, op)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, Some(count)), element)?;
+        call.issue(Collective::reduce(output.output(), input.input(), root, op))
+    }
+);
+
+operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum on the root.
+    fusewire_reduce_premul_sum, fusewire_reduce_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, Some(count)), element)?;
+        let op = ReduceOp::PreMulSum(factor);
+        call.issue(Collective::reduce(output.output(), input.input(), root, op))
+    }
+);
+
+operation!(
     /// Reduces row r of every rank's input and stores the result on rank r.
     fusewire_reduce_scatter, fusewire_reduce_scatter_async(
         input: *const c_void, output: *mut c_void, count: u64, element: u32, op: u32
@@ -146,6 +234,19 @@ operation!(
         let op = reduction(call.name, op)?;
         let input = call.view("input", input, call.rows(count), element)?;
         let output = call.view("output", output, Some(count), element)?;
+        call.issue(Collective::reduce_scatter(output.output(), input.input(), op))
+    }
+);
+
+operation!(
+    /// Multiplies every rank's input by that rank's factor, and stores the sum of row r on rank r.
+    fusewire_reduce_scatter_premul_sum, fusewire_reduce_scatter_premul_sum_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, factor: f64
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, call.rows(count), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        let op = ReduceOp::PreMulSum(factor);
         call.issue(Collective::reduce_scatter(output.output(), input.input(), op))
     }
 );
@@ -183,6 +284,30 @@ operation!(
         let element = dtype(call.name, "dtype", element)?;
         let buffer = call.view("buffer", buffer, Some(count), element)?;
         call.issue(Collective::broadcast(buffer.output(), root))
+    }
+);
+
+operation!(
+    /// Copies row r of the root's input to the output of rank r.
+    fusewire_scatter, fusewire_scatter_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, call.at_root(root, call.rows(count)), element)?;
+        let output = call.view("output", output, Some(count), element)?;
+        call.issue(Collective::scatter(output.output(), input.input(), root))
+    }
+);
+
+operation!(
+    /// Copies the input of rank r to row r of the root's output.
+    fusewire_gather, fusewire_gather_async(
+        input: *const c_void, output: *mut c_void, count: u64, element: u32, root: u32
+    ) |call| {
+        let element = dtype(call.name, "dtype", element)?;
+        let input = call.view("input", input, Some(count), element)?;
+        let output = call.view("output", output, call.at_root(root, call.rows(count)), element)?;
+        call.issue(Collective::gather(output.output(), input.input(), root))
     }
 );
 

@@ -6,7 +6,8 @@ use fusewire::{ReadyFlags, Stream, Work};
 
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument, give, guard};
-use crate::operations::{Call, operate, untensored};
+use crate::handle::{destroy, live};
+use crate::operations::{Call, operate};
 use crate::types::{VersionedStruct, dtype, read, reduction};
 use crate::work::FusewireWork;
 
@@ -57,11 +58,8 @@ unsafe fn flags_of<'a>(
     operation: &str,
     flags: *const FusewireReadyFlags,
 ) -> Outcome<&'a ReadyFlags> {
-    // SAFETY: `flags` is null or a live handle, which came from `Box::into_raw`.
-    let flags = unsafe { flags.as_ref() };
-    flags
-        .map(|flags| &flags.0)
-        .ok_or_else(|| argument(operation, "the ready flags are NULL"))
+    // SAFETY: the caller passes null or a live handle.
+    Ok(&unsafe { live(operation, "the ready flags are", flags)? }.0)
 }
 
 /// Returns the stream of the handle `comm`. The message of an error names the function `operation`
@@ -74,11 +72,9 @@ unsafe fn stream_of<'a>(
     role: &str,
     comm: *const FusewireComm,
 ) -> Outcome<&'a Stream> {
-    // SAFETY: `comm` is null or a live handle, which came from `Box::into_raw`.
-    let handle = unsafe { comm.as_ref() };
-    handle
-        .map(|handle| handle.comm.stream())
-        .ok_or_else(|| argument(operation, format!("the {role} is NULL")))
+    // SAFETY: the caller passes null or a live handle.
+    let handle = unsafe { live(operation, &format!("the {role} is"), comm)? };
+    Ok(handle.comm.stream())
 }
 
 fn index_of(operation: &str, index: u64) -> Outcome<usize> {
@@ -117,14 +113,8 @@ pub unsafe extern "C" fn fusewire_ready_flags_create(
 /// `flags` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_ready_flags_destroy(flags: *mut FusewireReadyFlags) -> c_int {
-    guard(|| {
-        if !flags.is_null() {
-            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
-            // handle that nothing uses any more, so it is freed only once.
-            drop(unsafe { Box::from_raw(flags) });
-        }
-        Ok(())
-    })
+    // SAFETY: the caller passes null or a handle that nothing uses any more.
+    unsafe { destroy(flags) }
 }
 
 /// Stores in `words` the device address of the first word.
@@ -298,16 +288,13 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
             ));
         }
         let element = dtype(name, "dtype", given.overlap.dtype)?;
-        let input = call.view("input", input, Some(count), element)?;
-        let output = call.view("output", output, call.rows(count), element)?;
-        let (Some(input), Some(output)) = (input.tensor(), output.tensor()) else {
-            return Err(untensored(call));
-        };
+        let input = call.tensor("input", input, Some(count), element)?;
+        let output = call.tensor("output", output, call.rows(count), element)?;
         let comm = &call.handle.comm;
         Ok(comm.all_gather_with_flags_async(
             given.compute,
-            output,
-            input,
+            &output,
+            &input,
             given.flags,
             given.chunk,
         )?)
@@ -348,16 +335,13 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
         } = given.overlap;
         let element = dtype(name, "dtype", given.overlap.dtype)?;
         let op = reduction(name, op)?;
-        let input = call.view("input", input, call.rows(count), element)?;
-        let output = call.view("output", output, Some(count), element)?;
-        let (Some(input), Some(output)) = (input.tensor(), output.tensor()) else {
-            return Err(untensored(call));
-        };
+        let input = call.tensor("input", input, call.rows(count), element)?;
+        let output = call.tensor("output", output, Some(count), element)?;
         let comm = &call.handle.comm;
         Ok(comm.reduce_scatter_on_arrival_async(
             given.compute,
-            output,
-            input,
+            &output,
+            &input,
             given.flags,
             given.chunk,
             target,

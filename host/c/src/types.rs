@@ -28,6 +28,16 @@ pub mod numbers {
     pub const FUSEWIRE_BIT_OR: u32 = 7;
     /// Reduction: bitwise exclusive or.
     pub const FUSEWIRE_BIT_XOR: u32 = 8;
+    /// Kind of a message in a batch: this rank sends.
+    pub const FUSEWIRE_P2P_SEND: u32 = 1;
+    /// Kind of a message in a batch: this rank receives.
+    pub const FUSEWIRE_P2P_RECV: u32 = 2;
+    /// Sender of a signal: all ranks, whose values are added.
+    pub const FUSEWIRE_ANY_RANK: u32 = u32::MAX;
+    /// Update of a signal: set the value.
+    pub const FUSEWIRE_SIGNAL_SET: u32 = 1;
+    /// Update of a signal: add to the value.
+    pub const FUSEWIRE_SIGNAL_ADD: u32 = 2;
     /// Algorithm: chosen by the plan.
     pub const FUSEWIRE_ALGORITHM_AUTO: u32 = 0;
     /// Algorithm: packets.
@@ -89,6 +99,8 @@ pub struct FusewireOptions {
     pub backend: *const c_char,
     /// If not 0, the communicator's own stream has a high priority.
     pub high_priority_stream: u32,
+    /// Maximum size of a byte string with its header; 0 for 64 MiB.
+    pub max_object_bytes: u64,
 }
 
 /// `fusewire_norm`: buffers and kind of a fused norm.
@@ -209,13 +221,14 @@ const _: () = assert!(size_of::<FusewireOptions>() >= FusewireOptions::FIRST);
 const _: () = assert!(size_of::<FusewireNorm>() >= FusewireNorm::FIRST);
 const _: () = assert!(size_of::<FusewireVocab>() >= FusewireVocab::FIRST);
 
-/// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
-/// older program does not know are set to zero. Fields of a newer program that this library does
-/// not know must be zero.
+/// Returns the `struct_size` of the struct at `from`.
 ///
 /// # Safety
-/// `from` is null, or readable for the number of bytes in its first field.
-pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -> Outcome<T> {
+/// `from` is null, or its first field is readable.
+pub(crate) unsafe fn struct_size<T: VersionedStruct>(
+    operation: &str,
+    from: *const T,
+) -> Outcome<usize> {
     if from.is_null() {
         return Err(argument(operation, format!("the {} is NULL", T::NAME)));
     }
@@ -239,6 +252,18 @@ pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -
             ),
         ));
     }
+    Ok(size)
+}
+
+/// Reads the struct at `from`. The first field of the struct is its size in bytes. Fields that an
+/// older program does not know are set to zero. Fields of a newer program that this library does
+/// not know must be zero.
+///
+/// # Safety
+/// `from` is null, or readable for the number of bytes in its first field.
+pub(crate) unsafe fn read<T: VersionedStruct>(operation: &str, from: *const T) -> Outcome<T> {
+    // SAFETY: the caller passes null or a struct, whose first field is readable.
+    let size = unsafe { struct_size(operation, from)? };
     let known = size.min(size_of::<T>());
     // SAFETY: the caller guarantees `size` readable bytes, and `known <= size`.
     let tail = unsafe { core::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
@@ -361,6 +386,7 @@ impl ParsedOptions {
         for (value, own) in [
             (given.staging_bytes, &mut options.staging_bytes),
             (given.packet_slot_bytes, &mut options.packet_slot_bytes),
+            (given.max_object_bytes, &mut options.max_object_bytes),
         ] {
             if value != 0 {
                 *own = value;

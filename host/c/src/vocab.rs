@@ -10,7 +10,7 @@ use crate::operations::{Call, operate};
 use crate::types::{FusewireVocab, dtype, numbers as n, read};
 use crate::work::FusewireWork;
 
-fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option<Work>> {
+fn run(call: &Call<'_>, vocab: &FusewireVocab) -> Outcome<Option<Work>> {
     let name = call.name();
     let element = dtype(name, "dtype", vocab.dtype)?;
     let index = match vocab.index_dtype {
@@ -74,12 +74,10 @@ fn run(call: &Call<'_>, vocab: &FusewireVocab, enqueued: bool) -> Outcome<Option
         built = built.as_dependent();
     }
     let comm = &call.handle.comm;
-    if enqueued {
-        Ok(Some(comm.vocab_parallel_async(&built)?))
-    } else {
-        comm.vocab_parallel(&built)?;
-        Ok(None)
-    }
+    call.choose(
+        || comm.vocab_parallel(&built),
+        || comm.vocab_parallel_async(&built),
+    )
 }
 
 /// Runs the operation that `vocab` describes, or enqueues the operation if `work` is given.
@@ -96,7 +94,7 @@ unsafe fn sample(
     let body = |call: &Call<'_>| {
         // SAFETY: the caller passes null or a struct that is readable for `struct_size` bytes.
         let vocab = unsafe { read(name, vocab)? };
-        run(call, &vocab, work.is_some())
+        run(call, &vocab)
     };
     // SAFETY: the preconditions of `operate` are also preconditions of this function.
     unsafe { operate(name, comm, work, body) }

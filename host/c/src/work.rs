@@ -5,7 +5,8 @@ use core::ffi::c_int;
 use fusewire::{GraphExec, Work};
 
 use crate::comm::FusewireComm;
-use crate::error::{Outcome, argument, give, guard};
+use crate::error::{Outcome, give, guard};
+use crate::handle::{destroy, live};
 use crate::types::seconds;
 
 /// An enqueued operation: `fusewire_work`.
@@ -39,8 +40,8 @@ pub unsafe extern "C" fn fusewire_work_wait(
 ) -> c_int {
     const NAME: &str = "fusewire_work_wait";
     guard(|| {
-        // SAFETY: the caller passes null or a live handle, which came from `Box::into_raw`.
-        let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let work = unsafe { live(NAME, "the work is", work)? };
         if timeout_seconds == 0.0 {
             return Ok(work.0.wait_blocking()?);
         }
@@ -59,8 +60,8 @@ pub unsafe extern "C" fn fusewire_work_join(
 ) -> c_int {
     const NAME: &str = "fusewire_work_join";
     guard(|| {
-        // SAFETY: the caller passes null or a live handle, which came from `Box::into_raw`.
-        let work = unsafe { work.as_ref() }.ok_or_else(|| argument(NAME, "the work is NULL"))?;
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let work = unsafe { live(NAME, "the work is", work)? };
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let handle = unsafe { FusewireComm::of(NAME, comm)? };
         Ok(work.0.wait(handle.comm.stream())?)
@@ -73,14 +74,8 @@ pub unsafe extern "C" fn fusewire_work_join(
 /// `work` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_work_destroy(work: *mut FusewireWork) -> c_int {
-    guard(|| {
-        if !work.is_null() {
-            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
-            // handle that nothing uses any more, so it is freed only once.
-            drop(unsafe { Box::from_raw(work) });
-        }
-        Ok(())
-    })
+    // SAFETY: the caller passes null or a handle that nothing uses any more.
+    unsafe { destroy(work) }
 }
 
 /// Begins to record the operations of the handle's stream.
@@ -123,11 +118,8 @@ pub unsafe extern "C" fn fusewire_capture_end(
 /// # Safety
 /// `graph` is null or a handle that lives as long as the result is used.
 unsafe fn graph_of<'a>(operation: &str, graph: *const FusewireGraph) -> Outcome<&'a GraphExec> {
-    // SAFETY: `graph` is null or a live handle, which came from `Box::into_raw`.
-    let graph = unsafe { graph.as_ref() };
-    graph
-        .map(|graph| &graph.0)
-        .ok_or_else(|| argument(operation, "the graph is NULL"))
+    // SAFETY: the caller passes null or a live handle.
+    Ok(&unsafe { live(operation, "the graph is", graph)? }.0)
 }
 
 /// Replays a graph on the handle's stream and waits until the replay is complete.
@@ -175,12 +167,6 @@ pub unsafe extern "C" fn fusewire_graph_launch(
 /// `graph` is null or a live handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_graph_destroy(graph: *mut FusewireGraph) -> c_int {
-    guard(|| {
-        if !graph.is_null() {
-            // SAFETY: the handle is not null, so it came from `Box::into_raw`. The caller passes a
-            // handle that nothing uses any more, so it is freed only once.
-            drop(unsafe { Box::from_raw(graph) });
-        }
-        Ok(())
-    })
+    // SAFETY: the caller passes null or a handle that nothing uses any more.
+    unsafe { destroy(graph) }
 }

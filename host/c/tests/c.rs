@@ -10,7 +10,12 @@ use core::time::Duration;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
+
+use fusewire::store::{TcpStore, TcpStoreServer};
+use fusewire::{Device, Options, new_comm};
+use serde_bytes::ByteBuf;
 
 /// Commands of the C and C++ compilers. Warnings are errors.
 const C: [&str; 6] = [
@@ -137,25 +142,41 @@ fn free_port() -> u16 {
 
 /// Runs `program` on two ranks. `arguments` returns the arguments for a rank and a port. Returns
 /// the output of each rank.
-fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> [Output; 2] {
+fn run_two(program: &Path, arguments: impl Fn(u32, u16) -> Vec<String>) -> Vec<Output> {
+    run_ranks(2, program, arguments)
+}
+
+/// Runs `program` on `size` ranks like [`run_two`].
+fn run_ranks(
+    size: u32,
+    program: &Path,
+    arguments: impl Fn(u32, u16) -> Vec<String>,
+) -> Vec<Output> {
     let port = free_port();
-    let ranks = [0, 1].map(|rank: u32| {
-        command(program)
-            .args(arguments(rank, port))
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", "2")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env_remove("TORCHELASTIC_USE_AGENT_STORE")
-            .env("FUSEWIRE_TIMEOUT_SECONDS", "100")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program starts")
-    });
+    let start = |rank: u32| start_rank(size, rank, port, program, &arguments(rank, port));
+    let ranks: Vec<Child> = (0..size).map(start).collect();
     let deadline = Instant::now() + Duration::from_secs(240);
-    ranks.map(|rank| ended(rank, deadline))
+    ranks
+        .into_iter()
+        .map(|rank| ended(rank, deadline))
+        .collect()
+}
+
+/// Starts `program` as rank `rank` of `size`, with a rendezvous at `port` of this host.
+fn start_rank(size: u32, rank: u32, port: u16, program: &Path, arguments: &[String]) -> Child {
+    command(program)
+        .args(arguments)
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+        .env("FUSEWIRE_TIMEOUT_SECONDS", "100")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts")
 }
 
 /// Waits until a process ends, and kills it at the deadline. Returns its output.
@@ -221,14 +242,14 @@ fn the_example_fails_where_the_result_is_not_what_it_expects() {
     }
 }
 
-#[test]
-fn every_operation_and_every_refusal() {
+/// Runs the program `tests/NAME.c` on `size` ranks and checks that it finds no wrong result.
+fn check_program(name: &str, size: u32) {
     if !has("cc") {
         return;
     }
-    let source = here().join("tests/operations.c");
-    let program = compile(&C, &source, "operations", &here().join("include")).expect("it compiles");
-    let outputs = run_two(&program, |rank, port| {
+    let source = here().join(format!("tests/{name}.c"));
+    let program = compile(&C, &source, name, &here().join("include")).expect("it compiles");
+    let outputs = run_ranks(size, &program, |rank, port| {
         vec![device(), rank.to_string(), format!("127.0.0.1:{port}")]
     });
     for (rank, output) in outputs.iter().enumerate() {
@@ -236,6 +257,73 @@ fn every_operation_and_every_refusal() {
         assert_eq!(output.status.code(), Some(0), "rank {rank}: {text}");
         assert!(text.contains(&format!("rank {rank}: 0 failures")), "{text}");
     }
+}
+
+#[test]
+fn every_operation_and_every_refusal() {
+    check_program("operations", 2);
+}
+
+#[test]
+fn rooted_vector_and_batched_operations() {
+    check_program("collectives", 3);
+}
+
+#[test]
+fn windows() {
+    check_program("windows", 3);
+}
+
+#[test]
+fn byte_strings() {
+    check_program("bytes", 3);
+}
+
+/// Runs rank 0 in this process, and rank 1 as a program in C.
+#[test]
+fn byte_strings_between_c_and_rust() {
+    if !has("cc") {
+        return;
+    }
+    let source = here().join("tests/bytes.c");
+    let include = here().join("include");
+    let program = compile(&C, &source, "bytes-rust", &include).expect("it compiles");
+    let server = TcpStoreServer::bind(("127.0.0.1", 0)).expect("a store");
+    let port = server.port();
+    let arguments = ["cpu", "1", &format!("127.0.0.1:{port}"), "rust"].map(str::to_owned);
+    let rank = start_rank(2, 1, port, &program, &arguments);
+
+    let timeout = Duration::from_secs(100);
+    let store = TcpStore::connect("127.0.0.1", port, timeout).expect("the store answers");
+    let mut options = Options::default();
+    options.timeout = timeout;
+    options.abort_process_on_timeout_or_error = Some(false);
+    options.store = Some(Arc::new(store));
+    options.rank_size = Some((0, 2));
+    let comm = new_comm("fusewire", Device::Cpu, "rust", options).expect("a communicator");
+    let string = |text: &[u8]| ByteBuf::from(text.to_vec());
+    let (own, theirs) = (string(b"from\0Rust"), string(b"from\0C"));
+    let pair = [own.clone(), theirs.clone()];
+    assert_eq!(comm.all_gather_object(&own).expect("all_gather"), pair);
+    let gathered = comm.gather_object(&own, 0).expect("gather");
+    assert_eq!(gathered.as_deref(), Some(&pair[..]));
+    assert_eq!(comm.gather_object(&own, 1).expect("gather"), None);
+    let mut list = vec![own.clone(), string(b"")];
+    comm.broadcast_object_list(&mut list, 0).expect("broadcast");
+    comm.broadcast_object_list(&mut list, 1).expect("broadcast");
+    assert_eq!(list, core::slice::from_ref(&theirs));
+    let scattered: ByteBuf = comm.scatter_object_list(&[], 1).expect("scatter");
+    assert_eq!(scattered, theirs);
+    comm.send_object_list(&pair, 1).expect("send");
+    assert_eq!(comm.recv_object_list::<ByteBuf>(1).expect("recv"), [theirs]);
+    // Rank 1 gets an error if it receives an object of another type.
+    comm.send_object_list(&[1.5f64], 1).expect("send");
+    comm.barrier().expect("barrier");
+
+    let output = ended(rank, Instant::now() + timeout);
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("rank 1: 0 failures"), "{text}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-/* State and helpers that the parts of operations.c share: the communicator, comparisons, memory. */
+/* State and helpers that the C programs share: the communicator, comparisons, memory. A program
+   with another number of ranks defines RANKS before it includes this file. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -10,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = 2, N = 3000 };
+#ifndef RANKS
+#define RANKS 2
+#endif
+enum { N = 3000 };
 
 static fusewire_comm *comm;
 static uint32_t rank;
@@ -35,25 +39,26 @@ static void expect_(int line, int code, int wanted, const char *what) {
       failures++;                                                                   \
     }                                                                               \
   } while (0)
-#define TRUE(condition)                                        \
-  do {                                                         \
-    if (!(condition)) {                                        \
-      printf("line %d: not so: %s\n", __LINE__, #condition);   \
-      failures++;                                              \
-    }                                                          \
+/* Prints the first failures only: c.rs reads the output after the program has ended, so a program
+   must not fill the pipe. */
+#define TRUE(condition)                                                      \
+  do {                                                                       \
+    if (!(condition) && failures++ < 50) {                                   \
+      printf("line %d: not so: %s\n", __LINE__, #condition);                 \
+    }                                                                        \
   } while (0)
 
-static int on_cpu(void) { return strcmp(device, "cpu") == 0; }
+static inline int on_cpu(void) { return strcmp(device, "cpu") == 0; }
 
 /* Allocates memory in a window. With `plain` on a CPU, allocates memory outside any window. */
-static void *memory(size_t bytes, int plain) {
+static inline void *memory(size_t bytes, int plain) {
   void *at = NULL;
   if (plain && on_cpu()) return malloc(bytes);
   OK(fusewire_alloc(comm, bytes, &at));
   return at;
 }
 
-static void release(void *at, int plain) {
+static inline void release(void *at, int plain) {
   if (plain && on_cpu()) {
     free(at);
   } else {
@@ -61,23 +66,56 @@ static void release(void *at, int plain) {
   }
 }
 
-static void end(fusewire_work *work) {
+static inline void end(fusewire_work *work) {
   OK(fusewire_work_wait(work, 60.0));
   OK(fusewire_work_destroy(work));
 }
 
-static float value(uint32_t of, int i) { return (float)((i * 7 + (int)of * 13) % 31 - 15) / 4.0f; }
+/* Runs an operation in its form: 0 for the blocking form, 1 for the _async form, 2 for the _async
+   form without a work handle. */
+#define RUN(form, name, ...)                                  \
+  do {                                                        \
+    fusewire_work *work_ = NULL;                              \
+    if ((form) == 0) {                                        \
+      OK(fusewire_##name(comm, __VA_ARGS__));                 \
+    } else if ((form) == 1) {                                 \
+      OK(fusewire_##name##_async(comm, __VA_ARGS__, &work_)); \
+      end(work_);                                             \
+    } else {                                                  \
+      OK(fusewire_##name##_async(comm, __VA_ARGS__, NULL));   \
+      OK(fusewire_comm_synchronize(comm));                    \
+    }                                                         \
+  } while (0)
+
+static inline float value(uint32_t of, int i) {
+  return (float)((i * 7 + (int)of * 13) % 31 - 15) / 4.0f;
+}
 
 static float host[RANKS * N], got[RANKS * N];
 
-static void put(void *to, int count) {
+static inline void put(void *to, int count) {
   for (int i = 0; i < count; i++) host[i] = value(rank, i);
   OK(fusewire_upload(comm, to, host, (uint64_t)count * 4));
 }
 
-static void get(const void *from, int count) {
+static inline void get(const void *from, int count) {
   memset(got, 0xff, sizeof got);
   OK(fusewire_download(comm, got, from, (uint64_t)count * 4));
+}
+
+/* Joins a communicator with the arguments of a program: DEVICE RANK HOST:PORT. */
+static inline void start(char **argv, const char *name) {
+  device = argv[1];
+  rank = (uint32_t)atoi(argv[2]);
+  OK(fusewire_comm_create(device, rank, RANKS, argv[3], name, NULL, &comm));
+}
+
+/* Ends the communicator and returns the exit status of the program. */
+static inline int finish(void) {
+  OK(fusewire_barrier(comm));
+  OK(fusewire_comm_destroy(comm));
+  printf("rank %u: %d failures\n", rank, failures);
+  return failures != 0;
 }
 
 #endif

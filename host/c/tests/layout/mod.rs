@@ -5,10 +5,11 @@ use core::ffi::{c_char, c_int, c_void};
 use core::fmt::Write as _;
 use core::mem::offset_of;
 
-use fusewire::DType;
+use fusewire::{Compare, DType};
 use fusewire_c::{
-    FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap,
-    FusewireReadyFlags, FusewireVocab, FusewireWork, codes, numbers,
+    FusewireBytes, FusewireComm, FusewireGraph, FusewireNorm, FusewireOptions, FusewireOverlap,
+    FusewireP2p, FusewireReadyFlags, FusewireVocab, FusewireWindow, FusewireWindowOptions,
+    FusewireWork, codes, numbers,
 };
 
 /// A type that also exists in C.
@@ -41,11 +42,15 @@ c_types!(
     FusewireVocab = "fusewire_vocab",
     FusewireOverlap = "fusewire_overlap",
     FusewireReadyFlags = "fusewire_ready_flags",
+    FusewireP2p = "fusewire_p2p",
+    FusewireWindow = "fusewire_window",
+    FusewireWindowOptions = "fusewire_window_options",
+    FusewireBytes = "fusewire_bytes",
 );
 
 impl<T: CType> CType for *const T {
     fn c() -> String {
-        format!("const {} *", T::c())
+        format!("{} const *", T::c())
     }
 }
 
@@ -73,7 +78,8 @@ macro_rules! prototypes {
     )*};
 }
 
-prototypes!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G));
+prototypes!(()(A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F)(A B C D E F G)(A B C D E F G H)
+    (A B C D E F G H I));
 
 /// The expected lines, and the names of the compared items.
 #[derive(Default)]
@@ -125,12 +131,15 @@ impl Lines {
         let mut lines = Self::default();
         fields!(lines, "fusewire_options" FusewireOptions: struct_size timeout_seconds staging_bytes
             packet_slot_bytes blocks threads algorithm any_order store_is_served abort_process
-            backend high_priority_stream);
+            backend high_priority_stream max_object_bytes);
         fields!(lines, "fusewire_norm" FusewireNorm: struct_size kind flags rows hidden dtype
             residual_dtype epsilon algorithm input weight bias residual residual_out output scaling
             scale_dtype scale scales scale_stride);
         fields!(lines, "fusewire_vocab" FusewireVocab: struct_size dtype flags rows vocabulary first
             columns stride k index_dtype logits indices values log_sum_exp);
+        fields!(lines, "fusewire_p2p" FusewireP2p: struct_size kind peer buffer count dtype);
+        fields!(lines, "fusewire_window_options" FusewireWindowOptions: struct_size signals counters
+            barriers cells);
         fields!(lines, "fusewire_overlap" FusewireOverlap: struct_size dtype op target flags count
             chunk input output ready_flags);
         numbers_of!(lines from codes: FUSEWIRE_OK FUSEWIRE_ERROR_ARGUMENT FUSEWIRE_ERROR_TIMEOUT
@@ -149,42 +158,79 @@ impl Lines {
             FUSEWIRE_AVERAGE FUSEWIRE_BIT_AND FUSEWIRE_BIT_OR FUSEWIRE_BIT_XOR
             FUSEWIRE_ALGORITHM_AUTO FUSEWIRE_ALGORITHM_PACKET FUSEWIRE_ALGORITHM_SIGNAL
             FUSEWIRE_ALGORITHM_TWO_SHOT FUSEWIRE_ALGORITHM_NVLS
+            FUSEWIRE_P2P_SEND FUSEWIRE_P2P_RECV
+            FUSEWIRE_ANY_RANK FUSEWIRE_SIGNAL_SET FUSEWIRE_SIGNAL_ADD);
+        numbers_of!(lines: FUSEWIRE_COMPARE_EQUAL = Compare::Equal,
+            FUSEWIRE_COMPARE_NOT_EQUAL = Compare::NotEqual, FUSEWIRE_COMPARE_LESS = Compare::Less,
+            FUSEWIRE_COMPARE_LESS_EQUAL = Compare::LessEqual,
+            FUSEWIRE_COMPARE_GREATER = Compare::Greater,
+            FUSEWIRE_COMPARE_GREATER_EQUAL = Compare::GreaterEqual,);
+        numbers_of!(lines from numbers:
             FUSEWIRE_NORM_RMS FUSEWIRE_NORM_LAYER FUSEWIRE_NORM_UNIT_OFFSET FUSEWIRE_NORM_DEPENDENT
             FUSEWIRE_SCALE_NONE FUSEWIRE_SCALE_STATIC FUSEWIRE_SCALE_ROWS FUSEWIRE_SCALE_GROUPS
             FUSEWIRE_SCALE_GROUP FUSEWIRE_VOCAB_DEPENDENT);
         functions!(lines:
-            fusewire_version() fusewire_last_error()
-            fusewire_comm_from_env(_, _, _) fusewire_comm_create(_, _, _, _, _, _, _)
-            fusewire_comm_split(_, _, _, _, _)
+            fusewire_version() fusewire_last_error() fusewire_comm_from_env(_, _, _)
+            fusewire_comm_create(_, _, _, _, _, _, _) fusewire_comm_split(_, _, _, _, _)
             fusewire_comm_on_stream(_, _, _) fusewire_comm_on_own_stream(_, _)
-            fusewire_comm_on_new_stream(_, _)
-            fusewire_comm_destroy(_) fusewire_comm_abort(_)
+            fusewire_comm_on_new_stream(_, _) fusewire_comm_destroy(_) fusewire_comm_abort(_)
             fusewire_comm_synchronize(_) fusewire_comm_warm_up(_) fusewire_comm_failure(_)
             fusewire_comm_rank(_, _) fusewire_comm_size(_, _) fusewire_comm_workspace_bytes(_, _)
-            fusewire_workspace_bytes(_, _, _, _)
-            fusewire_alloc(_, _, _) fusewire_free(_, _) fusewire_register(_, _, _)
-            fusewire_deregister(_, _) fusewire_upload(_, _, _, _) fusewire_download(_, _, _, _)
-            fusewire_all_reduce(_, _, _, _, _, _) fusewire_all_reduce_async(_, _, _, _, _, _, _)
+            fusewire_workspace_bytes(_, _, _, _) fusewire_alloc(_, _, _) fusewire_free(_, _)
+            fusewire_register(_, _, _) fusewire_deregister(_, _) fusewire_upload(_, _, _, _)
+            fusewire_download(_, _, _, _) fusewire_all_reduce(_, _, _, _, _, _)
+            fusewire_all_reduce_async(_, _, _, _, _, _, _)
+            fusewire_all_reduce_premul_sum(_, _, _, _, _, _)
+            fusewire_all_reduce_premul_sum_async(_, _, _, _, _, _, _)
+            fusewire_reduce(_, _, _, _, _, _, _) fusewire_reduce_async(_, _, _, _, _, _, _, _)
+            fusewire_reduce_premul_sum(_, _, _, _, _, _, _)
+            fusewire_reduce_premul_sum_async(_, _, _, _, _, _, _, _)
             fusewire_reduce_scatter(_, _, _, _, _, _)
             fusewire_reduce_scatter_async(_, _, _, _, _, _, _)
+            fusewire_reduce_scatter_premul_sum(_, _, _, _, _, _)
+            fusewire_reduce_scatter_premul_sum_async(_, _, _, _, _, _, _)
             fusewire_all_gather(_, _, _, _, _) fusewire_all_gather_async(_, _, _, _, _, _)
+            fusewire_all_gather_v(_, _, _, _, _) fusewire_all_gather_v_async(_, _, _, _, _, _)
+            fusewire_all_gather_v_device(_, _, _, _, _, _, _)
+            fusewire_all_gather_v_device_async(_, _, _, _, _, _, _, _)
             fusewire_all_to_all(_, _, _, _, _) fusewire_all_to_all_async(_, _, _, _, _, _)
+            fusewire_all_to_all_v(_, _, _, _, _, _) fusewire_all_to_all_v_async(_, _, _, _, _, _, _)
+            fusewire_all_to_all_v_device(_, _, _, _, _, _, _, _)
+            fusewire_all_to_all_v_device_async(_, _, _, _, _, _, _, _, _)
             fusewire_broadcast(_, _, _, _, _) fusewire_broadcast_async(_, _, _, _, _, _)
+            fusewire_scatter(_, _, _, _, _, _) fusewire_scatter_async(_, _, _, _, _, _, _)
+            fusewire_gather(_, _, _, _, _, _) fusewire_gather_async(_, _, _, _, _, _, _)
             fusewire_send(_, _, _, _, _) fusewire_send_async(_, _, _, _, _, _)
-            fusewire_recv(_, _, _, _, _) fusewire_recv_async(_, _, _, _, _, _)
-            fusewire_barrier(_) fusewire_barrier_async(_, _)
-            fusewire_all_reduce_norm(_, _) fusewire_all_reduce_norm_async(_, _, _)
-            fusewire_reduce_scatter_norm(_, _) fusewire_reduce_scatter_norm_async(_, _, _)
-            fusewire_vocab_parallel(_, _) fusewire_vocab_parallel_async(_, _, _)
-            fusewire_ready_flags_create(_, _, _) fusewire_ready_flags_destroy(_)
-            fusewire_ready_flags_words(_, _)
+            fusewire_recv(_, _, _, _, _) fusewire_recv_async(_, _, _, _, _, _) fusewire_barrier(_)
+            fusewire_barrier_async(_, _) fusewire_batch(_, _, _) fusewire_batch_async(_, _, _, _)
+            fusewire_window_alloc(_, _, _, _) fusewire_window_create(_, _, _, _, _)
+            fusewire_window_free(_, _) fusewire_window_destroy(_) fusewire_window_memory(_, _, _)
+            fusewire_window_peer_memory(_, _, _) fusewire_window_device(_, _)
+            fusewire_window_put(_, _, _, _, _, _) fusewire_window_put_async(_, _, _, _, _, _, _)
+            fusewire_window_put_signal(_, _, _, _, _, _, _)
+            fusewire_window_put_signal_async(_, _, _, _, _, _, _, _)
+            fusewire_window_get(_, _, _, _, _, _) fusewire_window_get_async(_, _, _, _, _, _, _)
+            fusewire_window_signal(_, _, _, _, _, _)
+            fusewire_window_signal_async(_, _, _, _, _, _, _)
+            fusewire_window_wait_signal(_, _, _, _, _, _)
+            fusewire_window_wait_signal_async(_, _, _, _, _, _, _)
+            fusewire_window_read_signal(_, _, _, _) fusewire_window_reset_signal(_, _)
+            fusewire_window_read_counter(_, _, _) fusewire_all_gather_bytes(_, _, _, _)
+            fusewire_gather_bytes(_, _, _, _, _) fusewire_broadcast_bytes(_, _, _, _, _)
+            fusewire_scatter_bytes(_, _, _, _, _) fusewire_send_bytes(_, _, _, _)
+            fusewire_recv_bytes(_, _, _) fusewire_bytes_count(_, _) fusewire_bytes_part(_, _, _, _)
+            fusewire_bytes_destroy(_) fusewire_all_reduce_norm(_, _)
+            fusewire_all_reduce_norm_async(_, _, _) fusewire_reduce_scatter_norm(_, _)
+            fusewire_reduce_scatter_norm_async(_, _, _) fusewire_vocab_parallel(_, _)
+            fusewire_vocab_parallel_async(_, _, _) fusewire_ready_flags_create(_, _, _)
+            fusewire_ready_flags_destroy(_) fusewire_ready_flags_words(_, _)
             fusewire_ready_flags_wait(_, _) fusewire_ready_flags_add(_, _, _)
             fusewire_ready_flags_stream_wait(_, _, _) fusewire_ready_flags_stream_write(_, _, _, _)
-            fusewire_all_gather_with_flags(_, _, _, _) fusewire_reduce_scatter_on_arrival(_, _, _,
-            _)
-            fusewire_work_wait(_, _) fusewire_work_join(_, _) fusewire_work_destroy(_)
-            fusewire_capture_begin(_) fusewire_capture_end(_, _)
-            fusewire_graph_run(_, _) fusewire_graph_launch(_, _) fusewire_graph_destroy(_)
+            fusewire_all_gather_with_flags(_, _, _, _)
+            fusewire_reduce_scatter_on_arrival(_, _, _, _) fusewire_work_wait(_, _)
+            fusewire_work_join(_, _) fusewire_work_destroy(_) fusewire_capture_begin(_)
+            fusewire_capture_end(_, _) fusewire_graph_run(_, _) fusewire_graph_launch(_, _)
+            fusewire_graph_destroy(_)
         );
         lines.push(
             "version",
