@@ -324,7 +324,7 @@ impl Communicator {
     /// Returns the configuration of a communicator of the ranks `ranks` of this one, in which this
     /// rank is `rank`. Its name is that of this communicator with `suffix`.
     pub(super) fn config(&self, suffix: &str, rank: u32, ranks: &[u32]) -> CommConfig {
-        let name = format!("{}.{suffix}", self.inner.group.name);
+        let name = format!("{}.{suffix}", self.inner.group.full_name);
         CommConfig {
             device: self.inner.group.device,
             rank,

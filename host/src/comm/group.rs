@@ -13,9 +13,9 @@ use crate::{Error, Result};
 /// The ranks of a communicator: this rank's number and options, and the processes of all ranks.
 pub(super) struct Group {
     /// Name that no other communicator of the ranks has.
-    pub(super) name: String,
+    pub(super) full_name: String,
     /// Name that the program has given.
-    pub(super) label: String,
+    pub(super) name: String,
     pub(super) rank: u32,
     pub(super) size: u32,
     pub(super) device: Device,
@@ -110,7 +110,7 @@ impl Group {
     /// Returns the error of a call that the communicator refuses.
     pub(super) fn error(&self, detail: impl Into<String>) -> Error {
         Error::Communicator {
-            name: self.name.clone(),
+            name: self.full_name.clone(),
             detail: detail.into(),
         }
     }

@@ -47,7 +47,7 @@ impl Communicator {
         Rendezvous {
             store: &*inner.group.store,
             prefix: &inner.group.prefix,
-            name: &inner.group.name,
+            name: &inner.group.full_name,
             rank: inner.group.rank,
             size: inner.group.size,
             timeout: self.timeout(),

@@ -116,7 +116,7 @@ struct Inner {
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Communicator")
-            .field("name", &self.group.name)
+            .field("name", &self.group.full_name)
             .field("rank", &self.group.rank)
             .field("size", &self.group.size)
             .finish_non_exhaustive()
@@ -143,14 +143,14 @@ impl Communicator {
     /// Returns the name that the communicator was created with. Messages use
     /// [`Communicator::full_name`].
     pub fn name(&self) -> &str {
-        &self.inner.group.label
+        &self.inner.group.name
     }
 
     /// Returns the name that messages and the flight record use. The full name of a communicator
     /// from [`Communicator::split`] starts with that of its parent, and names the call and the
     /// ranks, so no two communicators have the same.
     pub fn full_name(&self) -> &str {
-        &self.inner.group.name
+        &self.inner.group.full_name
     }
 
     /// Returns the device that runs the kernels.
@@ -217,7 +217,8 @@ impl Communicator {
     }
 
     /// Returns this communicator with another timeout for the operations called on the returned
-    /// value, [`Communicator::dup`], [`Communicator::split`] and windows included. Zero selects the communicator's timeout ([`Options::timeout`]).
+    /// value, [`Communicator::dup`], [`Communicator::split`] and windows included. Zero selects the
+    /// communicator's timeout ([`Options::timeout`]).
     #[must_use]
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {

@@ -96,7 +96,7 @@ impl Inner {
             None => ("fusewire".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         };
         CommDump {
-            name: self.group.name.clone(),
+            name: self.group.full_name.clone(),
             backend,
             version,
             world: self.group.world(),

@@ -80,7 +80,7 @@ pub(super) fn watch(inner: &Arc<Inner>) {
     if added {
         state.communicators.push(WatchedLaunches {
             communicator: Arc::downgrade(inner),
-            name: inner.group.name.clone(),
+            name: inner.group.full_name.clone(),
             rank: inner.group.rank,
             recorder: Arc::clone(&inner.observer.recorder),
             timeout: inner.group.options.timeout,

@@ -293,8 +293,8 @@ impl Communicator {
             size: 0,
             prefix: String::new(),
             store: Arc::clone(&inner.group.store),
-            name: inner.group.name.clone(),
-            label: inner.group.label.clone(),
+            name: inner.group.full_name.clone(),
+            label: inner.group.name.clone(),
             has_private_store: false,
             options: inner.group.requested_options(),
             generation: 0,
@@ -408,7 +408,7 @@ impl Inner {
     /// Fails this communicator, because one of `generation` has replaced it.
     fn replace(&self, generation: u64) {
         let error = Error::Ended {
-            name: self.group.name.clone(),
+            name: self.group.full_name.clone(),
             reason: EndReason::Replaced,
             detail: format!(
                 "generation {} was replaced by generation {generation}: use the communicator that \

@@ -92,7 +92,7 @@ impl Communicator {
             self.inner.leave();
         }
         self.inner.stop(Error::Ended {
-            name: self.inner.group.name.clone(),
+            name: self.inner.group.full_name.clone(),
             reason: EndReason::Finalized,
             detail: "it was finalized on this rank; make a new one".to_owned(),
         });
@@ -241,7 +241,7 @@ impl Inner {
             return error;
         }
         let size = self.executor.workspaces.len() as u32;
-        let mut failure = Failure::decode(&self.group.name, reporter, size, &record);
+        let mut failure = Failure::decode(&self.group.full_name, reporter, size, &record);
         if matches!(failure.kind, FailureKind::Abort | FailureKind::Stopped)
             && let Some(error) = self.grid_failure()
         {
@@ -416,7 +416,7 @@ impl Inner {
                         eprintln!(
                             "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
                              (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",
-                            inner.group.rank, inner.group.name
+                            inner.group.rank, inner.group.full_name
                         );
                         std::process::abort();
                     }
@@ -456,7 +456,7 @@ impl Drop for Inner {
             let text = format!(
                 "communicator \"{}\" was dropped on rank {} without finalize(); its resources are \
                  freed",
-                self.group.name, self.group.rank
+                self.group.full_name, self.group.rank
             );
             match self.status.must_finalize.load(Ordering::Relaxed) {
                 true => warn_user(&text),

@@ -467,7 +467,7 @@ fn a_stream_that_waits_reports_the_failure() {
 #[derive(Debug)]
 struct Counting {
     rank: u32,
-    barriers: std::sync::atomic::AtomicU32,
+    barriers: core::sync::atomic::AtomicU32,
 }
 
 impl Backend for Counting {
@@ -494,7 +494,7 @@ impl Backend for Counting {
     }
     unsafe fn execute(&self, _: &Op, _: &Operands<'_>, _: &CallArgs) -> Result<()> {
         self.barriers
-            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         Ok(())
     }
     fn abort(&self) {}
@@ -513,7 +513,7 @@ fn an_adopted_backend_can_be_reached_and_needs_a_store_for_parts() {
     comm.barrier().expect("a barrier");
     let backend = comm.backend_impl().expect("a backend");
     let own: &Counting = (&**backend as &dyn Any).downcast_ref().expect("its type");
-    assert_eq!(own.barriers.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert_eq!(own.barriers.load(core::sync::atomic::Ordering::Relaxed), 1);
     for error in [comm.split(&[0, 1], "part").map(drop), comm.dup().map(drop)] {
         let error = error.expect_err("the ranks have no common store");
         assert!(error.to_string().contains("Options::store"), "{error}");

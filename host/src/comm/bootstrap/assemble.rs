@@ -193,8 +193,8 @@ impl Communicator {
             },
             status: Status::default(),
             group: Group {
-                name,
-                label,
+                full_name: name,
+                name: label,
                 rank,
                 size,
                 device,
