@@ -73,6 +73,7 @@ struct Record {
     colour: i64,
     key: i64,
     scalar: i64,
+    residence: i64,
 }
 
 impl Default for Record {
@@ -90,7 +91,7 @@ impl Default for Record {
             peer,
             in_place,
         ] = [-1; 10];
-        let [thread, colour, key, scalar] = [-1; 4];
+        let [thread, colour, key, scalar, residence] = [-1; 5];
         Self {
             name,
             depth,
@@ -107,6 +108,7 @@ impl Default for Record {
             colour,
             key,
             scalar,
+            residence,
         }
     }
 }
