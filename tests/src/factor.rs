@@ -1,5 +1,5 @@
-//! Compares scaled sums that take the factor from device memory with those of a factor that the host
-//! passes.
+//! Compares scaled sums that take the factor from device memory with those of a factor that the
+//! host passes.
 
 use fusewire::{Collective, Communicator, DType, Error, ReduceOp, Result, Tensor};
 
@@ -90,8 +90,8 @@ impl Buffers {
     }
 }
 
-/// Compares factors in memory with the same factors of the host, bit for bit: blocking, enqueued, and
-/// captured with a factor that changes between replays.
+/// Compares factors in memory with the same factors of the host, bit for bit: blocking, enqueued,
+/// and captured with a factor that changes between replays.
 ///
 /// # Errors
 /// The errors of the operations.

@@ -193,14 +193,32 @@ impl Window {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range.
     pub fn read_counter(&self, counter: u32) -> Result<u64> {
-        if counter >= self.shared.device.counters {
+        let (memory, at) = self.counter("read_counter", counter)?;
+        Ok(memory.load(at))
+    }
+
+    /// Sets this rank's counter `counter` to 0. No kernel of this rank may be counting or waiting
+    /// for it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range, or a
+    /// window that was freed.
+    pub fn reset_counter(&self, counter: u32) -> Result<()> {
+        let (memory, at) = self.counter("reset_counter", counter)?;
+        memory.store(at, 0)
+    }
+
+    /// Returns the memory and the offset of a counter.
+    fn counter(&self, operation: &'static str, counter: u32) -> Result<WindowPart> {
+        self.alive(operation)?;
+        let device = &self.shared.device;
+        if counter >= device.counters {
             return Err(invalid(
-                "read_counter",
-                format!("counter {counter} of {}", self.shared.device.counters),
+                operation,
+                format!("counter {counter} of {}", device.counters),
             ));
         }
-        let (memory, at) = self.word(self.comm.rank(), self.shared.device.counter_at(counter))?;
-        Ok(memory.load(at))
+        self.word(self.comm.rank(), device.counter_at(counter))
     }
 
     /// Returns the memory and the offset of a word of `rank`'s signal pad. The word is only
