@@ -53,6 +53,8 @@ pub enum WaitKind {
     /// User signals of several ranks, which add up to a value. The awaited rank is the one that has
     /// contributed least.
     Sum = 13,
+    /// A counter of a window, which blocks of this rank raise.
+    Counter = 14,
 }
 
 /// False only if kernels are compiled with `--cfg fusewire_unbounded`, to measure the cost of
@@ -282,7 +284,7 @@ impl WaitContext {
         if elapsed > limit {
             let blamed = match wait {
                 // Only this rank could have done what is awaited.
-                WaitKind::Tile | WaitKind::Network | WaitKind::Grid => awaited,
+                WaitKind::Tile | WaitKind::Network | WaitKind::Grid | WaitKind::Counter => awaited,
                 _ => self.least_progress(awaited),
             };
             self.fail(

@@ -467,6 +467,8 @@ pub struct Operands<'a> {
     pub(crate) counts: [Counts<'a>; 2],
     /// Reduction, with this rank's factor. Unused if the operation does not reduce.
     pub(crate) reduce: ReduceOp,
+    /// Factor of a scaled sum in device memory, instead of the one in `reduce`.
+    pub(crate) factor: Option<&'a Tensor>,
 }
 
 impl<'a> Operands<'a> {
@@ -477,6 +479,7 @@ impl<'a> Operands<'a> {
             input: Input::EMPTY,
             counts: [Counts::None; 2],
             reduce: ReduceOp::Sum,
+            factor: None,
         }
     }
 
@@ -541,6 +544,14 @@ impl<'a> Operands<'a> {
         self
     }
 
+    /// Sets the factor of a [`ReduceOp::PreMulSum`] in device memory. See
+    /// [`Collective::with_factor`].
+    #[must_use]
+    pub const fn with_factor(mut self, factor: &'a Tensor) -> Self {
+        self.factor = Some(factor);
+        self
+    }
+
     /// Returns the input.
     pub const fn input(&self) -> &Input<'a> {
         &self.input
@@ -562,6 +573,13 @@ impl<'a> Operands<'a> {
     /// reduce.
     pub const fn reduction(&self) -> ReduceOp {
         self.reduce
+    }
+
+    /// Returns the factor of a scaled sum in device memory, which replaces the one of
+    /// [`Operands::reduction`]. Backends get it only if
+    /// [`Backend::reads_factor`](crate::backend::Backend::reads_factor) returns true.
+    pub const fn factor(&self) -> Option<&'a Tensor> {
+        self.factor
     }
 
     /// Drops the buffers that `op` does not use on this rank, so that neither kernels nor backends
@@ -587,10 +605,12 @@ impl<'a> Operands<'a> {
     /// Returns the tensors that a launch must keep alive, but for the row lengths of the input.
     #[inline]
     pub(crate) fn tensors(&self) -> [Option<TensorUse<'a>>; 3] {
+        // Only reductions have a factor, and no reduction has counts.
+        let counts_or_factor = self.counts[0].tensor().or(self.factor);
         [
             self.output.tensor.map(TensorUse::Write),
             self.input.tensor.map(TensorUse::Read),
-            self.counts[0].tensor().map(TensorUse::Read),
+            counts_or_factor.map(TensorUse::Read),
         ]
     }
 
@@ -643,6 +663,38 @@ impl<'a> Collective<'a> {
     #[inline]
     pub const fn new(op: Op, operands: Operands<'a>) -> Self {
         Self { op, operands }
+    }
+
+    /// Takes this rank's factor of a [`ReduceOp::PreMulSum`] from `factor`, one element of the
+    /// operation's type on the communicator's device. Each launch and each replay of a graph reads
+    /// it. The f64 of the reduction is then ignored. Other ranks may pass an f64.
+    ///
+    /// The result is bitwise equal to that of the same factor as an f64. The factor must not lie in
+    /// the output.
+    ///
+    /// Backends that call a library on the CPU read the factor when they execute the operation;
+    /// NCCL and RCCL read it on the device.
+    ///
+    /// ```
+    /// use fusewire::{Collective, DType, Options, ReduceOp, Tensor, run_threads};
+    ///
+    /// let results = run_threads(2, &Options::default(), |comm| {
+    ///     let gradient = comm.alloc(DType::F32, 3)?;
+    ///     gradient.copy_from(&[1.0f32, 2.0, 3.0])?;
+    ///     let scale = Tensor::new(DType::F32, 1)?;
+    ///     scale.copy_from(&[0.5f32])?;
+    ///     let op = ReduceOp::PreMulSum(1.0);
+    ///     comm.execute(Collective::all_reduce_in_place(&gradient, op).with_factor(&scale))?;
+    ///     gradient.to_vec::<f32>()
+    /// });
+    /// for result in results {
+    ///     assert_eq!(result?, [1.0, 2.0, 3.0]);
+    /// }
+    /// # Ok::<(), fusewire::Error>(())
+    /// ```
+    pub const fn with_factor(mut self, factor: &'a Tensor) -> Self {
+        self.operands.factor = Some(factor);
+        self
     }
 
     /// Returns what the ranks must agree on.

@@ -51,6 +51,8 @@ pub enum ReduceOp {
     /// Sum divided by the number of ranks; integers truncate.
     Average,
     /// Sum over the ranks, after each rank's elements have been multiplied by that rank's factor.
+    /// [`Collective::with_factor`](crate::Collective::with_factor) takes the factor from device
+    /// memory instead.
     PreMulSum(f64),
     /// Bitwise and. Integers only.
     BitAnd,

@@ -19,10 +19,11 @@
 //! last, shorter one.
 
 use bytemuck::{Pod, Zeroable};
+use fusewire_device::DType;
 use fusewire_device::args::{In, Out};
 use fusewire_device::bulk::{self, Tables};
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::element::Element;
+use fusewire_device::element::{Element, scalar_at};
 use fusewire_device::group::{Block, Group, Machine, slice};
 use fusewire_device::mem::Policy;
 use fusewire_device::session::{Aborted, Session};
@@ -37,6 +38,9 @@ pub struct Exchange {
     pub target_at: WindowAddr,
     /// Factor of this rank's input (scaled sum), or flags of the kernel (`nvls`).
     pub scalar: u64,
+    /// Address of the factor in this rank's memory, an element of the operation's type, or 0 if
+    /// `scalar` is the factor. Only the kernels that select the reduction at run time read it.
+    pub factor: u64,
     /// Elements of a row that are staged at once: a multiple of [`crate::ALIGNMENT`].
     pub chunk: u64,
     /// Bytes of an element, a power of two. Reductions take it from the type instead.
@@ -46,6 +50,21 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Returns these arguments with the factor in memory, if there is one, as the scalar.
+    ///
+    /// # Safety
+    /// `factor` must be 0, or the address of an element of `dtype` that is not written during the
+    /// launch.
+    #[inline(always)]
+    pub(crate) unsafe fn with_factor(self, dtype: DType) -> Self {
+        if self.factor == 0 {
+            return self;
+        }
+        // SAFETY: the precondition of this function.
+        let scalar = unsafe { scalar_at(dtype, self.factor as *const u8) };
+        Self { scalar, ..self }
+    }
+
     /// Returns the cache policy of the output.
     #[inline(always)]
     pub(crate) fn policy(&self) -> Policy {

@@ -75,7 +75,7 @@ macro_rules! movement_kernel {
             session: &mut Session<impl Machine>,
             source: In<u8>,
             target: Out<u8>,
-            #[words(5)] exchange: Exchange,
+            #[words(6)] exchange: Exchange,
         ) -> Result<(), Aborted> {
             let ($rank, $ranks) = (session.rank(), session.ranks());
             let $root = session.call().root();

@@ -591,7 +591,7 @@ pub unsafe fn all_reduce_nvls<T: Element<Acc: Number>>(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let reducer = SwitchedReducer::<T>::of(session);
     let (layout, ordinary) = shards(session, reducer, &exchange);
@@ -619,7 +619,7 @@ pub unsafe fn reduce_scatter_nvls<T: Element<Acc: Number>>(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let reducer = SwitchedReducer::<T>::of(session);
     let (layout, ordinary) = rows(session, reducer, &exchange);
@@ -643,7 +643,7 @@ pub unsafe fn all_gather_nvls(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let (rank, ranks) = (session.rank(), session.ranks());
     let layout = exchange.layout(session.count(), exchange.size as usize);

@@ -227,7 +227,7 @@ pub unsafe fn all_gather_with_flags(
     target: Out<u8>,
     words: InOut<u32>,
     arrivals: InOut<u64>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
     #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
     let policy = exchange.policy();
@@ -372,7 +372,7 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element<Acc: Number>>(
     source: In<u8>,
     target: Out<u8>,
     counters: In<u32>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
     #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
     let reducer = StaticReducer::<T, Sum>(PhantomData);
@@ -393,14 +393,15 @@ pub unsafe fn reduce_scatter_on_arrival<T: Element<Acc: Number>>(
 /// at run time.
 ///
 /// # Safety
-/// As [`reduce_scatter_on_arrival`].
+/// As [`reduce_scatter_on_arrival`]. The factor of `exchange`, if there is one, must be an element
+/// of the call's type that is not written during the launch.
 #[kernel(params = ReduceScatterOnArrivalParams)]
 pub unsafe fn reduce_scatter_on_arrival_any(
     session: &mut Session<impl Machine>,
     source: In<u8>,
     target: Out<u8>,
     counters: In<u32>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
     #[words(2)] tiles: Tiles,
 ) -> Result<(), Aborted> {
     let Some(reducer) = DynReducer::of(session.call()) else {
@@ -408,6 +409,7 @@ pub unsafe fn reduce_scatter_on_arrival_any(
     };
     // SAFETY: the precondition of this function.
     unsafe {
+        let exchange = exchange.with_factor(reducer.dtype());
         reduce_tiles(
             session,
             reducer,

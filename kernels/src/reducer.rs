@@ -65,6 +65,12 @@ impl DynReducer {
             reduction: call.reduction(),
         })
     }
+
+    /// Returns the type.
+    #[inline(always)]
+    pub(crate) const fn dtype(self) -> DType {
+        self.dtype
+    }
 }
 
 impl Reducer for DynReducer {
@@ -282,7 +288,7 @@ macro_rules! reduction_kernel {
             session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
             source: fusewire_device::In<u8>,
             target: fusewire_device::Out<u8>,
-            #[words(5)] exchange: $crate::Exchange,
+            #[words(6)] exchange: $crate::Exchange,
         ) -> Result<(), fusewire_device::Aborted> {
             let reducer = $crate::reducer::StaticReducer::<T, O>(core::marker::PhantomData);
             let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
@@ -295,17 +301,20 @@ macro_rules! reduction_kernel {
         /// which that kernel has no instance. They are selected at run time.
         ///
         /// # Safety
-        /// As for the kernel without `_any` in its name.
+        /// As for the kernel without `_any` in its name. The factor of `exchange`, if there is one,
+        /// must be an element of the call's type that is not written during the launch.
         #[fusewire_device::kernel(params = $any_params)]
         pub unsafe fn $any(
             session: &mut fusewire_device::Session<impl fusewire_device::Machine>,
             source: fusewire_device::In<u8>,
             target: fusewire_device::Out<u8>,
-            #[words(5)] exchange: $crate::Exchange,
+            #[words(6)] exchange: $crate::Exchange,
         ) -> Result<(), fusewire_device::Aborted> {
             let Some(reducer) = $crate::reducer::DynReducer::of(session.call()) else {
                 return session.settle(false);
             };
+            // SAFETY: the precondition of this function.
+            let exchange = unsafe { exchange.with_factor(reducer.dtype()) };
             let (layout, body) = $crate::reducer::$plan(session, reducer, &exchange);
             // SAFETY: the precondition of this function.
             let memory = unsafe { $crate::exchange::Memory::new(session, source, target, layout)? };

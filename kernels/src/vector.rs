@@ -318,7 +318,7 @@ pub unsafe fn all_gather_v(
     source: In<u8>,
     target: Out<u8>,
     counts: In<u64>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let counts = counts.require(session, session.ranks() as usize)?;
     let vector = Vector {
@@ -346,7 +346,7 @@ pub unsafe fn all_to_all_v(
     target: Out<u8>,
     send_counts: In<u64>,
     receive_counts: In<u64>,
-    #[words(5)] exchange: Exchange,
+    #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let ranks = session.ranks() as usize;
     let vector = Vector {

@@ -4,10 +4,14 @@
 use fusewire_device::net::SignalOp;
 use fusewire_device::session::Session;
 use fusewire_device::window::Compare;
-use fusewire_device::{Aborted, Group, In, Machine, Out, Window, kernel, mem};
+use fusewire_device::{Aborted, Group, In, Machine, Out, Team, Window, kernel, mem};
 
 /// Argument for no signal or no sender.
 pub const NONE: u64 = u64::MAX;
+
+/// Comparison that waits for one more raise than the waits before it, by [`Window::wait`] or
+/// [`Window::wait_all`]. The other values are those of [`Compare`].
+pub const RAISED: u32 = u32::MAX;
 
 /// Failure code: the rank does not exist.
 pub const PEER: u32 = 1;
@@ -86,7 +90,8 @@ pub fn window_signal(
 }
 
 /// Waits until the value of this rank's signal `signal`, from rank `sender` or (with [`NONE`])
-/// summed over all senders, meets the condition `compare` with `value`.
+/// summed over all senders, meets the condition `compare` with `value`. With [`RAISED`], waits
+/// until `sender`, or every rank, has raised the signal once more, and ignores `value`.
 #[kernel]
 pub fn window_wait(
     s: &mut Session<impl Machine>,
@@ -100,6 +105,13 @@ pub fn window_wait(
         return Ok(());
     }
     let sender = s.peer(sender as u32).filter(|_| sender != NONE);
+    if compare == RAISED {
+        match sender {
+            Some(sender) => window.wait(s, signal as u32, sender)?,
+            None => window.wait_all(s, signal as u32, Team::World)?,
+        };
+        return Ok(());
+    }
     let compare = Compare::from_code(compare);
     window.wait_value(s, signal as u32, sender, compare, value)?;
     Ok(())

@@ -7,6 +7,7 @@
 //! | [`call`] | calls of one operation |
 //! | [`backends`] | the backends of this build |
 //! | [`device`](mod@device) | the device that the tests run on |
+//! | [`factor`] | scaled sums with the factor in device memory |
 //! | [`fake`] | control of the fake of the CUDA driver |
 //! | [`grid`] | every operation in every mode, on any communicator |
 //! | [`mix`] | a mix of all operations for graphs, with contents that change each round |
@@ -24,6 +25,7 @@ pub mod backends;
 pub mod call;
 pub mod cases;
 pub mod device;
+pub mod factor;
 pub mod fake;
 pub mod grid;
 pub mod mix;

@@ -3,7 +3,9 @@
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
+use fusewire::DType;
 use fusewire_tests::backends;
+use fusewire_tests::factor;
 use fusewire_tests::grid::{self, Breadth, Fault, Table, Tally};
 use fusewire_tests::process::{self, Host};
 use fusewire_tests::runner::{Processes, Setup, Threads};
@@ -72,6 +74,22 @@ fn child() -> bool {
         };
         grid::run(comm, breadth).map(|tally| tally.encode())
     })
+}
+
+/// Gloo gets the factor of a scaled sum from the host.
+#[test]
+fn gloo_has_factors_in_memory() {
+    if !backends::is_here("gloo") {
+        return;
+    }
+    let _alone = alone();
+    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::I32, DType::U64];
+    for result in Threads.each(&setup("gloo", 3), |comm| {
+        assert_eq!(comm.backend(), "gloo");
+        factor::compare(&comm, &dtypes, &[1, 1000]).map_err(|error| error.to_string())
+    }) {
+        result.unwrap_or_else(|wrong| panic!("{wrong}"));
+    }
 }
 
 fn alone() -> impl Drop {

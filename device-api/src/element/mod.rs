@@ -11,7 +11,7 @@ pub use self::float::{Bf16, E4m3, E5m2, F16};
 pub use self::indexed::F32Index;
 pub use self::reduce::{
     Average, BitAnd, BitOr, BitXor, Max, Min, PreMulSum, Product, Reduction, ReductionCode, Sum,
-    WithReduction, dispatch,
+    WithReduction, dispatch, scalar_at,
 };
 
 /// Type of an element, as its code in a call word and in metadata.
@@ -160,6 +160,8 @@ pub trait Number: Ordered {
     fn div_count(self, count: u32) -> Self;
     /// The value in a scalar word: f64 bits for floats, the integer itself otherwise.
     fn from_scalar(word: u64) -> Self;
+    /// The scalar word that has this value: the inverse of [`Number::from_scalar`].
+    fn to_scalar(self) -> u64;
 }
 
 /// Bit operations of an integer.
@@ -214,6 +216,10 @@ macro_rules! float {
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {
                 f64::from_bits(word) as $t
+            }
+            #[inline(always)]
+            fn to_scalar(self) -> u64 {
+                (self as f64).to_bits()
             }
         }
 
@@ -282,6 +288,10 @@ macro_rules! integer {
             #[inline(always)]
             fn from_scalar(word: u64) -> Self {
                 word as Self
+            }
+            #[inline(always)]
+            fn to_scalar(self) -> u64 {
+                self as u64
             }
         }
 

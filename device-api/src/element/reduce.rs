@@ -1,6 +1,7 @@
 //! Reductions, as types that a kernel is compiled for, and the run-time switch for the rare ones.
 
 use super::{Bits, DType, Element, F32Index, Number, Ordered};
+use crate::mem;
 
 /// Code of a reduction in a call word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -165,6 +166,38 @@ impl<T: Element<Acc: Number>> Reduction<T> for PreMulSum {
     #[inline(always)]
     fn combine(acc: T::Acc, next: T::Acc) -> T::Acc {
         acc.add(next)
+    }
+}
+
+/// Returns the element at `at` as a scalar word: the factor of a [`PreMulSum`] in memory. Returns 0
+/// for types without arithmetic.
+///
+/// # Safety
+/// `at` must be the address of an aligned element of `dtype` that is not written meanwhile.
+#[inline(always)]
+pub unsafe fn scalar_at(dtype: DType, at: *const u8) -> u64 {
+    /// # Safety
+    /// As [`scalar_at`].
+    #[inline(always)]
+    unsafe fn read<T: Element<Acc: Number>>(at: *const u8) -> u64 {
+        // SAFETY: the precondition of this function.
+        unsafe { mem::read(at.cast::<T>()) }.widen().to_scalar()
+    }
+    // SAFETY: each type is the one of `dtype`; the rest is the precondition of this function.
+    unsafe {
+        match dtype {
+            DType::F64 => read::<f64>(at),
+            DType::F32 => read::<f32>(at),
+            DType::F16 => read::<super::F16>(at),
+            DType::Bf16 => read::<super::Bf16>(at),
+            DType::I8 => read::<i8>(at),
+            DType::U8 => read::<u8>(at),
+            DType::I32 => read::<i32>(at),
+            DType::U32 => read::<u32>(at),
+            DType::I64 => read::<i64>(at),
+            DType::U64 => read::<u64>(at),
+            DType::E4m3 | DType::E5m2 | DType::F32Index => 0,
+        }
     }
 }
 

@@ -32,6 +32,13 @@ impl Multicast {
         })
     }
 
+    /// Returns the address for `multimem` instructions, or `None` if this machine has no such
+    /// instructions. For code that issues them by itself.
+    #[inline(always)]
+    pub const fn address(self) -> Option<u64> {
+        None
+    }
+
     #[inline(always)]
     fn part(self, rank: u32, byte: usize) -> *mut u8 {
         // SAFETY: `of` has resolved the window on every rank by load and store, so all ranks are in

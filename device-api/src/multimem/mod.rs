@@ -48,7 +48,10 @@ pub use self::nvptx::{Multicast, fence};
 ))]
 pub use self::unsupported::{Multicast, fence};
 
-use crate::element::{DType, ReductionCode};
+use crate::element::{DType, Element, ReductionCode};
+use crate::group::Machine;
+use crate::session::Session;
+use crate::window::Window;
 
 /// Bytes of one access.
 pub const BYTES: usize = 16;
@@ -78,6 +81,24 @@ pub const fn combine(dtype: DType, reduction: u8) -> Option<Combine> {
         (DType::F16 | DType::Bf16, MIN) => Some(Combine::Min),
         (DType::F16 | DType::Bf16, MAX) => Some(Combine::Max),
         _ => None,
+    }
+}
+
+impl<T: Element> Window<'_, T> {
+    /// Returns the multicast address of elements `first .. first + len` of every rank's part, or
+    /// `None` if the window has none. A range that is not within the part is recorded as an error.
+    /// Any lane by itself.
+    ///
+    /// [`crate::multimem`] says which signals and fences order accesses by multicast.
+    #[inline(always)]
+    pub fn multicast<M: Machine>(
+        &self,
+        s: &Session<M>,
+        first: usize,
+        len: usize,
+    ) -> Option<Multicast> {
+        let addr = self.addr(s, first, len)?;
+        Multicast::of(s.comm(), addr, len as u64 * size_of::<T>() as u64)
     }
 }
 

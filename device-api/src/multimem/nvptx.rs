@@ -61,6 +61,13 @@ impl Multicast {
         })
     }
 
+    /// Returns the address for `multimem` instructions, or `None` if this machine has no such
+    /// instructions. For code that issues them by itself.
+    #[inline(always)]
+    pub const fn address(self) -> Option<u64> {
+        Some(self.address)
+    }
+
     /// Returns the reduction of all ranks' 16 bytes at byte `byte`: elements of type `T`. Relaxed,
     /// system scope.
     ///

@@ -16,6 +16,12 @@ impl Multicast {
     }
 
     /// Cannot be called: there is no such value.
+    #[inline(always)]
+    pub const fn address(self) -> Option<u64> {
+        match self {}
+    }
+
+    /// Cannot be called: there is no such value.
     ///
     /// # Safety
     /// None.

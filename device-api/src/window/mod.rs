@@ -22,7 +22,7 @@
 //! There are two ways to use a signal, and a kernel chooses one for each signal:
 //! - [`Remote::raise`] and [`Window::wait`] count by themselves, block by block: the n-th wait of
 //!   block b for a rank ends when block b of that rank has raised the signal n times, over all
-//!   launches and replays.
+//!   launches and replays. The host raises and waits as block 0 does.
 //! - [`Remote::signal`] and [`Window::wait_value`] set, add and compare values. Two blocks must not
 //!   *set* one signal of one peer at the same time. On a network, a block that sets what another
 //!   block has changed first waits for that block's [`Window::flush`].
@@ -360,7 +360,7 @@ impl<'a, T: Element> Window<'a, T> {
     }
 
     /// Adds 1 to counter `id` of this rank once the sources of all puts of this block may be
-    /// reused. The host reads counters.
+    /// reused. All blocks of the rank share a counter.
     ///
     /// # Errors
     /// As [`Window::flush`].
@@ -368,17 +368,119 @@ impl<'a, T: Element> Window<'a, T> {
     #[track_caller]
     pub fn count<M: Machine>(&self, s: &Session<M>, id: u32) -> Result<(), Aborted> {
         s.block().uniform([u64::from(id)]);
-        if id >= self.window.counters {
-            self.refuse(FailureKind::Id, id, self.window.counters);
-        }
+        let counter = self.counter(s, id);
         self.flush(s)?;
         if s.block().is_leader()
-            && let Some(word) = self.window.own(s.comm(), self.window.counter_at(id), 1)
+            && let Some(word) = counter
         {
             // SAFETY: a counter of this rank's signal pad, only accessed atomically.
             unsafe { mem::fetch_add_u64(word, 1, Order::AcqRel, Scope::Device) };
         }
         Ok(())
+    }
+
+    /// Waits until `compare` holds between counter `id` of this rank and `value`. The sources of
+    /// the puts that the counter covers may then be reused, those of other blocks included. A block
+    /// that waits for blocks of its own launch needs a kernel whose blocks run at the same time.
+    ///
+    /// # Errors
+    /// [`Aborted`] after a timeout, which names this rank, or if a lane has recorded an error.
+    #[inline(always)]
+    #[track_caller]
+    pub fn wait_counter<M: Machine>(
+        &self,
+        s: &Session<M>,
+        id: u32,
+        compare: Compare,
+        value: u64,
+    ) -> Result<(), Aborted> {
+        let block = s.block();
+        block.uniform([u64::from(id), value]);
+        let mut reached = Unvoted::new(());
+        if let Some(word) = self.counter(s, id)
+            && block.is_leader()
+            && !s.faults().is_pending()
+        {
+            let (ctx, rank) = (s.ctx(), s.rank());
+            reached = Unvoted::from_wait(ctx.until(WaitKind::Counter, rank, value, || {
+                // SAFETY: a counter of this rank's signal pad, only accessed atomically.
+                let seen = unsafe { mem::load_u64(word, Order::Acquire, Scope::Device) };
+                match compare.holds(seen, value) {
+                    true => Ok(()),
+                    false => Err(seen),
+                }
+            }));
+        }
+        s.vote(reached)
+    }
+
+    /// Returns the value of counter `id` of this rank, or 0 after recording an error. Any lane by
+    /// itself. To reuse the sources that the counter covers, call [`Window::wait_counter`].
+    #[inline(always)]
+    pub fn read_counter<M: Machine>(&self, s: &Session<M>, id: u32) -> u64 {
+        self.counter(s, id).map_or(0, |word| {
+            // SAFETY: a counter of this rank's signal pad, only accessed atomically.
+            unsafe { mem::load_u64(word, Order::Relaxed, Scope::Device) }
+        })
+    }
+
+    /// Sets counter `id` of this rank to 0. No block may count or wait meanwhile.
+    #[inline(always)]
+    #[track_caller]
+    pub fn reset_counter<M: Machine>(&self, s: &Session<M>, id: u32) {
+        let block = s.block();
+        block.uniform([u64::from(id)]);
+        let counter = self.counter(s, id);
+        block.sync();
+        if let Some(word) = counter
+            && block.is_leader()
+        {
+            // SAFETY: a counter of this rank's signal pad, only accessed atomically.
+            unsafe { mem::store_u64(word, 0, Order::Relaxed, Scope::Device) };
+        }
+        block.sync();
+    }
+
+    /// Returns the value of signal `id` of this rank, that of `from` or the sum over all ranks, or
+    /// 0 after recording an error. Any lane by itself. To read what the signal covers, call
+    /// [`Window::wait_value`], which returns at once if the value satisfies the comparison.
+    #[inline(always)]
+    pub fn read_signal<M: Machine>(&self, s: &Session<M>, id: u32, from: Option<Rank>) -> u64 {
+        let from = from.map(Rank::index);
+        if from.is_none_or(|from| self.has_rank(from)) && self.has_signal(id) && self.is_alive(s) {
+            return self.window.value(s.comm(), id, from);
+        }
+        0
+    }
+
+    /// Returns the address that all ranks use for elements `first .. first + len` of their part, or
+    /// records an error.
+    #[inline(always)]
+    pub(crate) fn addr<M: Machine>(
+        &self,
+        s: &Session<M>,
+        first: usize,
+        len: usize,
+    ) -> Option<WindowAddr> {
+        let part = self.at(s.me()).slice(first, len);
+        (part.len() == len).then(|| {
+            let offset = self.window.offset + first as u64 * size_of::<T>() as u64;
+            WindowAddr::new(self.window.window, offset)
+        })
+    }
+
+    /// Returns the address of counter `id` of this rank, or records an error.
+    #[inline(always)]
+    fn counter<M: Machine>(&self, s: &Session<M>, id: u32) -> Option<*mut u64> {
+        if id >= self.window.counters {
+            self.refuse(FailureKind::Id, id, self.window.counters);
+            return None;
+        }
+        let word = self.window.own(s.comm(), self.window.counter_at(id), 1);
+        if word.is_none() {
+            self.no_route(s.rank());
+        }
+        word
     }
 
     /// Waits on one lane until the value of a signal satisfies `compare`.

@@ -245,8 +245,9 @@ int fusewire_workspace_bytes(const char *device, uint32_t size, const fusewire_o
 /* ---- Memory ---- */
 
 /* Allocates zeroed memory of the device in a new window, aligned to at least 16 bytes. All ranks
-   call the function together, with the same size, which must be at least 1. A communicator can
-   create 1024 windows in its lifetime, so allocate a few large buffers and use parts of them. */
+   call the function together, with the same size, which must be at least 1. A communicator has
+   at most 1024 windows at a time. Freed windows no longer count, unless a rank has captured an
+   operation while they existed. */
 int fusewire_alloc(const fusewire_comm *comm, uint64_t bytes, void **memory);
 
 /* Frees memory from fusewire_alloc. All ranks call the function together. The call waits until no

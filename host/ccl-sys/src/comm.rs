@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::library::int;
 use crate::sys::{
     NCCL_SPLIT_NOCOLOR, ncclAvg, ncclComm_t, ncclDataType_t, ncclMax, ncclMin, ncclProd,
-    ncclRedOp_t, ncclScalarHostImmediate, ncclStream_t, ncclSuccess, ncclSum, ncclUniqueId,
+    ncclRedOp_t, ncclScalarDevice, ncclScalarHostImmediate, ncclScalarResidence_t, ncclStream_t,
+    ncclSuccess, ncclSum, ncclUniqueId,
 };
 use crate::{Error, Library, Result, result};
 
@@ -193,6 +194,38 @@ impl Comm {
         scalar: *const c_void,
         dtype: ncclDataType_t,
     ) -> Result<RedOp> {
+        // SAFETY: the precondition of this function. The library reads the scalar before the call
+        // returns.
+        unsafe { self.create_pre_mul_sum(scalar, dtype, ncclScalarHostImmediate) }
+    }
+
+    /// Creates a reduction operator like [`Comm::pre_mul_sum`], with a scalar in device memory,
+    /// which every operation reads when it runs.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::Call`], [`Error::Argument`].
+    ///
+    /// # Safety
+    /// `scalar` points to one element of type `dtype` that the device can read until every
+    /// operation with the operator is complete.
+    pub unsafe fn pre_mul_sum_on_device(
+        &self,
+        scalar: *const c_void,
+        dtype: ncclDataType_t,
+    ) -> Result<RedOp> {
+        // SAFETY: the precondition of this function.
+        unsafe { self.create_pre_mul_sum(scalar, dtype, ncclScalarDevice) }
+    }
+
+    /// # Safety
+    /// `scalar` points to one element of type `dtype`, readable where and as long as `residence`
+    /// requires.
+    unsafe fn create_pre_mul_sum(
+        &self,
+        scalar: *const c_void,
+        dtype: ncclDataType_t,
+        residence: ncclScalarResidence_t,
+    ) -> Result<RedOp> {
         const NAME: &str = "ncclRedOpCreatePreMulSum";
         let create = self
             .library
@@ -201,16 +234,9 @@ impl Comm {
             .ok_or_else(|| self.lacks(NAME))?;
         let _live = self.alive(NAME)?;
         let mut op = 0;
-        // SAFETY: the caller passes a readable `scalar`, and the library reads it before the call
-        // returns.
+        // SAFETY: the precondition of this function.
         self.check(NAME, unsafe {
-            create(
-                &raw mut op,
-                scalar.cast_mut(),
-                dtype,
-                ncclScalarHostImmediate,
-                self.raw,
-            )
+            create(&raw mut op, scalar.cast_mut(), dtype, residence, self.raw)
         })?;
         Ok(RedOp(op))
     }

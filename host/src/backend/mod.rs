@@ -101,6 +101,13 @@ pub trait Backend: Any + Send + Sync + fmt::Debug {
         false
     }
 
+    /// Returns true if [`Backend::execute`] reads the factor of a scaled sum from
+    /// [`Operands::factor`], where that is a tensor. Otherwise the communicator reads the factor on
+    /// the CPU, and refuses it on a GPU.
+    fn reads_factor(&self) -> bool {
+        false
+    }
+
     /// Returns the route of `op`, or `None` if the backend has only one route.
     fn route(&self, _op: &Op) -> Option<Route> {
         None

@@ -23,6 +23,10 @@ const GRID_WORDS: &str = "a block of its launch";
 const SUM: u64 = WaitKind::Sum as u64;
 const SUM_WORDS: &str = "its part of a sum of signals";
 
+/// [`WaitKind::Counter`] in a record, and in messages.
+const COUNTER: u64 = WaitKind::Counter as u64;
+const COUNTER_WORDS: &str = "a counter of its window";
+
 /// The call that a rank was in: one side of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -294,6 +298,7 @@ impl Failure {
                 11 => "rows from its queue",
                 GRID => GRID_WORDS,
                 SUM => SUM_WORDS,
+                COUNTER => COUNTER_WORDS,
                 _ => "the launch",
             },
             expected: record.expected,
@@ -505,6 +510,12 @@ impl fmt::Display for Failure {
                  same calls of grid_barrier",
                 self.seconds,
                 self.expected >> 32
+            ),
+            FailureKind::Timeout if self.wait_kind == COUNTER_WORDS => write!(
+                f,
+                "timed out after {:.3} s waiting for {COUNTER_WORDS} (expected {}, saw {}), which \
+                 only kernels of rank {rank} raise, by Window::count; or raise the timeout",
+                self.seconds, self.expected, self.observed
             ),
             FailureKind::Timeout => {
                 let late = match self.peer {

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use fusewire_ccl_sys::sys::*;
 
-use crate::comm::{Comm, SharedComm};
+use crate::comm::{Comm, Factor, SharedComm};
 use crate::ops::{NONE, Op, comm_of, depth, group_end, group_start, issue};
 use crate::record;
 use crate::reduce::size;
@@ -224,7 +224,8 @@ export! {
         let (Some(comm), Some(size)) = (comm_of(comm), size(dtype)) else {
             return ncclInvalidArgument;
         };
-        if !has(21_100) || scalar.is_null() || residence != ncclScalarHostImmediate {
+        let on_device = residence == ncclScalarDevice;
+        if !has(21_100) || scalar.is_null() || !on_device && residence != ncclScalarHostImmediate {
             return ncclInvalidUsage;
         }
         // SAFETY: the pointer is not null (checked above), and `nccl.h` requires one readable
@@ -232,9 +233,18 @@ export! {
         let bytes = unsafe { core::slice::from_raw_parts(scalar.cast::<u8>(), size) }.to_vec();
         let word = bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
         let mut scales = comm.scales();
-        scales.push(Some((dtype, bytes)));
+        let factor = match on_device {
+            true => Factor::OnDevice(scalar as usize, size),
+            false => Factor::Immediate(bytes),
+        };
+        scales.push(Some((dtype, factor)));
         let op = ncclAvg + scales.len() as i32;
-        let fields = [("dtype", i64::from(dtype)), ("op", i64::from(op)), ("scalar", word as i64)];
+        let fields = [
+            ("dtype", i64::from(dtype)),
+            ("op", i64::from(op)),
+            ("scalar", word as i64),
+            ("residence", i64::from(residence)),
+        ];
         record::call("ncclRedOpCreatePreMulSum", Some(comm), depth(), &fields);
         put(out, op)
     }

@@ -16,8 +16,32 @@ pub(crate) struct Comm {
     pub(crate) scales: Mutex<Vec<Option<Scale>>>,
 }
 
-/// A scaled-sum operator: the element type and the bytes of the factor.
-pub(crate) type Scale = (i32, Vec<u8>);
+/// A scaled-sum operator: the element type and the factor.
+pub(crate) type Scale = (i32, Factor);
+
+/// Factor of a scaled-sum operator.
+#[derive(Clone, Debug)]
+pub(crate) enum Factor {
+    /// The bytes that the factor had when the operator was created.
+    Immediate(Vec<u8>),
+    /// Address and size of the factor, which each operation reads. The fake's device memory is host
+    /// memory.
+    OnDevice(usize, usize),
+}
+
+impl Factor {
+    /// Returns the bytes of the factor now.
+    pub(crate) fn read(&self) -> Vec<u8> {
+        match self {
+            Self::Immediate(bytes) => bytes.clone(),
+            // SAFETY: `nccl.h` requires that the scalar stays valid until the operations with the
+            // operator have ended.
+            Self::OnDevice(at, size) => unsafe {
+                core::slice::from_raw_parts(*at as *const u8, *size).to_vec()
+            },
+        }
+    }
+}
 
 impl Comm {
     pub(crate) fn new(shared: Arc<SharedComm>, rank: usize) -> Self {

@@ -152,7 +152,7 @@ impl Op {
             unsafe { core::slice::from_raw_parts(self.send.cast::<u8>(), bytes) }.to_vec()
         };
         let scale = scale(comm, self.red);
-        (data, scale.map_or(Vec::new(), |(_, scale)| scale))
+        (data, scale.map_or(Vec::new(), |(_, factor)| factor.read()))
     }
 }
 

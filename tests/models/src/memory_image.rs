@@ -35,6 +35,8 @@ pub struct Config {
     pub user: usize,
     /// Rows of the rings of a queue, which has rows of one word; 0 for a window without rings.
     pub ring: u32,
+    /// Counters of the window.
+    pub counters: u32,
     /// Cells of the window.
     pub cells: u32,
     /// First epoch of packets and rounds.
@@ -62,7 +64,7 @@ pub struct Parts {
     pub failure: bool,
     /// Ready flags and arrival counters.
     pub words: bool,
-    /// Signals, barriers and cells of a window.
+    /// Signals, counters, barriers and cells of a window.
     pub signals: bool,
     /// Requests to a network, which connects the ranks' windows.
     pub network: bool,
@@ -83,6 +85,7 @@ impl Config {
             staging: 256,
             user: 64,
             ring: 0,
+            counters: 0,
             cells: 0,
             first_epoch: 0,
             timeout_ns: u64::MAX,
@@ -246,7 +249,7 @@ impl MemoryImage {
             offset: user,
             bytes: user,
             signals: if config.ring > 0 { QUEUE_SIGNALS } else { 2 },
-            counters: 0,
+            counters: config.counters,
             barriers: config.blocks,
             size: config.ranks,
             blocks: config.blocks,
@@ -543,6 +546,10 @@ impl MemoryImage {
                 let word = self.pad(rank, window.barrier_at(id, sender));
                 model.register(word.cast(), 8, Kind::Peer);
             }
+        }
+        for id in 0..window.counters {
+            let word = self.pad(rank, window.counter_at(id));
+            model.register(word.cast(), 8, Kind::Own);
         }
         for id in 0..window.cells {
             model.register(self.cell(rank, id).cast(), 8, Kind::Peer);

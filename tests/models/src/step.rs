@@ -563,6 +563,7 @@ impl Step {
                 source_at: WindowAddr(source_at),
                 target_at: WindowAddr(target_at),
                 scalar: 0,
+                factor: 0,
                 chunk,
                 size: 1,
                 policy: 0,

@@ -40,6 +40,9 @@ pub enum Kernel {
     Grid,
     /// Every block writes words of this rank, and the last one to arrive reads those of all, twice.
     Last,
+    /// Block 0 writes a word of this rank and counts, and the other blocks read the word after a
+    /// wait for the counter.
+    Counted,
     /// Both ranks add to a cell of rank 0. The second one reads what the first one wrote before.
     /// One launch.
     FetchAdd,
@@ -124,6 +127,7 @@ impl Kernel {
                 ),
                 Self::Grid => grid__run(block, &GridParams { header, window }),
                 Self::Last => last__run(block, &LastParams { header, window }),
+                Self::Counted => counted__run(block, &CountedParams { header, window }),
                 Self::FetchAdd | Self::CompareSwap => cells__run(
                     block,
                     &CellsParams {
@@ -165,6 +169,7 @@ impl Kernel {
                 | Self::Exchange
                 | Self::Grid
                 | Self::Last
+                | Self::Counted
                 | Self::FetchAdd
                 | Self::CompareSwap
                 | Self::ReadCell
@@ -398,6 +403,18 @@ fn last(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborte
             }
         }
     }
+    Ok(())
+}
+
+#[kernel]
+fn counted(s: &mut Session<impl Machine>, window: Window<u64>) -> Result<(), Aborted> {
+    let (word, epoch) = (window.local(s)?.elements(), s.epoch());
+    if s.block().index() == 0 {
+        word.set(0, number(0, epoch, 0));
+        return window.count(s, 0);
+    }
+    window.wait_counter(s, 0, Compare::GreaterEqual, epoch)?;
+    assert_eq!(word.get(0), number(0, epoch, 0), "epoch {epoch}");
     Ok(())
 }
 

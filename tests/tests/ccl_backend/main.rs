@@ -73,6 +73,7 @@ struct Record {
     colour: i64,
     key: i64,
     scalar: i64,
+    residence: i64,
     min_ctas: i64,
     max_ctas: i64,
     cga: i64,
@@ -99,11 +100,12 @@ impl Default for Record {
             colour,
             key,
             scalar,
+            residence,
             min_ctas,
             max_ctas,
             cga,
             net_name,
-        ] = [-1; 8];
+        ] = [-1; 9];
         Self {
             name,
             depth,
@@ -120,6 +122,7 @@ impl Default for Record {
             colour,
             key,
             scalar,
+            residence,
             min_ctas,
             max_ctas,
             cga,

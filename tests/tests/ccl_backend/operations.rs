@@ -6,6 +6,7 @@ use fusewire::{
     Bf16, Communicator, DType, E4m3, E5m2, Element, Error, F16, Op, ReduceOp, ReductionCode,
     Result, Tensor,
 };
+use fusewire_tests::factor;
 
 use crate::Fake;
 
@@ -306,6 +307,24 @@ fn one_to_eight_ranks() {
             assert!(done > AT_LEAST, "only {done} results were compared");
         }
     }
+}
+
+#[test]
+fn factors_in_memory() {
+    let fake = Fake::new();
+    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::F64, DType::I32];
+    fake.all(3, |comm| factor::compare(&comm, &dtypes, &[1, 257]));
+    let created = fake
+        .take()
+        .into_iter()
+        .filter(|record| record.residence >= 0);
+    let (in_memory, of_host): (Vec<_>, Vec<_>) = created.partition(|record| {
+        // `ncclScalarDevice`.
+        record.residence == 0
+    });
+    // Each comparison has five rounds of four operations with either kind of factor.
+    let each = 3 * dtypes.len() * 2 * 5 * 4;
+    assert_eq!((in_memory.len(), of_host.len()), (each, each));
 }
 
 /// Checks that a version without all_to_all, split and 8-bit floats gives the same results.

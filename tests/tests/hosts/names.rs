@@ -8,6 +8,7 @@ use fusewire::{
     Communicator, DType, Determinism, Device, Op, Operation, Options, ReduceOp, ReductionCode,
 };
 use fusewire_tests::cases::{self, Case, REDUCING};
+use fusewire_tests::factor;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role};
 use fusewire_tests::rank::{CallMode, Rank};
@@ -177,6 +178,11 @@ fn conforms() -> bool {
         .collect();
     calls += run_list(&comm, CallMode::Async, &few);
     calls += run_list(&comm, CallMode::Graph, &few);
+    if !any {
+        let dtypes = [DType::F32, DType::Bf16, DType::I64];
+        // The sizes of the routes `Gathered` and `Ordered`.
+        factor::compare(&comm, &dtypes, &[5, 40_000]).expect("scaled sums");
+    }
     let dup = comm.dup().expect("a dup");
     calls += run_list(&dup, CallMode::Blocking, &few);
     // This split has all ranks but the last, in reverse order.

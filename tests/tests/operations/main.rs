@@ -4,6 +4,7 @@
 mod abort;
 mod batch;
 mod determinism;
+mod factor;
 mod lists;
 mod mismatch;
 mod norms;

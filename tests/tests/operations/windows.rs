@@ -2,9 +2,11 @@
 
 use core::time::Duration;
 
+use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, Compare, DType, Error, Options, Result, SignalUpdate, WindowOptions};
 use fusewire_device::net::SignalOp;
 use fusewire_device::{Aborted, Group, In, Machine, Out, Session, Team, kernel};
+use fusewire_kernels::one_sided::RingPut;
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
 
@@ -71,6 +73,243 @@ fn put_round_a_ring() {
             }
         }
     }
+}
+
+/// Runs rounds of puts around a ring without barriers: signal 0 is raised after the put, and signal
+/// 1 after the data has been read.
+fn counted_ring(ranks: u32, options: &Options, enqueue: bool) {
+    all(ranks, options, |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let mut numbers = WindowOptions::default();
+        numbers.signals = Some(2);
+        let window = comm.alloc_window(DType::U64, 100, numbers)?;
+        let source = tensor(DType::U64, 100)?;
+        for round in 0..12u64 {
+            source.copy_from(&[round * 100 + u64::from(rank); 100])?;
+            if round % u64::from(size) == u64::from(rank) {
+                // A wait that does not block would see the data of the previous round.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if enqueue {
+                window.put_async(&source, next, 0)?;
+                window.raise_async(next, 0)?;
+                window.wait_raised_async(0, Some(before))?.wait_blocking()?;
+            } else {
+                window.put(&source, next, 0)?;
+                window.raise(next, 0)?;
+                window.wait_raised(0, Some(before))?;
+            }
+            let expected = [round * 100 + u64::from(before); 100];
+            assert_eq!(window.tensor().to_vec::<u64>()?, expected, "round {round}");
+            window.raise(before, 1)?;
+            window.wait_raised(1, Some(next))?;
+        }
+        assert_eq!(window.read_signal(0, Some(before))?, 12);
+        window.free()
+    });
+}
+
+#[test]
+fn raises_are_counted() {
+    for ranks in [1, 2, 3, 5] {
+        counted_ring(ranks, &options(), false);
+        counted_ring(ranks, &options(), true);
+    }
+}
+
+#[test]
+fn raises_are_counted_over_a_network() {
+    if device().is_gpu() {
+        return fusewire_tests::skip::skip("cpu", "the network for tests is on the CPU");
+    }
+    let mut options = options();
+    options.testing.network = Some(TestNetwork { team: 1, seed: 4 });
+    counted_ring(3, &options, false);
+    counted_ring(3, &options, true);
+}
+
+#[test]
+fn raises_are_counted_in_replays_and_between_them() {
+    all(3, &options(), |comm| {
+        let (rank, size, stream) = (comm.rank(), comm.size(), stream());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let window = comm.alloc_window(DType::U64, 8, WindowOptions::default())?;
+        let source = tensor(DType::U64, 8)?;
+        let on_stream = window.on(&stream);
+        stream.begin_capture()?;
+        on_stream.wait_raised_async(1, Some(next))?;
+        on_stream.put_signal_async(&source, next, 0, 0)?;
+        on_stream.wait_raised_async(0, Some(before))?;
+        let graph = stream.end_capture()?.instantiate()?;
+        window.raise(before, 1)?;
+        for round in 0..12u64 {
+            source.copy_from(&[round * 100 + u64::from(rank); 8])?;
+            if round % u64::from(size) == u64::from(rank) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if round % 4 == 3 {
+                window.wait_raised(1, Some(next))?;
+                window.put_signal(&source, next, 0, 0)?;
+                window.wait_raised(0, Some(before))?;
+            } else {
+                graph.run(&stream)?;
+                stream.synchronize()?;
+            }
+            let expected = [round * 100 + u64::from(before); 8];
+            assert_eq!(window.tensor().to_vec::<u64>()?, expected, "round {round}");
+            window.raise(before, 1)?;
+        }
+        drop(graph);
+        comm.barrier()?;
+        window.free()
+    });
+}
+
+#[test]
+fn a_wait_for_every_rank_uses_up_one_raise_of_each() {
+    for ranks in [1, 2, 4] {
+        all(ranks, &options(), |comm| {
+            let window = comm.alloc_window(DType::U32, 4, WindowOptions::default())?;
+            let signal = window.signals() - 1;
+            let one = tensor(DType::U32, 1)?;
+            // All raises of a rank may precede the first wait of another one.
+            for round in 1..=3u32 {
+                one.copy_from(&[round])?;
+                for peer in 0..comm.size() {
+                    window.put(&one, peer, comm.rank() as usize)?;
+                    window.raise(peer, signal)?;
+                }
+            }
+            for round in 1..=3 {
+                window.wait_raised(signal, None)?;
+                let seen = window.tensor().to_vec::<u32>()?;
+                let first = &seen[..comm.size() as usize];
+                assert!(first.iter().all(|value| *value >= round), "{seen:?}");
+            }
+            assert_eq!(
+                window.read_signal(signal, None)?,
+                u64::from(3 * comm.size())
+            );
+            // The reset also clears the counts.
+            comm.barrier()?;
+            window.reset_signal(signal)?;
+            comm.barrier()?;
+            for peer in 0..comm.size() {
+                window.raise(peer, signal)?;
+            }
+            window.wait_raised_async(signal, None)?.wait_blocking()?;
+            comm.barrier()?;
+            window.free()
+        });
+    }
+}
+
+/// The host's raises and waits and those of a kernel use one count: in each round, a kernel raises
+/// and waits once, the host raises once before it, and waits once after it.
+#[test]
+fn raises_of_the_host_and_of_a_library_kernel_mix() {
+    all(3, &options(), |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let window = comm.alloc_window(DType::U64, 8, WindowOptions::default())?;
+        let source = tensor(DType::U64, 8)?;
+        for round in 1..8u64 {
+            source.copy_from(&[round; 8])?;
+            window.raise(next, 0)?;
+            let arguments = RingPut {
+                window: (&window).into(),
+                source: (&source).into(),
+            };
+            comm.kernel(arguments).blocks(1).launch()?;
+            window.wait_raised(0, Some(before))?;
+            assert_eq!(window.read_signal(0, Some(before))?, 2 * round);
+            comm.barrier()?;
+        }
+        window.free()
+    });
+}
+
+/// Raises signal 0 of the next rank.
+#[kernel(blocks = 1, signals = 1)]
+fn raise_next(
+    s: &mut Session<impl Machine>,
+    window: fusewire_device::Window<u64>,
+    value: u64,
+) -> Result<(), Aborted> {
+    for next in s.peers(Team::World).take(1) {
+        let target = window.at(next).slice(0, 1);
+        target.write_with(s, s.block(), |_| value).raise(s, 0);
+    }
+    Ok(())
+}
+
+/// Waits for signal 0 of the previous rank, and returns what that rank has written.
+#[kernel(blocks = 1, signals = 1)]
+fn wait_before(
+    s: &mut Session<impl Machine>,
+    window: fusewire_device::Window<u64>,
+    seen: Out<u64>,
+) -> Result<(), Aborted> {
+    let before = s.rank().checked_sub(1).unwrap_or(s.ranks() - 1);
+    if let Some(before) = s.peer(before) {
+        let received = window.wait(s, 0, before)?;
+        if s.block().is_leader() {
+            seen.set(0, received.get(0));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kernel_waits_for_the_host_and_the_host_for_a_kernel() {
+    if device().is_gpu() {
+        return fusewire_tests::skip::skip(
+            "image",
+            "the kernels of this test have no image for a GPU",
+        );
+    }
+    all(3, &options(), |comm| {
+        let (rank, size) = (comm.rank(), comm.size());
+        let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+        let window = comm.alloc_window(DType::U64, 1, WindowOptions::default())?;
+        let (source, seen) = (tensor(DType::U64, 1)?, tensor(DType::U64, 1)?);
+        for round in 0..16u64 {
+            let value = |rank: u32| round * 10 + u64::from(rank);
+            // Each of the four combinations occurs on every rank.
+            let (kernel_raises, kernel_waits) = (round & 1 == 0, round & 2 == 0);
+            if round % u64::from(size) == u64::from(rank) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            if kernel_raises {
+                comm.kernel(RaiseNext {
+                    window: (&window).into(),
+                    value: value(rank),
+                })
+                .launch()?;
+            } else {
+                source.copy_from(&[value(rank)])?;
+                window.put_signal(&source, next, 0, 0)?;
+            }
+            if kernel_waits {
+                comm.kernel(WaitBefore {
+                    window: (&window).into(),
+                    seen: (&seen).into(),
+                })
+                .launch()?;
+                assert_eq!(seen.to_vec::<u64>()?, [value(before)], "round {round}");
+            } else {
+                window.wait_raised(0, Some(before))?;
+                assert_eq!(
+                    window.tensor().to_vec::<u64>()?,
+                    [value(before)],
+                    "round {round}"
+                );
+            }
+            comm.barrier()?;
+        }
+        window.free()
+    });
 }
 
 #[test]
@@ -202,11 +441,15 @@ fn windows_are_allocated_and_freed_repeatedly() {
 
 #[test]
 fn a_wait_is_bounded_and_names_the_sender() {
-    let wait = |sender, timeout| -> Vec<Error> {
+    let wait = |counted, sender, timeout| -> Vec<Error> {
         let mut short = options();
         short.timeout = timeout;
         run_threads(2, &short, |comm| {
             let window = comm.alloc_window(DType::U8, 8, WindowOptions::default())?;
+            if comm.rank() == 0 && counted {
+                window.raise(0, 0)?;
+                return window.wait_raised(0, sender);
+            }
             if comm.rank() == 0 {
                 return window.wait_signal(0, sender, Compare::Equal, 7);
             }
@@ -219,12 +462,13 @@ fn a_wait_is_bounded_and_names_the_sender() {
         .map(|result| result.expect_err("no rank signals"))
         .collect()
     };
-    for (sender, texts) in [
+    let signal = ["waiting for rank 1, its signal", "rank 1 did not take part"];
+    for (counted, sender, texts) in [
+        (false, Some(1), signal),
+        (true, Some(1), signal),
+        (true, None, signal),
         (
-            Some(1),
-            ["waiting for rank 1, its signal", "rank 1 did not take part"],
-        ),
-        (
+            false,
             None,
             [
                 "waiting for rank 1, its part of a sum of signals",
@@ -236,7 +480,7 @@ fn a_wait_is_bounded_and_names_the_sender() {
         let errors = [150, 3_000, 15_000]
             .map(Duration::from_millis)
             .into_iter()
-            .map(|timeout| wait(sender, timeout))
+            .map(|timeout| wait(counted, sender, timeout))
             .find(|errors| {
                 let mut errors = errors.iter().map(ToString::to_string);
                 errors.all(|error| error.contains("rank 0 in wait_signal #"))
@@ -264,6 +508,7 @@ fn refused_before_anything_moves() {
         assert!(window.get(&eight, 0, 1).is_err());
         assert!(window.signal(0, 2, SignalUpdate::Add(1)).is_err());
         assert!(window.wait_signal(0, Some(2), Compare::Equal, 0).is_err());
+        assert!(window.wait_raised_async(0, Some(2)).is_err());
         assert!(window.map_remote(2).is_err());
         for (result, text) in [
             (
@@ -281,6 +526,12 @@ fn refused_before_anything_moves() {
             (
                 window.wait_signal(2, None, Compare::Equal, 0),
                 "wait_signal: signal 2; the window has 2",
+            ),
+            (window.raise(2, 0), "raise: peer 2; ranks are 0 to 1"),
+            (window.raise(0, 2), "raise: signal 2; the window has 2"),
+            (
+                window.wait_raised(2, None),
+                "wait_raised: signal 2; the window has 2",
             ),
             (
                 window.reset_signal(2),

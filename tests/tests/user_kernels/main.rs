@@ -6,6 +6,7 @@
 mod arguments;
 mod cells;
 mod contract;
+mod counters;
 mod grid;
 mod groups;
 mod mistakes;

@@ -22,7 +22,6 @@ pub(super) use self::create::{NAMES, create};
 use self::guard::Guard;
 use super::{Backend, CallArgs, ONLY_KERNELS, backend_error, compose};
 use crate::collective::{Op, Operands};
-use crate::options::ReduceOp;
 use crate::{Error, Result};
 
 /// Communicator of one of the four libraries.
@@ -108,11 +107,11 @@ impl Ccl {
     fn reduction(
         &self,
         op: &Op,
-        reduce: ReduceOp,
+        operands: &Operands<'_>,
         args: &CallArgs,
         call: impl FnOnce(&Comm, i32, RedOp) -> fusewire_ccl_sys::Result<()>,
     ) -> Result<()> {
-        let dtype = self.data_type(op)?;
+        let (dtype, reduce) = (self.data_type(op)?, operands.reduction());
         if !self.supports(op) {
             let of = op.dtype().map_or("elements", DType::name);
             return Err(self.refused(op.name(), format!("no {} of {of}", reduce.code().name())));
@@ -123,8 +122,14 @@ impl Ccl {
             }
             let scalar = map::scalar(reduce, op.dtype().unwrap_or(DType::F32));
             // SAFETY: `scalar` has eight readable bytes, is aligned to eight bytes, and starts with
-            // an element of `dtype`.
-            let red = unsafe { comm.pre_mul_sum((&raw const scalar).cast(), dtype)? };
+            // an element of `dtype`. The factor is one element of `dtype`, and stays valid until
+            // the operation is complete, like the other operands of `execute`.
+            let red = unsafe {
+                match operands.factor() {
+                    Some(factor) => comm.pre_mul_sum_on_device(factor.as_ptr().cast(), dtype)?,
+                    None => comm.pre_mul_sum((&raw const scalar).cast(), dtype)?,
+                }
+            };
             let called = call(comm, dtype, red);
             // The library keeps the data that its enqueued calls need, so the reduction can be
             // freed now. After an abort, `destroy_op` returns an error without calling the library.
@@ -249,6 +254,10 @@ impl Backend for Ccl {
         }
     }
 
+    fn reads_factor(&self) -> bool {
+        true
+    }
+
     fn group_start(&self) -> Result<()> {
         let mut group = self.group();
         if group.is_some() {
@@ -279,13 +288,13 @@ impl Backend for Ccl {
     unsafe fn execute(&self, op: &Op, operands: &Operands<'_>, args: &CallArgs) -> Result<()> {
         let from = operands.input().as_ptr().cast();
         let to = operands.output().as_mut_ptr().cast();
-        let (reduce, stream) = (operands.reduction(), stream(args));
+        let stream = stream(args);
         // SAFETY (of all calls of the library): the preconditions of `Backend::execute` include
         // those of the function of the same name.
         match *op {
             Op::AllReduce { count, .. } => {
                 // SAFETY: as above.
-                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                self.reduction(op, operands, args, |comm, dtype, red| unsafe {
                     comm.all_reduce(from, to, count, dtype, red, stream)
                 })
             }
@@ -297,13 +306,13 @@ impl Backend for Ccl {
                     false => core::ptr::null_mut(),
                 };
                 // SAFETY: as above.
-                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                self.reduction(op, operands, args, |comm, dtype, red| unsafe {
                     comm.reduce(from, to, count, dtype, red, root, stream)
                 })
             }
             Op::ReduceScatter { count, .. } => {
                 // SAFETY: as above.
-                self.reduction(op, reduce, args, |comm, dtype, red| unsafe {
+                self.reduction(op, operands, args, |comm, dtype, red| unsafe {
                     comm.reduce_scatter(from, to, count, dtype, red, stream)
                 })
             }

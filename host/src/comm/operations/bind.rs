@@ -165,6 +165,7 @@ impl Communicator {
             target: operands.output.as_input().raw_bytes(),
             exchange: Exchange {
                 scalar: reduce.scalar(dtype),
+                factor: operands.factor.map_or(0, |it| it.as_ptr() as u64),
                 ..self.exchange_of(planned, op.count(), staged, true)
             },
         };
@@ -280,6 +281,7 @@ impl Communicator {
             source_at,
             target_at,
             scalar: 0,
+            factor: 0,
             chunk: plan.chunk,
             size: size as u32,
             policy: self.policy(written * size, copied),

@@ -20,15 +20,13 @@ impl Communicator {
     #[inline]
     pub(super) fn check_operands(&self, collective: &Collective<'_>) -> Result<()> {
         let Collective { op, operands } = collective;
-        let Operands {
-            output,
-            input,
-            reduce,
-            ..
-        } = operands;
+        let Operands { output, input, .. } = operands;
         let (name, rank) = (op.name(), self.rank() as usize);
         for used in operands.tensors().into_iter().flatten() {
             self.check_device(name, used.tensor())?;
+        }
+        if let Some(factor) = operands.factor {
+            check_factor(op, output, factor)?;
         }
         match *op {
             Op::AllReduce {
@@ -39,7 +37,7 @@ impl Communicator {
                 types(name, dtype, output, input)?;
                 length(name, "output", output.count, count)?;
                 length(name, "input", input.count, count)?;
-                reducible(name, dtype, reduction, *reduce)?;
+                reducible(name, dtype, reduction, operands)?;
                 apart(name, output, input, Some(0))
             }
             Op::Reduce {
@@ -56,7 +54,7 @@ impl Communicator {
                 }
                 same_type(name, dtype, input.dtype)?;
                 length(name, "input", input.count, count)?;
-                reducible(name, dtype, reduction, *reduce)
+                reducible(name, dtype, reduction, operands)
             }
             Op::ReduceScatter {
                 count,
@@ -72,7 +70,7 @@ impl Communicator {
                 types(name, dtype, output, input)?;
                 length(name, "output", output.count, count)?;
                 self.rows(name, "input", input.count, count)?;
-                reducible(name, dtype, reduction, *reduce)?;
+                reducible(name, dtype, reduction, operands)?;
                 apart(name, output, input, Some(rank * count))
             }
             Op::Broadcast { count, dtype, root } => {
@@ -387,8 +385,9 @@ fn reducible(
     operation: &'static str,
     dtype: DType,
     code: ReductionCode,
-    reduce: ReduceOp,
+    operands: &Operands<'_>,
 ) -> Result<()> {
+    let reduce = operands.reduce;
     if reduce.code() != code {
         return Err(invalid(
             operation,
@@ -400,6 +399,7 @@ fn reducible(
         ));
     }
     if let ReduceOp::PreMulSum(factor) = reduce
+        && operands.factor.is_none()
         && dtype.is_integer()
         && (factor.fract() != 0.0 || factor.abs() > 9e15)
     {
@@ -412,6 +412,42 @@ fn reducible(
         ));
     }
     supports_reduction(operation, dtype, code)
+}
+
+/// Checks the factor of a scaled sum in device memory.
+#[cold]
+fn check_factor(op: &Op, output: &Output<'_>, factor: &Tensor) -> Result<()> {
+    let name = op.name();
+    let refuse = |detail: String| Err(invalid(name, detail));
+    if op.reduction() != Some(ReductionCode::PreMulSum) {
+        let reduction = op.reduction().map_or("none", ReductionCode::name);
+        return refuse(format!(
+            "a factor is for the reduction {}, this one is {reduction}",
+            ReductionCode::PreMulSum.name()
+        ));
+    }
+    if factor.len() != 1 {
+        return refuse(format!(
+            "the factor has {} elements; 1 is needed",
+            factor.len()
+        ));
+    }
+    if op.dtype() != Some(factor.dtype()) {
+        return refuse(format!(
+            "the factor is {}, the operation is on {}",
+            factor.dtype().name(),
+            op.dtype().map_or("none", DType::name)
+        ));
+    }
+    let (at, start) = (factor.as_ptr() as usize, output.ptr as usize);
+    let size = factor.dtype().size();
+    if at < start + output.count * output.dtype.size() && start < at + size {
+        return refuse(
+            "the factor lies in the output, which the operation writes while it reads the factor"
+                .to_owned(),
+        );
+    }
+    Ok(())
 }
 
 /// Checks that the type supports the reduction.

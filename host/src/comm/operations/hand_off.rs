@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use fusewire_device::DType;
+use fusewire_device::element::scalar_at;
 
 use crate::Result;
 use crate::backend::{Backend, CallArgs, backend_error};
@@ -21,6 +22,8 @@ pub(super) struct BackendCall {
     args: CallArgs,
     op: Op,
     reduce: ReduceOp,
+    /// Factor of a scaled sum in device memory, read at each call.
+    factor: Option<Tensor>,
     input: Buffer,
     output: Buffer,
     /// Row lengths of the output and of the input.
@@ -83,9 +86,12 @@ impl BackendCall {
                 Input::from_raw(from, self.input.len, dtype),
             )
         };
-        let operands = operands
-            .with_reduction(self.reduce)
+        let mut operands = operands
+            .with_reduction(self.reduction()?)
             .with_splits(&outputs, &inputs);
+        if self.backend.reads_factor() {
+            operands.factor = self.factor.as_ref();
+        }
         if matches!(self.op, Op::AllToAll { .. }) && self.input.at == self.output.at {
             self.all_to_all_in_place(operands)?;
         } else {
@@ -94,6 +100,33 @@ impl BackendCall {
             unsafe { self.backend.execute(&self.op, &operands, &self.args)? };
         }
         self.backend.async_error()
+    }
+
+    /// Returns the reduction, with the factor in memory, if there is one and the backend does not
+    /// read it.
+    fn reduction(&self) -> Result<ReduceOp> {
+        let factor = match &self.factor {
+            Some(factor) if !self.backend.reads_factor() => factor,
+            _ => return Ok(self.reduce),
+        };
+        let dtype = factor.dtype();
+        // SAFETY: `check_operands` has compared the tensor's type and its one element, which is in
+        // CPU memory (`check_supported`). The launch orders accesses to the tensor.
+        let word = unsafe { scalar_at(dtype, factor.as_ptr()) };
+        let value = match dtype {
+            DType::U64 => word as f64,
+            _ if dtype.is_integer() => word as i64 as f64,
+            _ => f64::from_bits(word),
+        };
+        let reduce = ReduceOp::PreMulSum(value);
+        if dtype.is_integer() && reduce.scalar(dtype) != word {
+            return Err(backend_error(
+                self.backend.name(),
+                self.op.name(),
+                format!("takes the factor as an f64, which {value} does not fit"),
+            ));
+        }
+        Ok(reduce)
     }
 
     /// Fails if the lengths exceed the buffers; a tensor of lengths may have changed since the call
@@ -157,6 +190,7 @@ impl Communicator {
             args: self.call_args(),
             op: *op,
             reduce: operands.reduce,
+            factor: operands.factor.cloned(),
             input: Buffer {
                 at: operands.input.ptr as usize,
                 len: operands.input.count,
@@ -188,6 +222,15 @@ impl Communicator {
             return Err(invalid(
                 op.name(),
                 "a library cannot run it in place on a GPU: use an output of its own".to_owned(),
+            ));
+        }
+        if operands.factor.is_some() && self.device().is_gpu() && !backend.reads_factor() {
+            return Err(invalid(
+                op.name(),
+                format!(
+                    "backend {} takes the factor from the host: pass it in the reduction",
+                    backend.name()
+                ),
             ));
         }
         if backend.supports(op) {

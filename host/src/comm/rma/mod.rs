@@ -48,18 +48,45 @@ pub enum WindowAccess {
 /// issued before it to the same peer on this communicator. A put does not check that its target may
 /// be overwritten: the program must order the accesses.
 ///
+/// [`Window::raise`] and [`Window::wait_raised`] count signals, as torchcomms' `signal(peer)` and
+/// `wait_signal(peer)` do, also over graph replays:
+///
+/// ```
+/// use fusewire::{DType, Options, WindowOptions, run_threads};
+///
+/// run_threads(2, &Options::default(), |comm| {
+///     let window = comm.alloc_window(DType::F32, 4, WindowOptions::default())?;
+///     let next = (comm.rank() + 1) % comm.size();
+///     let mine = comm.alloc(DType::F32, 4)?;
+///     for round in 0..3 {
+///         mine.copy_from(&[(10 * round + comm.rank()) as f32; 4])?;
+///         // Signal 0: the data has arrived.
+///         window.put(&mine, next, 0)?;
+///         window.raise(next, 0)?;
+///         window.wait_raised(0, Some(next))?;
+///         let expected = [(10 * round + next) as f32; 4];
+///         assert_eq!(window.tensor().to_vec::<f32>()?, expected);
+///         // Signal 1: the data has been read, so the peer may put again.
+///         window.raise(next, 1)?;
+///         window.wait_raised(1, Some(next))?;
+///     }
+///     window.free()
+/// })
+/// .into_iter()
+/// .collect::<Result<(), _>>()?;
+/// # Ok::<(), fusewire::Error>(())
+/// ```
+///
+/// [`Window::signal`] and [`Window::wait_signal`] set, add and compare values instead:
+///
 /// ```
 /// use fusewire::{Compare, DType, Options, SignalUpdate, WindowOptions, run_threads};
 ///
 /// run_threads(2, &Options::default(), |comm| {
 ///     let window = comm.alloc_window(DType::F32, 4, WindowOptions::default())?;
 ///     let next = (comm.rank() + 1) % comm.size();
-///     let mine = comm.alloc(DType::F32, 4)?;
-///     mine.copy_from(&[comm.rank() as f32; 4])?;
-///     window.put(&mine, next, 0)?;
-///     window.signal(next, 0, SignalUpdate::Add(1))?;
-///     window.wait_signal(0, None, Compare::GreaterEqual, 1)?;
-///     assert_eq!(window.tensor().to_vec::<f32>()?, [next as f32; 4]);
+///     window.signal(next, 0, SignalUpdate::Set(7))?;
+///     window.wait_signal(0, Some(next), Compare::Equal, 7)?;
 ///     window.free()
 /// })
 /// .into_iter()

@@ -3,7 +3,7 @@
 use fusewire_device::session::Operation;
 use fusewire_device::window::Compare;
 use fusewire_kernels::window::{
-    NONE, WINDOW_SIGNAL, WINDOW_WAIT, WindowSignalParams, WindowWaitParams,
+    NONE, RAISED, WINDOW_SIGNAL, WINDOW_WAIT, WindowSignalParams, WindowWaitParams,
 };
 
 use super::Window;
@@ -22,13 +22,76 @@ pub enum SignalUpdate {
     Add(u64),
 }
 
+/// Condition that ends a wait for a signal.
+#[derive(Clone, Copy, Debug)]
+enum WaitCondition {
+    /// One more raise than the waits before.
+    Raised,
+    /// A value that satisfies the comparison with another one.
+    Value(Compare, u64),
+}
+
 impl Window {
-    /// Updates this rank's slot of signal `signal` at `peer`.
+    /// Raises signal `signal` at `peer`: adds 1, for [`Window::wait_raised`]. `peer` may be this
+    /// rank. [`Window::put_signal`] puts and raises in one launch.
+    ///
+    /// # Errors
+    /// The errors of [`Window::put`].
+    pub fn raise(&self, peer: u32, signal: u32) -> Result<()> {
+        let update = SignalUpdate::Add(1);
+        self.comm
+            .run(&self.prepare_signal("raise", peer, signal, update)?)
+    }
+
+    /// Enqueues [`Window::raise`].
+    ///
+    /// # Errors
+    /// The errors of [`Window::put`].
+    pub fn raise_async(&self, peer: u32, signal: u32) -> Result<Work> {
+        let update = SignalUpdate::Add(1);
+        self.comm
+            .submit(&self.prepare_signal("raise", peer, signal, update)?)
+    }
+
+    /// Waits until `sender` has raised this rank's signal `signal` once more than this rank has
+    /// waited for it before. With `None`, waits until every rank, this one included, has done so.
+    /// Each wait uses up one raise. The count includes the launches of graph replays, so the signal
+    /// needs no reset and a captured wait needs no value. A sender may raise a signal several times
+    /// before the receiver waits.
+    ///
+    /// [`Window::wait_signal`] compares the value of a signal instead, and uses up nothing. Use
+    /// each signal in one of the two ways only, because a [`SignalUpdate::Set`] or an
+    /// [`SignalUpdate::Add`] of another value than 1 changes the count.
+    ///
+    /// Kernels count in the same words, separately for each block
+    /// ([`fusewire_device::Window::wait`]): a raise or wait of the host counts as one by block 0.
+    /// The waits of a rank for one signal must be ordered, for example by a stream.
+    ///
+    /// # Errors
+    /// The errors of [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.
+    pub fn wait_raised(&self, signal: u32, sender: Option<u32>) -> Result<()> {
+        let condition = WaitCondition::Raised;
+        self.comm
+            .run(&self.prepare_wait("wait_raised", signal, sender, condition)?)
+    }
+
+    /// Enqueues [`Window::wait_raised`]: later work on the stream waits.
+    ///
+    /// # Errors
+    /// The errors of [`Window::wait_raised`].
+    pub fn wait_raised_async(&self, signal: u32, sender: Option<u32>) -> Result<Work> {
+        let condition = WaitCondition::Raised;
+        self.comm
+            .submit(&self.prepare_wait("wait_raised", signal, sender, condition)?)
+    }
+
+    /// Updates this rank's slot of signal `signal` at `peer`, for [`Window::wait_signal`].
     ///
     /// # Errors
     /// The errors of [`Window::put`].
     pub fn signal(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<()> {
-        self.comm.run(&self.prepare_signal(peer, signal, update)?)
+        self.comm
+            .run(&self.prepare_signal("signal", peer, signal, update)?)
     }
 
     /// Enqueues [`Window::signal`].
@@ -37,12 +100,13 @@ impl Window {
     /// The errors of [`Window::put`].
     pub fn signal_async(&self, peer: u32, signal: u32, update: SignalUpdate) -> Result<Work> {
         self.comm
-            .submit(&self.prepare_signal(peer, signal, update)?)
+            .submit(&self.prepare_signal("signal", peer, signal, update)?)
     }
 
     /// Waits until the value of this rank's signal `signal`, that of `sender` or the sum over all
     /// ranks, satisfies `compare` with `value`. Signals keep their values: let the awaited value
-    /// grow, or reset the signal while no rank can update it.
+    /// grow, or reset the signal while no rank can update it. A captured wait has the same value in
+    /// every replay; [`Window::wait_raised`] counts instead.
     ///
     /// # Errors
     /// The errors of [`Window::put`]; [`Error::Timeout`](crate::Error::Timeout) names the sender.
@@ -53,8 +117,9 @@ impl Window {
         compare: Compare,
         value: u64,
     ) -> Result<()> {
+        let condition = WaitCondition::Value(compare, value);
         self.comm
-            .run(&self.prepare_wait(signal, sender, compare, value)?)
+            .run(&self.prepare_wait("wait_signal", signal, sender, condition)?)
     }
 
     /// Enqueues [`Window::wait_signal`]: later work on the stream waits.
@@ -68,8 +133,9 @@ impl Window {
         compare: Compare,
         value: u64,
     ) -> Result<Work> {
+        let condition = WaitCondition::Value(compare, value);
         self.comm
-            .submit(&self.prepare_wait(signal, sender, compare, value)?)
+            .submit(&self.prepare_wait("wait_signal", signal, sender, condition)?)
     }
 
     /// Returns the current value of this rank's signal `signal`: that of one sender, or the sum
@@ -127,14 +193,32 @@ impl Window {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range.
     pub fn read_counter(&self, counter: u32) -> Result<u64> {
-        if counter >= self.shared.device.counters {
+        let (memory, at) = self.counter("read_counter", counter)?;
+        Ok(memory.load(at))
+    }
+
+    /// Sets this rank's counter `counter` to 0. No kernel of this rank may be counting or waiting
+    /// for it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a counter out of range, or a
+    /// window that was freed.
+    pub fn reset_counter(&self, counter: u32) -> Result<()> {
+        let (memory, at) = self.counter("reset_counter", counter)?;
+        memory.store(at, 0)
+    }
+
+    /// Returns the memory and the offset of a counter.
+    fn counter(&self, operation: &'static str, counter: u32) -> Result<WindowPart> {
+        self.alive(operation)?;
+        let device = &self.shared.device;
+        if counter >= device.counters {
             return Err(invalid(
-                "read_counter",
-                format!("counter {counter} of {}", self.shared.device.counters),
+                operation,
+                format!("counter {counter} of {}", device.counters),
             ));
         }
-        let (memory, at) = self.word(self.comm.rank(), self.shared.device.counter_at(counter))?;
-        Ok(memory.load(at))
+        self.word(self.comm.rank(), device.counter_at(counter))
     }
 
     /// Returns the memory and the offset of a word of `rank`'s signal pad. The word is only
@@ -149,12 +233,13 @@ impl Window {
 
     fn prepare_signal(
         &self,
+        name: &'static str,
         peer: u32,
         signal: u32,
         update: SignalUpdate,
     ) -> Result<PreparedOp<'static>> {
-        self.peer("signal", peer)?;
-        self.check_signal("signal", signal)?;
+        self.peer(name, peer)?;
+        self.check_signal(name, signal)?;
         let call = self.call(Operation::Signal, 0, peer);
         let (value, add) = match update {
             SignalUpdate::Set(value) => (value, 0),
@@ -183,15 +268,19 @@ impl Window {
 
     fn prepare_wait(
         &self,
+        name: &'static str,
         signal: u32,
         sender: Option<u32>,
-        compare: Compare,
-        value: u64,
+        condition: WaitCondition,
     ) -> Result<PreparedOp<'static>> {
-        self.check_signal("wait_signal", signal)?;
+        self.check_signal(name, signal)?;
         if let Some(sender) = sender {
-            self.peer("wait_signal", sender)?;
+            self.peer(name, sender)?;
         }
+        let (compare, value) = match condition {
+            WaitCondition::Raised => (RAISED, 0),
+            WaitCondition::Value(compare, value) => (compare as u32, value),
+        };
         let peer = sender.unwrap_or(self.comm.rank());
         let call = self.call(Operation::WaitSignal, 0, peer);
         let params = WindowWaitParams {
@@ -200,7 +289,7 @@ impl Window {
             window: self.device_window(),
             sender: sender.map_or(NONE, u64::from),
             value,
-            compare: compare as u32,
+            compare,
         };
         let op_info = OpInfo {
             call,

@@ -8,7 +8,7 @@ use fusewire_models::step::{Op, Step};
 use fusewire_models::windows;
 
 use crate::models::{
-    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, cells, grid, lanes_config,
+    CHANNELS, NETWORK, PACKETS, ROUNDS, SIGNALS, WORDS, cells, counted, grid, lanes_config,
     packets_by_network, queue, scenario, single, two,
 };
 
@@ -64,6 +64,13 @@ fn orders() -> Vec<Entry> {
         ("relaxed stores", Fault::RelaxedStores, "network", network()),
         ("no acquire", Fault::NoAcquire, "network", network()),
         ("device scope", Fault::NarrowScope, "network", network()),
+        (
+            "relaxed updates",
+            Fault::RelaxedUpdates,
+            "counter",
+            counted(1),
+        ),
+        ("no acquire", Fault::NoAcquire, "counter", counted(1)),
         ("relaxed updates", Fault::RelaxedUpdates, "cells", added()),
         ("relaxed updates", Fault::RelaxedUpdates, "swaps", swaps()),
         ("device scope", Fault::NarrowScope, "cells", added()),

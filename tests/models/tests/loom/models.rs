@@ -354,11 +354,29 @@ fn windows() -> Vec<Entry> {
             cells(NETWORK, Kernel::CellByNetwork),
         ),
         Entry::model(
+            "window: a block counts, and 2 blocks wait, 2 launches",
+            Bound::Preemptions(3),
+            counted(2),
+        ),
+        Entry::model(
             "window: rows by requests of two blocks",
             Bound::Preemptions(2),
             of(NETWORK, 2, vec![step(Kernel::OneWay, 4)]),
         ),
     ]
+}
+
+/// Returns launches of three blocks on one rank whose window has a counter.
+pub(crate) fn counted(launches: usize) -> Scenario {
+    let config = Config {
+        blocks: 3,
+        counters: 1,
+        ..Config::new(1, SIGNALS)
+    };
+    single(
+        config,
+        vec![Step::new(Op::Window(Kernel::Counted), 1); launches],
+    )
 }
 
 /// Returns a launch of a kernel on two ranks whose window has a cell.
