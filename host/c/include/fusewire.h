@@ -7,9 +7,9 @@
  * links the static library also needs -lm -lpthread -ldl. Never dlclose the shared library.
  *
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
- * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); objects
- * other than byte strings; queues; persistent and quantized operations; dup and reconfigure; hooks
- * and the flight recorder; the transport; user kernels.
+ * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); factors in
+ * device memory; objects other than byte strings; queues; persistent and quantized operations; tags;
+ * dup and reconfigure; hooks and the flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -456,14 +456,16 @@ int fusewire_batch_async(const fusewire_comm *comm, const fusewire_p2p *ops, uin
    peer on this communicator: when the peer sees the value, it also sees the data. `peer` may be
    this rank.
 
-   A signal has one 64-bit value for each sender. Signals keep their values when a wait ends. Either
-   let the awaited value grow, or reset the signal while no rank can update it.
+   A signal has one 64-bit value for each sender. fusewire_window_wait_raised counts: each wait uses
+   up one fusewire_window_raise or fusewire_window_put_signal of the sender, also in replays of a
+   graph. fusewire_window_wait_signal compares the value and uses up nothing: either let the awaited
+   value grow, or reset the signal while no rank can update it. Use one of both for a signal.
 
    A typical exchange: rank 0 calls fusewire_window_put_signal(comm, window, data, bytes, 1, 0, 3);
-   rank 1 calls fusewire_window_wait_signal(comm, window, 3, 0, FUSEWIRE_COMPARE_GREATER_EQUAL, 1)
-   and then reads the memory from fusewire_window_memory. */
+   rank 1 calls fusewire_window_wait_raised(comm, window, 3, 0) and then reads the memory from
+   fusewire_window_memory. */
 
-#define FUSEWIRE_ANY_RANK 0xffffffffu /* sender: the sum of the values of all ranks */
+#define FUSEWIRE_ALL_RANKS 0xffffffffu /* sender: all ranks, or the sum of their values */
 
 #define FUSEWIRE_SIGNAL_SET 1
 #define FUSEWIRE_SIGNAL_ADD 2 /* wraps */
@@ -544,6 +546,20 @@ int fusewire_window_get_async(const fusewire_comm *comm, const fusewire_window *
                               void *target, uint64_t bytes, uint32_t peer, uint64_t offset,
                               fusewire_work **work);
 
+/* Adds 1 to this rank's value of signal `signal` at `peer`, for fusewire_window_wait_raised. */
+int fusewire_window_raise(const fusewire_comm *comm, const fusewire_window *window, uint32_t peer,
+                          uint32_t signal);
+int fusewire_window_raise_async(const fusewire_comm *comm, const fusewire_window *window,
+                                uint32_t peer, uint32_t signal, fusewire_work **work);
+
+/* Waits until `sender` has raised signal `signal` of this rank once more than this rank has waited
+   for it. FUSEWIRE_ALL_RANKS waits for every rank, this one included. After the _async form, later
+   work on the stream waits. */
+int fusewire_window_wait_raised(const fusewire_comm *comm, const fusewire_window *window,
+                                uint32_t signal, uint32_t sender);
+int fusewire_window_wait_raised_async(const fusewire_comm *comm, const fusewire_window *window,
+                                      uint32_t signal, uint32_t sender, fusewire_work **work);
+
 /* Sets this rank's value of signal `signal` at `peer` (FUSEWIRE_SIGNAL_SET), or adds to it
    (FUSEWIRE_SIGNAL_ADD). */
 int fusewire_window_signal(const fusewire_comm *comm, const fusewire_window *window, uint32_t peer,
@@ -553,7 +569,7 @@ int fusewire_window_signal_async(const fusewire_comm *comm, const fusewire_windo
                                  fusewire_work **work);
 
 /* Waits until signal `signal` of this rank satisfies the comparison with `value`. `sender` is a
-   rank, or FUSEWIRE_ANY_RANK for the sum over all ranks. After the _async form, later work on the
+   rank, or FUSEWIRE_ALL_RANKS for the sum over all ranks. After the _async form, later work on the
    stream waits. */
 int fusewire_window_wait_signal(const fusewire_comm *comm, const fusewire_window *window,
                                 uint32_t signal, uint32_t sender, uint32_t compare,
@@ -574,6 +590,9 @@ int fusewire_window_reset_signal(const fusewire_window *window, uint32_t signal)
 /* Stores the current value of a counter of this rank in `value`. A kernel adds 1 to a counter once
    the sources of its puts may be reused. */
 int fusewire_window_read_counter(const fusewire_window *window, uint32_t counter, uint64_t *value);
+
+/* Sets a counter of this rank to 0. No kernel may count in it meanwhile. */
+int fusewire_window_reset_counter(const fusewire_window *window, uint32_t counter);
 
 /* ---- Byte strings ----
    Operations on byte strings in host memory, also if the communicator is on a GPU. The size may

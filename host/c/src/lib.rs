@@ -81,9 +81,11 @@ pub use self::window::{
     fusewire_window_destroy, fusewire_window_device, fusewire_window_free, fusewire_window_get,
     fusewire_window_get_async, fusewire_window_memory, fusewire_window_peer_memory,
     fusewire_window_put, fusewire_window_put_async, fusewire_window_put_signal,
-    fusewire_window_put_signal_async, fusewire_window_read_counter, fusewire_window_read_signal,
+    fusewire_window_put_signal_async, fusewire_window_raise, fusewire_window_raise_async,
+    fusewire_window_read_counter, fusewire_window_read_signal, fusewire_window_reset_counter,
     fusewire_window_reset_signal, fusewire_window_signal, fusewire_window_signal_async,
-    fusewire_window_wait_signal, fusewire_window_wait_signal_async,
+    fusewire_window_wait_raised, fusewire_window_wait_raised_async, fusewire_window_wait_signal,
+    fusewire_window_wait_signal_async,
 };
 pub use self::work::{
     FusewireGraph, FusewireWork, fusewire_capture_begin, fusewire_capture_end,

@@ -33,7 +33,7 @@ pub mod numbers {
     /// Kind of a message in a batch: this rank receives.
     pub const FUSEWIRE_P2P_RECV: u32 = 2;
     /// Sender of a signal: all ranks, whose values are added.
-    pub const FUSEWIRE_ANY_RANK: u32 = u32::MAX;
+    pub const FUSEWIRE_ALL_RANKS: u32 = u32::MAX;
     /// Update of a signal: set the value.
     pub const FUSEWIRE_SIGNAL_SET: u32 = 1;
     /// Update of a signal: add to the value.

@@ -107,7 +107,7 @@ fn offset_of(offset: u64) -> usize {
 }
 
 fn sender_of(sender: u32) -> Option<u32> {
-    (sender != n::FUSEWIRE_ANY_RANK).then_some(sender)
+    (sender != n::FUSEWIRE_ALL_RANKS).then_some(sender)
 }
 
 /// Creates a window through `make` and stores its handle in `window`.
@@ -365,6 +365,36 @@ operation!(
 );
 
 operation!(
+    /// Adds 1 to this rank's value of signal `signal` at `peer`.
+    fusewire_window_raise, fusewire_window_raise_async(
+        window: *const FusewireWindow, peer: u32, signal: u32
+    ) |call| {
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let window = unsafe { on_stream(call, window)? };
+        call.choose(
+            || window.raise(peer, signal),
+            || window.raise_async(peer, signal),
+        )
+    }
+);
+
+operation!(
+    /// Waits until `sender` has raised this rank's signal `signal` once more than this rank has
+    /// waited for it.
+    fusewire_window_wait_raised, fusewire_window_wait_raised_async(
+        window: *const FusewireWindow, signal: u32, sender: u32
+    ) |call| {
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let window = unsafe { on_stream(call, window)? };
+        let sender = sender_of(sender);
+        call.choose(
+            || window.wait_raised(signal, sender),
+            || window.wait_raised_async(signal, sender),
+        )
+    }
+);
+
+operation!(
     /// Sets this rank's value of signal `signal` at `peer`, or adds to it.
     fusewire_window_signal, fusewire_window_signal_async(
         window: *const FusewireWindow, peer: u32, signal: u32, update: u32, value: u64
@@ -482,5 +512,22 @@ pub unsafe extern "C" fn fusewire_window_read_counter(
         let seen = held.window.read_counter(counter)?;
         // SAFETY: the caller passes null, which `give` rejects, or a writable pointer.
         unsafe { give(NAME, "value", value, seen) }
+    })
+}
+
+/// Sets this rank's counter `counter` to 0.
+///
+/// # Safety
+/// `window` is null or a live handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_reset_counter(
+    window: *const FusewireWindow,
+    counter: u32,
+) -> c_int {
+    const NAME: &str = "fusewire_window_reset_counter";
+    guard(|| {
+        // SAFETY: the caller passes null or a handle that stays alive during the call.
+        let held = unsafe { live(NAME, "the window is", window)? };
+        Ok(held.window.reset_counter(counter)?)
     })
 }

@@ -114,11 +114,11 @@ static void signals(int form) {
     RUN(form, window_wait_signal, window, 1, r, FUSEWIRE_COMPARE_GREATER, is - 1);
     RUN(form, window_wait_signal, window, 1, r, FUSEWIRE_COMPARE_GREATER_EQUAL, is);
   }
-  RUN(form, window_wait_signal, window, 1, FUSEWIRE_ANY_RANK, FUSEWIRE_COMPARE_EQUAL, sum);
-  TRUE(signal_of(window, 1, FUSEWIRE_ANY_RANK) == sum);
+  RUN(form, window_wait_signal, window, 1, FUSEWIRE_ALL_RANKS, FUSEWIRE_COMPARE_EQUAL, sum);
+  TRUE(signal_of(window, 1, FUSEWIRE_ALL_RANKS) == sum);
   OK(fusewire_barrier(comm));
   OK(fusewire_window_reset_signal(window, 1));
-  TRUE(signal_of(window, 1, FUSEWIRE_ANY_RANK) == 0);
+  TRUE(signal_of(window, 1, FUSEWIRE_ALL_RANKS) == 0);
   OK(fusewire_barrier(comm));
   RUN(form, window_signal, window, next, 1, FUSEWIRE_SIGNAL_ADD, 5);
   RUN(form, window_wait_signal, window, 1, before, FUSEWIRE_COMPARE_EQUAL, 5);
@@ -140,7 +140,7 @@ static void waits(int form) {
   };
   fusewire_window *window = new_window();
   for (size_t at = 0; at < sizeof cases / sizeof *cases; at++) {
-    uint32_t sender = at % 2 == 0 ? 0 : FUSEWIRE_ANY_RANK;
+    uint32_t sender = at % 2 == 0 ? 0 : FUSEWIRE_ALL_RANKS;
     if (rank == 0) RUN(form, window_signal, window, 1, 0, FUSEWIRE_SIGNAL_SET, cases[at].first);
     OK(fusewire_barrier(comm));
     if (rank == 0) {
@@ -153,6 +153,36 @@ static void waits(int form) {
     }
     OK(fusewire_barrier(comm));
   }
+  end_window(window);
+}
+
+/* Waits that count. Each raise follows a value that the wait must cover: rank 0 raises late, and a
+   wait that returns at once reads the old value. */
+static void counted(int form) {
+  fusewire_window *window = new_window();
+  for (uint64_t round = 1; round <= 3; round++) {
+    OK(fusewire_barrier(comm));
+    if (rank == 0) {
+      struct timespec pause = {0, 20 * 1000 * 1000};
+      nanosleep(&pause, NULL);
+    }
+    RUN(form, window_signal, window, next, 0, FUSEWIRE_SIGNAL_SET, round);
+    RUN(form, window_raise, window, next, 1);
+    RUN(form, window_wait_raised, window, 1, before);
+    TRUE(signal_of(window, 0, before) == round && signal_of(window, 1, before) == round);
+    OK(fusewire_barrier(comm));
+    if (rank == 0) {
+      struct timespec pause = {0, 20 * 1000 * 1000};
+      nanosleep(&pause, NULL);
+    }
+    for (uint32_t peer = 0; peer < RANKS; peer++) {
+      RUN(form, window_signal, window, peer, 0, FUSEWIRE_SIGNAL_SET, 10 * round);
+      RUN(form, window_raise, window, peer, 2);
+    }
+    RUN(form, window_wait_raised, window, 2, FUSEWIRE_ALL_RANKS);
+    TRUE(signal_of(window, 0, FUSEWIRE_ALL_RANKS) == 10 * round * RANKS);
+  }
+  OK(fusewire_window_reset_counter(window, 1));
   end_window(window);
 }
 
@@ -227,6 +257,8 @@ static void captured(void) {
   OK(fusewire_comm_warm_up(comm));
   OK(fusewire_capture_begin(comm));
   OK(fusewire_window_put_signal_async(comm, window, buffer, 4 * N, next, 0, 3, NULL));
+  OK(fusewire_window_put_signal_async(comm, window, buffer, 0, next, 0, 4, NULL));
+  OK(fusewire_window_wait_raised_async(comm, window, 4, before, NULL));
   SAYS(FUSEWIRE_ERROR_CAPTURE, "use fusewire_window_put_async",
        fusewire_window_put(comm, window, buffer, 4 * N, next, 0));
   SAYS(FUSEWIRE_ERROR_CAPTURE, "cannot end", fusewire_window_free(comm, window));
@@ -316,6 +348,11 @@ static void refused(const fusewire_window *window) {
   REFUSED("6 is no comparison", fusewire_window_wait_signal(comm, window, 0, 0, 6, 1));
   REFUSED("peer 3", fusewire_window_wait_signal(comm, window, 0, RANKS, 0, 1));
   REFUSED("signal 5", fusewire_window_wait_signal(comm, window, 5, 0, 0, 1));
+  REFUSED("signal 5", fusewire_window_raise(comm, window, 0, 5));
+  REFUSED("peer 3", fusewire_window_raise_async(comm, window, RANKS, 0, &work));
+  REFUSED("signal 5", fusewire_window_wait_raised(comm, window, 5, 0));
+  REFUSED("peer 3", fusewire_window_wait_raised_async(comm, window, 0, RANKS, &work));
+  REFUSED("counter 2 of 2", fusewire_window_reset_counter(window, 2));
   REFUSED("signal 5", fusewire_window_read_signal(window, 5, 0, &number));
   REFUSED("peer 3", fusewire_window_read_signal(window, 0, RANKS, &number));
   REFUSED("value is NULL", fusewire_window_read_signal(window, 0, 0, NULL));
@@ -335,6 +372,7 @@ int main(int argc, char **argv) {
     transfers(1, form);
     signals(form);
     waits(form);
+    counted(form);
   }
   existing_memory();
   freed_in_flight();

@@ -338,7 +338,7 @@ fn sizes_and_types_of_send_and_receive() {
         (
             |comm| comm.send(&f32s(8), 1),
             |comm| comm.recv(&mut vec![0i32; 8], 0),
-            "recv #0 (8 i32): types differ: rank 0 sends 32 bytes of another type than i32",
+            "recv #0 (8 i32): types or tags differ: rank 0 sends 32 bytes of another type than i32",
         ),
         (
             |comm| comm.send(&f32s(0), 1),

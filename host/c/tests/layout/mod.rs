@@ -159,7 +159,7 @@ impl Lines {
             FUSEWIRE_ALGORITHM_AUTO FUSEWIRE_ALGORITHM_PACKET FUSEWIRE_ALGORITHM_SIGNAL
             FUSEWIRE_ALGORITHM_TWO_SHOT FUSEWIRE_ALGORITHM_NVLS
             FUSEWIRE_P2P_SEND FUSEWIRE_P2P_RECV
-            FUSEWIRE_ANY_RANK FUSEWIRE_SIGNAL_SET FUSEWIRE_SIGNAL_ADD);
+            FUSEWIRE_ALL_RANKS FUSEWIRE_SIGNAL_SET FUSEWIRE_SIGNAL_ADD);
         numbers_of!(lines: FUSEWIRE_COMPARE_EQUAL = Compare::Equal,
             FUSEWIRE_COMPARE_NOT_EQUAL = Compare::NotEqual, FUSEWIRE_COMPARE_LESS = Compare::Less,
             FUSEWIRE_COMPARE_LESS_EQUAL = Compare::LessEqual,
@@ -210,12 +210,15 @@ impl Lines {
             fusewire_window_put_signal(_, _, _, _, _, _, _)
             fusewire_window_put_signal_async(_, _, _, _, _, _, _, _)
             fusewire_window_get(_, _, _, _, _, _) fusewire_window_get_async(_, _, _, _, _, _, _)
+            fusewire_window_raise(_, _, _, _) fusewire_window_raise_async(_, _, _, _, _)
+            fusewire_window_wait_raised(_, _, _, _) fusewire_window_wait_raised_async(_, _, _, _, _)
             fusewire_window_signal(_, _, _, _, _, _)
             fusewire_window_signal_async(_, _, _, _, _, _, _)
             fusewire_window_wait_signal(_, _, _, _, _, _)
             fusewire_window_wait_signal_async(_, _, _, _, _, _, _)
             fusewire_window_read_signal(_, _, _, _) fusewire_window_reset_signal(_, _)
-            fusewire_window_read_counter(_, _, _) fusewire_all_gather_bytes(_, _, _, _)
+            fusewire_window_read_counter(_, _, _) fusewire_window_reset_counter(_, _)
+            fusewire_all_gather_bytes(_, _, _, _)
             fusewire_gather_bytes(_, _, _, _, _) fusewire_broadcast_bytes(_, _, _, _, _)
             fusewire_scatter_bytes(_, _, _, _, _) fusewire_send_bytes(_, _, _, _)
             fusewire_recv_bytes(_, _, _) fusewire_bytes_count(_, _) fusewire_bytes_part(_, _, _, _)
