@@ -8,8 +8,8 @@
  *
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
  * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); factors in
- * device memory; objects other than byte strings; queues; persistent and quantized operations; tags;
- * dup and reconfigure; hooks and the flight recorder; the transport; user kernels.
+ * device memory; objects other than byte strings; queues; persistent and quantized operations;
+ * tags; dup and reconfigure; hooks and the flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
