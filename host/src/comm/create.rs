@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
-use super::observe::Hooks;
+use super::observe::{Buffers, Hooks};
 use super::rendezvous::RankClaim;
 use super::submit::invalid;
 use super::topology::Locality;
@@ -179,6 +179,12 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] for a rank that is out of range or listed twice, or a list
     /// without this rank; and the errors of [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
+        self.hooked("split", None, Buffers::default, |_| {
+            self.make_part(ranks, name)
+        })
+    }
+
+    fn make_part(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
         // Counted even if the list is refused, so that the keys of later calls agree on all ranks.
         let call = self.inner.group.next_host_call();
         let refuse = |detail: String| Err(invalid("split", detail));
@@ -268,7 +274,7 @@ impl Communicator {
             name: name.to_owned(),
             options: self.inner.group.requested_options(),
             generation: 0,
-            hooks: self.inner.observer.hooks.clone(),
+            hooks: self.inner.observer.hooks.of_part(),
             rendezvous_timeout: None,
             reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),

@@ -13,7 +13,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
 use super::executor::{ABORT_AT, FAILURE_AT};
-use super::observe::OpInfo;
+use super::observe::{Buffers, OpInfo};
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
@@ -70,6 +70,13 @@ impl Communicator {
     /// # Errors
     /// The failure of the communicator, or of work on these streams that was not waited for.
     pub fn finalize(&self) -> Result<()> {
+        if self.inner.status.finalized.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.hooked("finalize", None, Buffers::default, |_| self.end())
+    }
+
+    fn end(&self) -> Result<()> {
         if self.inner.status.finalized.swap(true, Ordering::AcqRel) {
             return Ok(());
         }

@@ -218,6 +218,7 @@ impl Communicator {
             inner,
             stream,
             timeout_ns: 0,
+            is_inside_call: false,
         })
     }
 }
