@@ -69,6 +69,10 @@ impl Communicator {
     /// Registers `hook` to be called once when this rank detects that the communicator has failed
     /// or was aborted. On the CPU, an operation that finds the failure ends before the hook is
     /// called, on the same thread, so the hook may use the tensors of the operation.
+    ///
+    /// If this rank makes no call, a watchdog thread detects the failure within about 0.2 seconds
+    /// and calls the hook. The first abort hook starts the thread, which ends when the communicator
+    /// is finalized or dropped.
     pub fn register_abort_hook(&self, hook: impl Fn(&Error) + Send + Sync + 'static) -> HookHandle {
         self.inner.observer.hooks.add_abort(Arc::new(hook))
     }
@@ -110,7 +114,7 @@ impl Communicator {
     /// [`Communicator::dump_flight_record`]. `fr_trace` reads a folder with one file per rank, each
     /// named by a common prefix and the rank.
     ///
-    /// When the communicator fails, every rank that detects the failure writes such a file itself,
+    /// When the communicator fails, every rank writes such a file itself, even if it makes no call,
     /// if the environment names a prefix: `TORCHCOMM_FR_DUMP_TEMP_FILE` (the complete name, with
     /// `TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME=1`), else `TORCH_FR_DUMP_TEMP_FILE`, else
     /// `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. The rank is that in the communicator which this one was

@@ -208,6 +208,7 @@ impl Communicator {
                 world: OnceLock::new(),
             },
         });
+        inner.observer.hooks.join(&inner);
         Inner::watch(&inner);
         peers::watch(&inner);
         if let Some(network) = inner.group.options.testing.network {

@@ -378,7 +378,7 @@ fn host_name() -> String {
 
 /// Returns the file of a rank of the world: the prefix from the environment and the rank. With
 /// torchcomms' dynamic names, the variable holds the complete name.
-fn path_of_environment(rank: u32) -> Option<PathBuf> {
+pub(crate) fn path_of_environment(rank: u32) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if flag("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME") == Some(true) {
         return set("TORCHCOMM_FR_DUMP_TEMP_FILE").map(PathBuf::from);

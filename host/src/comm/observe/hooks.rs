@@ -4,14 +4,14 @@ use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use fusewire_device::element::ReductionCode;
 use fusewire_device::session::Operation;
 use fusewire_device::{DType, Element};
 
 use crate::algorithm::Algorithm;
-use crate::comm::{Communicator, P2pOp};
+use crate::comm::{Communicator, Inner, P2pOp};
 use crate::tensor::{Input, Tensor};
 use crate::{Device, Error, Result, Work};
 
@@ -267,6 +267,8 @@ struct Table {
     /// Number of the last call for which hooks were called.
     called: AtomicU64,
     lists: RwLock<Arc<HookLists>>,
+    /// The communicators, some of which may have been dropped.
+    members: Mutex<Vec<Weak<Inner>>>,
 }
 
 impl Table {
@@ -373,12 +375,36 @@ impl Hooks {
         self.add(hook, |lists| &mut lists.after)
     }
 
+    /// Adds an abort hook, and starts the watchdogs of the communicators to which it applies.
     pub(crate) fn add_abort(&self, hook: AbortHook) -> HookHandle {
-        self.add(hook, |lists| &mut lists.abort)
+        let handle = self.add(hook, |lists| &mut lists.abort);
+        let members = self.members().clone();
+        members
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|member| Inner::watch(&member));
+        handle
     }
 
     pub(crate) fn add_replay(&self, hook: ReplayHook) -> HookHandle {
         self.add(hook, |lists| &mut lists.replay)
+    }
+
+    fn members(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Inner>>> {
+        let members = self.table.members.lock();
+        members.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a communicator that has these hooks.
+    pub(crate) fn join(&self, member: &Arc<Inner>) {
+        let mut members = self.members();
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(member));
+    }
+
+    /// Returns true if the communicator has abort hooks.
+    pub(crate) fn has_abort_hooks(&self) -> bool {
+        self.own(&self.table.current().abort).next().is_some()
     }
 
     /// Returns true if replays call hooks. Costs one load.
