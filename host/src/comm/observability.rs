@@ -110,6 +110,12 @@ impl Communicator {
         self.inner.part().json()
     }
 
+    /// Returns [`Communicator::dump_flight_record`] with the operations that have not completed:
+    /// those that are scheduled, running or failed.
+    pub fn dump_active_flight_record(&self) -> String {
+        self.inner.part().active_json()
+    }
+
     /// Writes the flight record to `path` for PyTorch's `fr_trace`: a pickle of the content of
     /// [`Communicator::dump_flight_record`]. `fr_trace` reads a folder with one file per rank, each
     /// named by a common prefix and the rank.

@@ -73,6 +73,15 @@ impl CommDump {
         document(&[self], DumpFormat::Json).to_string()
     }
 
+    /// Returns the dump as JSON text, with only the operations that have not completed.
+    pub(crate) fn active_json(&self) -> String {
+        let mut document = document(&[self], DumpFormat::Json);
+        if let Some(entries) = document["entries"].as_array_mut() {
+            entries.retain(|entry| entry["state"] != "completed");
+        }
+        document.to_string()
+    }
+
     /// Writes the dump to `path`, as a pickle.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         replace(path, &pickle(&[self])?)
