@@ -30,6 +30,22 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Returns the algorithm with the code `code`, as `Algorithm as u8` gives it.
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
+        [
+            Self::Auto,
+            Self::Packet,
+            Self::Signal,
+            Self::TwoShot,
+            Self::Pull,
+            Self::Channel,
+            Self::HandOff,
+            Self::Nvls,
+        ]
+        .into_iter()
+        .find(|algorithm| *algorithm as u8 == code)
+    }
+
     /// Returns the name that `--algorithm` accepts.
     pub const fn name(self) -> &'static str {
         match self {

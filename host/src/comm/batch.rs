@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
-use super::observe::OpInfo;
+use super::observe::{Arguments, OpInfo};
 use super::on_gpu::OnGpu;
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
@@ -152,7 +152,8 @@ impl Batch {
         if ops.is_empty() {
             return self.comm.failure().map_or(Ok(()), Err);
         }
-        self.comm.run(&self.comm.prepare_batch(ops)?)
+        let prepared = self.comm.prepare_batch(&ops)?;
+        self.comm.run_with(&prepared, Arguments::Batch(&ops))
     }
 
     /// Enqueues the batch on the communicator's stream. The batch is empty afterwards.
@@ -161,7 +162,8 @@ impl Batch {
     /// The errors of [`Batch::issue`]. The [`Work`] reports a failure while the batch runs.
     pub fn issue_async(&mut self) -> Result<Work> {
         let ops = core::mem::take(&mut self.ops);
-        self.comm.submit(&self.comm.prepare_batch(ops)?)
+        let prepared = self.comm.prepare_batch(&ops)?;
+        self.comm.submit_with(&prepared, Arguments::Batch(&ops))
     }
 }
 
@@ -200,8 +202,8 @@ fn check_apart(ops: &[P2pOp]) -> Result<()> {
 }
 
 impl Communicator {
-    fn prepare_batch(&self, ops: Vec<P2pOp>) -> Result<PreparedOp<'static>> {
-        check_apart(&ops)?;
+    fn prepare_batch(&self, ops: &[P2pOp]) -> Result<PreparedOp<'static>> {
+        check_apart(ops)?;
         let bytes = |ops: &[P2pOp], wanted: P2pKind| -> u64 {
             ops.iter()
                 .filter(|op| op.kind == wanted)
@@ -212,15 +214,15 @@ impl Communicator {
         let call = Call::new(Operation::Batch, 0, 0, algorithm, self.rank() as u16, 0).0;
         let op_info = OpInfo {
             call,
-            input_count: bytes(&ops, P2pKind::Send),
-            output_count: bytes(&ops, P2pKind::Recv),
+            input_count: bytes(ops, P2pKind::Send),
+            output_count: bytes(ops, P2pKind::Recv),
         };
-        let mut table = self.matched(&ops)?;
+        let mut table = self.matched(ops)?;
         if let Some(backend) = &self.inner.executor.backend {
             for op in ops.iter().filter(|op| !op.tensor.is_empty()) {
                 self.check_supported(&**backend, &op.collective())?;
             }
-            return Ok(self.hand_off_batch(ops, op_info));
+            return Ok(self.hand_off_batch(ops.to_vec(), op_info));
         }
         for at in 0..table.len() {
             let op = table[at];
@@ -229,8 +231,8 @@ impl Communicator {
                 .rposition(|other| other.kind == op.kind && other.peer == op.peer);
             table[at].after = before.map_or(NONE, |before| before as u32);
         }
-        let accesses = AccessList::Shared(P2pOp::accesses(&ops).to_arc());
-        let tensors = ops.into_iter().map(|op| op.tensor).collect();
+        let accesses = AccessList::Shared(P2pOp::accesses(ops).to_arc());
+        let tensors = ops.iter().map(|op| op.tensor.clone()).collect();
         let prepared = self.batch_of(table, tensors, call, op_info)?;
         Ok(prepared.accessing(&accesses))
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Communicator;
 use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
-use super::observe::Hooks;
+use super::observe::{Buffers, Hooks};
 use super::rendezvous::RankClaim;
 use super::submit::invalid;
 use super::topology::Locality;
@@ -199,7 +199,9 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] for a rank that is out of range or listed twice, or a list
     /// without this rank; and the errors of [`Communicator::new`].
     pub fn split(&self, ranks: &[u32], name: &str) -> Result<Option<Self>> {
-        self.split_part(ranks, name, None)
+        self.hooked("split", None, Buffers::default, |_| {
+            self.make_part(ranks, name, None)
+        })
     }
 
     /// Runs [`Communicator::split`] with `options` for the new communicator instead of those of
@@ -209,10 +211,12 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Communicator::split`].
     pub fn split_with(&self, ranks: &[u32], name: &str, options: Options) -> Result<Option<Self>> {
-        self.split_part(ranks, name, Some(options))
+        self.hooked("split", None, Buffers::default, |_| {
+            self.make_part(ranks, name, Some(options))
+        })
     }
 
-    fn split_part(
+    fn make_part(
         &self,
         ranks: &[u32],
         name: &str,
@@ -336,7 +340,7 @@ impl Communicator {
             has_private_store: self.inner.group.has_private_store,
             options: self.inner.group.requested_options(),
             generation: 0,
-            hooks: self.inner.observer.hooks.clone(),
+            hooks: self.inner.observer.hooks.of_part(),
             rendezvous_timeout: (self.timeout_ns != 0).then(|| self.timeout()),
             reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),

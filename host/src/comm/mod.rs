@@ -56,7 +56,7 @@ pub use self::bootstrap::{run_threads, run_threads_each, run_threads_on, run_thr
 pub use self::create::new_comm;
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{
-    FlightRecord, HookArguments, HookHandle, RecordState, ReplayArguments, ReplayEdge,
+    FlightRecord, HookArguments, HookBuffer, HookHandle, RecordState, ReplayArguments, ReplayEdge,
 };
 pub use self::persistent::AllGatherP;
 pub use self::ready_flags::ReadyFlags;
@@ -69,7 +69,7 @@ pub use self::work::{Work, WorkStatus};
 
 use self::executor::Executor;
 use self::group::Group;
-use self::observe::Observer;
+use self::observe::{Buffers, Observer};
 use self::state::Status;
 use self::windows::Windows;
 use crate::algorithm::Algorithm;
@@ -103,6 +103,8 @@ pub struct Communicator {
     algorithm: Algorithm,
     /// Tag of sends and receives.
     tag: u32,
+    /// True for the operations that are part of a call. They call no hooks, because the call does.
+    is_inside_call: bool,
 }
 
 struct Inner {
@@ -274,6 +276,10 @@ impl Communicator {
     /// # Errors
     /// The errors of [`Communicator::new`].
     pub fn dup(&self) -> Result<Self> {
+        self.hooked("dup", None, Buffers::default, |_| self.make_dup())
+    }
+
+    fn make_dup(&self) -> Result<Self> {
         let call = self.inner.group.next_host_call();
         self.inner.check()?;
         let all: Vec<u32> = self.ranks().collect();

@@ -71,6 +71,20 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
+    /// Returns the buffers that are read and those that are written.
+    pub(in crate::comm) fn buffers(&self) -> [Vec<Input<'a>>; 2] {
+        let mut inputs = vec![self.input, self.weight];
+        inputs.extend(self.bias.into_iter().chain(self.residual));
+        let mut outputs = vec![self.output.as_input()];
+        outputs.extend(self.residual_out.as_ref().map(Output::as_input));
+        match &self.scales {
+            Some(Scales::Static(scale)) => inputs.push(*scale),
+            Some(Scales::OfRows(out) | Scales::OfGroups(out, _)) => outputs.push(out.as_input()),
+            None => {}
+        }
+        [inputs, outputs]
+    }
+
     /// Returns the accesses to the tensors among the buffers.
     pub(in crate::comm) fn accesses(&self) -> AccessList<'a> {
         let scales = self.scales.as_ref().map(|scales| match scales {

@@ -6,7 +6,7 @@ use fusewire_device::DType;
 use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams, SUM_ROWS, SumRowsParams};
 
-use super::observe::OpInfo;
+use super::observe::{Buffers, OpInfo};
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 use crate::Result;
@@ -33,10 +33,11 @@ impl Communicator {
         op: ReduceOp,
         seed: u64,
     ) -> Result<()> {
-        for prepared in self.quantized_steps(output, input, op, seed)? {
-            self.run(&prepared)?;
-        }
-        Ok(())
+        let steps = self.quantized_steps(output, input, op, seed)?;
+        let buffers = || Buffers::of_tensors([input], [output]);
+        self.hooked("reduce_scatter_quantized", None, buffers, |comm| {
+            steps.iter().try_for_each(|prepared| comm.run(prepared))
+        })
     }
 
     /// Enqueues [`Communicator::reduce_scatter_quantized`]. A graph replays it with the same seed.
@@ -52,11 +53,14 @@ impl Communicator {
         seed: u64,
     ) -> Result<Work> {
         let [first, second, third] = self.quantized_steps(output, input, op, seed)?;
-        // The results are combined on the host, because a host function on a GPU stream must not
-        // call the driver.
-        let first = self.submit(&first)?;
-        let second = self.submit(&second)?.behind(first);
-        Ok(self.submit(&third)?.behind(second))
+        let buffers = || Buffers::of_tensors([input], [output]);
+        self.hooked("reduce_scatter_quantized", None, buffers, |comm| {
+            // The results are combined on the host, because a host function on a GPU stream must
+            // not call the driver.
+            let first = comm.submit(&first)?;
+            let second = comm.submit(&second)?.behind(first);
+            Ok(comm.submit(&third)?.behind(second))
+        })
     }
 
     fn quantized_steps(

@@ -13,7 +13,7 @@ use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
 use super::executor::{ABORT_AT, FAILURE_AT};
-use super::observe::OpInfo;
+use super::observe::{Buffers, OpInfo, path_of_environment};
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
@@ -35,6 +35,10 @@ pub(super) struct Status {
     pub(super) must_finalize: AtomicBool,
     /// Set once [`Communicator::reconfigure`] has replaced this communicator.
     pub(super) replaced: OnceLock<Error>,
+    /// Set once the watchdog was started.
+    is_watched: AtomicBool,
+    /// Set if the watchdog detected the failure, and no call was refused yet.
+    is_unnoticed: AtomicBool,
 }
 
 /// Polling interval of the watchdog.
@@ -74,6 +78,13 @@ impl Communicator {
     /// # Errors
     /// The failure of the communicator, or of work on these streams that was not waited for.
     pub fn finalize(&self) -> Result<()> {
+        if self.inner.status.finalized.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.hooked("finalize", None, Buffers::default, |_| self.end())
+    }
+
+    fn end(&self) -> Result<()> {
         if self.inner.status.finalized.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -122,7 +133,9 @@ impl Inner {
                 false => Ok(()),
             };
         }
-        if self.status.failure.get().is_none() && !self.status.finalized.load(Ordering::Acquire) {
+        let is_first = self.status.failure.get().is_none()
+            || self.status.is_unnoticed.swap(false, Ordering::Relaxed);
+        if is_first && !self.status.finalized.load(Ordering::Acquire) {
             self.observer.recorder.issue(op_info, false);
         }
         Err(self.fail(abort))
@@ -386,20 +399,23 @@ impl Inner {
         }
     }
 
-    /// Starts the watchdog, if a failure of the communicator is to end the process.
+    /// Starts the watchdog if the failure of the communicator has an effect even if this rank makes
+    /// no call: it ends the process, calls abort hooks, or writes the flight record.
     pub(super) fn watch(this: &Arc<Self>) {
-        let wanted = this
-            .group
-            .options
-            .abort_process_on_timeout_or_error
-            .unwrap_or(false);
-        if !wanted || this.group.options.enable_reconfigure {
+        let options = &this.group.options;
+        let ends_process = options.abort_process_on_timeout_or_error.unwrap_or(false)
+            && !options.enable_reconfigure;
+        let is_wanted = ends_process
+            || this.observer.hooks.has_abort_hooks()
+            || path_of_environment(this.group.rank).is_some();
+        if !is_wanted || this.status.is_watched.swap(true, Ordering::AcqRel) {
             return;
         }
         let weak = Arc::downgrade(this);
         let spawned = thread::Builder::new()
             .name("fusewire-watchdog".to_owned())
             .spawn(move || {
+                let mut was_stopped = false;
                 loop {
                     thread::sleep(WATCHDOG);
                     let Some(inner) = weak.upgrade() else {
@@ -409,23 +425,36 @@ impl Inner {
                         return;
                     }
                     inner.executor.look();
-                    if let Err(error) = inner.check() {
-                        if inner.status.finalized.load(Ordering::Acquire) {
-                            return;
-                        }
-                        eprintln!(
-                            "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
-                             (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",
-                            inner.group.rank, inner.group.full_name
-                        );
-                        std::process::abort();
+                    let is_stopped = inner.executor.abort_word() != 0;
+                    // A rank in a call has an interval to find the failure on its own thread.
+                    if is_stopped && was_stopped {
+                        inner.report_failure(ends_process);
+                        return;
                     }
+                    was_stopped = is_stopped;
                 }
             });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "the watchdog got no thread: a failure will not end the \
-                process");
+            tracing::warn!(%error, "the watchdog got no thread: only a call detects a failure");
         }
+    }
+
+    /// Detects the failure, which calls the abort hooks and writes the flight record, and ends the
+    /// process if `ends_process` is true.
+    fn report_failure(&self, ends_process: bool) {
+        if self.status.failure.get().is_none() {
+            self.status.is_unnoticed.store(true, Ordering::Relaxed);
+        }
+        let Err(error) = self.check() else { return };
+        if !ends_process || self.status.finalized.load(Ordering::Acquire) {
+            return;
+        }
+        eprintln!(
+            "fusewire: rank {} of \"{}\": {error}\nfusewire: ending the process \
+             (abort_process_on_timeout_or_error, TORCHCOMM_ABORT_ON_ERROR)",
+            self.group.rank, self.group.full_name
+        );
+        std::process::abort();
     }
 }
 

@@ -9,7 +9,7 @@ use fusewire_device::session::Operation;
 use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabShape, VocabSpec, select_vocab};
 
-use super::observe::OpInfo;
+use super::observe::{Arguments, OpInfo};
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
@@ -167,6 +167,17 @@ impl<'a> VocabParallel<'a> {
         let written = outputs.into_iter().filter_map(|output| output?.tensor);
         let read = self.logits.tensor.map(TensorUse::Read);
         TensorUse::accesses(read.into_iter().chain(written.map(TensorUse::Write)))
+    }
+
+    /// Returns the buffers that are read and those that are written.
+    pub(in crate::comm) fn buffers(&self) -> [Vec<Input<'a>>; 2] {
+        let outputs = [
+            self.top.as_ref().map(|(_, indices)| indices),
+            self.values.as_ref(),
+            self.log_sum_exp.as_ref(),
+        ];
+        let outputs = outputs.into_iter().flatten().map(Output::as_input);
+        [vec![self.logits], outputs.collect()]
     }
 
     /// Returns the number of logits of each row that are requested.
@@ -339,7 +350,8 @@ impl Communicator {
     /// including a mismatch if ranks differ in rows, vocabulary, k, type, or whether the
     /// log-sum-exp is requested.
     pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
-        self.run_accessing(&self.prepare_vocab(vocab, true)?, &vocab.accesses())
+        let prepared = self.prepare_vocab(vocab, true)?;
+        self.run_accessing(&prepared, &vocab.accesses(), Arguments::Vocab(vocab))
     }
 
     /// Enqueues [`Communicator::vocab_parallel`]. All buffers must be tensors: the launch, and any
@@ -350,7 +362,10 @@ impl Communicator {
     /// buffer is not a tensor.
     pub fn vocab_parallel_async(&self, vocab: &VocabParallel<'_>) -> Result<Work> {
         let prepared = self.prepare_vocab(vocab, false)?;
-        self.submit(&prepared.accessing(&vocab.accesses()))
+        self.submit_with(
+            &prepared.accessing(&vocab.accesses()),
+            Arguments::Vocab(vocab),
+        )
     }
 
     pub(in crate::comm) fn prepare_vocab<'a>(

@@ -3,6 +3,7 @@
 
 mod arguments;
 mod controls;
+mod hooks;
 mod objects;
 mod parity;
 mod properties;

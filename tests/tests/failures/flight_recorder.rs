@@ -408,3 +408,35 @@ fn the_analyser_names_a_send_without_a_receive() {
         assert!(!said.contains("all_reduce_barrier"), "{said}");
     }
 }
+
+#[test]
+fn the_active_record_has_the_operations_that_have_not_completed() {
+    let dumped = Barrier::new(2);
+    for rank in run_threads(2, &options(TEST_TIMEOUT), |comm| {
+        let entries = |text: &str| -> Vec<Value> {
+            let dump: Value = serde_json::from_str(text).expect("JSON");
+            dump["entries"].as_array().expect("entries").clone()
+        };
+        comm.barrier()?;
+        let x = fusewire_tests::device::tensor(DType::F32, 4)?;
+        if comm.rank() == 0 {
+            let pending = [comm.recv_async(&x, 1)?, comm.barrier_async()?];
+            let active = entries(&comm.dump_active_flight_record());
+            assert_eq!(entries(&comm.dump_flight_record()).len(), 3);
+            let names = active.iter().map(|entry| entry["profiling_name"].clone());
+            let names = names.collect::<Vec<_>>();
+            assert_eq!(names, ["nccl:recv 0<-1", "nccl:all_reduce_barrier"]);
+            dumped.wait();
+            pending.iter().try_for_each(|work| work.wait_blocking())?;
+        } else {
+            dumped.wait();
+            comm.send(&x, 0)?;
+            comm.barrier()?;
+        }
+        let all = comm.dump_active_flight_record();
+        assert!(entries(&all).is_empty(), "{all}");
+        Ok(())
+    }) {
+        rank.expect("the rank succeeds");
+    }
+}

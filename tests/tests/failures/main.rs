@@ -5,3 +5,4 @@ mod host_calls;
 mod overlap;
 mod ranks;
 mod reconfigure;
+mod watchdog;

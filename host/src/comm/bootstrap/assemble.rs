@@ -213,6 +213,7 @@ impl Communicator {
                 world: OnceLock::new(),
             },
         });
+        inner.observer.hooks.join(&inner);
         Inner::watch(&inner);
         peers::watch(&inner);
         if let Some(network) = inner.group.options.testing.network {
@@ -224,6 +225,7 @@ impl Communicator {
             stream,
             timeout_ns: 0,
             tag: 0,
+            is_inside_call: false,
         })
     }
 }

@@ -73,6 +73,15 @@ impl CommDump {
         document(&[self], DumpFormat::Json).to_string()
     }
 
+    /// Returns the dump as JSON text, with only the operations that have not completed.
+    pub(crate) fn active_json(&self) -> String {
+        let mut document = document(&[self], DumpFormat::Json);
+        if let Some(entries) = document["entries"].as_array_mut() {
+            entries.retain(|entry| entry["state"] != "completed");
+        }
+        document.to_string()
+    }
+
     /// Writes the dump to `path`, as a pickle.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         replace(path, &pickle(&[self])?)
@@ -378,7 +387,7 @@ fn host_name() -> String {
 
 /// Returns the file of a rank of the world: the prefix from the environment and the rank. With
 /// torchcomms' dynamic names, the variable holds the complete name.
-fn path_of_environment(rank: u32) -> Option<PathBuf> {
+pub(crate) fn path_of_environment(rank: u32) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if flag("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME") == Some(true) {
         return set("TORCHCOMM_FR_DUMP_TEMP_FILE").map(PathBuf::from);

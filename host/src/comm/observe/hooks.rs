@@ -3,23 +3,39 @@
 use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use core::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
-use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::session::Operation;
+use fusewire_device::{DType, Element};
 
-use super::OpInfo;
-use crate::{Error, Result, Work};
+use crate::algorithm::Algorithm;
+use crate::comm::{Communicator, Inner, P2pOp};
+use crate::tensor::{Input, Tensor};
+use crate::{Device, Error, Result, Work};
 
-/// Arguments of a hook before or after an operation.
+/// Arguments of a hook before or after a call.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HookArguments<'a> {
-    /// The operation.
+    /// The communicator.
+    pub comm: &'a Communicator,
+    /// Name of the called function as in torchcomms, without the suffix `_async`: for example
+    /// `all_gather` for lists of tensors and `all_gather_single` for one tensor, `batch_op_issue`,
+    /// `split`, `dup`, `new_window` (also for `alloc_window`) or `finalize`. For a user kernel, the
+    /// name of the kernel.
+    pub name: &'static str,
+    /// The operation; [`Operation::None`] for calls that are none, such as `split`.
     pub operation: Operation,
-    /// Number of the operation on this communicator and rank, from 1; the same before and after.
+    /// Number of the call, from 1; the same before and after. It counts all calls for which this
+    /// rank has called hooks, captured ones included, on this communicator and on those that were
+    /// created from it or that it was created from.
     pub id: u64,
+    /// Number of the operation in the flight recorder ([`crate::FlightRecord::id`]). `None` if the
+    /// call is not one recorded operation. A captured operation is recorded at each replay, not at
+    /// its capture.
+    pub record_id: Option<u64>,
     /// Element type, if the operation has one.
     pub dtype: Option<DType>,
     /// Reduction, if the operation has one.
@@ -30,12 +46,100 @@ pub struct HookArguments<'a> {
     pub input_count: u64,
     /// Elements of this rank's output.
     pub output_count: u64,
+    /// Memory that the call reads on this rank: one buffer, or one for each tensor of a list or
+    /// send of a batch. Empty for prepared kernels. If rows have a stride, includes the elements
+    /// between the rows.
+    pub inputs: &'a [HookBuffer<'a>],
+    /// Memory that the call writes on this rank, like `inputs`.
+    pub outputs: &'a [HookBuffer<'a>],
+    /// The sends and receives of a batch.
+    pub ops: &'a [P2pOp],
+    /// Timeout of the call's waits.
+    pub timeout: Duration,
+    /// Algorithm of the operation; for other calls, the requested algorithm.
+    pub algorithm: Algorithm,
     /// True if the operation is enqueued, false if it runs before the call returns.
     pub is_async: bool,
+    /// True if the call adds the operation to a graph and does not run it. Replays call the hooks
+    /// of [`Communicator::register_graph_replay_hook`] instead.
+    pub is_captured: bool,
     /// Handle of an enqueued operation, after it was enqueued.
     pub work: Option<&'a Work>,
-    /// Error of a failed operation, after it has run.
+    /// The new communicator, after `dup`, or after a `split` that this rank is part of.
+    pub new_comm: Option<&'a Communicator>,
+    /// Error of a failed call, after it has run.
     pub error: Option<&'a Error>,
+}
+
+/// Memory that a call reads or writes, in [`HookArguments`].
+#[derive(Clone, Copy, Debug)]
+pub struct HookBuffer<'a> {
+    memory: Input<'a>,
+    /// Device of the memory.
+    device: Device,
+}
+
+impl<'a> HookBuffer<'a> {
+    /// `device` is that of the communicator.
+    pub(crate) fn new(memory: Input<'a>, device: Device) -> Self {
+        let device = if memory.is_slice { Device::Cpu } else { device };
+        Self { memory, device }
+    }
+
+    /// Returns the address of the first element.
+    pub const fn as_ptr(&self) -> *const u8 {
+        self.memory.as_ptr()
+    }
+
+    /// Returns the number of elements.
+    pub const fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Returns true if the buffer has no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.memory.is_empty()
+    }
+
+    /// Returns the type of the elements.
+    pub const fn dtype(&self) -> DType {
+        self.memory.dtype()
+    }
+
+    /// Returns the tensor, if the call was made with one.
+    pub const fn tensor(&self) -> Option<&'a Tensor> {
+        self.memory.tensor
+    }
+
+    /// Returns a copy of the elements, like [`Tensor::to_vec`]. Waits until operations of this
+    /// process that write a tensor have ended, among them the operation of an asynchronous call
+    /// after it was enqueued.
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::to_vec`].
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.as_tensor()?.to_vec()
+    }
+
+    /// Returns a copy of the elements' bytes, like [`HookBuffer::to_vec`].
+    ///
+    /// # Errors
+    /// The errors of [`Tensor::to_bytes`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.as_tensor()?.to_bytes()
+    }
+
+    /// Returns the memory as a tensor, which must not outlive this value.
+    pub(crate) fn as_tensor(&self) -> Result<Tensor> {
+        if let Some(tensor) = self.tensor() {
+            return Ok(tensor.clone());
+        }
+        let (at, count) = (self.as_ptr().cast_mut(), self.len());
+        // SAFETY: the call that this value belongs to borrows the memory, or got it by `from_raw`,
+        // whose caller keeps it valid and excludes other code during the call. Hooks run inside the
+        // call, and this value cannot outlive its hook. The operation does not run meanwhile.
+        unsafe { Tensor::adopt(self.device, at, self.dtype(), count, None) }
+    }
 }
 
 /// Point in a replayed operation at which a hook is called.
@@ -63,44 +167,57 @@ pub struct ReplayArguments {
     pub edge: ReplayEdge,
 }
 
-type CallHook = Arc<dyn Fn(&HookArguments<'_>) + Send + Sync>;
+/// A hook before or after a call. An error of a hook before a call refuses the call.
+type CallHook = Arc<dyn Fn(&HookArguments<'_>) -> Result<()> + Send + Sync>;
 type AbortHook = Arc<dyn Fn(&Error) + Send + Sync>;
 type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
 /// Most hooks that are in progress on a thread, each in an operation of the one before.
 const MAX_DEPTH: u32 = 16;
 
-/// Hooks of one kind, each with its number.
-type HookList<T> = Vec<(u64, T)>;
+/// A registered hook.
+#[derive(Clone)]
+struct Entry<T> {
+    id: u64,
+    /// Node of the communicator on which the hook was registered.
+    node: u64,
+    hook: T,
+}
 
-/// Snapshot of the hooks. An operation calls the hooks that were registered when it was issued,
-/// without holding a lock, so hooks may register and remove hooks.
 #[derive(Clone, Default)]
-pub(crate) struct HookLists {
-    before: HookList<CallHook>,
-    after: HookList<CallHook>,
-    abort: HookList<AbortHook>,
-    replay: HookList<ReplayHook>,
+struct HookLists {
+    before: Vec<Entry<CallHook>>,
+    after: Vec<Entry<CallHook>>,
+    abort: Vec<Entry<AbortHook>>,
+    replay: Vec<Entry<ReplayHook>>,
 }
 
 impl HookLists {
-    fn len(&self) -> usize {
-        self.before.len() + self.after.len() + self.abort.len() + self.replay.len()
-    }
-
     fn remove(&mut self, id: u64) {
-        self.before.retain(|hook| hook.0 != id);
-        self.after.retain(|hook| hook.0 != id);
-        self.abort.retain(|hook| hook.0 != id);
-        self.replay.retain(|hook| hook.0 != id);
+        self.before.retain(|entry| entry.id != id);
+        self.after.retain(|entry| entry.id != id);
+        self.abort.retain(|entry| entry.id != id);
+        self.replay.retain(|entry| entry.id != id);
     }
+}
 
+/// Snapshot of the hooks. A call uses the hooks that were registered when it was made, without
+/// holding a lock, so hooks may register and remove hooks.
+pub(crate) struct CurrentHooks<'a> {
+    lists: Arc<HookLists>,
+    hooks: &'a Hooks,
+    /// Number of the call.
+    pub(crate) id: u64,
+}
+
+impl CurrentHooks<'_> {
     /// Calls the pre-hooks.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if hooks call operations without end.
+    /// The error of a hook that refuses the call; [`Error::InvalidArgument`] if hooks call
+    /// operations without end.
     pub(crate) fn before(&self, arguments: &HookArguments<'_>) -> Result<()> {
-        call(&self.before, arguments)
+        self.call(&self.lists.before, arguments)
     }
 
     /// Calls the post-hooks.
@@ -108,44 +225,50 @@ impl HookLists {
     /// # Errors
     /// [`Error::InvalidArgument`] if hooks call operations without end.
     pub(crate) fn after(&self, arguments: &HookArguments<'_>) -> Result<()> {
-        call(&self.after, arguments)
+        self.call(&self.lists.after, arguments)
     }
-}
 
-/// Calls hooks, which may call operations, whose hooks may call operations.
-fn call(hooks: &HookList<CallHook>, arguments: &HookArguments<'_>) -> Result<()> {
-    thread_local!(static DEPTH: Cell<u32> = const { Cell::new(0) });
-    struct Inside;
-    impl Drop for Inside {
-        fn drop(&mut self) {
-            DEPTH.set(DEPTH.get() - 1);
+    /// Calls hooks, which may call operations, whose hooks may call operations.
+    fn call(&self, entries: &[Entry<CallHook>], arguments: &HookArguments<'_>) -> Result<()> {
+        thread_local!(static DEPTH: Cell<u32> = const { Cell::new(0) });
+        struct Inside;
+        impl Drop for Inside {
+            fn drop(&mut self) {
+                DEPTH.set(DEPTH.get() - 1);
+            }
         }
+        if entries.is_empty() {
+            return Ok(());
+        }
+        DEPTH.set(DEPTH.get() + 1);
+        let _inside = Inside;
+        if DEPTH.get() > MAX_DEPTH {
+            return Err(Error::InvalidArgument {
+                operation: arguments.name,
+                detail: format!(
+                    "hooks have called operations in {MAX_DEPTH} levels; a hook that calls an \
+                     operation is called for that operation too, and must end the recursion"
+                ),
+            });
+        }
+        let mut hooks = self.hooks.own(entries);
+        hooks.try_for_each(|hook| hook(arguments))
     }
-    if hooks.is_empty() {
-        return Ok(());
-    }
-    DEPTH.set(DEPTH.get() + 1);
-    let _inside = Inside;
-    if DEPTH.get() > MAX_DEPTH {
-        return Err(Error::InvalidArgument {
-            operation: arguments.operation.name(),
-            detail: format!(
-                "hooks have called operations in {MAX_DEPTH} levels; a hook that calls an \
-                 operation is called for that operation too, and must end the recursion"
-            ),
-        });
-    }
-    hooks.iter().for_each(|(_, hook)| hook(arguments));
-    Ok(())
 }
 
+/// The hooks of a communicator, and of all that were created from it by `split` or `dup`.
 #[derive(Default)]
 struct Table {
-    /// Number of hooks, which is read without the lock.
-    count: AtomicU64,
-    /// Number of the last registered hook.
+    /// Numbers of hooks around calls and of hooks around replays, which are read without the lock.
+    around_calls: AtomicU64,
+    around_replays: AtomicU64,
+    /// Number of the last registered hook or created node.
     numbered: AtomicU64,
+    /// Number of the last call for which hooks were called.
+    called: AtomicU64,
     lists: RwLock<Arc<HookLists>>,
+    /// The communicators, some of which may have been dropped.
+    members: Mutex<Vec<Weak<Inner>>>,
 }
 
 impl Table {
@@ -157,24 +280,35 @@ impl Table {
         let mut lists = self.lists.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = HookLists::clone(&lists);
         change(&mut changed);
-        self.count.store(changed.len() as u64, Ordering::Release);
+        let around_calls = changed.before.len() + changed.after.len();
+        self.around_calls
+            .store(around_calls as u64, Ordering::Release);
+        self.around_replays
+            .store(changed.replay.len() as u64, Ordering::Release);
         let before = core::mem::replace(&mut *lists, Arc::new(changed));
         drop(lists);
         // Dropped after the lock is released, because the captures of a removed hook may use hooks
         // when they are dropped.
         drop(before);
     }
+
+    fn number(&self) -> u64 {
+        self.numbered.fetch_add(1, Ordering::Relaxed) + 1
+    }
 }
 
 /// Hooks of a communicator.
 #[derive(Clone, Default)]
-pub(crate) struct Hooks(Arc<Table>);
+pub(crate) struct Hooks {
+    table: Arc<Table>,
+    /// Nodes whose hooks apply to the communicator, besides the root 0: those that it was created
+    /// from, and its own node, which is the last one.
+    nodes: Arc<[u64]>,
+}
 
 impl fmt::Debug for Hooks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hooks")
-            .field("count", &self.0.count.load(Ordering::Relaxed))
-            .finish()
+        f.debug_struct("Hooks").finish_non_exhaustive()
     }
 }
 
@@ -192,8 +326,8 @@ impl fmt::Debug for HookHandle {
 }
 
 impl HookHandle {
-    /// Removes the hook. A second call does nothing. Operations that were already issued still call
-    /// the hook.
+    /// Removes the hook. A second call does nothing. Calls that were already made still call the
+    /// hook.
     pub fn remove(&self) {
         if let Some(table) = self.table.upgrade() {
             table.change(|lists| lists.remove(self.id));
@@ -202,81 +336,114 @@ impl HookHandle {
 }
 
 impl Hooks {
-    fn add(&self, add: impl FnOnce(&mut HookLists, u64)) -> HookHandle {
-        let id = self.0.numbered.fetch_add(1, Ordering::Relaxed) + 1;
-        self.0.change(|lists| add(lists, id));
+    /// Returns the hooks of a new part of the communicator: those of the communicator, and hooks
+    /// that are registered on the part.
+    pub(crate) fn of_part(&self) -> Self {
+        let own = self.table.number();
+        Self {
+            table: Arc::clone(&self.table),
+            nodes: self.nodes.iter().copied().chain([own]).collect(),
+        }
+    }
+
+    /// Returns the hooks among `entries` that apply to the communicator.
+    fn own<'a, T>(&self, entries: &'a [Entry<T>]) -> impl Iterator<Item = &'a T> {
+        let applies = move |entry: &&Entry<T>| entry.node == 0 || self.nodes.contains(&entry.node);
+        entries.iter().filter(applies).map(|entry| &entry.hook)
+    }
+
+    fn add<T>(
+        &self,
+        hook: T,
+        list: impl FnOnce(&mut HookLists) -> &mut Vec<Entry<T>>,
+    ) -> HookHandle {
+        let id = self.table.number();
+        let node = self.nodes.last().copied().unwrap_or(0);
+        self.table
+            .change(|lists| list(lists).push(Entry { id, node, hook }));
         HookHandle {
             id,
-            table: Arc::downgrade(&self.0),
+            table: Arc::downgrade(&self.table),
         }
     }
 
     pub(crate) fn add_before(&self, hook: CallHook) -> HookHandle {
-        self.add(|lists, id| lists.before.push((id, hook)))
+        self.add(hook, |lists| &mut lists.before)
     }
 
     pub(crate) fn add_after(&self, hook: CallHook) -> HookHandle {
-        self.add(|lists, id| lists.after.push((id, hook)))
+        self.add(hook, |lists| &mut lists.after)
     }
 
+    /// Adds an abort hook, and starts the watchdogs of the communicators to which it applies.
     pub(crate) fn add_abort(&self, hook: AbortHook) -> HookHandle {
-        self.add(|lists, id| lists.abort.push((id, hook)))
+        let handle = self.add(hook, |lists| &mut lists.abort);
+        let members = self.members().clone();
+        members
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|member| Inner::watch(&member));
+        handle
     }
 
     pub(crate) fn add_replay(&self, hook: ReplayHook) -> HookHandle {
-        self.add(|lists, id| lists.replay.push((id, hook)))
+        self.add(hook, |lists| &mut lists.replay)
     }
 
-    /// Returns true if no hook is registered. Costs one load.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.count.load(Ordering::Relaxed) == 0
+    fn members(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Inner>>> {
+        let members = self.table.members.lock();
+        members.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the hooks for an operation that is issued now, if there are any.
+    /// Adds a communicator that has these hooks.
+    pub(crate) fn join(&self, member: &Arc<Inner>) {
+        let mut members = self.members();
+        members.retain(|member| member.strong_count() > 0);
+        members.push(Arc::downgrade(member));
+    }
+
+    /// Returns true if the communicator has abort hooks.
+    pub(crate) fn has_abort_hooks(&self) -> bool {
+        self.own(&self.table.current().abort).next().is_some()
+    }
+
+    /// Returns true if replays call hooks. Costs one load.
     #[inline]
-    pub(crate) fn current(&self) -> Option<Arc<HookLists>> {
-        (!self.is_empty()).then(|| self.0.current())
+    pub(crate) fn has_replay_hooks(&self) -> bool {
+        self.table.around_replays.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns true if calls may have hooks. Costs one load.
+    #[inline]
+    pub(crate) fn has_call_hooks(&self) -> bool {
+        self.table.around_calls.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the hooks for a call that is made now.
+    #[cold]
+    pub(crate) fn current(&self) -> CurrentHooks<'_> {
+        CurrentHooks {
+            lists: self.table.current(),
+            hooks: self,
+            id: self.table.called.fetch_add(1, Ordering::Relaxed) + 1,
+        }
     }
 
     /// Calls the abort hooks. On the CPU, calls them after the operation that this thread is
     /// executing, because they may use its tensors.
     pub(crate) fn abort(&self, error: &Error) {
-        if self.is_empty() {
+        let (hooks, lists, error) = (self.clone(), self.table.current(), error.clone());
+        if lists.abort.is_empty() {
             return;
         }
-        let (lists, error) = (self.0.current(), error.clone());
         crate::cpu::call_after_work(move || {
-            lists.abort.iter().for_each(|(_, hook)| hook(&error));
+            hooks.own(&lists.abort).for_each(|hook| hook(&error));
         });
     }
 
     pub(crate) fn replay(&self, arguments: &ReplayArguments) {
-        let lists = self.0.current();
-        lists.replay.iter().for_each(|(_, hook)| hook(arguments));
-    }
-}
-
-impl<'a> HookArguments<'a> {
-    pub(crate) fn new(op_info: &OpInfo, id: u64, is_async: bool) -> Self {
-        let call = op_info.call();
-        // User kernels use the bits of type and reduction for their code.
-        let is_user = call.operation() == Operation::User;
-        Self {
-            operation: call.operation(),
-            id,
-            dtype: DType::from_code(call.dtype())
-                .filter(|_| call.operation() != Operation::Barrier && !is_user),
-            reduction: ReductionCode::ALL
-                .into_iter()
-                .find(|code| *code as u8 == call.reduction() && !is_user),
-            peer: (call.root() != 0xffff).then(|| call.root()),
-            input_count: op_info.input_count,
-            output_count: op_info.output_count,
-            is_async,
-            work: None,
-            error: None,
-        }
+        let lists = self.table.current();
+        self.own(&lists.replay).for_each(|hook| hook(arguments));
     }
 }
 

@@ -1,13 +1,19 @@
 //! Observation of a communicator's operations: hooks and the flight recorder.
 
+mod call;
 pub(crate) mod clock;
 mod dump;
 mod hooks;
+mod log;
+mod nan_check;
 mod recorder;
 
-pub(super) use self::dump::CommDump;
+pub(super) use self::call::{Arguments, Buffers, HookResult, HookedCall, function_name};
+pub(super) use self::dump::{CommDump, path_of_environment};
 pub(super) use self::hooks::Hooks;
-pub use self::hooks::{HookArguments, HookHandle, ReplayArguments, ReplayEdge};
+pub use self::hooks::{HookArguments, HookBuffer, HookHandle, ReplayArguments, ReplayEdge};
+pub(super) use self::log::Log;
+pub(super) use self::nan_check::check_inputs;
 pub(super) use self::recorder::Recorder;
 pub use self::recorder::{FlightRecord, RecordState};
 

@@ -5,6 +5,7 @@ use super::Lifetime;
 use crate::Result;
 use crate::collective::{Collective, Operands};
 use crate::comm::Communicator;
+use crate::comm::observe::Arguments;
 use crate::comm::submit::{capture_of_slices, invalid};
 use crate::tensor::{Input, Output, Tensor};
 
@@ -79,7 +80,9 @@ impl Communicator {
             ..operands
         };
         let collective = Collective::new(op, operands);
-        self.bind(&collective, Lifetime::Call, |prepared| self.run(prepared))?;
+        self.bind(&collective, Lifetime::Call, |prepared| {
+            self.run_with(prepared, Arguments::Collective(&collective))
+        })?;
         for_output.map_or(Ok(()), BounceBuffer::copy_back)
     }
 

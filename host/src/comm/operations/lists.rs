@@ -3,6 +3,7 @@
 //! A list whose tensors are contiguous in memory is used in place. Any other list goes through one
 //! contiguous copy.
 
+use core::slice::from_ref;
 use std::sync::Arc;
 
 use fusewire_device::DType;
@@ -10,6 +11,7 @@ use fusewire_device::session::{Call, Operation};
 
 use crate::Result;
 use crate::collective::{Collective, Op, Operands};
+use crate::comm::observe::{Buffers, HookResult};
 use crate::comm::submit::invalid;
 use crate::comm::{Communicator, Work};
 use crate::cpu::HostFn;
@@ -128,7 +130,12 @@ struct CopyStep {
 type Step = Option<CopyStep>;
 
 /// Collectives on contiguous tensors that implement one operation on lists.
-pub(in crate::comm) struct ListCollective {
+pub(in crate::comm) struct ListCollective<'a> {
+    /// The call, for hooks.
+    name: &'static str,
+    op: Op,
+    outputs: Vec<&'a Tensor>,
+    inputs: Vec<&'a Tensor>,
     /// Copies of the inputs to contiguous memory.
     before: Step,
     parts: Vec<Part>,
@@ -156,9 +163,13 @@ impl Part {
     }
 }
 
-impl ListCollective {
-    fn new(part: Part) -> Self {
+impl<'a> ListCollective<'a> {
+    fn new(name: &'static str, outputs: &[&'a Tensor], inputs: &[&'a Tensor], part: Part) -> Self {
         Self {
+            name,
+            op: part.op,
+            outputs: outputs.to_vec(),
+            inputs: inputs.to_vec(),
             before: None,
             parts: vec![part],
             splits: Default::default(),
@@ -183,29 +194,43 @@ impl ListCollective {
 
 impl Communicator {
     /// Runs the steps and collectives of an operation on lists.
-    pub(in crate::comm) fn execute_list(&self, list: ListCollective) -> Result<()> {
+    pub(in crate::comm) fn execute_list(&self, list: ListCollective<'_>) -> Result<()> {
         self.check_list(&list)?;
-        self.step_now(list.before.clone())?;
-        for collective in list.collectives() {
-            self.execute(collective)?;
-        }
-        self.step_now(list.after)
+        self.hooked_list(&list, |comm| {
+            comm.step_now(list.before.clone())?;
+            for collective in list.collectives() {
+                comm.execute(collective)?;
+            }
+            comm.step_now(list.after.clone())
+        })
     }
 
     /// Enqueues the steps and collectives of an operation on lists.
-    pub(in crate::comm) fn enqueue_list(&self, list: ListCollective) -> Result<Work> {
+    pub(in crate::comm) fn enqueue_list(&self, list: ListCollective<'_>) -> Result<Work> {
         self.check_list(&list)?;
-        self.step_later(list.before.clone(), None)?;
-        let mut last = None;
-        for collective in list.collectives() {
-            last = Some(self.enqueue(collective)?);
-        }
-        let after = self.step_later(list.after, last.as_ref())?;
-        Ok(after.or(last).expect("a list has at least one collective"))
+        self.hooked_list(&list, |comm| {
+            comm.step_later(list.before.clone(), None)?;
+            let mut last = None;
+            for collective in list.collectives() {
+                last = Some(comm.enqueue(collective)?);
+            }
+            let after = comm.step_later(list.after.clone(), last.as_ref())?;
+            Ok(after.or(last).expect("a list has at least one collective"))
+        })
+    }
+
+    fn hooked_list<R: HookResult>(
+        &self,
+        list: &ListCollective<'_>,
+        body: impl FnOnce(&Self) -> Result<R>,
+    ) -> Result<R> {
+        let buffers =
+            || Buffers::of_tensors(list.inputs.iter().copied(), list.outputs.iter().copied());
+        self.hooked(list.name, Some(list.op), buffers, body)
     }
 
     /// Checks all collectives before anything is copied.
-    fn check_list(&self, list: &ListCollective) -> Result<()> {
+    fn check_list(&self, list: &ListCollective<'_>) -> Result<()> {
         list.collectives()
             .try_for_each(|mut collective| self.check_collective(&mut collective))
     }
@@ -276,20 +301,23 @@ impl Communicator {
         self.stream().enqueue_ordered(recording, uses, command)
     }
 
-    pub(in crate::comm) fn list_all_gather(
+    pub(in crate::comm) fn list_all_gather<'a>(
         &self,
-        outputs: &[&Tensor],
-        input: &Tensor,
-    ) -> Result<ListCollective> {
+        outputs: &[&'a Tensor],
+        input: &'a Tensor,
+    ) -> Result<ListCollective<'a>> {
         rows_of("all_gather", "output", outputs, input.len())?;
-        self.list_all_gather_v(outputs, input)
+        Ok(ListCollective {
+            name: "all_gather",
+            ..self.list_all_gather_v(outputs, input)?
+        })
     }
 
-    pub(in crate::comm) fn list_all_gather_v(
+    pub(in crate::comm) fn list_all_gather_v<'a>(
         &self,
-        outputs: &[&Tensor],
-        input: &Tensor,
-    ) -> Result<ListCollective> {
+        outputs: &[&'a Tensor],
+        input: &'a Tensor,
+    ) -> Result<ListCollective<'a>> {
         let (name, dtype) = ("all_gather_v", input.dtype());
         let rows = Rows::new(self, name, "outputs", outputs, dtype)?;
         let after = rows.unpack();
@@ -298,7 +326,7 @@ impl Communicator {
             let part = Part::new(Op::AllGather { count, dtype }, &rows.whole, input);
             return Ok(ListCollective {
                 after,
-                ..ListCollective::new(part)
+                ..ListCollective::new(name, outputs, from_ref(&input), part)
             });
         }
         let counts = lengths(outputs);
@@ -307,19 +335,20 @@ impl Communicator {
             dtype,
             digest: Op::digest(&counts),
         };
+        let part = Part::new(op, &rows.whole, input);
         Ok(ListCollective {
             splits: (counts, Vec::new()),
             after,
-            ..ListCollective::new(Part::new(op, &rows.whole, input))
+            ..ListCollective::new(name, outputs, from_ref(&input), part)
         })
     }
 
-    pub(in crate::comm) fn list_reduce_scatter(
+    pub(in crate::comm) fn list_reduce_scatter<'a>(
         &self,
-        output: &Tensor,
-        inputs: &[&Tensor],
+        output: &'a Tensor,
+        inputs: &[&'a Tensor],
         reduce: ReduceOp,
-    ) -> Result<ListCollective> {
+    ) -> Result<ListCollective<'a>> {
         let (name, dtype) = ("reduce_scatter", output.dtype());
         rows_of(name, "input", inputs, output.len())?;
         let rows = Rows::new(self, name, "inputs", inputs, dtype)?;
@@ -328,21 +357,22 @@ impl Communicator {
             dtype,
             reduction: reduce.code(),
         };
+        let part = Part {
+            reduce,
+            ..Part::new(op, output, &rows.whole)
+        };
         Ok(ListCollective {
             before: rows.pack(),
-            ..ListCollective::new(Part {
-                reduce,
-                ..Part::new(op, output, &rows.whole)
-            })
+            ..ListCollective::new(name, from_ref(&output), inputs, part)
         })
     }
 
-    pub(in crate::comm) fn list_reduce_scatter_v(
+    pub(in crate::comm) fn list_reduce_scatter_v<'a>(
         &self,
-        output: &Tensor,
-        inputs: &[&Tensor],
+        output: &'a Tensor,
+        inputs: &[&'a Tensor],
         reduce: ReduceOp,
-    ) -> Result<ListCollective> {
+    ) -> Result<ListCollective<'a>> {
         let (name, dtype) = ("reduce_scatter_v", output.dtype());
         if inputs.len() != self.size() as usize {
             return Err(invalid(
@@ -363,7 +393,10 @@ impl Communicator {
             ));
         }
         if inputs.iter().all(|input| input.len() == output.len()) {
-            return self.list_reduce_scatter(output, inputs, reduce);
+            return Ok(ListCollective {
+                name,
+                ..self.list_reduce_scatter(output, inputs, reduce)?
+            });
         }
         if inputs.iter().any(|input| input.dtype() != dtype) {
             return Err(invalid(name, "types differ".to_owned()));
@@ -382,7 +415,16 @@ impl Communicator {
                 ..Part::new(op, target, input)
             }
         });
+        let op = Op::ReduceScatter {
+            count: output.len(),
+            dtype,
+            reduction: reduce.code(),
+        };
         Ok(ListCollective {
+            name,
+            op,
+            outputs: vec![output],
+            inputs: inputs.to_vec(),
             before: None,
             parts: parts.collect(),
             splits: Default::default(),
@@ -390,11 +432,11 @@ impl Communicator {
         })
     }
 
-    pub(in crate::comm) fn list_all_to_all(
+    pub(in crate::comm) fn list_all_to_all<'a>(
         &self,
-        outputs: &[&Tensor],
-        inputs: &[&Tensor],
-    ) -> Result<ListCollective> {
+        outputs: &[&'a Tensor],
+        inputs: &[&'a Tensor],
+    ) -> Result<ListCollective<'a>> {
         let name = "all_to_all";
         let Some(dtype) = inputs.first().map(|input| input.dtype()) else {
             return Err(invalid(name, "0 inputs".to_owned()));
@@ -406,55 +448,59 @@ impl Communicator {
             before: sources.pack(),
             splits: (lengths(outputs), lengths(inputs)),
             after: targets.unpack(),
-            ..ListCollective::new(part)
+            ..ListCollective::new(name, outputs, inputs, part)
         })
     }
 
-    pub(in crate::comm) fn list_scatter(
+    pub(in crate::comm) fn list_scatter<'a>(
         &self,
-        output: &Tensor,
-        inputs: &[&Tensor],
+        output: &'a Tensor,
+        inputs: &[&'a Tensor],
         root: u32,
-    ) -> Result<ListCollective> {
+    ) -> Result<ListCollective<'a>> {
         let (name, count, dtype) = ("scatter", output.len(), output.dtype());
         let op = Op::Scatter { count, dtype, root };
         if root != self.rank() {
-            return Ok(ListCollective::new(Part {
+            let part = Part {
                 op,
                 reduce: ReduceOp::Sum,
                 output: Some(output.clone()),
                 input: None,
-            }));
+            };
+            return Ok(ListCollective::new(name, from_ref(&output), &[], part));
         }
         rows_of(name, "input", inputs, count)?;
         let rows = Rows::new(self, name, "inputs", inputs, dtype)?;
+        let part = Part::new(op, output, &rows.whole);
         Ok(ListCollective {
             before: rows.pack(),
-            ..ListCollective::new(Part::new(op, output, &rows.whole))
+            ..ListCollective::new(name, from_ref(&output), inputs, part)
         })
     }
 
-    pub(in crate::comm) fn list_gather(
+    pub(in crate::comm) fn list_gather<'a>(
         &self,
-        outputs: &[&Tensor],
-        input: &Tensor,
+        outputs: &[&'a Tensor],
+        input: &'a Tensor,
         root: u32,
-    ) -> Result<ListCollective> {
+    ) -> Result<ListCollective<'a>> {
         let (name, count, dtype) = ("gather", input.len(), input.dtype());
         let op = Op::Gather { count, dtype, root };
         if root != self.rank() {
-            return Ok(ListCollective::new(Part {
+            let part = Part {
                 op,
                 reduce: ReduceOp::Sum,
                 output: None,
                 input: Some(input.clone()),
-            }));
+            };
+            return Ok(ListCollective::new(name, &[], from_ref(&input), part));
         }
         rows_of(name, "output", outputs, count)?;
         let rows = Rows::new(self, name, "outputs", outputs, dtype)?;
+        let part = Part::new(op, &rows.whole, input);
         Ok(ListCollective {
             after: rows.unpack(),
-            ..ListCollective::new(Part::new(op, &rows.whole, input))
+            ..ListCollective::new(name, outputs, from_ref(&input), part)
         })
     }
 }

@@ -18,6 +18,7 @@ mod overlap;
 use crate::Result;
 use crate::backend::{ONLY_KERNELS, backend_error};
 use crate::collective::{Collective, Op};
+use crate::comm::observe::Arguments;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
 use crate::plan::{Agreed, Machine, Plan, plan, plan_of_backend};
@@ -41,7 +42,9 @@ impl Communicator {
         if self.needs_bounce_buffers(&collective.operands) {
             return self.execute_bounced(collective);
         }
-        self.bind(&collective, Lifetime::Call, |prepared| self.run(prepared))
+        self.bind(&collective, Lifetime::Call, |prepared| {
+            self.run_with(prepared, Arguments::Collective(&collective))
+        })
     }
 
     /// Enqueues a collective on the communicator's stream. All buffers must be tensors: the launch,
@@ -61,7 +64,7 @@ impl Communicator {
             ));
         }
         self.bind(&collective, Lifetime::Launch, |prepared| {
-            self.submit(prepared)
+            self.submit_with(prepared, Arguments::Collective(&collective))
         })
     }
 

@@ -10,6 +10,7 @@ use super::register::PeerAccess;
 use super::{Shared, Window};
 use crate::Result;
 use crate::comm::Communicator;
+use crate::comm::observe::Buffers;
 use crate::comm::submit::invalid;
 use crate::gpu::Scratch;
 use crate::tensor::Tensor;
@@ -101,7 +102,10 @@ impl Communicator {
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows, and
     /// for a window with cells if the GPU of a rank has no atomics for the memory of another rank.
     pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
-        self.make_window(tensor, options, Rings::default())
+        let buffers = || Buffers::of_tensors([], [tensor]);
+        self.hooked("new_window", None, buffers, |_| {
+            self.make_window(tensor, options, Rings::default())
+        })
     }
 
     /// Creates a window, with rings if it is the window of a queue.

@@ -12,7 +12,7 @@ use core::sync::atomic::Ordering;
 
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
-use fusewire_device::session::Call;
+use fusewire_device::session::{Call, Operation};
 use tracing::span::EnteredSpan;
 
 pub use self::kernel::{KernelLaunch, PreparedKernel};
@@ -20,10 +20,10 @@ pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;
 use super::Communicator;
-use super::observe::{HookArguments, OpInfo};
+use super::observe::{Arguments, Buffers, HookResult, HookedCall, OpInfo, function_name};
 use super::work::Work;
 use crate::cpu::RunningKernel;
-use crate::stream::{Event, Recording};
+use crate::stream::{Event, Recording, Ticket};
 use crate::usage::{AccessList, Name, User, Uses};
 use crate::{Error, Result};
 
@@ -31,16 +31,29 @@ impl Communicator {
     /// Runs a prepared operation and waits until it has completed.
     #[inline]
     pub(super) fn run(&self, prepared: &PreparedOp<'_>) -> Result<()> {
-        prepared.with_accesses(|accesses| self.run_accessing(prepared, accesses))
+        self.run_with(prepared, Arguments::Tensors)
     }
 
-    /// Runs a prepared operation like [`Communicator::run`], with accesses that the operation does
+    /// Runs a prepared operation like [`Communicator::run`]. Hooks get `arguments`.
+    // Not inlined into the callers, with `run_accessing` and `run_single` inlined: otherwise a
+    // barrier of one rank takes 10 percent longer.
+    #[inline(never)]
+    pub(super) fn run_with(
+        &self,
+        prepared: &PreparedOp<'_>,
+        arguments: Arguments<'_>,
+    ) -> Result<()> {
+        prepared.with_accesses(|accesses| self.run_accessing(prepared, accesses, arguments))
+    }
+
+    /// Runs a prepared operation like [`Communicator::run_with`], with accesses that it does
     /// not list.
-    #[inline]
+    #[inline(always)]
     pub(super) fn run_accessing(
         &self,
         prepared: &PreparedOp<'_>,
         accesses: &AccessList<'_>,
+        arguments: Arguments<'_>,
     ) -> Result<()> {
         let is_traced = tracing::enabled!(target: "fusewire::operation", tracing::Level::TRACE);
         let _span = is_traced.then(|| span_of(&prepared.op_info));
@@ -52,12 +65,10 @@ impl Communicator {
             if prepared.borrowed {
                 return Err(capture_of_slices());
             }
-            self.note_capture(recording, accesses)?;
-            let command = self.command(prepared, 0)?;
-            return self.stream.enqueue_in(recording, command).map(drop);
+            return self.capture(prepared, accesses, recording, arguments, drop);
         }
         let recorder = &self.inner.observer.recorder;
-        let Some(hooks) = self.inner.observer.hooks.current() else {
+        if !self.is_hooked() {
             if let Some(entry) = self.single(prepared) {
                 return self.stream.run_ordered(
                     recording,
@@ -75,16 +86,67 @@ impl Communicator {
             return self
                 .run_numbered(prepared, accesses, recording, id)
                 .inspect_err(|_| recorder.refuse(id));
+        }
+        self.run_hooked(prepared, accesses, recording, arguments)
+    }
+
+    #[cold]
+    fn run_hooked(
+        &self,
+        prepared: &PreparedOp<'_>,
+        accesses: &AccessList<'_>,
+        recording: Recording,
+        arguments: Arguments<'_>,
+    ) -> Result<()> {
+        let id = self.inner.observer.recorder.issue(&prepared.op_info, false);
+        let call = self.hooked_call(prepared, arguments, Some(id));
+        self.call_hooks(&call, || {
+            // A hook may have used another stream.
+            self.chain(&recording)?;
+            self.run_numbered(prepared, accesses, recording, id)
+        })
+    }
+
+    /// Adds a prepared operation to the graph that the stream is capturing.
+    fn capture<R: HookResult>(
+        &self,
+        prepared: &PreparedOp<'_>,
+        accesses: &AccessList<'_>,
+        recording: Recording,
+        arguments: Arguments<'_>,
+        result: impl FnOnce(Ticket) -> R,
+    ) -> Result<R> {
+        let capture = || {
+            self.note_capture(recording, accesses)?;
+            let command = self.command(prepared, 0)?;
+            self.stream.enqueue_in(recording, command).map(result)
         };
-        let id = recorder.issue(&prepared.op_info, false);
-        let mut arguments = HookArguments::new(&prepared.op_info, id, false);
-        let result = hooks
-            .before(&arguments)
-            .and_then(|()| self.run_numbered(prepared, accesses, recording, id))
-            .inspect_err(|_| recorder.refuse(id));
-        arguments.error = result.as_ref().err();
-        let after = hooks.after(&arguments);
-        result.and(after)
+        if !self.is_hooked() {
+            return capture();
+        }
+        self.call_hooks(&self.hooked_call(prepared, arguments, None), capture)
+    }
+
+    /// Returns the call of an operation for hooks. It is captured if it has no number in the flight
+    /// recorder.
+    fn hooked_call<'b>(
+        &self,
+        prepared: &'b PreparedOp<'_>,
+        arguments: Arguments<'b>,
+        record_id: Option<u64>,
+    ) -> HookedCall<'b> {
+        let tensors = prepared.tensors.iter().flatten().copied();
+        let operation = prepared.op_info.call().operation();
+        HookedCall {
+            name: match operation {
+                Operation::User => prepared.name,
+                _ => function_name(operation),
+            },
+            op_info: prepared.op_info,
+            record_id,
+            is_captured: record_id.is_none(),
+            buffers: Buffers::of_operation(self, arguments, tensors),
+        }
     }
 
     /// Returns the entry of a kernel of one block of one lane, which can run on this thread.
@@ -110,7 +172,7 @@ impl Communicator {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
         crate::cpu::check_float_environment()?;
         let (kernel, params) = (self.running(prepared), prepared.params.as_ptr().cast());
@@ -155,14 +217,23 @@ impl Communicator {
 
     /// Enqueues a prepared operation.
     pub(super) fn submit(&self, prepared: &PreparedOp<'_>) -> Result<Work> {
+        self.submit_with(prepared, Arguments::Tensors)
+    }
+
+    /// Enqueues a prepared operation. Hooks get `arguments`.
+    pub(super) fn submit_with(
+        &self,
+        prepared: &PreparedOp<'_>,
+        arguments: Arguments<'_>,
+    ) -> Result<Work> {
         self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
         if recording.is_some() {
-            prepared.with_accesses(|accesses| self.note_capture(recording, accesses))?;
-            let command = self.command(prepared, 0)?;
-            let ticket = self.stream.enqueue_in(recording, command)?;
-            return Ok(Work::new(self.stream.clone(), ticket));
+            let work = |ticket| Work::new(self.stream.clone(), ticket);
+            return prepared.with_accesses(|accesses| {
+                self.capture(prepared, accesses, recording, arguments, work)
+            });
         }
         let recorder = &self.inner.observer.recorder;
         let id = recorder.issue(&prepared.op_info, false);
@@ -174,18 +245,15 @@ impl Communicator {
             })?;
             Ok(Work::new(self.stream.clone(), ticket))
         };
-        let Some(hooks) = self.inner.observer.hooks.current() else {
+        if !self.is_hooked() {
             return enqueue().inspect_err(|_| recorder.refuse(id));
-        };
-        let mut arguments = HookArguments::new(&prepared.op_info, id, true);
-        let work = hooks.before(&arguments).and_then(|()| enqueue());
-        let work = work.inspect_err(|_| recorder.refuse(id))?;
-        arguments.work = Some(&work);
-        if let Err(error) = hooks.after(&arguments) {
-            // The operation runs.
-            tracing::error!("{error}");
         }
-        Ok(work)
+        let call = self.hooked_call(prepared, arguments, Some(id));
+        self.call_hooks(&call, || {
+            // A hook may have used another stream.
+            self.chain(&recording)?;
+            enqueue()
+        })
     }
 
     /// Returns the accesses of an operation of this rank.

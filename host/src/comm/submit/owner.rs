@@ -53,7 +53,7 @@ impl LaunchOwner for Inner {
             .recorder
             .end(word & !REPLAYED, ran && checked.is_ok());
         if word & REPLAYED != 0
-            && !self.observer.hooks.is_empty()
+            && self.observer.hooks.has_replay_hooks()
             && let Some(replay) = current_replay()
         {
             let [_, call, input_count, output_count] = *op_info;
@@ -73,7 +73,7 @@ impl Inner {
     /// Calls the hooks of replays. If a hook panics, fails the communicator on all ranks, because
     /// the peers would wait for the rest of the replay until their timeout.
     fn call_replay_hooks(&self, arguments: &ReplayArguments) -> Result<()> {
-        if self.observer.hooks.is_empty() {
+        if !self.observer.hooks.has_replay_hooks() {
             return Ok(());
         }
         let called =
