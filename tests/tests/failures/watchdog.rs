@@ -63,6 +63,10 @@ fn abort_is_detected(options: &Options) {
             let again = errors.recv_timeout(Duration::from_millis(300));
             assert!(again.is_err(), "the hook has run twice");
         }
+        // The refused call is recorded although the failure was known before.
+        if comm.rank() == 1 {
+            assert_eq!(comm.flight_records().len(), 1);
+        }
         Ok(())
     }) {
         result.expect("both ranks");
