@@ -113,17 +113,10 @@ fn scaled_sums_are_each_ranks_own() {
             assert!(reduce(ncclFloat32, op).is_err(), "{op:?}");
         }
         let mut raw_op = 0;
-        // SAFETY: the call declares the factor as device memory, so it fails before it reads the
-        // factor.
+        // SAFETY: the call names no kind of memory, so it fails before it reads the factor.
         let code = unsafe {
             let create = comm.library().as_raw().red_op_create_pre_mul_sum.unwrap();
-            create(
-                &raw mut raw_op,
-                at,
-                ncclFloat32,
-                1 - ncclScalarHostImmediate,
-                comm.as_raw(),
-            )
+            create(&raw mut raw_op, at, ncclFloat32, 2, comm.as_raw())
         };
         assert_eq!(code, ncclInvalidUsage);
     });
