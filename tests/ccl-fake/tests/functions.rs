@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use fusewire_ccl_sys::sys::{
     ncclAvg, ncclComm_t, ncclFloat32, ncclInt64, ncclInvalidArgument, ncclInvalidUsage, ncclProd,
-    ncclScalarHostImmediate, ncclSuccess, ncclSum,
+    ncclSuccess, ncclSum,
 };
 use fusewire_ccl_sys::{Comm, Kind, Library, RedOp};
 
