@@ -133,7 +133,8 @@ pub enum Error {
     #[error("{}", .0)]
     Failed(Box<Failure>),
 
-    /// The ranks could not create a communicator.
+    /// The ranks disagree about a communicator or window, or the communicator could not do what was
+    /// asked. The detail states the reason.
     #[error("communicator \"{name}\": {detail}")]
     Communicator {
         /// Name of the communicator.

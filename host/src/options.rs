@@ -226,8 +226,8 @@ impl CallOptions {
     }
 }
 
-/// Options of a communicator. Options marked *Agreed* must be equal on all ranks. Creating the
-/// communicator compares them.
+/// Options of a communicator. Options marked *Agreed* must be equal on all ranks. The ranks compare
+/// them when they create the communicator.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
@@ -242,14 +242,14 @@ pub struct Options {
     /// Default: [`Algorithm::Auto`]. Agreed.
     pub algorithm: Algorithm,
     /// Size in bytes of the staging area for input. The area for output has the same size. A round
-    /// moves at most this many bytes. Agreed.
+    /// moves at most this many bytes. Default: 1 MiB. Agreed.
     pub staging_bytes: u64,
-    /// Size of a packet slot in bytes, if all of a rank's packet slots then fit 256 MiB: two for
-    /// each block and rank. Otherwise slots are smaller. Agreed.
+    /// Size of a packet slot in bytes. A rank has two slots per block and rank. If they exceed 256
+    /// MiB together, the slots are made smaller. Default: 32 KiB. Agreed.
     pub packet_slot_bytes: u64,
-    /// Size of a channel slot in bytes. A channel connects two ranks. Agreed.
+    /// Size of a channel slot in bytes. A channel connects two ranks. Default: 64 KiB. Agreed.
     pub channel_slot_bytes: u64,
-    /// Number of slots of a channel. Agreed.
+    /// Number of slots of a channel. Default: 4. Agreed.
     pub channel_depth: u64,
     /// Maximum number of blocks of a launch, at most 64. 0 selects the device's default: 1 on a
     /// CPU, and 16 on a GPU, which leaves the remaining SMs to computation. If a GPU cannot hold as
@@ -263,8 +263,8 @@ pub struct Options {
     pub determinism: Determinism,
     /// If true, a watchdog ends the process after the communicator has failed. The watchdog first
     /// writes the failure and the flight record. Default: `TORCHCOMM_ABORT_ON_ERROR` if it is set.
-    /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for the constructors
-    /// that return errors to Rust callers.
+    /// Otherwise true for [`crate::new_comm`], as in torchcomms, and false for
+    /// [`crate::Communicator::new`], [`crate::Communicator::from_env`] and [`crate::run_threads`].
     pub abort_process_on_timeout_or_error: Option<bool>,
     /// If true, [`crate::Communicator::reconfigure`] can create the communicator again after a
     /// failure, and the watchdog never ends the process.
@@ -276,8 +276,9 @@ pub struct Options {
     /// [`crate::new_comm`] reads this field.
     pub rank_size: Option<(u32, u32)>,
     /// Gives the communicator's own stream a high priority ([`StreamPriority::High`]), so that its
-    /// pending blocks are scheduled before those of a GEMM. On a GPU without a priority between the
-    /// default and the highest (AMD), its kernels can delay aborts. The CPU has no priorities.
+    /// pending blocks are scheduled before those of a GEMM. On AMD GPUs, which have no priority
+    /// between the default and the highest, kernels of this stream can delay an abort. The CPU has
+    /// no priorities.
     /// Default: false.
     ///
     /// [`StreamPriority::High`]: crate::StreamPriority::High

@@ -114,7 +114,7 @@ impl<'a> TensorUse<'a> {
 }
 
 impl Tensor {
-    /// An empty list of tensors, for operations on lists that use none on this rank.
+    /// An empty list of tensors, for list operations in which this rank has no tensors.
     pub const NONE: &'static [Self] = &[];
 
     /// Allocates `count` zeroed elements of ordinary CPU memory, outside any window.

@@ -9,7 +9,9 @@
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
  * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); factors in
  * device memory; objects other than byte strings; queues; persistent and quantized operations;
- * tags; dup and reconfigure; hooks and the flight recorder; the transport; user kernels.
+ * options and timeouts of single calls; set_timeout; split with other options; plans; adopted
+ * communicators; hints; dup and reconfigure; hooks and the flight recorder; the transport; user
+ * kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -139,8 +141,9 @@ const char *fusewire_last_error(void);
    defaults. */
 typedef struct fusewire_options {
   size_t struct_size;         /* sizeof(fusewire_options) */
-  double timeout_seconds;     /* limit of every wait and of the bootstrap; default 600, or
-                                 FUSEWIRE_TIMEOUT_SECONDS in the environment */
+  double timeout_seconds;     /* limit of every wait, and (at least 5 s) of the bootstrap; default
+                                 FUSEWIRE_TIMEOUT_SECONDS or TORCHCOMM_TIMEOUT_SECONDS in the
+                                 environment, or 600 */
   uint64_t staging_bytes;     /* * size of each of the two staging areas, for input and output;
                                  default 1 MiB */
   uint64_t packet_slot_bytes; /* * size of a packet slot; default 32 KiB */
@@ -152,9 +155,10 @@ typedef struct fusewire_options {
   uint32_t any_order;         /* * not 0: reduce in any order of ranks; NVLS needs it */
   uint32_t store_is_served;   /* fusewire_comm_create: not 0 if the store is already served, so
                                  rank 0 does not serve it */
-  uint32_t abort_process;     /* not 0: a watchdog ends the process after a failure */
-  const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; Fusewire itself carries
-                                 out norms and windows */
+  uint32_t abort_process;     /* not 0: a watchdog ends the process after a failure; 0: only if
+                                 TORCHCOMM_ABORT_ON_ERROR is set in the environment */
+  const char *backend;        /* "fusewire" (default), "nccl", "rccl", ...; norms, sampling, overlap
+                                 and windows need "fusewire" */
   uint32_t high_priority_stream; /* not 0: the communicator's own stream has a high priority */
   uint64_t max_object_bytes;  /* * limit of a byte string, with a header of less than 1 KiB, that
                                  the functions *_bytes transfer; default 64 MiB */
@@ -264,7 +268,7 @@ int fusewire_free(const fusewire_comm *comm, void *memory);
 int fusewire_register(const fusewire_comm *comm, void *memory, uint64_t bytes);
 int fusewire_deregister(const fusewire_comm *comm, void *memory);
 
-/* Copy between device memory and host memory, and wait until the copy is complete. For tests and
+/* Copies between device memory and host memory, and waits until the copy is complete. For tests and
    set-up. No operation may use the memory at the same time. */
 int fusewire_upload(const fusewire_comm *comm, void *device, const void *host, uint64_t bytes);
 int fusewire_download(const fusewire_comm *comm, void *host, const void *device, uint64_t bytes);
@@ -459,7 +463,8 @@ int fusewire_batch_async(const fusewire_comm *comm, const fusewire_p2p *ops, uin
    A signal has one 64-bit value for each sender. fusewire_window_wait_raised counts: each wait uses
    up one fusewire_window_raise or fusewire_window_put_signal of the sender, also in replays of a
    graph. fusewire_window_wait_signal compares the value and uses up nothing: either let the awaited
-   value grow, or reset the signal while no rank can update it. Use one of both for a signal.
+   value grow, or reset the signal while no rank can update it. Use a signal with only one of
+   these two functions.
 
    A typical exchange: rank 0 calls fusewire_window_put_signal(comm, window, data, bytes, 1, 0, 3);
    rank 1 calls fusewire_window_wait_raised(comm, window, 3, 0) and then reads the memory from

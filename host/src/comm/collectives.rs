@@ -226,8 +226,7 @@ impl Communicator {
         self.enqueue(Collective::gather(output.into(), input, root))
     }
 
-    /// Sends row r of `input` to rank r, which receives it as row s of its `output` if this rank is
-    /// s.
+    /// Copies row r of the `input` of rank s to row s of the `output` of rank r.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].
@@ -299,7 +298,8 @@ impl Communicator {
 
     /// Copies the `input` of rank r, which has `counts[r]` elements, to row r of every rank's
     /// `output`. Rows are contiguous. `counts` is equal on all ranks. It is a slice, or a tensor
-    /// that the kernel reads ([`Counts`]).
+    /// that the kernel reads ([`Counts`]). If the counts in a tensor exceed a buffer, no data
+    /// moves: on the CPU the call fails, on a GPU the kernel fails.
     ///
     /// # Errors
     /// The errors of [`Communicator::execute`].

@@ -280,8 +280,8 @@ impl Communicator {
         }))
     }
 
-    /// Records the ranks of `parent` that form this communicator, and who sees that it is dropped
-    /// without [`Communicator::finalize`].
+    /// Records the ranks of `parent` that form this communicator, and whether dropping it without
+    /// [`Communicator::finalize`] prints a warning.
     pub(super) fn part_of(self, parent: &Self, ranks: &[u32]) -> Self {
         let world = parent.inner.group.world();
         let ranks = ranks.iter().map(|rank| world[*rank as usize]).collect();
@@ -290,8 +290,7 @@ impl Communicator {
         self.requiring_finalize(required.load(Ordering::Relaxed))
     }
 
-    /// Sets whether the user sees that the communicator is dropped without
-    /// [`Communicator::finalize`].
+    /// Sets whether dropping the communicator without [`Communicator::finalize`] prints a warning.
     fn requiring_finalize(self, required: bool) -> Self {
         let must_finalize = &self.inner.status.must_finalize;
         must_finalize.store(required, Ordering::Relaxed);

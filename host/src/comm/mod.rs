@@ -150,7 +150,7 @@ impl Communicator {
 
     /// Returns the name that messages and the flight record use. The full name of a communicator
     /// from [`Communicator::split`] starts with that of its parent, and names the call and the
-    /// ranks, so no two communicators have the same.
+    /// ranks, so full names are unique.
     pub fn full_name(&self) -> &str {
         &self.inner.group.full_name
     }
@@ -292,9 +292,9 @@ impl Communicator {
     /// Allocates `count` zeroed elements in a new window, to which every rank contributes the same
     /// number. Collectives work on them without a copy. All ranks must call this together.
     ///
-    /// Once every rank has dropped its tensors of the window, its work and its graphs that use
-    /// them, the next call of this function frees the memory. Otherwise the memory is freed with
-    /// the communicator.
+    /// The next call of this function frees the memory of every window from this function whose
+    /// tensors, and all work and graphs that use them, have been dropped on all ranks. Other
+    /// windows live as long as the communicator.
     ///
     /// # Errors
     /// [`Error::Communicator`] if ranks ask for different sizes or the communicator has too many

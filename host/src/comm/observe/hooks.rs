@@ -1,4 +1,4 @@
-//! Functions of the user that are called around operations.
+//! Callbacks that run before and after operations.
 
 use core::cell::Cell;
 use core::fmt;
@@ -24,9 +24,10 @@ pub struct HookArguments<'a> {
     /// Name of the called function as in torchcomms, without the suffix `_async`: for example
     /// `all_gather` for lists of tensors and `all_gather_single` for one tensor, `batch_op_issue`,
     /// `split`, `dup`, `new_window` (also for `alloc_window`) or `finalize`. For a user kernel, the
-    /// name of the kernel.
+    /// name of the kernel. An execution of a persistent all_gather has the name
+    /// `all_gather_single`.
     pub name: &'static str,
-    /// The operation; [`Operation::None`] for calls that are none, such as `split`.
+    /// The operation; [`Operation::None`] for calls that are not operations, such as `split`.
     pub operation: Operation,
     /// Number of the call, from 1; the same before and after. It counts all calls for which this
     /// rank has called hooks, captured ones included, on this communicator and on those that were
@@ -46,9 +47,9 @@ pub struct HookArguments<'a> {
     pub input_count: u64,
     /// Elements of this rank's output.
     pub output_count: u64,
-    /// Memory that the call reads on this rank: one buffer, or one for each tensor of a list or
-    /// send of a batch. Empty for prepared kernels. If rows have a stride, includes the elements
-    /// between the rows.
+    /// Memory that the call reads on this rank: a single buffer; for lists, one per tensor; for
+    /// batches, one per send. Empty for prepared kernels. If rows have a stride, includes the
+    /// elements between the rows.
     pub inputs: &'a [HookBuffer<'a>],
     /// Memory that the call writes on this rank, like `inputs`.
     pub outputs: &'a [HookBuffer<'a>],
@@ -172,7 +173,7 @@ type CallHook = Arc<dyn Fn(&HookArguments<'_>) -> Result<()> + Send + Sync>;
 type AbortHook = Arc<dyn Fn(&Error) + Send + Sync>;
 type ReplayHook = Arc<dyn Fn(&ReplayArguments) + Send + Sync>;
 
-/// Most hooks that are in progress on a thread, each in an operation of the one before.
+/// Maximum nesting depth of hooks on a thread.
 const MAX_DEPTH: u32 = 16;
 
 /// A registered hook.

@@ -56,19 +56,19 @@ pub enum WindowAccess {
 ///
 /// run_threads(2, &Options::default(), |comm| {
 ///     let window = comm.alloc_window(DType::F32, 4, WindowOptions::default())?;
-///     let next = (comm.rank() + 1) % comm.size();
+///     let peer = 1 - comm.rank();
 ///     let mine = comm.alloc(DType::F32, 4)?;
 ///     for round in 0..3 {
 ///         mine.copy_from(&[(10 * round + comm.rank()) as f32; 4])?;
 ///         // Signal 0: the data has arrived.
-///         window.put(&mine, next, 0)?;
-///         window.raise(next, 0)?;
-///         window.wait_raised(0, Some(next))?;
-///         let expected = [(10 * round + next) as f32; 4];
+///         window.put(&mine, peer, 0)?;
+///         window.raise(peer, 0)?;
+///         window.wait_raised(0, Some(peer))?;
+///         let expected = [(10 * round + peer) as f32; 4];
 ///         assert_eq!(window.tensor().to_vec::<f32>()?, expected);
 ///         // Signal 1: the data has been read, so the peer may put again.
-///         window.raise(next, 1)?;
-///         window.wait_raised(1, Some(next))?;
+///         window.raise(peer, 1)?;
+///         window.wait_raised(1, Some(peer))?;
 ///     }
 ///     window.free()
 /// })
