@@ -582,8 +582,8 @@ impl<'a> Operands<'a> {
         self.factor
     }
 
-    /// Drops the buffers that `op` does not use on this rank, so that neither kernels nor backends
-    /// see them.
+    /// Drops the buffers and row lengths that `op` does not use on this rank, so that neither
+    /// kernels nor backends see them.
     #[inline]
     pub(crate) fn drop_unused(&mut self, op: &Op, rank: u32) {
         let (output, input) = match *op {
@@ -594,6 +594,11 @@ impl<'a> Operands<'a> {
             Op::Barrier => (false, false),
             _ => (true, true),
         };
+        match op {
+            Op::AllToAllV { .. } => {}
+            Op::AllGatherV { .. } => self.counts[1] = Counts::None,
+            _ => self.counts = [Counts::None; 2],
+        }
         if !output {
             self.output = Output::EMPTY;
         }
@@ -605,7 +610,7 @@ impl<'a> Operands<'a> {
     /// Returns the tensors that a launch must keep alive, but for the row lengths of the input.
     #[inline]
     pub(crate) fn tensors(&self) -> [Option<TensorUse<'a>>; 3] {
-        // Only reductions have a factor, and no reduction has counts.
+        // Only reductions have a factor, and `drop_unused` has dropped their counts.
         let counts_or_factor = self.counts[0].tensor().or(self.factor);
         [
             self.output.tensor.map(TensorUse::Write),

@@ -179,9 +179,11 @@ pub struct CallOptions {
     /// Algorithm of the call, if it supports the algorithm. `None` selects the communicator's
     /// ([`field@Options::algorithm`]). Must be equal on all ranks.
     pub algorithm: Option<Algorithm>,
-    /// Tag of a send or receive. Messages between two ranks are matched in the order of the calls;
-    /// if the tags of sender and receiver differ, both fail with a mismatch. Default: 0.
-    pub tag: u32,
+    /// Tag of a send or receive. Messages between two ranks are matched in the order of the calls,
+    /// not by tag. If the tags of sender and receiver differ, both fail with a mismatch: Fusewire's
+    /// kernels compare a hash of 16 bits, and backends ignore the tag. `None` keeps the tag of the
+    /// communicator value, which is 0 by default.
+    pub tag: Option<u32>,
     /// Hints by name. [`CallOptions::HINTS`] lists the known hints. An unknown hint is logged as a
     /// warning.
     pub hints: BTreeMap<String, String>,
@@ -214,7 +216,7 @@ impl CallOptions {
     /// Sets the tag of a send or receive.
     #[must_use]
     pub fn tag(mut self, tag: u32) -> Self {
-        self.tag = tag;
+        self.tag = Some(tag);
         self
     }
 

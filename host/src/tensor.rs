@@ -22,7 +22,7 @@ pub(crate) struct Allocation {
     usage: Arc<Usage>,
     /// Registration of the memory in a window, or the owner of adopted memory. Must live as long as
     /// `memory`.
-    _registration: Option<Arc<dyn Any + Send + Sync>>,
+    registration: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl fmt::Debug for Allocation {
@@ -41,7 +41,7 @@ impl Allocation {
         Arc::new(Self {
             usage: Usage::of_memory(memory.ptr() as usize, memory.bytes()),
             memory,
-            _registration: registration,
+            registration,
         })
     }
 }
@@ -273,6 +273,14 @@ impl Tensor {
         let user = cpu::replaying(cpu::executing(User::this_thread()));
         let _held = InUse::begin(&accesses, user, Name::Text(operation))?;
         body()
+    }
+
+    /// Returns the owner of memory that other code allocated.
+    pub(crate) fn foreign_owner(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        match self.allocation.memory.is_foreign_on_gpu() {
+            true => self.allocation.registration.clone(),
+            false => None,
+        }
     }
 
     pub(crate) fn keep(&self) -> Arc<dyn Any + Send + Sync> {

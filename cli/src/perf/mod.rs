@@ -216,7 +216,10 @@ pub(crate) fn main(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "world",
             settings.options.clone(),
         )?;
-        let rows = rank::run(&comm, &settings)?;
+        let rows = rank::run(&comm, &settings);
+        let ended = comm.finalize();
+        let rows = rows?;
+        ended?;
         if rank_size.rank == 0 {
             report::write(&settings, &rows)?;
         }

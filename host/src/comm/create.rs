@@ -148,7 +148,8 @@ impl Communicator {
     /// Wraps an existing communicator of a backend, such as an adopted `ncclComm_t` or a
     /// [`Backend`] that is not registered. [`Communicator::dup`], and [`Communicator::split`] if
     /// the backend cannot split itself, need a store that all ranks share
-    /// ([`field@Options::store`]).
+    /// ([`field@Options::store`]). Ranks that share one must adopt communicators of one name in the
+    /// same order.
     ///
     /// # Errors
     /// The errors of allocating the communicator's state.
@@ -162,7 +163,9 @@ impl Communicator {
         let has_private_store = options.store.is_none();
         let (store, prefix): (Arc<dyn Store>, _) = match &options.store {
             Some(store) => {
-                let RankClaim { prefix } = RankClaim::take(&**store, name, rank, &host_id()?)?;
+                // All ranks adopt communicators of one name in the same order.
+                let adopted = store.add(&format!("fusewire/adopted/{name}/rank-{rank}"), 1)?;
+                let prefix = format!("fusewire/adopted/{name}/{adopted}");
                 (Arc::clone(store), prefix)
             }
             None => (
@@ -262,13 +265,14 @@ impl Communicator {
         let mut config = self.config(&suffix, rank as u32, ranks);
         config.label = name.to_owned();
         let has_options = options.is_some();
-        if let Some(options) = options {
-            config.options = options.with_hints_applied()?.resolved(self.device());
-        }
         let part = match &self.inner.executor.backend {
             Some(backend) => part_of_backend(backend)?,
             None => None,
         };
+        // An error here must not keep this rank from the backend's split, in which others wait.
+        if let Some(options) = options {
+            config.options = options.with_hints_applied()?.resolved(self.device());
+        }
         let part = match part {
             Some(part) => Self::over(part, config)?,
             None => self.sibling(config)?,
@@ -291,7 +295,7 @@ impl Communicator {
     }
 
     /// Sets whether dropping the communicator without [`Communicator::finalize`] prints a warning.
-    fn requiring_finalize(self, required: bool) -> Self {
+    pub(super) fn requiring_finalize(self, required: bool) -> Self {
         let must_finalize = &self.inner.status.must_finalize;
         must_finalize.store(required, Ordering::Relaxed);
         self
@@ -319,7 +323,6 @@ impl Communicator {
         Self {
             timeout_ns: parent.timeout_ns,
             algorithm: parent.algorithm,
-            tag: parent.tag,
             ..self
         }
     }

@@ -253,7 +253,7 @@ impl Communicator {
         if let Some(timeout) = options.timeout {
             comm.timeout_ns = self.inner.call_timeout(timeout);
         }
-        comm.tag = options.tag;
+        comm.tag = options.tag.unwrap_or(self.tag);
         comm.algorithm = options.algorithm.unwrap_or(self.algorithm);
         for (name, value) in &options.hints {
             match name.as_str() {
@@ -335,7 +335,17 @@ impl Communicator {
     fn free_dropped_windows(&self) -> Result<()> {
         let windows = &self.inner.windows;
         let own = windows.dropped();
-        let all = self.exchange("dropped", bytemuck::cast_slice(&own))?;
+        let all = match self.exchange("dropped", bytemuck::cast_slice(&own)) {
+            Ok(all) => all,
+            Err(error) => {
+                if !own.is_empty() {
+                    // Other ranks may free windows now that this rank keeps, so the numbers of
+                    // later windows would differ.
+                    self.inner.stop(error.clone());
+                }
+                return Err(error);
+            }
+        };
         let decode = |word: &[u8; 4]| {
             let word = u32::from_ne_bytes(*word);
             (word >> 1, word & 1 == 1)
@@ -444,7 +454,8 @@ impl Communicator {
     }
 
     /// Returns the window address of `tensor`, by which kernels of different ranks refer to its
-    /// memory.
+    /// memory. A kernel that gets the address, and not the tensor, does not keep the memory: every
+    /// rank must keep its tensor of the window until the kernels of all ranks have ended.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the tensor is not in a window of this communicator.

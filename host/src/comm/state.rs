@@ -425,6 +425,12 @@ impl Inner {
                         return;
                     }
                     inner.executor.look();
+                    if let Some(backend) = &inner.executor.backend
+                        && inner.executor.abort_word() == 0
+                        && let Err(error) = backend.async_error()
+                    {
+                        inner.poison(&error);
+                    }
                     let is_stopped = inner.executor.abort_word() != 0;
                     // A rank in a call has an interval to find the failure on its own thread.
                     if is_stopped && was_stopped {

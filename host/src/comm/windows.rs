@@ -1,6 +1,7 @@
 //! Windows of a communicator: symmetric memory, and the lookup from an address to its window and
 //! offset.
 
+use core::any::Any;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::Range;
@@ -53,6 +54,8 @@ enum Slot {
     Live {
         /// Every rank's part, mapped as long as the window lives.
         parts: Vec<WindowPart>,
+        /// Owner of this rank's part, if other code allocated the memory.
+        owner: Option<Arc<dyn Any + Send + Sync>>,
         /// True if this rank has captured an operation while the window was alive. A graph may
         /// then have the number.
         captured: bool,
@@ -209,6 +212,7 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
         let slot = Slot::Live {
             parts,
+            owner: None,
             captured: false,
             dropped: false,
         };
@@ -217,6 +221,14 @@ impl Windows {
             None => all.push(slot),
         }
         Ok(id)
+    }
+
+    /// Keeps the owner of this rank's part alive as long as the window.
+    pub(crate) fn keep_owner(&self, id: usize, new: Arc<dyn Any + Send + Sync>) {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Slot::Live { owner, .. }) = all.get_mut(id) {
+            *owner = Some(new);
+        }
     }
 
     /// Copies an entry to the GPU's table. No kernel has used its number yet, or no kernel uses it

@@ -253,6 +253,18 @@ impl CpuStream {
         self.enqueue(wait).map(drop)
     }
 
+    /// Makes all later work of the stream wait for all work that is in the queue of `source`.
+    pub(crate) fn wait_issued(&self, source: &Self) -> Result<()> {
+        let number = source.shared().lock().next - 1;
+        if source.shared().completed.load(Ordering::Acquire) >= number {
+            return Ok(());
+        }
+        self.wait_work(&PendingWork {
+            source: source.source(),
+            number,
+        })
+    }
+
     /// Makes all later work of the stream wait for `work`.
     pub(crate) fn wait_work(&self, work: &PendingWork) -> Result<()> {
         let work = work.clone();

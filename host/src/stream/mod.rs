@@ -402,10 +402,16 @@ impl Stream {
     }
 
     /// Makes all later work of the stream wait for all earlier work of `source`, by recording
-    /// `event`. If `source` cannot record events now, waits only for work that was enqueued through
-    /// this library.
+    /// `event`. If `source` cannot record events now, or is capturing, waits only for work that was
+    /// enqueued through this library before the capture.
     pub(crate) fn wait_stream(&self, source: &Self, event: &Event) -> Result<()> {
         match (&self.0, &source.0) {
+            (Kind::Cpu(stream), Kind::Cpu(source)) if source.is_capturing() => {
+                stream.wait_issued(source)
+            }
+            (Kind::Gpu(stream), Kind::Gpu(of_gpu)) if source.is_capturing() => {
+                stream.wait_issued(of_gpu)
+            }
             // Each operation of the stream has recorded an event. This does not cover work of other
             // libraries, such as replays of graphs.
             (Kind::Gpu(stream), Kind::Gpu(source)) if !source.can_record() => {

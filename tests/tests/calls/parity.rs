@@ -8,8 +8,9 @@ use std::sync::Arc;
 use fusewire::backend::{Backend, CallArgs, register_backend};
 use fusewire::store::MemoryStore;
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Device, EndReason, Error, GraphExec, Input, Op,
-    Operands, Options, ReduceOp, Result, Tensor, Window, WindowOptions, new_comm,
+    Algorithm, CallOptions, Collective, Communicator, DType, Device, EndReason, Error, GraphExec,
+    Input, Op, Operands, Options, ReduceOp, ReductionCode, Result, Tensor, Window, WindowOptions,
+    new_comm,
 };
 use fusewire_tests::device::{device, run_threads, tensor};
 use fusewire_tests::process::{report, role, start};
@@ -167,6 +168,10 @@ fn the_bootstrap_has_a_timeout_of_its_own() {
 fn tags_must_agree() {
     all(2, |comm| {
         let tagged = comm.with_options(&CallOptions::new().tag(7))?;
+        let tagged = match comm.rank() {
+            0 => tagged.with_options(&CallOptions::new().timeout(TEST_TIMEOUT))?,
+            _ => tagged,
+        };
         let x = tensor(DType::I32, 2)?;
         match comm.rank() {
             0 => {
@@ -221,6 +226,10 @@ fn calls_have_typed_options() {
         assert_eq!(comm.plan(&op)?.algorithm, Algorithm::Packet);
         let comm = comm.with_options(&signal)?;
         assert_eq!(comm.plan(&op)?.algorithm, Algorithm::Signal);
+        // Options that are not set keep their values.
+        let comm = comm.with_options(&CallOptions::new().timeout(Duration::from_secs(7)))?;
+        assert_eq!(comm.plan(&op)?.algorithm, Algorithm::Signal);
+        assert_eq!(comm.timeout(), Duration::from_secs(7));
         let nvls = CallOptions::new().algorithm(Algorithm::Nvls);
         assert!(comm.with_options(&nvls).is_err(), "it is not bitwise");
         comm.barrier()
@@ -264,7 +273,55 @@ fn rooted_operations_need_no_unused_buffer() {
             false => comm.reduce_into_async(None, &own, root, ReduceOp::Sum)?,
         }
         .wait_blocking()?;
-        check(&part, if is_root { &[3, 33] } else { &[0, 0] })
+        check(&part, if is_root { &[3, 33] } else { &[0, 0] })?;
+
+        if is_root {
+            for result in [
+                comm.gather_single(None, &own, root),
+                comm.scatter_single(&part, None, root),
+                comm.reduce_into(None, &own, root, ReduceOp::Sum),
+            ] {
+                let error = result.expect_err("the root needs it").to_string();
+                assert!(error.contains("the root passed no"), "{error}");
+            }
+        }
+        comm.gather_single(None, None, root)
+    });
+}
+
+/// Row lengths that an operation does not use are dropped, so they hide no other operand.
+#[test]
+fn unused_row_lengths_are_no_operands() {
+    all(2, |comm| {
+        let x = comm.tensor_from(&[1.0f32; 4])?;
+        let factor = comm.tensor_from(&[0.5f32])?;
+        // The tensor is no list of lengths.
+        let other = comm.tensor_from(&[7u8; 3])?;
+        let op = Op::AllReduce {
+            count: 4,
+            dtype: DType::F32,
+            reduction: ReductionCode::PreMulSum,
+        };
+        let operands = Operands::in_place(&x)
+            .with_reduction(ReduceOp::PreMulSum(1.0))
+            .with_counts(&other)
+            .with_factor(&factor);
+        let collective = Collective::new(op, operands);
+        let graph = capture(&comm, || comm.enqueue(collective).map(drop))?;
+        // The graph keeps the factor.
+        drop(factor);
+        let noise: Vec<_> = (0..20)
+            .map(|_| comm.tensor_from(&[100.0f32]))
+            .collect::<Result<_>>()?;
+        graph.run(comm.stream())?;
+        assert_eq!(x.to_vec::<f32>()?, [1.0; 4]);
+        drop(noise);
+        let (y, part, counts) = (comm.tensor(DType::F32, 2)?, x.slice(0, 1)?, [1u64, 1]);
+        let op = *Collective::all_gather_v(&y, &part, &counts).op();
+        let operands = Operands::new(&y, &part).with_splits(&counts, &other);
+        comm.execute(Collective::new(op, operands))?;
+        assert_eq!(y.to_vec::<f32>()?, [1.0; 2]);
+        Ok(())
     });
 }
 
@@ -360,16 +417,21 @@ fn allocations_reuse_the_memory_of_dropped_tensors() {
         if let Some(held) = held {
             assert_eq!(held.to_vec::<u32>()?, [1; 4]);
         }
-        // A graph keeps its tensors.
+        // A graph keeps its tensors, so the memory is not used again.
         let x = comm.alloc(DType::U32, 4)?;
         x.fill(1u32)?;
-        let graph = capture(&comm, || comm.all_reduce_async(&x, ReduceOp::Sum).map(drop))?;
-        let seen = x.slice(0, 4)?;
+        let seen = comm.tensor(DType::U32, 4)?;
+        let graph = capture(&comm, || {
+            comm.all_reduce_into_async(&seen, &x, ReduceOp::Sum)
+                .map(drop)
+        })?;
         drop(x);
-        comm.alloc(DType::U32, 4)?.fill(5u32)?;
+        for _ in 0..4 {
+            comm.alloc(DType::U32, 4)?.fill(5u32)?;
+        }
         graph.run(comm.stream())?;
         assert_eq!(seen.to_vec::<u32>()?, [2; 4]);
-        drop((seen, graph));
+        drop(graph);
         comm.alloc(DType::U32, 4)?;
         comm.barrier()
     });
@@ -383,15 +445,28 @@ fn windows_may_be_created_during_a_capture() {
         let source = comm.tensor_from(&[comm.rank() + 1; 4])?;
         let mut window: Option<Window> = None;
         let registered = comm.tensor(DType::U32, 4)?;
+        // The window's operations follow those that are in flight when the capture begins.
+        let early = comm.tensor_from(&[comm.rank() + 1; 100])?;
+        if comm.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let in_flight = comm.all_reduce_async(&early, ReduceOp::Sum)?;
         let graph = capture(&comm, || {
+            assert!(comm.window_addr(&registered).is_err());
             let of_graph = comm.alloc_window(DType::U32, 4, WindowOptions::new().signals(1))?;
             let registration = comm.tensor_register(&registered)?;
+            comm.window_addr(&registered)?;
+            let queue = comm.alloc_queue(DType::U32, 4, 4)?;
+            let refused = of_graph.clone().free().expect_err("a capture");
+            assert!(refused.to_string().contains("capturing"), "{refused}");
             of_graph.put_signal_async(&source, next, 0, 0)?;
             comm.all_reduce_async(&registered, ReduceOp::Sum)?;
-            drop(registration);
+            drop((registration, queue));
             window = Some(of_graph);
             Ok(())
         })?;
+        in_flight.wait_blocking()?;
+        assert_eq!(early.to_vec::<u32>()?, [3; 100]);
         let window = window.expect("a window");
         for round in 1..4u64 {
             registered.fill(round as u32)?;
@@ -400,7 +475,8 @@ fn windows_may_be_created_during_a_capture() {
             assert_eq!(window.tensor().to_vec::<u32>()?, [next + 1; 4]);
             assert_eq!(registered.to_vec::<u32>()?, [2 * round as u32; 4]);
         }
-        comm.barrier()
+        // The refused call has not ended the window.
+        window.free()
     });
 }
 
@@ -528,10 +604,17 @@ fn an_adopted_backend_can_be_reached_and_needs_a_store_for_parts() {
         for rank in 0..2 {
             let options = options().store(store.clone());
             scope.spawn(move || {
-                let comm = Communicator::adopt(counting(rank), "adopted", Device::Cpu, options)
-                    .expect("a communicator");
-                let part = comm.split(&[1, 0], "part").expect("a part");
-                assert_eq!(part.expect("in its list").rank(), 1 - rank);
+                // A second communicator of the name has a rendezvous of its own.
+                for _ in 0..2 {
+                    let options = options.clone();
+                    let comm = Communicator::adopt(counting(rank), "adopted", Device::Cpu, options)
+                        .expect("a communicator");
+                    let part = comm.split(&[1, 0], "part").expect("a part");
+                    assert_eq!(part.expect("in its list").rank(), 1 - rank);
+                    // Wrong options are found after the backend's split.
+                    let wrong = Options::new().hint("algorithm", "made_up");
+                    assert!(comm.split_with(&[0, 1], "wrong", wrong).is_err());
+                }
             });
         }
     });

@@ -34,7 +34,7 @@ pub(in crate::backend) fn create(
 ) -> Result<Arc<dyn Backend>> {
     let init = |detail: String| backend_error(name, "init", detail);
     let prepared = prepare(name, kind, setup);
-    let library = *agree(setup, &prepared, init)?;
+    let (library, config) = agree(setup, &prepared, init)?;
     let id = if setup.rank == 0 {
         let id = library.unique_id().map_err(|error| init(error.to_string()));
         announce(setup, &id)?;
@@ -42,13 +42,12 @@ pub(in crate::backend) fn create(
     } else {
         learn(setup, init)?
     };
-    // All ranks have opened their libraries, so `init_rank` does not wait for a rank that cannot
+    // All ranks have opened their libraries and set their configurations, so `init_rank` does not wait for a rank that cannot
     // join.
     let (size, rank) = (setup.size as usize, setup.rank as usize);
-    let comm = match config(&library, setup) {
-        Ok(None) => library.init_rank(size, id, rank),
-        Ok(Some(config)) => library.init_rank_with(size, id, rank, &config),
-        Err(error) => Err(error),
+    let comm = match config {
+        None => library.init_rank(size, id, rank),
+        Some(config) => library.init_rank_with(size, id, rank, config),
     };
     let comm = comm.map_err(|error| init(error.to_string()))?;
     Ok(Arc::new(Ccl::new(comm, setup.options.timeout)?))
@@ -70,8 +69,12 @@ fn config(library: &Library, setup: &Setup) -> fusewire_ccl_sys::Result<Option<C
     Ok(config)
 }
 
-/// Opens the library. Returns an error if the library cannot access the device's memory.
-fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
+/// A library, and the configuration of the communicator if hints set one.
+type Prepared = (Library, Option<Config>);
+
+/// Opens the library. Returns an error if the library cannot access the device's memory, or a hint
+/// is wrong.
+fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Prepared> {
     let path = setup.options.hints.get("library_path").map(Path::new);
     let library = Library::open(kind, path)
         .map_err(|error| backend_error(name, "open", error.to_string()))?;
@@ -82,7 +85,9 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
         );
         return Err(backend_error(name, "init", detail));
     }
-    Ok(library)
+    let config =
+        config(&library, setup).map_err(|error| backend_error(name, "init", error.to_string()))?;
+    Ok((library, config))
 }
 
 /// Reports to rank 0 that this rank is ready or has failed. Rank 0 waits for the reports of all
@@ -90,9 +95,9 @@ fn prepare(name: &str, kind: Kind, setup: &Setup) -> Result<Library> {
 /// it.
 fn agree<'a>(
     setup: &Setup,
-    prepared: &'a Result<Library>,
+    prepared: &'a Result<Prepared>,
     init: impl Fn(String) -> Error,
-) -> Result<&'a Library> {
+) -> Result<&'a Prepared> {
     let store = &*setup.store;
     if setup.rank != 0 {
         let word = match prepared {

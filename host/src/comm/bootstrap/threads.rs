@@ -73,7 +73,9 @@ pub fn run_threads_each<R: Send>(
         options
             .abort_process_on_timeout_or_error
             .get_or_insert(false);
-        body(new_comm(backend, device_of(rank), "threads", options)?)
+        let comm = new_comm(backend, device_of(rank), "threads", options)?;
+        // The closure may end a rank by returning.
+        body(comm.requiring_finalize(false))
     };
     thread::scope(|scope| {
         let ranks: Vec<_> = (0..size)

@@ -3,23 +3,22 @@
 use std::borrow::Cow;
 
 use crate::Result;
-use crate::collective::{Collective, Counts, Op, Operands};
+use crate::collective::{Counts, Op, Operands};
 use crate::comm::Communicator;
 use crate::comm::submit::invalid;
 use crate::options::ReduceOp;
 use crate::tensor::{Input, Output, Tensor};
 use fusewire_device::DType;
 use fusewire_device::element::ReductionCode;
-use fusewire_device::session::Operation;
 
 /// Row lengths: the caller's, or a copy of those in a tensor.
 type Lengths<'a> = Cow<'a, [u64]>;
 
 impl Communicator {
-    /// Checks the buffers of a collective against the operation and against each other.
+    /// Checks the buffers of a collective against the operation and against each other. Sets the
+    /// digest of row lengths in a tensor.
     #[inline]
-    pub(super) fn check_operands(&self, collective: &Collective<'_>) -> Result<()> {
-        let Collective { op, operands } = collective;
+    pub(super) fn check_operands(&self, op: &mut Op, operands: &Operands<'_>) -> Result<()> {
         let Operands { output, input, .. } = operands;
         let (name, rank) = (op.name(), self.rank() as usize);
         for used in operands.tensors().into_iter().flatten() {
@@ -47,7 +46,7 @@ impl Communicator {
                 root,
             } => {
                 self.rank_of(name, "root", root)?;
-                if root == self.rank() {
+                if root == self.rank() && given(name, "output", output.ptr.is_null(), count)? {
                     types(name, dtype, output, input)?;
                     length(name, "output", output.count, count)?;
                     apart(name, output, input, Some(0))?;
@@ -99,13 +98,19 @@ impl Communicator {
             } => {
                 types(name, dtype, output, input)?;
                 length(name, "output", output.count, count)?;
-                self.check_gathered_counts(name, operands, digest)
+                let digest = self.check_gathered_counts(name, operands, digest)?;
+                *op = Op::AllGatherV {
+                    count,
+                    dtype,
+                    digest,
+                };
+                Ok(())
             }
             Op::Scatter { count, dtype, root } => {
                 self.rank_of(name, "root", root)?;
                 same_type(name, dtype, output.dtype)?;
                 length(name, "output", output.count, count)?;
-                if root == self.rank() {
+                if root == self.rank() && given(name, "input", input.ptr.is_null(), count)? {
                     types(name, dtype, output, input)?;
                     self.rows(name, "input", input.count, count)?;
                     apart(name, output, input, Some(rank * count))?;
@@ -116,7 +121,7 @@ impl Communicator {
                 self.rank_of(name, "root", root)?;
                 same_type(name, dtype, input.dtype)?;
                 length(name, "input", input.count, count)?;
-                if root == self.rank() {
+                if root == self.rank() && given(name, "output", output.ptr.is_null(), count)? {
                     types(name, dtype, output, input)?;
                     self.rows(name, "output", output.count, count)?;
                     within(name, output, input, rank * count)?;
@@ -161,29 +166,21 @@ impl Communicator {
         }
     }
 
-    /// Sets the digest of an all_gather_v whose row lengths are in a tensor that the host can read.
-    pub(super) fn add_digest(&self, digest: &mut u64, counts: Counts<'_>) -> Result<()> {
-        if let Counts::Device(_) = counts
-            && let Some(counts) = self.readable_counts(Operation::AllGatherV.name(), counts)?
-        {
-            *digest = Op::digest(&counts);
-        }
-        Ok(())
-    }
-
-    /// Checks the row lengths of an all_gather_v.
+    /// Checks the row lengths of an all_gather_v. Returns their digest, or 0 if the host does not
+    /// read them.
     fn check_gathered_counts(
         &self,
         name: &'static str,
         operands: &Operands<'_>,
         digest: u64,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let (output, input) = (&operands.output, &operands.input);
         let Some(counts) = self.readable_counts(name, operands.counts[0])? else {
-            return Ok(());
+            return Ok(0);
         };
         let total = self.total(name, "counts", &counts)?;
-        if Op::digest(&counts) != digest {
+        let actual = Op::digest(&counts);
+        if operands.counts[0].tensor().is_none() && actual != digest {
             return Err(invalid(
                 name,
                 "the digest of the operation is not that of the counts (Op::digest)".to_owned(),
@@ -193,7 +190,8 @@ impl Communicator {
         let rank = self.rank() as usize;
         length(name, "input", input.count, counts[rank] as usize)?;
         let before: u64 = counts[..rank].iter().sum();
-        within(name, output, input, before as usize)
+        within(name, output, input, before as usize)?;
+        Ok(actual)
     }
 
     /// Checks the row lengths of an all_to_all_v.
@@ -218,8 +216,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns row lengths, or `None` if they are in GPU memory, which the host would have to wait
-    /// for.
+    /// Returns row lengths. Returns `None` for those in a tensor that the host does not read now: on
+    /// a GPU, which the host would have to wait for, and in a capture, because each replay reads
+    /// them again.
     fn readable_counts<'a>(
         &self,
         name: &'static str,
@@ -247,7 +246,7 @@ impl Communicator {
                 ),
             ));
         }
-        if tensor.device().is_gpu() {
+        if tensor.device().is_gpu() || self.stream.is_capturing() {
             return Ok(None);
         }
         // Waits for operations that write the counts. Another thread may write them later, so all
@@ -320,6 +319,19 @@ impl Communicator {
             .and_then(|sum| usize::try_from(sum).ok())
             .ok_or_else(|| invalid(operation, format!("the sum of the {what} overflows")))
     }
+}
+
+/// Returns true if the root has passed the buffer `what`, and fails if it has not, although rows
+/// have `count` elements.
+#[inline]
+fn given(operation: &'static str, what: &str, is_missing: bool, count: usize) -> Result<bool> {
+    if is_missing && count > 0 {
+        return Err(invalid(
+            operation,
+            format!("the root passed no {what}; only the other ranks need none"),
+        ));
+    }
+    Ok(!is_missing)
 }
 
 /// Checks that output and input have the operation's type.

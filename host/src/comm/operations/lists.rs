@@ -307,10 +307,7 @@ impl Communicator {
         input: &'a Tensor,
     ) -> Result<ListCollective<'a>> {
         rows_of("all_gather", "output", outputs, input.len())?;
-        Ok(ListCollective {
-            name: "all_gather",
-            ..self.list_all_gather_v(outputs, input)?
-        })
+        self.list_gathered("all_gather", outputs, input)
     }
 
     pub(in crate::comm) fn list_all_gather_v<'a>(
@@ -318,7 +315,16 @@ impl Communicator {
         outputs: &[&'a Tensor],
         input: &'a Tensor,
     ) -> Result<ListCollective<'a>> {
-        let (name, dtype) = ("all_gather_v", input.dtype());
+        self.list_gathered("all_gather_v", outputs, input)
+    }
+
+    fn list_gathered<'a>(
+        &self,
+        name: &'static str,
+        outputs: &[&'a Tensor],
+        input: &'a Tensor,
+    ) -> Result<ListCollective<'a>> {
+        let dtype = input.dtype();
         let rows = Rows::new(self, name, "outputs", outputs, dtype)?;
         let after = rows.unpack();
         if outputs.iter().all(|row| row.len() == input.len()) {

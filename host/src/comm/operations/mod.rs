@@ -80,10 +80,7 @@ impl Communicator {
     #[inline]
     fn check_collective(&self, collective: &mut Collective<'_>) -> Result<()> {
         collective.operands.drop_unused(&collective.op, self.rank());
-        if let Op::AllGatherV { digest, .. } = &mut collective.op {
-            self.add_digest(digest, collective.operands.counts[0])?;
-        }
-        self.check_operands(collective)?;
+        self.check_operands(&mut collective.op, &collective.operands)?;
         if collective.op.is_fused() {
             return Err(invalid(
                 collective.op.name(),

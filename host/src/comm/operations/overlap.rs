@@ -1,7 +1,7 @@
 //! Operations that overlap with work on a consumer or producer stream, and their binding to
 //! kernels.
 
-use crate::collective::{Collective, Op, Operands};
+use crate::collective::{Op, Operands};
 use crate::comm::observe::OpInfo;
 use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{PreparedOp, invalid};
@@ -73,13 +73,12 @@ impl Communicator {
         chunk: usize,
     ) -> Result<PreparedOp<'a>> {
         let (count, dtype) = (input.len(), input.dtype());
-        let op = Op::AllGatherWithFlags {
+        let mut op = Op::AllGatherWithFlags {
             count,
             dtype,
             chunk,
         };
-        let collective = Collective::new(op, Operands::new(output, input));
-        self.check_operands(&collective)?;
+        self.check_operands(&mut op, &Operands::new(output, input))?;
         self.check_streams(op.name(), consumer, [output, input], flags, count, chunk)?;
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&op);
@@ -187,7 +186,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<PreparedOp<'a>> {
         let (count, dtype) = (output.len(), output.dtype());
-        let operation = Op::ReduceScatterOnArrival {
+        let mut operation = Op::ReduceScatterOnArrival {
             count,
             dtype,
             reduction: op.code(),
@@ -195,7 +194,7 @@ impl Communicator {
         };
         let name = operation.name();
         let operands = Operands::new(output, input).with_reduction(op);
-        self.check_operands(&Collective::new(operation, operands))?;
+        self.check_operands(&mut operation, &operands)?;
         self.check_streams(name, producer, [output, input], tiles, count, tile)?;
         if target == 0 || target >= FAILED {
             return Err(invalid(

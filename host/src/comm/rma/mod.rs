@@ -228,9 +228,12 @@ impl Window {
     /// uses it. A window that is not freed lives as long as the communicator.
     ///
     /// # Errors
-    /// The communicator's failure. The memory is then not freed.
+    /// [`Error::CaptureState`](crate::Error::CaptureState) while the communicator's stream is
+    /// capturing; clones of the window can be freed later. The communicator's failure. In both
+    /// cases the memory is not freed.
     pub fn free(self) -> Result<()> {
         self.alive("free")?;
+        self.comm.check_window_can_end()?;
         self.shared.freed.store(true, Ordering::Release);
         let device = &self.shared.device;
         self.comm

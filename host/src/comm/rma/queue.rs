@@ -76,10 +76,11 @@ impl Communicator {
             return refuse(format!("backend {} has no windows", self.backend()));
         }
         let mine = [dtype as u64, width as u64, batch as u64];
-        self.agree("alloc_queue", [], &mine, |words| {
-            let dtype = dtype_name(words[0]);
-            format!("batches of {} rows of {} {dtype}", words[2], words[1])
-        })?;
+        self.outside_capture()?
+            .agree("alloc_queue", [], &mine, |words| {
+                let dtype = dtype_name(words[0]);
+                format!("batches of {} rows of {} {dtype}", words[2], words[1])
+            })?;
         if width == 0 || batch == 0 {
             return refuse(format!(
                 "batches of {batch} rows of {width} elements; both must be at least 1"

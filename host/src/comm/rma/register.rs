@@ -54,7 +54,8 @@ impl Communicator {
     /// uses the memory.
     ///
     /// # Errors
-    /// The communicator's failure. Peers may then still use the memory, and it stays registered.
+    /// [`Error::CaptureState`] while the communicator's stream is capturing; the communicator's
+    /// failure. Peers may then still use the memory, and it stays registered.
     pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
         if registration.identity != self.inner.group.identity {
             return Err(Error::InvalidArgument {
@@ -71,7 +72,7 @@ impl Communicator {
 
     /// Returns this communicator, on a new stream if its own is capturing, for operations that the
     /// graph must not contain.
-    pub(super) fn outside_capture(&self) -> Result<Self> {
+    pub(in crate::comm) fn outside_capture(&self) -> Result<Self> {
         match self.stream().is_capturing() {
             true => Ok(self.on(&Stream::on_device(self.device())?)),
             false => Ok(self.clone()),
@@ -166,18 +167,27 @@ impl Communicator {
             }
         }
         let id = self.add_window(parts.clone(), bytes)?;
+        if let Some(owner) = tensor.foreign_owner() {
+            self.inner.windows.keep_owner(id, owner);
+        }
         self.host_barrier("window")?;
         Ok((id, parts))
     }
 
-    /// Ends windows once no rank uses them.
-    pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
-        if self.stream().is_capturing() {
-            return Err(Error::CaptureState {
+    /// Fails while the stream is capturing, because a graph cannot contain the end of a window.
+    pub(super) fn check_window_can_end(&self) -> Result<()> {
+        match self.stream().is_capturing() {
+            true => Err(Error::CaptureState {
                 detail: "a window cannot end while its communicator's stream is capturing"
                     .to_owned(),
-            });
+            }),
+            false => Ok(()),
         }
+    }
+
+    /// Ends windows once no rank uses them.
+    pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
+        self.check_window_can_end()?;
         self.barrier()?;
         // A hook of the barrier, or another thread, may have enqueued operations on the memory.
         // None of them is left after the second barrier, which follows them on every rank, and

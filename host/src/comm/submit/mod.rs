@@ -312,7 +312,6 @@ impl Communicator {
         let mut event = Event::new();
         if let Some((stream, last)) = &*last
             && stream.id() != id
-            && !stream.is_capturing()
         {
             self.stream.wait_stream(stream, last)?;
             // A wait refers to the previous record of the event, so the next record may reuse it.
