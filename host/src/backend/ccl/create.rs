@@ -42,8 +42,8 @@ pub(in crate::backend) fn create(
     } else {
         learn(setup, init)?
     };
-    // All ranks have opened their libraries and set their configurations, so `init_rank` does not wait for a rank that cannot
-    // join.
+    // All ranks have opened their libraries and set their configurations, so `init_rank` does not
+    // wait for a rank that cannot join.
     let (size, rank) = (setup.size as usize, setup.rank as usize);
     let comm = match config {
         None => library.init_rank(size, id, rank),

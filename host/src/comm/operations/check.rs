@@ -216,8 +216,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns row lengths. Returns `None` for those in a tensor that the host does not read now: on
-    /// a GPU, which the host would have to wait for, and in a capture, because each replay reads
+    /// Returns row lengths. Returns `None` for those in a tensor that the host does not read now:
+    /// on a GPU, which the host would have to wait for, and in a capture, because each replay reads
     /// them again.
     fn readable_counts<'a>(
         &self,
