@@ -15,7 +15,9 @@ impl Communicator {
     /// `split`, `dup`, `new_window`, `alloc_window` and `finalize`, on the calling thread. An
     /// operation on lists of tensors, or a batch, is one call. The operations by which
     /// `new_window` and other host calls compare their arguments are calls too. No lock is held,
-    /// so the hook may call operations, which call hooks again.
+    /// so the hook may call operations, which call hooks again. A hook that captures a clone of the
+    /// communicator keeps the communicator alive until the hook is removed; use
+    /// [`HookArguments::comm`] instead.
     ///
     /// The hook also applies to communicators that are created from this one by
     /// [`Communicator::split`] or [`Communicator::dup`]. A hook that is registered on such a part
