@@ -400,7 +400,8 @@ impl Op {
 ///
 /// Created from a slice, vector, array or tensor of u64. Lengths in host memory are copied when the
 /// operation is issued; a graph keeps the copy. Lengths in a tensor of u64 are read when the
-/// operation runs; each replay of a graph reads them again.
+/// operation runs; each replay of a graph reads them again. For an all_gather_v, either all ranks
+/// pass lengths in host memory, or all pass tensors.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub enum Counts<'a> {

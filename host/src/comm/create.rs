@@ -149,7 +149,7 @@ impl Communicator {
     /// [`Backend`] that is not registered. [`Communicator::dup`], and [`Communicator::split`] if
     /// the backend cannot split itself, need a store that all ranks share
     /// ([`field@Options::store`]). Ranks that share one must adopt communicators of one name in the
-    /// same order.
+    /// same order, and groups of ranks that share one must use different names.
     ///
     /// # Errors
     /// The errors of allocating the communicator's state.
@@ -208,8 +208,9 @@ impl Communicator {
     }
 
     /// Runs [`Communicator::split`] with `options` for the new communicator instead of those of
-    /// this one. Store, rank and size in the options are not used. The agreed options must be equal
-    /// on all ranks of the list.
+    /// this one. All ranks of this communicator must call this together, also those with an empty
+    /// list. Store, rank and size in the options are not used. The agreed options must be equal on
+    /// all ranks of the list.
     ///
     /// # Errors
     /// The errors of [`Communicator::split`].
@@ -243,14 +244,12 @@ impl Communicator {
             let part = backend.split(ranks);
             part.inspect_err(|error| self.inner.poison(error))
         };
+        // A part that the library splits off has the library's options of this communicator.
+        let splits = self.inner.executor.backend.as_ref();
+        let splits = splits.filter(|_| options.is_none());
         if ranks.is_empty() {
             // The library may require a call on every rank.
-            self.inner
-                .executor
-                .backend
-                .as_ref()
-                .map(part_of_backend)
-                .transpose()?;
+            splits.map(part_of_backend).transpose()?;
             return Ok(None);
         }
         let Some(rank) = ranks.iter().position(|rank| *rank == self.rank()) else {
@@ -264,12 +263,8 @@ impl Communicator {
         let suffix = format!("{name}.{call}.{}", list.join("-"));
         let mut config = self.config(&suffix, rank as u32, ranks);
         config.label = name.to_owned();
+        let part = splits.map(part_of_backend).transpose()?.flatten();
         let has_options = options.is_some();
-        let part = match &self.inner.executor.backend {
-            Some(backend) => part_of_backend(backend)?,
-            None => None,
-        };
-        // An error here must not keep this rank from the backend's split, in which others wait.
         if let Some(options) = options {
             config.options = options.with_hints_applied()?.resolved(self.device());
         }

@@ -55,7 +55,8 @@ impl Communicator {
     ///
     /// The check waits until operations of this process that write the input have ended. An
     /// operation that is captured is checked at its capture only, not at replays. Inputs of user
-    /// kernels are not checked.
+    /// kernels are not checked. The check does not wait for kernels of other libraries: if one
+    /// writes the input, synchronize its stream before the call.
     pub fn register_nan_check(&self) -> HookHandle {
         self.inner.observer.hooks.add_before(Arc::new(check_inputs))
     }
@@ -152,7 +153,7 @@ impl Inner {
             version,
             world: self.group.world(),
             rank: self.group.rank,
-            timeout_ms: u64::try_from(self.group.options.timeout.as_millis()).unwrap_or(u64::MAX),
+            timeout_ms: u64::try_from(self.group.timeout(0).as_millis()).unwrap_or(u64::MAX),
             failure: self.status.failure.get().map(ToString::to_string),
             records: self.observer.recorder.records(),
         }

@@ -101,6 +101,18 @@ fn refused(comm: &Communicator) -> Vec<(&'static str, Result<()>)> {
             comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &part(0, 2), &words(2))
                 .map(drop)
         }),
+        ("splits in the output", {
+            let output = words(8);
+            let splits = output.slice(2, 2).expect("in range");
+            comm.all_to_all_v_single_async(&output, &words(8), &splits, &splits)
+                .map(drop)
+        }),
+        ("counts in the output", {
+            let output = words(4);
+            let counts = output.slice(0, 2).expect("in range");
+            counts.copy_from(&[2u64; 2]).expect("two counts");
+            comm.all_gather_v_single(&output, &words(2), &counts)
+        }),
         ("splits on host and device", {
             comm.all_to_all_v_single_async(&part(0, 8), &part(8, 8), &[4, 4], &words(2))
                 .map(drop)

@@ -107,6 +107,8 @@ fn a_timeout_that_is_set_holds_for_all_clones() {
         assert_eq!(clone.timeout(), Duration::from_secs(11));
         assert_eq!(own.timeout(), Duration::from_secs(9));
         assert_eq!(clone.dup()?.timeout(), Duration::from_secs(11));
+        comm.set_timeout(Duration::MAX);
+        comm.barrier()?;
         comm.set_timeout(Duration::ZERO);
         assert_eq!(clone.timeout(), TEST_TIMEOUT);
         comm.barrier()?;

@@ -1,5 +1,7 @@
 //! Limits of ranks and options, and the options that must be equal on all ranks.
 
+use core::time::Duration;
+
 use fusewire_device::layout::LAYOUT_VERSION;
 use fusewire_device::native::{MAX_WARP, MAX_WARPS};
 
@@ -22,6 +24,9 @@ const MAX_OPTION: u64 = 1 << 30;
 /// wrapping.
 const MAX_FIRST_EPOCH: u64 = 1 << 47;
 
+/// Longest timeout of a communicator: 100 years.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 impl Options {
     /// Returns the bytes of workspace (signals, slots and staging) of each rank of a communicator
     /// of `size` ranks with these options on `device`: the value of
@@ -40,6 +45,9 @@ impl Options {
         if self.blocks == 0 {
             self.blocks = if device.is_gpu() { BLOCKS } else { 1 };
         }
+        // Longer timeouts would overflow the time at which they end.
+        self.timeout = self.timeout.min(LONGEST_TIMEOUT);
+        self.bootstrap_timeout = self.bootstrap_timeout.map(|it| it.min(LONGEST_TIMEOUT));
         self
     }
 

@@ -175,7 +175,17 @@ impl Communicator {
         digest: u64,
     ) -> Result<u64> {
         let (output, input) = (&operands.output, &operands.input);
+        counts_apart(name, operands)?;
         let Some(counts) = self.readable_counts(name, operands.counts[0])? else {
+            // In place, replays must not move this rank's row. A GPU's counts are not known.
+            if let Some(counts) = operands.counts[0].tensor()
+                && apart(name, output, input, None).is_err()
+                && !counts.device().is_gpu()
+            {
+                let counts = counts.to_vec::<u64>()?;
+                self.total(name, "counts", &counts)?;
+                within(name, output, input, self.row_start(&counts))?;
+            }
             return Ok(0);
         };
         let total = self.total(name, "counts", &counts)?;
@@ -187,16 +197,21 @@ impl Communicator {
             ));
         }
         length(name, "output", output.count, total)?;
-        let rank = self.rank() as usize;
-        length(name, "input", input.count, counts[rank] as usize)?;
-        let before: u64 = counts[..rank].iter().sum();
-        within(name, output, input, before as usize)?;
+        let own = counts[self.rank() as usize];
+        length(name, "input", input.count, own as usize)?;
+        within(name, output, input, self.row_start(&counts))?;
         Ok(actual)
+    }
+
+    /// Returns the element at which this rank's row of an all_gather_v begins.
+    fn row_start(&self, counts: &[u64]) -> usize {
+        counts[..self.rank() as usize].iter().sum::<u64>() as usize
     }
 
     /// Checks the row lengths of an all_to_all_v.
     fn check_splits(&self, name: &'static str, operands: &Operands<'_>) -> Result<()> {
         let [outputs, inputs] = operands.counts;
+        counts_apart(name, operands)?;
         if outputs.tensor().is_some() != inputs.tensor().is_some() {
             return Err(invalid(
                 name,
@@ -319,6 +334,27 @@ impl Communicator {
             .and_then(|sum| usize::try_from(sum).ok())
             .ok_or_else(|| invalid(operation, format!("the sum of the {what} overflows")))
     }
+}
+
+/// Returns true if `tensor` shares memory with `output`.
+fn lies_in(tensor: &Tensor, output: &Output<'_>) -> bool {
+    let (at, start) = (tensor.as_ptr() as usize, output.ptr as usize);
+    let bytes = tensor.len() * tensor.dtype().size();
+    at < start + output.count * output.dtype.size() && start < at + bytes
+}
+
+/// Refuses row lengths in the output, because kernels read them while they write the output.
+fn counts_apart(operation: &'static str, operands: &Operands<'_>) -> Result<()> {
+    for counts in operands.counts.iter().filter_map(|counts| counts.tensor()) {
+        if lies_in(counts, &operands.output) {
+            return Err(invalid(
+                operation,
+                "the counts lie in the output, which the operation writes while it reads them"
+                    .to_owned(),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Returns true if the root has passed the buffer `what`, and fails if it has not, although rows
@@ -451,9 +487,7 @@ fn check_factor(op: &Op, output: &Output<'_>, factor: &Tensor) -> Result<()> {
             op.dtype().map_or("none", DType::name)
         ));
     }
-    let (at, start) = (factor.as_ptr() as usize, output.ptr as usize);
-    let size = factor.dtype().size();
-    if at < start + output.count * output.dtype.size() && start < at + size {
+    if lies_in(factor, output) {
         return refuse(
             "the factor lies in the output, which the operation writes while it reads the factor"
                 .to_owned(),
