@@ -133,15 +133,15 @@ fn a_timeout_that_is_set_holds_for_all_clones() {
 /// A short timeout of operations does not bound the rendezvous.
 #[test]
 fn the_bootstrap_has_a_timeout_of_its_own() {
-    let run = |options: Options, late: Duration| -> Vec<Result<()>> {
+    let run = |options: Options, ranks: u32| -> Vec<Result<()>> {
         let store = Arc::new(MemoryStore::new());
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = (0..2)
+            let ranks: Vec<_> = (0..ranks)
                 .map(|rank| {
                     let options = options.clone().store(store.clone()).rank_size(rank, 2);
                     scope.spawn(move || {
                         if rank == 1 {
-                            std::thread::sleep(late);
+                            std::thread::sleep(Duration::from_millis(100));
                         }
                         new_comm("fusewire", Device::Cpu, "world", options)?.finalize()
                     })
@@ -154,12 +154,13 @@ fn the_bootstrap_has_a_timeout_of_its_own() {
     let short = Options::new()
         .return_errors()
         .timeout(Duration::from_millis(1));
-    for result in run(short.clone(), Duration::from_millis(100)) {
+    for result in run(short.clone(), 2) {
         result.expect("both ranks join");
     }
     let bound = short.bootstrap_timeout(Duration::from_millis(20));
-    let results = run(bound, Duration::from_millis(600));
-    let error = results[0].as_ref().expect_err("rank 1 is late").to_string();
+    let results = run(bound, 1);
+    let error = results[0].as_ref().expect_err("rank 1 is missing");
+    let error = error.to_string();
     assert!(
         error.contains("rank 1 did not join within 0.0 s"),
         "{error}"
@@ -485,28 +486,39 @@ fn windows_may_be_created_during_a_capture() {
 /// The options of a call hold for the operations of windows and prepared operations.
 #[test]
 fn windows_and_prepared_operations_take_options() {
-    for result in run_threads(2, &options(), |comm| {
-        let window = comm.alloc_window(DType::F32, 4, WindowOptions::new())?;
-        assert_eq!((window.dtype(), window.len()), (DType::F32, 4));
-        assert_eq!(window.device(), comm.device());
-        let prepared = comm.all_gather_p_init(&tensor(DType::F32, 4)?)?;
-        let short = CallOptions::new().timeout(Duration::from_millis(50));
-        let prepared = prepared.with_options(&short)?;
-        prepared.exec(&tensor(DType::F32, 2)?)?;
-        if comm.rank() == 1 {
-            let begin = std::time::Instant::now();
-            while comm.failure().is_none() && begin.elapsed() < TEST_TIMEOUT {
-                std::thread::yield_now();
+    for is_window in [false, true] {
+        for result in run_threads(2, &options(), |comm| {
+            let window = comm.alloc_window(DType::F32, 4, WindowOptions::new())?;
+            assert_eq!((window.dtype(), window.len()), (DType::F32, 4));
+            assert_eq!(window.device(), comm.device());
+            let prepared = comm.all_gather_p_init(&tensor(DType::F32, 4)?)?;
+            prepared.exec(&tensor(DType::F32, 2)?)?;
+            if comm.rank() == 1 {
+                let begin = std::time::Instant::now();
+                while comm.failure().is_none() && begin.elapsed() < TEST_TIMEOUT {
+                    std::thread::yield_now();
+                }
+                return Ok(());
             }
-            return Ok(());
+            let begin = std::time::Instant::now();
+            let short = CallOptions::new().timeout(Duration::from_millis(50));
+            let result = match is_window {
+                true => {
+                    let window = window.with_options(&short)?;
+                    window.wait_signal(0, Some(1), fusewire::Compare::Equal, 1)
+                }
+                false => {
+                    let prepared = prepared.with_options(&short)?;
+                    prepared.exec(&tensor(DType::F32, 2)?)
+                }
+            };
+            let error = result.expect_err("rank 1 does nothing");
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+            assert!(begin.elapsed() < TEST_TIMEOUT, "not the call's timeout");
+            Ok(())
+        }) {
+            result.expect("both ranks");
         }
-        let window = window.with_options(&short)?;
-        let wait = window.wait_signal(0, Some(1), fusewire::Compare::Equal, 1);
-        let error = wait.expect_err("nobody signals");
-        assert!(matches!(error, Error::Timeout(_)), "{error}");
-        Ok(())
-    }) {
-        result.expect("both ranks");
     }
 }
 
@@ -528,8 +540,16 @@ fn a_stream_that_waits_reports_the_failure() {
             return Ok(());
         }
         let (x, other) = (tensor(DType::F32, 4)?, fusewire_tests::device::stream());
+        // Keeps the operation from starting, and from failing, before the wait is enqueued.
+        let (start, started) = std::sync::mpsc::channel::<()>();
+        let started = std::sync::Mutex::new(started);
+        comm.stream().host_fn(Arc::new(move || {
+            let _ = started.lock().expect("the lock").recv_timeout(TEST_TIMEOUT);
+            Ok(())
+        }))?;
         let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
         work.wait(&other)?;
+        start.send(()).expect("the stream waits");
         let error = other.synchronize().expect_err("rank 1 does not come");
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         other.synchronize()?;
