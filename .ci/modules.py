@@ -2,22 +2,13 @@
 """Fails if the top-level modules of a crate import each other in a cycle.
 
 Reads the `crate::` paths of all files except tests. A name that the root of the crate re-exports
-counts as its module. KNOWN lists the cycles that exist; a cycle of that list that is gone must
-leave it. `--self-test` checks the checker with a crate that has a cycle.
+counts as its module. `--self-test` checks the checker with a crate that has a cycle.
 """
 
 import re
 import sys
 import tempfile
 from pathlib import Path
-
-# Crates with cycles that are still to be removed.
-KNOWN = {
-    "device-api/src": {
-        ("args", "bulk", "comm", "faults", "group", "native", "net", "session", "wait", "window"),
-    },
-    "examples/tp-encoder/src": {("cuda", "join")},
-}
 
 USE = re.compile(r"\bcrate::(?:\{(.*?)\};|([A-Za-z_0-9]+))", re.DOTALL)
 # A path to the root of the crate in a file of the root.
@@ -111,12 +102,10 @@ def main():
         root = lib.parent
         if "target" in root.parts:
             continue
-        found, known = cycles(arrows(root)), KNOWN.get(str(root), set())
-        for cycle in sorted(found - known):
+        found = cycles(arrows(root))
+        for cycle in sorted(found):
             print(f"{root}: modules import each other: {', '.join(cycle)}")
-        for cycle in sorted(known - found):
-            print(f"{root}: no cycle any more, remove it from KNOWN: {', '.join(cycle)}")
-        wrong += len(found ^ known)
+        wrong += len(found)
     return 1 if wrong else 0
 
 

@@ -5,7 +5,11 @@ use core::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use crate::layout::{CommConst, LINE, MAX_WINDOWS, WindowConst, WorkspaceLayout};
-use crate::net::{self, Requests};
+
+/// True on devices that can have a network ([`crate::net`]). No host serves the requests of a GPU
+/// yet, so kernels for GPUs have no code for them.
+pub(crate) const HAS_NETWORK: bool =
+    cfg!(not(any(target_arch = "nvptx64", target_arch = "amdgpu")));
 
 /// Address in a window: 16 bits of window, 48 bits of offset. Ranks name memory to each other by
 /// it; addresses are local to a rank.
@@ -182,17 +186,6 @@ impl Iterator for Peers {
     }
 }
 
-/// Route to a range of a rank's memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Route {
-    /// By load and store, at this address.
-    Direct(*mut u8),
-    /// By network requests.
-    Network(Requests),
-    /// The rank is not reachable, or the range does not exist.
-    None,
-}
-
 /// The communicator of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Comm {
@@ -245,7 +238,7 @@ impl Comm {
     /// Returns true if `rank`, a rank of the communicator, is reachable by load and store.
     #[inline(always)]
     pub fn reaches(&self, rank: u32) -> bool {
-        if !net::AVAILABLE {
+        if !HAS_NETWORK {
             return true;
         }
         let (first, size) = self.local();
@@ -262,7 +255,7 @@ impl Comm {
     /// the team.
     #[inline(always)]
     pub(crate) fn member(&self, rank: u32) -> u32 {
-        match net::AVAILABLE {
+        match HAS_NETWORK {
             true => rank.wrapping_sub(self.constants().team_first),
             false => rank,
         }
@@ -273,7 +266,7 @@ impl Comm {
     #[inline(always)]
     fn local(&self) -> (u32, u32) {
         let constants = self.constants();
-        match net::AVAILABLE {
+        match HAS_NETWORK {
             true => (constants.team_first, constants.team_size),
             false => (0, constants.size),
         }
@@ -329,21 +322,10 @@ impl Comm {
         }
     }
 
-    /// Returns the route to `bytes` bytes of memory that `rank` named as `addr`, checked as by
-    /// [`Comm::resolve`].
-    #[inline(always)]
-    pub(crate) fn route(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Route {
-        match self.base(addr, rank, bytes) {
-            Some(0) => Requests::of(self).map_or(Route::None, Route::Network),
-            Some(base) => Route::Direct((base as *mut u8).wrapping_add(addr.offset() as usize)),
-            None => Route::None,
-        }
-    }
-
     /// Returns the address of `rank`'s part of a window, or 0 if it cannot be reached by load and
     /// store. `None` if the window does not exist or the range leaves it.
     #[inline(always)]
-    fn base(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<u64> {
+    pub(crate) fn base(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<u64> {
         if addr.window() as usize >= MAX_WINDOWS || rank >= self.size() {
             return None;
         }

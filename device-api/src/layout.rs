@@ -265,7 +265,7 @@ pub struct NetCounters {
 pub struct LaunchHeader {
     /// The communicator's constants.
     pub constants: *const CommConst,
-    /// The call word ([`crate::session::Call`]).
+    /// The call word ([`crate::call::Call`]).
     pub call: u64,
     /// Number of elements in messages.
     pub count: u64,
@@ -335,7 +335,7 @@ pub struct FailureRecord {
     pub kind: u64,
     /// Collective sequence number of the operation that failed.
     pub sequence: u64,
-    /// Its call word ([`crate::session::Call`]).
+    /// Its call word ([`crate::call::Call`]).
     pub call: u64,
     /// Its element count.
     pub count: u64,

@@ -24,6 +24,7 @@
 //!
 //! # Modules
 //! - [`group`]: [`Block`], [`Warp`], [`Thread`], and the functions that their lanes call together.
+//! - [`call`]: the operation of a launch as one word, which ranks compare.
 //! - [`args`]: memory of this rank as arguments of a kernel, with checked accesses.
 //! - [`mem`]: the only place that touches memory which another rank can write.
 //! - [`layout`]: the communicator's metadata, as plain data in device memory.
@@ -62,6 +63,7 @@ extern crate std;
 pub mod arch;
 pub mod args;
 pub mod bulk;
+pub mod call;
 pub mod channel;
 pub mod comm;
 pub mod element;

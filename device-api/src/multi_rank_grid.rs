@@ -22,7 +22,10 @@
 //! blocks read it with plain loads.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-use crate::native::{Isa, KernelInfo, LaneContext, ParamField};
+use crate::{
+    group::cpu::LaneContext,
+    native::{Isa, KernelInfo, ParamField},
+};
 
 /// Suffix of a grid form's name after the kernel's.
 pub const SUFFIX: &str = "__grid";

@@ -1,51 +1,23 @@
-//! Kernels on the CPU: how a block and its lanes are described to a native entry, and the typed
-//! value [`Kernel`] that a host launches.
-//!
-//! In production a block has one lane ([`crate::group::Single`]). For tests the same body also runs
-//! with up to 128 lanes, each a real thread ([`crate::group::Lanes`]); then [`BlockShared`] is the
-//! barrier, the shuffle network and the shared memory of the block.
+//! Kernels as values that a host launches: their native entries for the CPU, their parameters and
+//! requirements, and the typed value [`Kernel`].
 
 mod arguments;
-mod block;
 
 use core::fmt;
 use core::marker::PhantomData;
+
+use crate::group::cpu::LaneContext;
 
 pub use self::arguments::{
     ArgumentInfo, ArgumentValue, Buffer, Contract, KernelArguments, QueueBuffer, SafeKernel,
     ScalarWord, WindowBuffer,
 };
-pub use self::block::BlockShared;
-
-/// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.
-pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 128 };
-
-/// Most lanes that an emulated warp can have.
-pub const MAX_WARP: usize = 64;
-
-/// Most warps that an emulated block can have.
-pub const MAX_WARPS: usize = 8;
-
-/// Identity of one lane, as a native entry receives it.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct LaneContext {
-    /// Index of the block in the launch.
-    pub block: u32,
-    /// Blocks in the launch.
-    pub blocks: u32,
-    /// Index of the lane in its block.
-    pub lane: u32,
-    /// Lanes in the block: 1 in production.
-    pub lanes: u32,
-    /// State that the lanes of this block share.
-    pub shared: *const BlockShared,
-}
 
 /// A kernel's native entry: runs one lane of one block.
 ///
 /// # Safety
-/// The context must describe a lane whose block shares one [`BlockShared`], and the second argument
+/// The context must describe a lane whose block shares one
+/// [`BlockShared`](crate::group::cpu::BlockShared), and the second argument
 /// must point at the kernel's parameter struct.
 pub type NativeEntry = unsafe fn(*const LaneContext, *const u8);
 

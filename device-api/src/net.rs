@@ -33,7 +33,7 @@
 //! A lane whose tag is pending does not append another update. So a lane has at most one update on
 //! its way, and the tag of the last one is n + 1 for request n.
 
-use crate::comm::{Comm, WindowAddr};
+use crate::comm::{Comm, HAS_NETWORK, WindowAddr};
 use crate::layout::{NetContext, NetCounters, NetEntry};
 use crate::mem::{self, Order, Scope};
 use crate::wait::{WaitContext, WaitKind};
@@ -148,9 +148,29 @@ impl Request {
     }
 }
 
-/// True on devices that can have a network. No host serves the requests of a GPU yet, so kernels
-/// for GPUs have no code for them.
-pub(crate) const AVAILABLE: bool = cfg!(not(any(target_arch = "nvptx64", target_arch = "amdgpu")));
+/// Route to a range of a rank's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Route {
+    /// By load and store, at this address.
+    Direct(*mut u8),
+    /// By network requests.
+    Network(Requests),
+    /// The rank is not reachable, or the range does not exist.
+    None,
+}
+
+impl Route {
+    /// Returns the route to `bytes` bytes of memory that `rank` named as `addr`, checked as by
+    /// [`Comm::resolve`].
+    #[inline(always)]
+    pub(crate) fn to(comm: &Comm, addr: WindowAddr, rank: u32, bytes: u64) -> Self {
+        match comm.base(addr, rank, bytes) {
+            Some(0) => Requests::of(comm).map_or(Self::None, Self::Network),
+            Some(base) => Self::Direct((base as *mut u8).wrapping_add(addr.offset() as usize)),
+            None => Self::None,
+        }
+    }
+}
 
 /// The ring of a context.
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +192,7 @@ impl Requests {
     /// Returns the ring of a communicator that has a network.
     #[inline(always)]
     pub(crate) fn of(comm: &Comm) -> Option<Self> {
-        if !AVAILABLE {
+        if !HAS_NETWORK {
             return None;
         }
         let at = comm.constants().contexts as *const NetContext;

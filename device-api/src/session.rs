@@ -37,237 +37,16 @@ mod grid;
 mod last_block;
 mod prologue;
 
-use crate::bulk;
-use crate::comm::{Comm, Peers, Rank, Route, Team, WindowAddr};
+use crate::call::Call;
+use crate::comm::{self, Comm, Peers, Rank, Team, WindowAddr};
 use crate::faults::Faults;
 use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
-use crate::net::{self, Action, Request, Requests};
+use crate::net::{Action, Request, Requests, Route};
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
-
-/// The operations that a call word can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
-    /// No operation yet.
-    None = 0,
-    /// Element-wise reduction, result on every rank.
-    AllReduce = 1,
-    /// Element-wise reduction, block r of the result on rank r.
-    ReduceScatter = 2,
-    /// Every rank's input on every rank.
-    AllGather = 3,
-    /// all_gather with a count for each rank.
-    AllGatherV = 4,
-    /// The root's buffer on every rank.
-    Broadcast = 5,
-    /// Element-wise reduction, result on the root.
-    Reduce = 6,
-    /// Block r of the root's input on rank r.
-    Scatter = 7,
-    /// Every rank's input on the root.
-    Gather = 8,
-    /// Block r of every rank's input on rank r.
-    AllToAll = 9,
-    /// all_to_all with a count for each pair.
-    AllToAllV = 10,
-    /// All ranks have arrived.
-    Barrier = 11,
-    /// all_reduce, residual add and norm in one launch.
-    AllReduceNorm = 12,
-    /// A user kernel.
-    User = 13,
-    /// reduce_scatter, residual add and norm in one launch.
-    ReduceScatterNorm = 14,
-    /// Greatest logits and log-sum-exp of logits that are split by columns.
-    VocabParallel = 15,
-    /// all_gather with a ready flag per chunk.
-    AllGatherWithFlags = 20,
-    /// reduce_scatter with an arrival counter per tile.
-    ReduceScatterOnArrival = 21,
-    /// send to one peer.
-    Send = 32,
-    /// recv from one peer.
-    Recv = 33,
-    /// Sends and receives of several peers, all at once.
-    Batch = 34,
-    /// put into a peer's part of a window.
-    Put = 35,
-    /// get from a peer's part of a window.
-    Get = 36,
-    /// Update of a peer's signal.
-    Signal = 37,
-    /// Wait for a signal of this rank.
-    WaitSignal = 38,
-}
-
-impl Operation {
-    /// Returns the name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "nothing",
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::AllGatherV => "all_gather_v",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::Scatter => "scatter",
-            Self::Gather => "gather",
-            Self::AllToAll => "all_to_all",
-            Self::AllToAllV => "all_to_all_v",
-            Self::Barrier => "barrier",
-            Self::AllReduceNorm => "all_reduce_norm",
-            Self::User => "user kernel",
-            Self::ReduceScatterNorm => "reduce_scatter_norm",
-            Self::VocabParallel => "vocab_parallel",
-            Self::AllGatherWithFlags => "all_gather_with_flags",
-            Self::ReduceScatterOnArrival => "reduce_scatter_on_arrival",
-            Self::Send => "send",
-            Self::Recv => "recv",
-            Self::Batch => "batch",
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Signal => "signal",
-            Self::WaitSignal => "wait_signal",
-        }
-    }
-
-    /// Returns the operation with this code.
-    pub const fn from_code(code: u8) -> Self {
-        match code {
-            1 => Self::AllReduce,
-            2 => Self::ReduceScatter,
-            3 => Self::AllGather,
-            4 => Self::AllGatherV,
-            5 => Self::Broadcast,
-            6 => Self::Reduce,
-            7 => Self::Scatter,
-            8 => Self::Gather,
-            9 => Self::AllToAll,
-            10 => Self::AllToAllV,
-            11 => Self::Barrier,
-            12 => Self::AllReduceNorm,
-            13 => Self::User,
-            14 => Self::ReduceScatterNorm,
-            15 => Self::VocabParallel,
-            20 => Self::AllGatherWithFlags,
-            21 => Self::ReduceScatterOnArrival,
-            32 => Self::Send,
-            33 => Self::Recv,
-            34 => Self::Batch,
-            35 => Self::Put,
-            36 => Self::Get,
-            37 => Self::Signal,
-            38 => Self::WaitSignal,
-            _ => Self::None,
-        }
-    }
-}
-
-/// Description of a launch in one word.
-///
-/// ```text
-/// [root or peer:16][..:8][operation:8][type:4][reduction:4][algorithm:8][fingerprint:16]
-/// ```
-///
-/// The low 40 bits must be equal on all ranks of a collective. The fingerprint covers everything
-/// that must be equal, the element count and the root included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(transparent)]
-pub struct Call(pub u64);
-
-impl Call {
-    /// Packs a call. `dtype`, `reduction` and `algorithm` are codes, 0 for none; `agreed` is
-    /// whatever else must be equal on all ranks (the element count, as a rule).
-    #[inline(always)]
-    pub const fn new(
-        operation: Operation,
-        dtype: u8,
-        reduction: u8,
-        algorithm: u8,
-        root: u16,
-        agreed: u64,
-    ) -> Self {
-        let head = (operation as u64) << 32
-            | (dtype as u64 & 15) << 28
-            | (reduction as u64 & 15) << 24
-            | (algorithm as u64) << 16;
-        let mut hash = (head ^ (root as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash = (hash ^ hash >> 29 ^ agreed).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        hash ^= hash >> 32;
-        Self((root as u64) << 48 | head | (hash >> 8 & 0xffff))
-    }
-
-    /// Packs a call of the user kernel with code `kernel`, which is not 0. `agreed` is a hash of
-    /// all else that must be equal on all ranks.
-    #[inline(always)]
-    pub const fn of_kernel(kernel: u16, agreed: u64) -> Self {
-        let (high, low) = ((kernel >> 12) as u8, (kernel >> 8) as u8 & 15);
-        Self::new(Operation::User, high, low, kernel as u8, 0xffff, agreed)
-    }
-
-    /// Returns the code of a user kernel, or `None` for other calls and for user kernels without a
-    /// code.
-    #[inline(always)]
-    pub const fn kernel(self) -> Option<u16> {
-        match (self.0 >> 16) as u16 {
-            code if code != 0 && matches!(self.operation(), Operation::User) => Some(code),
-            _ => None,
-        }
-    }
-
-    /// Returns the call in a progress word (without its root).
-    #[inline(always)]
-    pub const fn from_progress(word: u64) -> Self {
-        Self(word & 0xff_ffff_ffff)
-    }
-
-    /// Returns the operation.
-    #[inline(always)]
-    pub const fn operation(self) -> Operation {
-        Operation::from_code((self.0 >> 32) as u8)
-    }
-
-    /// Returns the code of the element type.
-    #[inline(always)]
-    pub const fn dtype(self) -> u8 {
-        (self.0 >> 28) as u8 & 15
-    }
-
-    /// Returns the code of the reduction.
-    #[inline(always)]
-    pub const fn reduction(self) -> u8 {
-        (self.0 >> 24) as u8 & 15
-    }
-
-    /// Returns the code of the algorithm.
-    #[inline(always)]
-    pub const fn algorithm(self) -> u8 {
-        (self.0 >> 16) as u8
-    }
-
-    /// Returns the root or peer.
-    #[inline(always)]
-    pub const fn root(self) -> u32 {
-        (self.0 >> 48) as u32
-    }
-
-    /// Returns the hash of all that must be equal on all ranks.
-    #[inline(always)]
-    pub const fn fingerprint(self) -> u64 {
-        self.0 & 0xffff
-    }
-
-    /// Returns true if all ranks take part.
-    #[inline(always)]
-    pub const fn is_collective(self) -> bool {
-        (self.0 >> 32) as u8 != 0 && ((self.0 >> 32) as u8) < 32
-    }
-}
 
 /// Proof that the launch has failed. The end of the kernel records the failure, unless a wait has
 /// recorded it. Only the library makes it.
@@ -498,12 +277,14 @@ impl<M: Machine> Session<M> {
         staging: u64,
     ) -> Option<*const u8> {
         let Some(ring) = self.network_to(rank) else {
-            return bulk::resolve(&self.comm, &self.ctx, addr, rank, bytes)
+            return self
+                .ctx
+                .resolve(addr, rank, bytes)
                 .map(<*mut u8>::cast_const);
         };
         let local = WindowAddr::new(0, staging);
-        let here = bulk::resolve(&self.comm, &self.ctx, local, self.rank(), bytes)?;
-        if let Route::None = self.comm.route(addr, rank, bytes) {
+        let here = self.ctx.resolve(local, self.rank(), bytes)?;
+        if let Route::None = Route::to(&self.comm, addr, rank, bytes) {
             self.ctx.fail(
                 FailureKind::Bounds,
                 WaitKind::Ready,
@@ -851,7 +632,7 @@ impl<M: Machine> Session<M> {
             Ok(()) if self.failed => Err(Aborted(())),
             other => other,
         };
-        if net::AVAILABLE && closed.is_ok() && self.flush().is_failed() {
+        if comm::HAS_NETWORK && closed.is_ok() && self.flush().is_failed() {
             closed = Err(Aborted(()));
         }
         // All lanes converge here, including those that return an error: otherwise a lane that the
@@ -989,7 +770,7 @@ impl<M: Machine> Session<M> {
     /// its code short: there, peers learn of the error when the kernel ends.
     #[inline(always)]
     fn is_mute(&self) -> bool {
-        net::AVAILABLE && self.has_windows && self.faults().is_pending()
+        comm::HAS_NETWORK && self.has_windows && self.faults().is_pending()
     }
 
     /// Returns the ring of requests if `peer` is not reachable by load and store.

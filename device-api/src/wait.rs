@@ -13,12 +13,12 @@ mod yielding;
 use core::mem::offset_of;
 
 use crate::arch;
-use crate::comm::Comm;
+use crate::call::Call;
+use crate::comm::{Comm, WindowAddr};
 use crate::layout::{
     ABORT, BLOCKS_AT, BlockState, CommState, FailureKind, FailureRecord, LINE, Mirror, Progress,
 };
 use crate::mem::{self, Order, Scope};
-use crate::session::Call;
 
 /// Event that a wait awaits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -490,6 +490,17 @@ impl WaitContext {
             }
         }
         least
+    }
+
+    /// Resolves `bytes` bytes that `rank` named, or records the failure. See [`Comm::resolve`].
+    #[inline(always)]
+    pub fn resolve(&self, addr: WindowAddr, rank: u32, bytes: u64) -> Option<*mut u8> {
+        let at = self.comm.resolve(addr, rank, bytes);
+        if at.is_none() {
+            let (kind, wait) = (FailureKind::Bounds, WaitKind::Ready);
+            self.fail(kind, wait, rank, rank, bytes, addr.0, 0);
+        }
+        at
     }
 
     /// Records a failure, if it is this rank's first, and stops every peer.

@@ -2,8 +2,8 @@
 //! and a [`Collective`] is an operation with its buffers.
 
 use fusewire_device::DType;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::element::ReductionCode;
-use fusewire_device::session::{Call, Operation};
 
 use crate::algorithm::Algorithm;
 use crate::digest::{self, mixed};

@@ -8,10 +8,10 @@
 use core::fmt;
 
 use fusewire_device::DType;
+use fusewire_device::call::Operation;
 use fusewire_device::element::ReductionCode;
 use fusewire_device::multimem;
 use fusewire_device::packet;
-use fusewire_device::session::Operation;
 use fusewire_kernels::fused::shared_row;
 
 use crate::algorithm::Algorithm;

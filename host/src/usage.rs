@@ -48,7 +48,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use arrayvec::ArrayVec;
-use fusewire_device::session::Call;
+use fusewire_device::call::Call;
 
 pub(crate) use self::direct::DirectUse;
 use self::direct::{Favor, FavorState};

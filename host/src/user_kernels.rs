@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
+use fusewire_device::call::Call;
 use fusewire_device::native::{Contract, KernelInfo};
-use fusewire_device::session::Call;
 
 /// A kernel that this process has launched.
 #[derive(Clone, Copy, Debug)]
@@ -97,14 +97,7 @@ mod tests {
         let call = Call::of_kernel(register(&info), 7);
         assert_eq!(find(call).map(|kernel| kernel.name), Some(info.name));
         assert!(find(Call::from_progress(call.0)).is_some());
-        let other = Call::new(
-            fusewire_device::session::Operation::AllReduce,
-            1,
-            1,
-            1,
-            0,
-            7,
-        );
+        let other = Call::new(fusewire_device::call::Operation::AllReduce, 1, 1, 1, 0, 7);
         assert!(find(other).is_none());
     }
 }

@@ -662,7 +662,7 @@ impl Memory {
     ) -> Option<*mut u8> {
         let inside = self.inside(addr, index);
         let bytes = (length * self.layout.size) as u64;
-        bulk::resolve(session.comm(), session.ctx(), inside, rank, bytes)
+        session.ctx().resolve(inside, rank, bytes)
     }
 
     /// Returns the address of element `index` after `addr`.

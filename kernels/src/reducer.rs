@@ -4,9 +4,10 @@
 use core::marker::PhantomData;
 
 use fusewire_device::bulk::{self, Range, Tables};
+use fusewire_device::call::Call;
 use fusewire_device::element::{Reduction, WithReduction, dispatch};
 use fusewire_device::mem::Policy;
-use fusewire_device::session::{Aborted, Call, Session};
+use fusewire_device::session::{Aborted, Session};
 use fusewire_device::{Block, DType, Element, Group, Machine};
 
 use crate::exchange::{Body, Exchange, Memory, MemoryLayout, Part, Round};

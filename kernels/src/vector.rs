@@ -6,80 +6,112 @@
 //! The peer compares the length with the one that it expects, so counts that disagree are reported
 //! and corrupt nothing.
 
-use fusewire_device::bulk;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::FailureKind;
 use fusewire_device::mem::Policy;
 use fusewire_device::session::Session;
 use fusewire_device::{Aborted, Block, Group, In, Machine, Out, kernel, wait};
+use fusewire_device::{arch, bulk};
 
 use crate::exchange::{CHUNKED, word};
+use crate::fused::MAX_RANKS;
 use crate::{ALIGNMENT, Exchange};
 
-/// Counts of the parts of a buffer, one for each rank, in device memory.
+/// The parts of a buffer, one for each rank, in rank order without gaps.
+///
+/// The counts lie in memory that a put of a peer may write during the launch. Each block reads them
+/// once and keeps the offsets of the parts in its shared memory, so that all lanes use the values
+/// that were compared with the buffer.
 #[derive(Clone, Copy)]
-struct Counts<'a>(In<'a, u64>);
+struct Parts {
+    /// The offset of each rank's part, and the end of the last part, in elements.
+    offsets: *mut u64,
+    ranks: u32,
+}
 
-impl Counts<'_> {
-    #[inline(always)]
-    fn of(self, rank: u32) -> usize {
-        self.0.get(rank as usize) as usize
+impl Parts {
+    /// Returns the bytes of shared memory for the parts of `ranks` ranks.
+    const fn bytes(ranks: u32) -> usize {
+        (ranks as usize + 1) * size_of::<u64>()
     }
 
-    /// Returns the number of elements before the part of `rank`.
+    /// Reads `counts`, which has one element for each rank. `at` is the number of [`Parts`] before
+    /// this one in the shared memory. All lanes of the block together.
+    ///
+    /// # Safety
+    /// Nothing else may use this part of the shared memory.
     #[inline(always)]
-    fn before(self, rank: u32) -> usize {
-        let mut sum = 0;
-        let mut other = 0;
-        while other < rank {
-            sum += self.of(other);
-            other += 1;
-        }
-        sum
-    }
-
-    /// Returns the first prefix sum of the counts that exceeds `capacity`.
-    #[inline(always)]
-    fn beyond(self, ranks: u32, capacity: usize) -> Option<usize> {
-        let mut sum = 0usize;
-        let mut rank = 0;
-        while rank < ranks {
-            // Sums before this one are at most the capacity, so only this addition can wrap.
-            sum = sum.saturating_add(self.of(rank));
-            if sum > capacity {
-                return Some(sum);
+    unsafe fn read<M: Machine>(session: &Session<M>, counts: In<u64>, at: usize) -> Self {
+        let (block, ranks) = (session.block(), session.ranks());
+        let offsets = block.shared().wrapping_add(at * Self::bytes(ranks)).cast();
+        let parts = Self { offsets, ranks };
+        if block.is_leader() {
+            let mut end = 0u64;
+            let mut rank = 0;
+            while rank < ranks {
+                parts.set(rank, end);
+                // Offsets are used only if the end is within the buffer. It is not if a sum wraps.
+                end = end.saturating_add(counts.get(rank as usize));
+                rank += 1;
             }
-            rank += 1;
+            parts.set(ranks, end);
         }
-        None
+        block.sync();
+        parts
     }
 
     #[inline(always)]
-    fn longest(self, ranks: u32) -> usize {
+    fn set(self, index: u32, offset: u64) {
+        // SAFETY: `index <= ranks`; the leader is the only lane that writes, before the barrier.
+        unsafe { self.offsets.add(index as usize).write(offset) };
+    }
+
+    /// Returns the offset of the part of `rank`, or the end of all parts for the number of ranks.
+    #[inline(always)]
+    fn offset(self, rank: u32) -> usize {
+        // SAFETY: `rank <= ranks`; the leader wrote the word before the barrier of `read`.
+        unsafe { self.offsets.add(rank as usize).read() as usize }
+    }
+
+    /// Returns the number of elements of the part of `rank`.
+    #[inline(always)]
+    fn count(self, rank: u32) -> usize {
+        self.offset(rank + 1) - self.offset(rank)
+    }
+
+    /// Returns the number of elements of all parts.
+    #[inline(always)]
+    fn total(self) -> usize {
+        self.offset(self.ranks)
+    }
+
+    /// Returns the number of elements of the longest part.
+    #[inline(always)]
+    fn longest(self) -> usize {
         let mut longest = 0;
         let mut rank = 0;
-        while rank < ranks {
-            longest = if self.of(rank) > longest {
-                self.of(rank)
-            } else {
-                longest
-            };
+        while rank < self.ranks {
+            let count = self.count(rank);
+            longest = if count > longest { count } else { longest };
             rank += 1;
         }
         longest
     }
 }
 
+// Shared memory has the parts of the input and of the output.
+const _: () = assert!(2 * Parts::bytes(MAX_RANKS) <= arch::SHARED_BYTES - arch::RESERVED_BYTES);
+
 /// One rank's side of a vector operation: part p of the input is for rank p, part p of the output
 /// from rank p.
 #[derive(Clone, Copy)]
 struct Vector<'a> {
     source: In<'a, u8>,
-    send: Counts<'a>,
+    send: Parts,
     /// True if the input is one part for all ranks, as in all_gather_v.
     same: bool,
     target: Out<'a, u8>,
-    receive: Counts<'a>,
+    receive: Parts,
     exchange: Exchange,
 }
 
@@ -94,36 +126,34 @@ impl Vector<'_> {
     #[inline(always)]
     fn outgoing(&self, me: u32, rank: u32) -> (usize, usize) {
         if self.same {
-            (0, self.send.of(me))
+            (0, self.send.count(me))
         } else {
-            (self.send.before(rank), self.send.of(rank))
+            (self.send.offset(rank), self.send.count(rank))
         }
     }
 
-    /// Returns true if the counts fit the buffers; otherwise records a failure. The counts may have
+    /// Returns true if the parts fit the buffers; otherwise records a failure. The counts may have
     /// changed since the host checked them, in a graph or by an earlier kernel.
     #[inline(always)]
     fn check<M: Machine>(&self, session: &Session<M>) -> bool {
-        let (block, me, ranks) = (session.block(), session.rank(), session.ranks());
+        let (block, me) = (session.block(), session.rank());
         let log = self.exchange.size.trailing_zeros();
         let sources = self.source.len().wrapping_shr(log);
         let targets = self.target.len().wrapping_shr(log);
-        let sent_beyond = if self.same {
-            let own = self.send.of(me);
-            (own > sources).then_some(own)
+        let sent = if self.same {
+            self.send.count(me)
         } else {
-            self.send.beyond(ranks, sources)
+            self.send.total()
         };
-        let beyond = match sent_beyond {
-            Some(sum) => Some((sources, sum)),
-            None => self
-                .receive
-                .beyond(ranks, targets)
-                .map(|sum| (targets, sum)),
+        let received = self.receive.total();
+        let (capacity, sum) = if sent > sources {
+            (sources, sent)
+        } else {
+            (targets, received)
         };
-        let Some((capacity, sum)) = beyond else {
+        if sum <= capacity {
             return true;
-        };
+        }
         if block.is_leader() {
             session.ctx().fail(
                 FailureKind::Counts,
@@ -157,7 +187,7 @@ impl Vector<'_> {
         let staged = !source_at.is_some();
         let rows = if self.same { 1 } else { ranks };
         let stride = chunk.div_ceil(ALIGNMENT) * ALIGNMENT;
-        let longest = self.send.longest(ranks);
+        let longest = self.send.longest();
         let mut all_longest = 0;
         let mut chunked = staged;
         let mut first_round = true;
@@ -213,7 +243,7 @@ impl Vector<'_> {
                         all_longest
                     };
                     let sent = session.word(rank, word::COUNT) as usize;
-                    let expected = self.receive.of(rank);
+                    let expected = self.receive.count(rank);
                     if sent != expected {
                         if block.is_leader() {
                             session.ctx().fail(
@@ -234,14 +264,12 @@ impl Vector<'_> {
                 }
             }
             let window = if chunked { chunk } else { all_longest };
-            let mut to = 0;
             for rank in 0..ranks {
-                let length = self.receive.of(rank);
+                let (to, length) = (self.receive.offset(rank), self.receive.count(rank));
                 let (first, last) = part(block, length, start, window, chunked);
                 let bytes = (last - first) * size;
                 let target = (to + start + first) * size;
                 let target = self.target.as_ptr().wrapping_add(target);
-                to += length;
                 if bytes == 0 {
                     continue;
                 }
@@ -311,7 +339,7 @@ fn part<M: Machine>(
 /// # Safety
 /// `exchange` must have the window address of the input and the size of a unit, a power of two. A
 /// chunk (for all_to_all_v, of each rank) must fit staging. During the launch, nothing else may
-/// write the input or the counts, or access the output.
+/// write the input, or access the output.
 #[kernel]
 pub unsafe fn all_gather_v(
     session: &mut Session<impl Machine>,
@@ -321,12 +349,14 @@ pub unsafe fn all_gather_v(
     #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let counts = counts.require(session, session.ranks() as usize)?;
+    // SAFETY: nothing else in this kernel uses shared memory.
+    let parts = unsafe { Parts::read(session, counts, 0) };
     let vector = Vector {
         source,
-        send: Counts(counts),
+        send: parts,
         same: true,
         target,
-        receive: Counts(counts),
+        receive: parts,
         exchange,
     };
     // SAFETY: the precondition of this function.
@@ -349,12 +379,21 @@ pub unsafe fn all_to_all_v(
     #[words(6)] exchange: Exchange,
 ) -> Result<(), Aborted> {
     let ranks = session.ranks() as usize;
+    let send = send_counts.require(session, ranks)?;
+    let receive = receive_counts.require(session, ranks)?;
+    // SAFETY: nothing else in this kernel uses shared memory; the two tables are disjoint.
+    let [send, receive] = unsafe {
+        [
+            Parts::read(session, send, 0),
+            Parts::read(session, receive, 1),
+        ]
+    };
     let vector = Vector {
         source,
-        send: Counts(send_counts.require(session, ranks)?),
+        send,
         same: false,
         target,
-        receive: Counts(receive_counts.require(session, ranks)?),
+        receive,
         exchange,
     };
     // SAFETY: the precondition of this function.

@@ -943,7 +943,7 @@ impl Kernel<'_> {
                 #features
                 #[unsafe(export_name = #symbol)]
                 pub unsafe fn #function(
-                    context: *const ::fusewire_device::native::LaneContext,
+                    context: *const ::fusewire_device::group::cpu::LaneContext,
                     params: *const u8
                 ) {
                     ::fusewire_device::native_body! { context, params, #body }

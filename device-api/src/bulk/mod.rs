@@ -10,7 +10,6 @@ mod single;
 mod tables;
 
 use crate::arch::opaque;
-use crate::comm::Comm;
 use crate::element::{Element, Reduction};
 use crate::group::{Block, Machine};
 use crate::mem::{self, Policy};
@@ -230,28 +229,4 @@ pub fn unpack<T: Element>(pair: [u64; 2], index: usize) -> T {
 pub fn pack<T: Element>(pair: &mut [u64; 2], index: usize, value: T) {
     let byte = index * size_of::<T>();
     pair[byte / 8] |= (value.to_bits() & mask(size_of::<T>())) << (byte % 8 * 8);
-}
-
-/// Resolves `bytes` bytes that `rank` named, or records the failure. See [`Comm::resolve`].
-#[inline(always)]
-pub fn resolve(
-    comm: &Comm,
-    ctx: &crate::wait::WaitContext,
-    addr: crate::comm::WindowAddr,
-    rank: u32,
-    bytes: u64,
-) -> Option<*mut u8> {
-    let at = comm.resolve(addr, rank, bytes);
-    if at.is_none() {
-        ctx.fail(
-            crate::layout::FailureKind::Bounds,
-            crate::wait::WaitKind::Ready,
-            rank,
-            rank,
-            bytes,
-            addr.0,
-            0,
-        );
-    }
-    at
 }

@@ -1,7 +1,39 @@
 //! Blocks of a CPU.
+//!
+//! In production a block has one lane ([`Single`]). For tests the same body also runs with up to
+//! 128 lanes, each a real thread ([`Lanes`]); then [`BlockShared`] is the barrier, the shuffle
+//! network and the shared memory of the block.
+
+mod block_shared;
 
 use super::Machine;
-use crate::native::{BlockShared, LaneContext};
+
+pub use self::block_shared::BlockShared;
+
+/// Most lanes that an emulated block can have; few in a loom model, where each costs an atomic.
+pub const MAX_LANES: usize = if cfg!(loom) { 2 } else { 128 };
+
+/// Most lanes that an emulated warp can have.
+pub const MAX_WARP: usize = 64;
+
+/// Most warps that an emulated block can have.
+pub const MAX_WARPS: usize = 8;
+
+/// Identity of one lane, as a native entry receives it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct LaneContext {
+    /// Index of the block in the launch.
+    pub block: u32,
+    /// Blocks in the launch.
+    pub blocks: u32,
+    /// Index of the lane in its block.
+    pub lane: u32,
+    /// Lanes in the block: 1 in production.
+    pub lanes: u32,
+    /// State that the lanes of this block share.
+    pub shared: *const BlockShared,
+}
 
 /// A CPU block of one lane: barriers cost nothing, loops vectorise.
 #[derive(Clone, Copy, Debug)]

@@ -12,7 +12,7 @@
 //! The message of a failed launch names the two places.
 
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-mod cpu;
+pub mod cpu;
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 mod gpu;
 mod reduce;

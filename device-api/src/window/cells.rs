@@ -21,12 +21,12 @@
 //! No protocol of this library uses cells.
 
 use super::{Remote, Window};
-use crate::comm::{Route, WindowAddr};
+use crate::comm::WindowAddr;
 use crate::element::Element;
 use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::mem::{self, Order, Scope};
-use crate::net::{Action, Request, Requests};
+use crate::net::{Action, Request, Requests, Route};
 use crate::session::{Session, Unvoted};
 
 impl<T: Element> Window<'_, T> {
@@ -98,7 +98,7 @@ impl<T: Element> Remote<'_, T> {
             return Fetch { state, argument };
         }
         let remote = WindowAddr::new(window.window.signal_pad, window.window.cell_at(id));
-        let route = s.comm().route(remote, peer, 8);
+        let route = Route::to(s.comm(), remote, peer, 8);
         let state = match (route, Requests::of(s.comm())) {
             (Route::None, _) => {
                 window.no_route(peer);

@@ -43,12 +43,12 @@ use core::marker::PhantomData;
 
 use super::{DeviceWindow, Remote, Window};
 use crate::args::{In, InOut, LaunchScope};
-use crate::comm::{PeerPtr, Rank, Route, Team, WindowAddr};
+use crate::comm::{PeerPtr, Rank, Team, WindowAddr};
 use crate::element::Element;
 use crate::group::{Group, Machine};
 use crate::layout::FailureKind;
 use crate::mem::{self, Order, Scope};
-use crate::net::{Action, Request, Requests};
+use crate::net::{Action, Request, Requests, Route};
 use crate::session::{Aborted, Session, Unvoted};
 use crate::wait::WaitKind;
 
@@ -582,7 +582,7 @@ impl<'a, T: Element> Rings<'a, T> {
         let device = &self.window.window;
         let header = self.header(s.me(), self.get(self.sent(peer)));
         let remote = WindowAddr::new(device.window, device.offset + header);
-        match s.comm().route(remote, peer.index(), 8) {
+        match Route::to(s.comm(), remote, peer.index(), 8) {
             // SAFETY: `route` has checked the range; headers are aligned, because a ring has a
             // multiple of 16 bytes.
             Route::Direct(to) => unsafe { mem::write(to.cast::<u64>(), rows) },

@@ -5,12 +5,12 @@ use core::marker::PhantomData;
 use super::{Local, Window};
 use crate::args::{In, InOut, Out};
 use crate::bulk;
-use crate::comm::{Rank, Route, WindowAddr};
+use crate::comm::{Rank, WindowAddr};
 use crate::element::Element;
 use crate::group::{Block, Group, Machine};
 use crate::layout::FailureKind;
 use crate::mem::{self, Policy, Scope};
-use crate::net::{Action, Request, Requests, SignalOp};
+use crate::net::{Action, Request, Requests, Route, SignalOp};
 use crate::session::{Aborted, Session, Unvoted};
 
 /// Bytes that are copied between two checks for a failure. A GPU does not check.
@@ -440,9 +440,7 @@ impl<'a, T: Element> Remote<'a, T> {
         if self.len == 0 {
             return Route::None;
         }
-        let route = s
-            .comm()
-            .route(self.addr(0), self.rank.index(), self.bytes());
+        let route = Route::to(s.comm(), self.addr(0), self.rank.index(), self.bytes());
         if matches!(route, Route::None) {
             self.window.no_route(self.rank.index());
         }

@@ -10,10 +10,10 @@
 //! that resets a signal, while no rank uses it, also clears the copies in `sent`.
 
 use super::DeviceWindow;
-use crate::comm::{Comm, PeerPtr, Route, WindowAddr};
+use crate::comm::{Comm, PeerPtr, WindowAddr};
 use crate::group::{Group, Machine};
 use crate::mem::{self, Order, Scope};
-use crate::net::{Action, Request, SignalOp};
+use crate::net::{Action, Request, Route, SignalOp};
 use crate::session::{Session, Unvoted};
 use crate::wait::WaitKind;
 
@@ -243,7 +243,7 @@ impl DeviceWindow {
             return true;
         }
         let remote = WindowAddr::new(self.signal_pad, offset);
-        match s.comm().route(remote, peer, 8) {
+        match Route::to(s.comm(), remote, peer, 8) {
             Route::Direct(word) => {
                 // SAFETY: the word was checked against its window.
                 unsafe { mem::store_u64(word.cast(), value, Order::Release, Scope::System) };

@@ -12,8 +12,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtrMut};
 use candle_core::{CudaDevice, CudaStorage, Result, Storage};
 use fusewire::{Communicator, DType, Device, Norm, ReduceOp, Stream, Tensor};
 
-use crate::LayerNorm;
-use crate::join::{contiguous, no_floats};
+use crate::operand::{LayerNorm, contiguous, no_floats};
 
 /// Index of the first element, and index after the last element.
 type Range = (usize, usize);

@@ -8,22 +8,9 @@ use std::time::Instant;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp2, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-use candle_nn::ops::layer_norm;
 use fusewire::{Communicator, Norm, ReduceOp};
 
-/// Weight and bias of a LayerNorm, with one element per column.
-#[derive(Clone, Debug)]
-pub struct LayerNorm {
-    pub(crate) weight: Tensor,
-    pub(crate) bias: Tensor,
-    pub(crate) epsilon: f32,
-}
-
-impl LayerNorm {
-    pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        layer_norm(x, &self.weight, &self.bias, self.epsilon)
-    }
-}
+use crate::operand::{LayerNorm, contiguous, floats, no_floats};
 
 /// The step that sums `partial` over the ranks, adds `residual` (equal on all ranks), and
 /// normalizes each row. All tensors have shape `[rows, hidden]`.
@@ -211,25 +198,4 @@ impl CustomOp2 for AllReduceNorm<'_> {
         )?;
         Ok((out, partial_layout.shape().clone()))
     }
-}
-
-fn floats<'a>(name: &str, storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    let (start, end) = contiguous(name, layout)?;
-    match storage {
-        CpuStorage::F32(values) => Ok(&values[start..end]),
-        _ => Err(no_floats(name)),
-    }
-}
-
-/// Returns the index of the first element and the index after the last element.
-pub(crate) fn contiguous(name: &str, layout: &Layout) -> Result<(usize, usize)> {
-    layout
-        .contiguous_offsets()
-        .ok_or_else(|| candle_core::Error::msg(format!("{name}: a tensor that is not contiguous")))
-}
-
-pub(crate) fn no_floats(name: &str) -> candle_core::Error {
-    candle_core::Error::msg(format!(
-        "{name}: a tensor of another type than f32, or on another device"
-    ))
 }

@@ -36,6 +36,7 @@ mod encoder;
 mod join;
 pub mod launch;
 pub mod measure;
+mod operand;
 pub mod report;
 mod shard;
 mod statistics;
@@ -47,7 +48,8 @@ use candle_core::Device;
 use fusewire::Communicator;
 
 pub use self::encoder::{Batch, Encoder};
-pub use self::join::{FusedJoin, Join, LayerNorm, SingleProcess, UnfusedJoin};
+pub use self::join::{FusedJoin, Join, SingleProcess, UnfusedJoin};
+pub use self::operand::LayerNorm;
 pub use self::shard::Shard;
 pub use self::weights::{Config, Weights};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fusewire_device::session::{Call, Operation};
+use fusewire_device::call::{Call, Operation};
 use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
 use super::observe::{Arguments, OpInfo};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fusewire_device::args::RawBuffer;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::comm::WindowAddr;
-use fusewire_device::session::{Call, Operation};
 use fusewire_kernels::fused::{
     NormShape, NormSpec, REDUCE_NORM_F32, REDUCE_NORM_PACKET_F32, ReduceNormParams, Route,
     select_reduce_norm, select_reduce_norm_packet,

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use fusewire_device::call::Operation;
 use fusewire_device::native::KernelInfo;
-use fusewire_device::session::Operation;
 
 use super::Inner;
 use super::bootstrap::CommConfig;

@@ -1,6 +1,6 @@
 //! Arguments of a fused norm and their checks.
 use fusewire_device::DType;
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
 use super::submit::invalid;

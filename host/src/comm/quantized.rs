@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::session::{Call, Operation};
+use fusewire_device::call::{Call, Operation};
 use fusewire_kernels::quantize::{QUANTIZE, QuantizeParams, SUM_ROWS, SumRowsParams};
 
 use super::observe::{Buffers, OpInfo};

@@ -6,10 +6,10 @@ use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::comm::{Comm, WindowAddr};
 use fusewire_device::layout::{ABORT, BLOCKS_AT, BlockState, FailureKind, FailureRecord, Progress};
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait;
 
 use super::executor::{ABORT_AT, FAILURE_AT};

@@ -5,7 +5,7 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use fusewire_device::args::RawBuffer;
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabShape, VocabSpec, select_vocab};
 

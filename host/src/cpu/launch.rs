@@ -11,9 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use fusewire_device::arch::SHARED_BYTES;
-use fusewire_device::native::{
-    BlockShared, LaneContext, MAX_LANES, MAX_WARP, MAX_WARPS, NativeEntry,
-};
+use fusewire_device::group::cpu::{BlockShared, LaneContext, MAX_LANES, MAX_WARP, MAX_WARPS};
+use fusewire_device::native::NativeEntry;
 
 use super::running::{self, RunningKernel};
 use crate::{Error, Result};

@@ -1,8 +1,9 @@
 //! Executes a kernel on the CPU as a multi-rank grid, which contains the blocks of several ranks.
 //! The entry `NAME__grid` of a GPU image does the same on a GPU.
 
+use fusewire_device::group::cpu::{LaneContext, MAX_WARP};
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
-use fusewire_device::native::{Isa, KernelInfo, LaneContext, MAX_WARP};
+use fusewire_device::native::{Isa, KernelInfo};
 
 use super::MAX_THREADS;
 use super::launch::{check_float_environment, is_warp, on_threads};

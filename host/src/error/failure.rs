@@ -4,9 +4,9 @@
 use core::fmt;
 
 use fusewire_device::DType;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::element::ReductionCode;
 use fusewire_device::layout::{FailureKind, FailureRecord};
-use fusewire_device::session::{Call, Operation};
 use fusewire_device::wait::WaitKind;
 
 use super::Error;

@@ -271,5 +271,5 @@ fn target<M: Machine>(
     }
     let addr = WindowAddr(session.word(rank, word::EXTRA + which));
     let inside = WindowAddr::new(addr.window(), addr.offset().wrapping_add(start as u64));
-    bulk::resolve(session.comm(), session.ctx(), inside, rank, length as u64)
+    session.ctx().resolve(inside, rank, length as u64)
 }

@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use fusewire_device::Block;
+use fusewire_device::group::cpu::{BlockShared, LaneContext};
 use fusewire_device::group::{Lanes, Single};
 use fusewire_device::layout::{ABORT, CommState, FailureRecord};
 use fusewire_device::mem::model::Model;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::native::{BlockShared, LaneContext};
 
 use crate::machine::{Barrier, SingleLaneGpu, WeakLane};
 use crate::memory_image::MemoryImage;

@@ -3,11 +3,11 @@
 //! Reductions add bytes (wrapping) or small integers in f32, so results are exact.
 
 use fusewire_device::args::RawBuffer;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::element::{ReductionCode, Sum};
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::mem::{self, Order, Scope};
-use fusewire_device::session::{Call, Operation};
 use fusewire_device::{Block, DType, Machine};
 use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
 use fusewire_kernels::barrier::BarrierParams;

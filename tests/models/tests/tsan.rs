@@ -16,9 +16,9 @@ mod parts {
     use core::time::Duration;
 
     use fusewire::{Algorithm, DType, LaunchAttributes, Operation, Options, Tensor, run_threads};
+    use fusewire_device::call::Call;
     use fusewire_device::comm::WindowAddr;
     use fusewire_device::layout::CommConst;
-    use fusewire_device::session::Call;
     use fusewire_device::{Block, Machine, kernel};
     use fusewire_models::broken::Kernel;
     use fusewire_tests::cases;

@@ -3,8 +3,9 @@
 use core::time::Duration;
 
 use fusewire::{DType, Error, LaunchAttributes, Operation, Options, ReduceOp, run_threads};
+use fusewire_device::call::Call;
 use fusewire_device::layout::CommConst;
-use fusewire_device::session::{Call, Session};
+use fusewire_device::session::Session;
 use fusewire_device::{Block, Group, Machine, kernel};
 use fusewire_tests::cases::{Case, MEMORIES};
 use fusewire_tests::oracle;

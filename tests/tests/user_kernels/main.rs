@@ -7,6 +7,7 @@ mod arguments;
 mod cells;
 mod contract;
 mod counters;
+mod counts;
 mod grid;
 mod groups;
 mod mistakes;

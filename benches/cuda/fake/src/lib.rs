@@ -13,9 +13,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use fusewire_device::native::{
-    Contract, KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField,
-};
+use fusewire_device::group::cpu::LaneContext;
+use fusewire_device::native::{Contract, KernelInfo, NativeEntries, NativeEntry, ParamField};
 use libloading::Library;
 
 /// Environment variable with the path of the shared object that contains the kernels.

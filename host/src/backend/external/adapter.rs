@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use fusewire_backend_abi::{FusewireCall, REDUCE_NONE};
 use fusewire_device::DType;
+use fusewire_device::call::Operation;
 use fusewire_device::element::ReductionCode;
-use fusewire_device::session::Operation;
 
 use super::handle::{External, lacks, nanoseconds};
 use super::library::text;

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
+use fusewire_device::group::cpu::{MAX_WARP, MAX_WARPS};
 use fusewire_device::layout::LAYOUT_VERSION;
-use fusewire_device::native::{MAX_WARP, MAX_WARPS};
 
 use crate::comm::MAX_SIZE;
 use crate::comm::on_gpu::BLOCKS;

@@ -1,8 +1,8 @@
 //! Calls around which hooks are called.
 
 use fusewire_device::DType;
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::element::ReductionCode;
-use fusewire_device::session::{Call, Operation};
 
 use super::{HookArguments, HookBuffer, OpInfo};
 use crate::algorithm::Algorithm;

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, process};
 
 use fusewire_device::DType;
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 use serde_json::{Map, Value, json};
 
 use super::{FlightRecord, RecordState};

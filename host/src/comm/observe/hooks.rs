@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
+use fusewire_device::call::Operation;
 use fusewire_device::element::ReductionCode;
-use fusewire_device::session::Operation;
 use fusewire_device::{DType, Element};
 
 use crate::algorithm::Algorithm;

@@ -19,7 +19,7 @@ pub use self::recorder::{FlightRecord, RecordState};
 
 use std::sync::Arc;
 
-use fusewire_device::session::Call;
+use fusewire_device::call::Call;
 
 /// Observes the operations of a rank.
 pub(super) struct Observer {

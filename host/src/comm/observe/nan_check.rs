@@ -1,7 +1,7 @@
 //! A hook that refuses calls whose input has a NaN.
 
 use fusewire_device::DType;
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 
 use super::{HookArguments, HookBuffer};
 use crate::{Error, Result};

@@ -10,7 +10,7 @@ use core::time::Duration;
 use super::OpInfo;
 use super::clock::{self, TickConverter};
 use crate::Activity;
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 
 /// State of a recorded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use core::slice::from_ref;
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::session::{Call, Operation};
+use fusewire_device::call::{Call, Operation};
 
 use crate::Result;
 use crate::collective::{Collective, Op, Operands};

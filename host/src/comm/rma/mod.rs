@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::DType;
-use fusewire_device::session::{Call, Operation};
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::window::DeviceWindow;
 
 pub use self::create::WindowOptions;

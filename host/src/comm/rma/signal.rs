@@ -1,6 +1,6 @@
 //! Signals and counters: updates at a peer, waits, reads and resets.
 
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 use fusewire_device::window::Compare;
 use fusewire_kernels::window::{
     NONE, RAISED, WINDOW_SIGNAL, WINDOW_WAIT, WindowSignalParams, WindowWaitParams,

@@ -1,6 +1,6 @@
 //! Put and get: copies elements to and from a peer's part.
 
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 use fusewire_kernels::window::{NONE, WINDOW_GET, WINDOW_PUT, WindowGetParams, WindowPutParams};
 
 use super::Window;

@@ -6,11 +6,11 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use fusewire_device::arch::{RESERVED_BYTES, SHARED_BYTES};
+use fusewire_device::call::Call;
 use fusewire_device::layout::LaunchHeader;
 use fusewire_device::native::{
     ArgumentValue, Buffer, Contract, Kernel, KernelArguments, QueueBuffer, SafeKernel, WindowBuffer,
 };
-use fusewire_device::session::Call;
 use fusewire_device::window::scratch_bytes;
 
 use super::{PreparedOp, invalid};

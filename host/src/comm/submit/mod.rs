@@ -10,9 +10,9 @@ mod user;
 
 use core::sync::atomic::Ordering;
 
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
-use fusewire_device::session::{Call, Operation};
 use tracing::span::EnteredSpan;
 
 pub use self::kernel::{KernelLaunch, PreparedKernel};

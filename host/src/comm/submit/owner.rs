@@ -4,8 +4,8 @@ use core::mem::offset_of;
 use core::panic::AssertUnwindSafe;
 use std::panic;
 
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::layout::{CommState, FailureKind};
-use fusewire_device::session::{Call, Operation};
 
 use crate::comm::Inner;
 use crate::comm::observe::{OpInfo, ReplayArguments, ReplayEdge};

@@ -18,7 +18,7 @@ use crate::{
     Algorithm, Collective, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel,
     run_threads,
 };
-use fusewire_device::session::Operation;
+use fusewire_device::call::Operation;
 
 /// Value of all outputs before the launch.
 const BEFORE: f32 = -7.0;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use fusewire_device::call::{Call, Operation};
 use fusewire_device::native::Kernel;
-use fusewire_device::session::{Call, Operation};
 
 use super::prepared_op::PreparedOp;
 use crate::Result;

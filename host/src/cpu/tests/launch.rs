@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread;
 
-use fusewire_device::native::LaneContext;
+use fusewire_device::group::cpu::LaneContext;
 
 use super::super::{BlockOrder, CpuStream, Grid, Launch, LaunchInfo, LaunchOwner};
 use super::{Params, add, launch, launch_grid, value};

@@ -10,7 +10,7 @@ use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use fusewire_device::native::LaneContext;
+use fusewire_device::group::cpu::LaneContext;
 
 use super::{Command, CpuGraphExec, CpuStream, Grid, Launch};
 use crate::Error;

@@ -8,9 +8,8 @@ use core::time::Duration;
 use std::ffi::CString;
 use std::time::Instant;
 
-use fusewire_device::native::{
-    Contract, KernelInfo, LaneContext, NativeEntries, NativeEntry, ParamField,
-};
+use fusewire_device::group::cpu::LaneContext;
+use fusewire_device::native::{Contract, KernelInfo, NativeEntries, NativeEntry, ParamField};
 
 use super::device::{cuCtxSetCurrent, cuDevicePrimaryCtxRetain, cuInit};
 use super::memory::{cuMemHostAlloc, cuMemcpyDtoH_v2};

@@ -2,8 +2,9 @@
 
 use core::slice;
 
+use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::multi_rank_grid::{GridParams, run_lane};
-use fusewire_device::native::{KernelInfo, LaneContext};
+use fusewire_device::native::KernelInfo;
 
 use super::memory::{self, Location};
 
