@@ -85,9 +85,6 @@ impl Communicator {
     }
 
     fn end(&self) -> Result<()> {
-        if self.inner.status.finalized.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
         let last = self
             .inner
             .executor
@@ -99,6 +96,10 @@ impl Communicator {
             ended = ended.and(stream.synchronize());
         }
         ended = ended.and(self.inner.check());
+        // Set only now: if the work fails, abort hooks and the flight record must report it.
+        if self.inner.status.finalized.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
         if ended.is_ok() {
             self.inner.leave();
         }

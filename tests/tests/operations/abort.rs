@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
 
 use fusewire::{
@@ -215,6 +215,38 @@ fn calls_after_finalize_fail_and_a_window_wait_can_be_aborted() {
     results
         .into_iter()
         .for_each(|result| result.unwrap_or_else(|error| panic!("{error}")));
+}
+
+/// The operation fails while `finalize` waits for it.
+#[test]
+fn finalize_reports_a_failure_to_abort_hooks() {
+    let seen = Arc::new(AtomicU32::new(0));
+    let ended = Barrier::new(2);
+    let results = run_threads(2, &options(), |comm| {
+        let counter = Arc::clone(&seen);
+        if comm.rank() == 1 {
+            ended.wait();
+            return Ok(());
+        }
+        comm.register_abort_hook(move |error| {
+            assert!(matches!(error, Error::Timeout(_)));
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        let x = tensor(DType::F32, 8)?;
+        let short = CallOptions::new().timeout(Duration::from_millis(100));
+        let work = comm
+            .with_options(&short)?
+            .all_reduce_async(&x, ReduceOp::Sum)?;
+        let error = comm.finalize().expect_err("rank 1 never calls all_reduce");
+        assert!(matches!(error, Error::Timeout(_)), "{error}");
+        assert!(work.is_completed());
+        ended.wait();
+        comm.finalize()
+    });
+    for result in results {
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert_eq!(seen.load(Ordering::Relaxed), 1, "calls of the hook");
 }
 
 /// If this process is a child, lets an operation time out, so that the watchdog may end the
