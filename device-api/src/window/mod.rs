@@ -374,7 +374,7 @@ impl<'a, T: Element> Window<'a, T> {
             && let Some(word) = counter
         {
             // SAFETY: a counter of this rank's signal pad, only accessed atomically.
-            unsafe { mem::fetch_add_u64(word, 1, Order::AcqRel, Scope::Device) };
+            unsafe { increment(word) };
         }
         Ok(())
     }
@@ -619,6 +619,16 @@ impl<'a, T: Element> Window<'a, T> {
     fn no_route(&self, rank: u32) {
         self.refuse(FailureKind::NoRoute, rank, self.window.size);
     }
+}
+
+/// Adds 1 to a counter. Releases the earlier writes of this lane, and those that it has acquired.
+///
+/// # Safety
+/// `word` must be a counter, which is only accessed atomically.
+#[inline(always)]
+unsafe fn increment(word: *mut u64) {
+    // SAFETY: the precondition of this function.
+    unsafe { mem::fetch_add_u64(word, 1, Order::AcqRel, Scope::Device) };
 }
 
 /// This rank's part of a window, or [`Scratch`] memory: the source of puts and the target of gets,
