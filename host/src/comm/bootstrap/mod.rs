@@ -169,9 +169,8 @@ impl Communicator {
             backend: None,
         };
         let comm = Self::assemble(config, parts)?;
-        let mapped = format!("mapped-{}", comm.inner.group.next_host_call());
-        comm.rendezvous().end(
-            &mapped,
+        comm.rendezvous(&comm.inner.group.prefix).end(
+            "mapped",
             &agreed,
             &locality.host,
             &["oversubscribed", multi_rank_grid::KEY],

@@ -12,17 +12,17 @@ use crate::{Error, Result};
 /// Time that a rank waits for another rank to find the missing rank.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The outcome of a rendezvous.
+/// The outcome of a rendezvous or of a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All ranks have joined, and their options agree.
+    /// All ranks have joined, and their options agree. No rank has failed before the barrier.
     Complete,
     /// The reason for failure.
     Refused(String),
 }
 
 impl Outcome {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Complete => vec![1],
             Self::Refused(detail) => [&[0], detail.as_bytes()].concat(),
