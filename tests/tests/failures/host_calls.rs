@@ -273,6 +273,17 @@ fn create_and_use(comm: &Communicator, name: &str, tensor: &Tensor) -> Result<()
     window.free()
 }
 
+/// Creates a communicator of all ranks by the call `name`.
+fn create_comm(comm: &Communicator, name: &str) -> Result<()> {
+    let ranks: Vec<u32> = comm.ranks().collect();
+    let created = match name {
+        "dup" => comm.dup()?,
+        _ => comm.split(&ranks, "part")?.expect("this rank is listed"),
+    };
+    created.barrier()?;
+    created.finalize()
+}
+
 /// Runs as a child process: on the last rank, each call first fails, for lack of memory or because
 /// it cannot map the memory of its peers. All ranks then repeat the call.
 fn failing_child() -> bool {
@@ -322,16 +333,31 @@ fn failing_child() -> bool {
             repeated.unwrap_or_else(|error| panic!("{name} repeated: {error}"));
         }
     }
+    for name in ["dup", "split"] {
+        comm.barrier().expect("a barrier");
+        let before = (comm.rank() == last).then(|| set_limit(libc::RLIMIT_FSIZE, 0));
+        let started = Instant::now();
+        let error = create_comm(&comm, name).expect_err("the workspace of the last rank");
+        assert!(started.elapsed() < TIMEOUT / 4, "{name}: {error}");
+        let is_named = error.to_string().contains(&format!("rank {last} cannot"));
+        assert!(comm.rank() == last || is_named, "{name}: {error}");
+        if let Some(before) = before {
+            set_limit(libc::RLIMIT_FSIZE, before);
+        }
+        create_comm(&comm, name).unwrap_or_else(|error| panic!("{name} repeated: {error}"));
+        create_and_use(&comm, "alloc", &Tensor::new(DType::F32, 1).expect("memory"))
+            .unwrap_or_else(|error| panic!("a window after {name}: {error}"));
+    }
     comm.finalize().expect("finalized");
     true
 }
 
 #[test]
-fn a_window_that_fails_on_one_rank_fails_on_all_and_can_be_repeated() {
+fn a_call_that_fails_on_one_rank_fails_on_all_and_can_be_repeated() {
     if failing_child() {
         return;
     }
-    let test = "host_calls::a_window_that_fails_on_one_rank_fails_on_all_and_can_be_repeated";
+    let test = "host_calls::a_call_that_fails_on_one_rank_fails_on_all_and_can_be_repeated";
     for size in [1, 2, 3] {
         let mut ranks = Ranks::start(test, "failing", size, Host::Parent, &[]);
         for rank in &mut ranks.processes {
