@@ -107,7 +107,7 @@ impl Fake {
     }
 
     /// Makes the `nth` subsequent call of the driver function `name` return the error `code`. `nth`
-    /// is 1 for the next call.
+    /// is 1 for the next call; 0 removes the failures of the function that have not occurred.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
         let fail: unsafe extern "C" fn(*const c_char, u64, u32) = self.find("fusewireCudaFakeFail");
         // SAFETY: the argument points to a live C string.

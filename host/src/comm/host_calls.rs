@@ -1,52 +1,52 @@
 //! Collective calls that run on the host only: ranks share memory, exchange bytes or wait for each
 //! other through the store.
+//!
+//! A host call has one outcome on all ranks, or it stops the communicator. A step that fails on one
+//! rank only, such as an allocation, is an argument of the next step that all ranks take part in.
+//! The last step is [`HostCall::agreed`], which fails on all ranks if one has failed. Until then
+//! no operation can use a new window, so each rank removes it without waiting for the others. If
+//! a step of the store fails, the other ranks may have continued, so the communicator stops.
+
+use core::cell::RefCell;
 
 use fusewire_device::layout::MAX_WINDOWS;
 
-use super::Communicator;
+use super::multicast::Multicast;
 use super::rendezvous::{Rendezvous, Watched};
-use crate::Result;
-use crate::memory::Memory;
+use super::windows::{ReservedWindow, WindowPart};
+use super::{Communicator, Inner};
+use crate::memory::{Memory, MemoryDescriptor};
+use crate::{Error, Result};
+
+/// A collective call that runs on the host. All ranks take part in the same steps.
+pub(super) struct HostCall<'a> {
+    pub(super) comm: &'a Communicator,
+    operation: &'static str,
+    /// Prefix of the keys of this call.
+    prefix: String,
+    /// Keys of this rank that remain until the call ends.
+    published: RefCell<Vec<String>>,
+}
 
 impl Communicator {
-    /// Shares a new segment of `bytes` bytes of every rank. All ranks must call this together.
-    pub(super) fn share(&self, what: &str, bytes: u64) -> Result<Vec<Memory>> {
-        let memory = Memory::create(self.device(), bytes, "fusewire-window")?;
-        self.share_memory(what, memory)
-    }
-
-    /// Shares a piece of memory of every rank. All ranks must call this together.
-    pub(super) fn share_memory(&self, what: &str, memory: Memory) -> Result<Vec<Memory>> {
-        // Counted even if the window is refused, so that the keys of later calls agree on all
-        // ranks.
-        let what = format!("{what}-{}", self.inner.group.next_host_call());
-        if self.inner.windows.count() == MAX_WINDOWS {
-            return Err(self.inner.group.error(format!(
-                "there are {MAX_WINDOWS} windows already, the most that a communicator can \
-                     have; free windows, end registrations, or allocate fewer and larger tensors \
-                     and slice them"
-            )));
+    /// Begins a host call. All ranks must call this together. The call has one number, however many
+    /// steps a rank completes, so that the keys of later calls agree on all ranks.
+    pub(super) fn host_call(&self, operation: &'static str) -> HostCall<'_> {
+        let group = &self.inner.group;
+        HostCall {
+            comm: self,
+            operation,
+            prefix: format!("{}/{operation}-{}", group.prefix, group.next_host_call()),
+            published: RefCell::default(),
         }
-        self.rendezvous().share(self.device(), &what, memory)
     }
 
-    /// Waits in the store until all ranks have called this.
-    pub(super) fn host_barrier(&self, what: &str) -> Result<()> {
-        self.rendezvous()
-            .barrier(&format!("{what}-{}", self.inner.group.next_host_call()))
-    }
-
-    /// Returns the bytes of every rank. All ranks must call this together.
-    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let what = format!("{what}-{}", self.inner.group.next_host_call());
-        self.rendezvous().exchange(&what, own)
-    }
-
-    pub(super) fn rendezvous(&self) -> Rendezvous<'_> {
+    /// Returns the view of the ranks whose keys start with `prefix`.
+    pub(super) fn rendezvous<'a>(&'a self, prefix: &'a str) -> Rendezvous<'a> {
         let inner = &*self.inner;
         Rendezvous {
             store: &*inner.group.store,
-            prefix: &inner.group.prefix,
+            prefix,
             name: &inner.group.full_name,
             rank: inner.group.rank,
             size: inner.group.size,
@@ -55,6 +55,223 @@ impl Communicator {
                 communicator: Some(inner),
                 members: inner.group.watched_members(0..inner.group.size),
             },
+        }
+    }
+}
+
+impl<'a> HostCall<'a> {
+    /// Returns the bytes of every rank. Stops the communicator on failure.
+    pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let rendezvous = self.comm.rendezvous(&self.prefix);
+        let key = rendezvous.exchange_key(what, self.comm.rank());
+        self.published.borrow_mut().push(key);
+        rendezvous
+            .exchange(what, own)
+            .inspect_err(|error| self.comm.inner.stop(error.clone()))
+    }
+
+    /// Ends the call with this rank's result. Returns the result if no rank has failed; otherwise
+    /// this rank's error or that of another rank. Stops the communicator if it cannot determine
+    /// this.
+    pub(super) fn agreed<T>(self, result: Result<T>) -> Result<T> {
+        let inner = &*self.comm.inner;
+        let store = &*inner.group.store;
+        let failure = result.as_ref().err().map(|error| self.failure(error));
+        let outcome = self
+            .comm
+            .rendezvous(&self.prefix)
+            .agree("end", failure, || {
+                for key in self.published.take() {
+                    // A key that cannot be deleted remains, but no later call uses it.
+                    let _ = store.delete(&key);
+                }
+            });
+        match outcome {
+            Ok(None) => result,
+            Ok(Some(reason)) => result.and_then(|_| Err(inner.group.error(reason))),
+            Err(error) => {
+                // Done before `result` is dropped, which keeps its windows in this case.
+                inner.stop(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the message of the other ranks if this rank has failed.
+    fn failure(&self, error: &Error) -> String {
+        format!(
+            "{} failed on rank {}: {error}; no rank has the window, and the call can be repeated",
+            self.operation,
+            self.comm.rank()
+        )
+    }
+
+    /// Shares this rank's `parts` with all ranks, and reserves a window for each of them, of
+    /// `bytes[i]` bytes of each rank. A rank that has no parts passes the reason. The parts must
+    /// live until [`Self::agreed`].
+    pub(super) fn add_windows(
+        &self,
+        parts: Result<Vec<WindowPart>>,
+        bytes: &[u64],
+    ) -> Result<NewWindows<'a>> {
+        let comm: &'a Communicator = self.comm;
+        let (inner, windows) = (&*comm.inner, &comm.inner.windows);
+        let parts = parts.and_then(|parts| match windows.count() + bytes.len() > MAX_WINDOWS {
+            true => Err(inner.group.error(format!(
+                "there are {MAX_WINDOWS} windows already, the most that a communicator can have; \
+                 free windows, end registrations, or allocate fewer and larger tensors and slice \
+                 them"
+            ))),
+            false => Ok(parts),
+        });
+        let shared = self.share(parts, bytes);
+        let mut new = NewWindows {
+            inner,
+            reserved: Vec::new(),
+        };
+        let mut failed = None;
+        // A rank that has failed takes part in the exchanges of multicast objects.
+        for (at, bytes) in bytes.iter().enumerate() {
+            let parts = shared.as_ref().map(|shared| &shared[at]);
+            let own = parts.map(|parts| &parts[comm.rank() as usize]);
+            let multicast = self.multicast(at, own.ok());
+            let reserved = multicast.and_then(|multicast| {
+                let parts = parts.map_err(Clone::clone)?.clone();
+                let coarse = comm.is_coarse(&parts[comm.rank() as usize].0);
+                let address = multicast.as_ref().map_or(0, Multicast::address);
+                let window = windows.reserve(comm.rank(), parts, *bytes, address, coarse)?;
+                if let Some(multicast) = multicast {
+                    windows.hold(window.id, multicast);
+                }
+                Ok(window)
+            });
+            match reserved {
+                Ok(reserved) => new.reserved.push(reserved),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok(new), Err)
+    }
+
+    /// Publishes this rank's parts, or the reason why it has none, and maps the parts of all ranks.
+    /// Returns the parts of each rank for each of `bytes`.
+    fn share(&self, own: Result<Vec<WindowPart>>, bytes: &[u64]) -> Result<Vec<Vec<WindowPart>>> {
+        let own = own.and_then(|own| Ok((encode(&own)?, own)));
+        let message = match &own {
+            Ok((message, _)) => message.clone(),
+            Err(error) => [&[REFUSED], self.failure(error).as_bytes()].concat(),
+        };
+        let messages = self.exchange("parts", &message)?;
+        let (_, own) = own?;
+        let inner = &*self.comm.inner;
+        let mut described = Vec::new();
+        for (rank, message) in (0..).zip(&messages) {
+            if let Some((&REFUSED, reason)) = message.split_first() {
+                return Err(inner.group.error(String::from_utf8_lossy(reason)));
+            }
+            described.push(decode(message, bytes.len()).ok_or_else(|| {
+                let detail = format!("rank {rank} published something else");
+                inner.group.error(detail)
+            })?);
+        }
+        // All ranks read the same descriptors, so all of them refuse.
+        let is_local = |parts: &Vec<(MemoryDescriptor, u64)>| {
+            parts.iter().any(|(memory, _)| !memory.is_for_other_hosts())
+        };
+        let processes = &inner.group.processes;
+        if processes.iter().any(Option::is_none)
+            && let Some(rank) = described.iter().position(is_local)
+        {
+            return Err(inner.group.error(format!(
+                "the memory of rank {rank} can be shared on its own host only, and the ranks are \
+                 on several hosts of one NVLink domain, which takes memory with fabric handles: \
+                 allocate it by Communicator::alloc"
+            )));
+        }
+        let mut all: Vec<Vec<WindowPart>> = vec![Vec::new(); bytes.len()];
+        for (rank, theirs) in (0..).zip(described) {
+            for (at, (descriptor, offset)) in theirs.into_iter().enumerate() {
+                let memory = match rank == self.comm.rank() {
+                    true => own[at].0.clone(),
+                    false => Memory::open(self.comm.device(), &descriptor, rank)?,
+                };
+                let end = offset.checked_add(bytes[at]);
+                if end.is_none_or(|end| end > memory.bytes()) {
+                    return Err(Error::PeerSegment {
+                        rank,
+                        detail: format!(
+                            "its part of {} bytes at {offset} leaves its memory of {}",
+                            bytes[at],
+                            memory.bytes()
+                        ),
+                    });
+                }
+                all[at].push((memory, offset));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// First byte of a message with the reason why a rank has no parts.
+const REFUSED: u8 = 0;
+/// First byte of a message with parts.
+const PARTS: u8 = 1;
+
+fn encode(parts: &[WindowPart]) -> Result<Vec<u8>> {
+    let mut message = vec![PARTS];
+    for (memory, offset) in parts {
+        let descriptor = memory.descriptor()?.to_bytes();
+        message.extend(offset.to_le_bytes());
+        message.extend((descriptor.len() as u32).to_le_bytes());
+        message.extend(descriptor);
+    }
+    Ok(message)
+}
+
+fn decode(message: &[u8], count: usize) -> Option<Vec<(MemoryDescriptor, u64)>> {
+    let mut rest = message.strip_prefix(&[PARTS])?;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        let (offset, tail) = rest.split_first_chunk()?;
+        let (length, tail) = tail.split_first_chunk()?;
+        let (descriptor, tail) = tail.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        let descriptor = MemoryDescriptor::from_bytes(descriptor)?;
+        parts.push((descriptor, u64::from_le_bytes(*offset)));
+        rest = tail;
+    }
+    (parts.len() == count).then_some(parts)
+}
+
+/// New windows that the ranks have not agreed on. Dropping the value frees their numbers.
+#[derive(Debug)]
+pub(super) struct NewWindows<'a> {
+    inner: &'a Inner,
+    reserved: Vec<ReservedWindow>,
+}
+
+impl NewWindows<'_> {
+    /// Returns the number of the window of part `at`.
+    pub(super) fn id(&self, at: usize) -> usize {
+        self.reserved[at].id
+    }
+
+    /// Lets operations use the windows, after all ranks have agreed.
+    pub(super) fn publish(mut self) {
+        for window in self.reserved.drain(..) {
+            self.inner.windows.list(&window);
+        }
+    }
+}
+
+impl Drop for NewWindows<'_> {
+    fn drop(&mut self) {
+        // If the communicator has failed, a peer may have agreed and use this rank's memory. The
+        // windows then live as long as the communicator, whose later calls fail.
+        if self.inner.check().is_ok() {
+            for window in self.reserved.drain(..) {
+                self.inner.windows.remove(window.id, true);
+            }
         }
     }
 }

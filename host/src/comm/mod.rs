@@ -69,6 +69,7 @@ pub use self::work::{Work, WorkStatus};
 
 use self::executor::Executor;
 use self::group::Group;
+use self::host_calls::HostCall;
 use self::observe::{Buffers, Observer};
 use self::state::Status;
 use self::windows::Windows;
@@ -297,8 +298,12 @@ impl Communicator {
     /// windows live as long as the communicator.
     ///
     /// # Errors
-    /// [`Error::Communicator`] if ranks ask for different sizes or the communicator has too many
-    /// windows; and the errors of [`Tensor::new`].
+    /// [`Error::Communicator`] if ranks ask for different sizes, if the communicator has too many
+    /// windows, or if the call fails on another rank, which the message names; and the errors of
+    /// [`Tensor::new`]. No rank has the window then, and all ranks can repeat the call.
+    ///
+    /// If the ranks cannot agree on the outcome, because the store fails or a rank does not make
+    /// the call in time or ends, the communicator fails.
     pub fn alloc(&self, dtype: DType, count: usize) -> Result<Tensor> {
         let bytes = bytes_of("alloc", dtype, count)?;
         self.inner.check()?;
@@ -306,53 +311,39 @@ impl Communicator {
             // A backend registers memory itself.
             return self.tensor(dtype, count);
         }
-        self.free_dropped_windows()?;
-        let (id, memory) = self.alloc_memory(bytes)?;
+        let call = self.host_call("alloc");
+        self.free_dropped_windows(&call, bytes)?;
+        let memory = Memory::create(self.device(), bytes, "fusewire-window");
+        let parts = memory.clone().map(|memory| vec![(memory, 0)]);
+        let windows = call.add_windows(parts, &[bytes]);
+        let windows = call.agreed(windows)?;
+        let id = windows.id(0);
+        windows.publish();
         let owner = AllocatedWindow {
             inner: Arc::clone(&self.inner),
             id,
         };
-        let allocation = Allocation::new(memory, Some(Arc::new(owner)));
+        let allocation = Allocation::new(memory?, Some(Arc::new(owner)));
         Ok(Tensor::from_allocation(allocation, dtype, count))
     }
 
-    /// Creates a window of `bytes` bytes of new memory of every rank. Returns its number and this
-    /// rank's memory. All ranks must call this together.
-    fn alloc_memory(&self, bytes: u64) -> Result<(usize, Memory)> {
-        let parts = self.share("window", bytes)?;
-        let own = parts[self.rank() as usize].clone();
-        let parts: Vec<_> = parts.into_iter().map(|part| (part, 0)).collect();
-        let id = self.add_window(parts, bytes)?;
-        self.host_barrier("window")?;
-        Ok((id, own))
-    }
-
-    /// Frees the windows of [`Communicator::alloc`] whose tensors all ranks have dropped. All ranks
-    /// must call this together.
+    /// Frees the windows of [`Communicator::alloc`] whose tensors all ranks have dropped. Fails if
+    /// ranks pass different `bytes`. All ranks must call this together.
     ///
     /// An operation keeps the tensors of its rank until it has ended on this rank, which is after
     /// the last access of a peer to them. So nothing uses a window that all ranks have dropped.
-    fn free_dropped_windows(&self) -> Result<()> {
+    fn free_dropped_windows(&self, call: &HostCall<'_>, bytes: u64) -> Result<()> {
         let windows = &self.inner.windows;
         let own = windows.dropped();
-        let all = match self.exchange("dropped", bytemuck::cast_slice(&own)) {
-            Ok(all) => all,
-            Err(error) => {
-                if !own.is_empty() {
-                    // Other ranks may free windows now that this rank keeps, so the numbers of
-                    // later windows would differ.
-                    self.inner.stop(error.clone());
-                }
-                return Err(error);
-            }
-        };
+        let message = [bytemuck::bytes_of(&bytes), bytemuck::cast_slice(&own)].concat();
+        let all = call.exchange("dropped", &message)?;
         let decode = |word: &[u8; 4]| {
             let word = u32::from_ne_bytes(*word);
             (word >> 1, word & 1 == 1)
         };
         let of_ranks: Vec<HashMap<u32, bool>> = all
             .iter()
-            .map(|words| words.as_chunks().0.iter().map(decode).collect())
+            .map(|words| words.as_chunks().0.iter().skip(2).map(decode).collect())
             .collect();
         // All ranks remove the same windows in the same order: that of the numbers.
         for id in own.iter().map(|word| word >> 1) {
@@ -362,22 +353,17 @@ impl Communicator {
                 windows.remove(id as usize, !captured.contains(&true));
             }
         }
-        Ok(())
-    }
-
-    /// Adds a window of every rank's part, with its multicast address if it has one, and returns
-    /// the window's number. All ranks must call this together.
-    fn add_window(&self, parts: Vec<windows::WindowPart>, bytes: u64) -> Result<usize> {
-        let (own, offset) = &parts[self.rank() as usize];
-        let multicast = self.multicast(own, *offset)?;
-        let address = multicast.as_ref().map_or(0, multicast::Multicast::address);
-        let coarse = self.is_coarse(own);
-        let windows = &self.inner.windows;
-        let id = windows.add_parts(self.rank(), parts, bytes, address, coarse)?;
-        if let Some(multicast) = multicast {
-            windows.hold(id, multicast);
+        // All ranks read the same sizes, so all of them refuse.
+        let size_of = |message: &Vec<u8>| message.first_chunk().copied().map(u64::from_ne_bytes);
+        let sizes = all.iter().map(size_of);
+        match (0..).zip(sizes).find(|(_, size)| *size != Some(bytes)) {
+            None => Ok(()),
+            Some((rank, size)) => Err(self.inner.group.error(format!(
+                "alloc: rank {rank} contributes {} bytes, rank {} {bytes}: sizes must be equal",
+                size.unwrap_or_default(),
+                self.rank()
+            ))),
         }
-        Ok(id)
     }
 
     /// Returns true if memory of this rank is coarse-grained: peers may read it, and must not write

@@ -9,11 +9,11 @@ use core::fmt;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::Communicator;
+use super::host_calls::HostCall;
 use super::rendezvous::PeerInfo;
+use super::windows::WindowPart;
 use crate::gpu::driver::{RawMemory, RawMulticast};
 use crate::gpu::{Gpu, Offer};
-use crate::memory::Memory;
 use crate::{Error, Result};
 
 /// A multicast object to which this rank has bound memory.
@@ -58,27 +58,32 @@ pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {
         })
 }
 
-impl Communicator {
-    /// Creates a multicast object over every rank's `memory`, if the switch and all ranks support
-    /// it. Each rank's part must begin at the start of its memory (`offset` 0). All ranks must call
-    /// this together.
+impl HostCall<'_> {
+    /// Creates a multicast object over every rank's part of the call's window `at`, if the switch
+    /// and all ranks support it. Each rank's part must begin at the start of its memory (offset 0).
+    /// A rank that has no part passes `None`. All ranks must call this together.
     ///
     /// # Errors
     /// The errors of the store. A refusal by a driver is not an error.
-    pub(super) fn multicast(&self, memory: &Memory, offset: u64) -> Result<Option<Multicast>> {
-        let Some(on_gpu) = self
+    pub(super) fn multicast(
+        &self,
+        at: usize,
+        own: Option<&WindowPart>,
+    ) -> Result<Option<Multicast>> {
+        let comm = self.comm;
+        let Some(on_gpu) = comm
             .inner
             .executor
             .on_gpu
             .as_ref()
-            .filter(|_| self.inner.windows.multicast)
+            .filter(|_| comm.inner.windows.multicast)
         else {
             return Ok(None);
         };
         let (gpu, driver) = (on_gpu.gpu(), on_gpu.gpu().driver());
         // Memory allocated outside this library, or a part of an allocation, gets no multicast
         // address.
-        let whole = memory.whole().filter(|_| offset == 0);
+        let whole = own.and_then(|(memory, offset)| memory.whole().filter(|_| *offset == 0));
         let hold = |raw: RawMulticast| Multicast {
             gpu: Arc::clone(gpu),
             raw,
@@ -88,9 +93,9 @@ impl Communicator {
         // it.
         let mut made = None;
         let mut offer = None;
-        if let Some(memory) = whole.filter(|_| self.rank() == 0) {
+        if let Some(memory) = whole.filter(|_| comm.rank() == 0) {
             let object = driver
-                .create_multicast(memory.bytes, self.size())
+                .create_multicast(memory.bytes, comm.size())
                 .map(&hold);
             match object.map_err(Error::from).and_then(|object| {
                 let export = driver.export_multicast(&object.raw)?;
@@ -105,9 +110,9 @@ impl Communicator {
                 Err(error) => warn(&error),
             }
         }
-        let continues = made.is_some() || (self.rank() != 0 && whole.is_some());
+        let continues = made.is_some() || (comm.rank() != 0 && whole.is_some());
         let offered = offer.as_ref().map_or(&[][..], |(_, bytes)| bytes);
-        let Some(offers) = self.step(continues, offered)? else {
+        let Some(offers) = self.step(&format!("offer-{at}"), continues, offered)? else {
             return Ok(None);
         };
         // The other ranks take the offer. Each adds its device before any rank binds memory.
@@ -122,7 +127,10 @@ impl Communicator {
             joined.map_err(Error::from).inspect_err(warn)
         };
         let joined = taken.filter(|object| join(object).is_ok());
-        if self.step(joined.is_some(), &[])?.is_none() {
+        if self
+            .step(&format!("join-{at}"), joined.is_some(), &[])?
+            .is_none()
+        {
             return Ok(None);
         }
         drop(offer);
@@ -134,7 +142,10 @@ impl Communicator {
         let bound = joined
             .zip(whole)
             .and_then(|(object, memory)| bind(object, &memory));
-        if self.step(bound.is_some(), &[])?.is_none() {
+        if self
+            .step(&format!("bind-{at}"), bound.is_some(), &[])?
+            .is_none()
+        {
             return Ok(None);
         }
         Ok(bound)
@@ -143,9 +154,9 @@ impl Communicator {
     /// Exchanges with all ranks whether this rank continues, and the bytes `more`. Returns one
     /// message per rank, each after a flag byte, or `None` if a rank does not continue. All ranks
     /// must call this together.
-    fn step(&self, continues: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+    fn step(&self, what: &str, continues: bool, more: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let own = [&[u8::from(continues)], more].concat();
-        let messages = self.exchange("multicast", &own)?;
+        let messages = self.exchange(what, &own)?;
         let stops = messages
             .iter()
             .position(|message| message.first() != Some(&1));

@@ -293,31 +293,12 @@ impl Rendezvous<'_> {
     /// that cannot take part.
     ///
     /// # Errors
-    /// This rank's own error, or the first one that another rank has published.
+    /// This rank's own error, or that of another rank.
     pub(super) fn all_agree<T>(&self, own: Result<T>) -> Result<T> {
-        if self.size == 1 {
-            return own;
-        }
-        let key = format!("{}/refused", self.prefix);
-        if let Err(error) = &own {
-            let text = format!("rank {} cannot take part: {error}", self.rank);
-            // Only the first error is published.
-            self.store.compare_set(&key, b"", text.as_bytes())?;
-        }
-        let mut refusal = Ok(None);
-        self.barrier_then("able", || {
-            refusal = self.store.check(&[&key]).and_then(|there| {
-                let read = || self.store.get(&key, self.timeout);
-                there.then(read).transpose()
-            });
-        })?;
-        match (own, refusal?) {
-            (Err(error), _) => Err(error),
-            (Ok(_), Some(text)) => Err(Error::Communicator {
-                name: self.name.to_owned(),
-                detail: String::from_utf8_lossy(&text).into_owned(),
-            }),
-            (Ok(own), None) => Ok(own),
+        let refusal = |error| format!("rank {} cannot take part: {error}", self.rank);
+        match self.agree("able", own.as_ref().err().map(refusal), || ())? {
+            None => own,
+            Some(reason) => own.and_then(|_| Err(self.refuse(reason))),
         }
     }
 }

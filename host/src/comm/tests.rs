@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::memory::MemoryDescriptor;
 use crate::options::Options;
 use crate::store::{self, MemoryStore, Store, TcpStore, TcpStoreServer};
-use crate::{Error, Result};
+use crate::{DType, Error, Result, WindowOptions};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -26,6 +26,7 @@ impl Store for LateStore {
         self.0.set(key, value)
     }
     fn get(&self, key: &str, timeout: Duration) -> store::Result<Vec<u8>> {
+        self.wait(&[key], timeout)?;
         self.0.get(key, timeout)
     }
     fn wait(&self, keys: &[&str], timeout: Duration) -> store::Result<()> {
@@ -382,7 +383,7 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
                         }],
                     },
                 };
-                rendezvous.barrier("leaving")
+                rendezvous.barrier_then("leaving", || ())
             })
         };
         // Rank 1 enters first: the last rank to enter does not wait for the others.
@@ -400,5 +401,98 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
         open.send(()).unwrap();
         one.join().unwrap().unwrap();
         zero.join().unwrap().unwrap();
+    });
+}
+
+/// If ranks fail before a barrier, all ranks learn the reason of one of them.
+#[test]
+fn ranks_agree_on_the_failure_of_some() {
+    let store = Arc::new(MemoryStore::new());
+    for failed in [&[][..], &[0], &[2], &[0, 1, 2]] {
+        let reasons: Vec<Option<String>> = thread::scope(|scope| {
+            let agree = |rank: u32| {
+                let store = &store;
+                scope.spawn(move || {
+                    let rendezvous = Rendezvous {
+                        store: &**store,
+                        prefix: "agreement",
+                        name: "agreement",
+                        rank,
+                        size: 3,
+                        timeout: TIMEOUT,
+                        watched: Watched::default(),
+                    };
+                    let failure = failed.contains(&rank).then(|| format!("reason {rank}"));
+                    rendezvous.agree("end", failure, || ()).unwrap()
+                })
+            };
+            let ranks: Vec<_> = (0..3).map(agree).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert!(reasons.iter().all(|reason| *reason == reasons[0]));
+        let possible: Vec<_> = failed.iter().map(|rank| format!("reason {rank}")).collect();
+        match &reasons[0] {
+            None => assert!(failed.is_empty()),
+            Some(reason) => assert!(possible.contains(reason), "{reason}"),
+        }
+        assert_eq!(store.num_keys().unwrap(), 0, "{failed:?}");
+    }
+}
+
+/// Calls `body` on each rank of a communicator of `size` ranks over `store`.
+fn on_ranks(
+    size: u32,
+    store: &Arc<MemoryStore>,
+    body: impl Fn(&Communicator) -> Result<()> + Sync,
+) {
+    thread::scope(|scope| {
+        let (store, body) = (&store, &body);
+        let run = |rank| {
+            scope.spawn(move || {
+                let comm = join_named(rank, size, store, 10_000)?;
+                body(&comm)
+            })
+        };
+        let ranks: Vec<_> = (0..size).map(run).collect();
+        ranks
+            .into_iter()
+            .for_each(|rank| rank.join().unwrap().unwrap());
+    });
+}
+
+/// Regression test: each call left several keys per rank in the store.
+#[test]
+fn host_calls_leave_no_keys() {
+    let store = Arc::new(MemoryStore::new());
+    on_ranks(3, &store, |comm| {
+        comm.barrier()?;
+        let before = store.num_keys()?;
+        // No rank begins a call before all ranks have counted.
+        comm.barrier()?;
+        let tensor = comm.alloc(DType::F32, 4)?;
+        let window = comm.new_window(&tensor, WindowOptions::default())?;
+        comm.barrier()?;
+        assert_eq!(store.num_keys()?, before);
+        window.free()
+    });
+}
+
+/// Regression test: a rank that could not tell the outcome of a call kept its communicator, whose
+/// later windows then had other numbers than those of the other ranks.
+#[test]
+fn a_host_call_that_a_rank_does_not_join_stops_the_communicator() {
+    let store = Arc::new(MemoryStore::new());
+    on_ranks(2, &store, |comm| {
+        if comm.rank() == 1 {
+            // Stays until rank 0 has failed.
+            await_key(&store, "failed");
+            return Ok(());
+        }
+        let short = comm.with_timeout(Duration::from_millis(200));
+        let error = short.alloc(DType::F32, 4).expect_err("rank 1 is missing");
+        let text = error.to_string();
+        assert!(text.contains("rank 1 did not join within 0.2 s"), "{text}");
+        assert!(comm.failure().is_some());
+        Ok(store.set("failed", b"1")?)
     });
 }

@@ -54,6 +54,8 @@ enum Slot {
     Live {
         /// Every rank's part, mapped as long as the window lives.
         parts: Vec<WindowPart>,
+        /// False until the ranks have agreed on the window. No operation finds it before.
+        is_listed: bool,
         /// Owner of this rank's part, if other code allocated the memory.
         owner: Option<Arc<dyn Any + Send + Sync>>,
         /// True if this rank has captured an operation while the window was alive. A graph may
@@ -73,6 +75,18 @@ impl Slot {
             _ => None,
         }
     }
+}
+
+/// A window from [`Windows::reserve`].
+#[derive(Debug)]
+pub(crate) struct ReservedWindow {
+    /// Number of the window.
+    pub(crate) id: usize,
+    /// Address of this rank's part.
+    start: usize,
+    bytes: u64,
+    /// True if no multicast address reaches the parts.
+    is_unicast: bool,
 }
 
 // SAFETY: an entry of the table is written under the lock, either before its number is published or
@@ -147,32 +161,35 @@ impl Windows {
             .count()
     }
 
-    /// Adds a window to which rank r contributes all of `parts[r]`, and returns its number. See
-    /// [`Windows::add_parts`].
-    pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<usize> {
+    /// Adds a window to which rank r contributes all of `parts[r]`.
+    pub(crate) fn add(&self, rank: u32, parts: Vec<Memory>) -> Result<()> {
         let bytes = parts[rank as usize].bytes();
-        self.add_parts(
-            rank,
-            parts.into_iter().map(|part| (part, 0)).collect(),
-            bytes,
-            0,
-            false,
-        )
+        let parts = parts.into_iter().map(|part| (part, 0)).collect();
+        self.list(&self.reserve(rank, parts, bytes, 0, false)?);
+        Ok(())
     }
 
-    /// Adds a window to which rank r contributes `bytes` bytes of `parts[r]`, and returns its
-    /// number. All ranks must add windows in the same order, so that the numbers agree, and the
-    /// table must not be full. `multicast` is the address that reaches all parts, or 0 if there is
-    /// none (on the CPU); all ranks must agree on its existence. `coarse` is true if this rank's
-    /// part is coarse-grained memory, which peers only read.
-    pub(crate) fn add_parts(
+    /// Reserves a number for a window to which rank r contributes `bytes` bytes of `parts[r]`, and
+    /// enters the window in the device's table. All ranks must reserve and remove windows in the
+    /// same order, so that the numbers agree, and the table must not be full. `multicast` is the
+    /// address that reaches all parts, or 0 if there is none (on the CPU); all ranks must agree on
+    /// its existence. `coarse` is true if this rank's part is coarse-grained memory, which peers
+    /// only read.
+    ///
+    /// No kernel has the number before [`Windows::list`]. If the ranks do not agree on the window,
+    /// each rank therefore removes it, and reuses the number, without a barrier of kernels:
+    /// - A rank overwrites the entry in its own table, which only its own kernels read.
+    /// - It first acquires the failure of a rank: its own, or that which the barrier of the host
+    ///   call reports. After this failure no rank lists the window.
+    /// - The failed rank releases the failure as it enters this barrier.
+    pub(crate) fn reserve(
         &self,
         rank: u32,
         parts: Vec<WindowPart>,
         bytes: u64,
         multicast: u64,
         coarse: bool,
-    ) -> Result<usize> {
+    ) -> Result<ReservedWindow> {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         // All ranks create and remove windows in the same order, so they choose the same number.
         let free = all.iter().position(|slot| matches!(slot, Slot::Free));
@@ -182,36 +199,26 @@ impl Windows {
         let header = size_of::<WindowConst>() / 8;
         let team = &parts[self.team.start as usize..self.team.end as usize];
         for (part, word) in team.iter().zip(&self.words(id)[header..]) {
-            // SAFETY: `words(id)` bounds the word, and kernels read it only after its number was
-            // published.
+            // SAFETY: `words(id)` bounds the word. Kernels read it only after a rank has listed the
+            // window, and peers list it only after this rank has entered the call's barrier.
             unsafe { word.get().write(address(part)) };
         }
-        // SAFETY: `entry` points to this table's entry, and kernels read it only after its number
-        // was published.
+        // SAFETY: `entry` points to this table's entry, and kernels read it only after the window
+        // was listed.
         unsafe { (&raw mut (*entry).multicast).write(multicast) };
         // SAFETY: see the write above.
         unsafe { (&raw mut (*entry).bytes).write(bytes) };
         self.publish(id)?;
         self.coarse[id].store(coarse, Ordering::Relaxed);
-        if id > 0 {
-            self.windows.fetch_add(1, Ordering::AcqRel);
-            self.unicast
-                .fetch_add(usize::from(multicast == 0), Ordering::AcqRel);
-        }
-        let start = address(&parts[rank as usize]) as usize;
-        let at = self.live_count.load(Ordering::Acquire);
-        // A removed window may have had this entry, which a reader may still look at.
-        self.version.fetch_add(1, Ordering::AcqRel);
-        core::sync::atomic::fence(Ordering::Release);
-        self.live[at].0.store(start, Ordering::Relaxed);
-        self.live[at]
-            .1
-            .store(start + bytes as usize, Ordering::Relaxed);
-        self.live[at].2.store(id, Ordering::Relaxed);
-        self.live_count.store(at + 1, Ordering::Release);
-        self.version.fetch_add(1, Ordering::AcqRel);
+        let window = ReservedWindow {
+            id,
+            start: address(&parts[rank as usize]) as usize,
+            bytes,
+            is_unicast: multicast == 0,
+        };
         let slot = Slot::Live {
             parts,
+            is_listed: false,
             owner: None,
             captured: false,
             dropped: false,
@@ -220,7 +227,31 @@ impl Windows {
             Some(free) => *free = slot,
             None => all.push(slot),
         }
-        Ok(id)
+        Ok(window)
+    }
+
+    /// Lets operations use a reserved window. All ranks must have agreed on it.
+    pub(crate) fn list(&self, window: &ReservedWindow) {
+        let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Slot::Live { is_listed, .. }) = all.get_mut(window.id) {
+            *is_listed = true;
+        }
+        if window.id > 0 {
+            self.windows.fetch_add(1, Ordering::AcqRel);
+            self.unicast
+                .fetch_add(usize::from(window.is_unicast), Ordering::AcqRel);
+        }
+        let at = self.live_count.load(Ordering::Acquire);
+        // A removed window may have had this entry, which a reader may still look at.
+        self.version.fetch_add(1, Ordering::AcqRel);
+        core::sync::atomic::fence(Ordering::Release);
+        self.live[at].0.store(window.start, Ordering::Relaxed);
+        self.live[at]
+            .1
+            .store(window.start + window.bytes as usize, Ordering::Relaxed);
+        self.live[at].2.store(window.id, Ordering::Relaxed);
+        self.live_count.store(at + 1, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Keeps the owner of this rank's part alive as long as the window.
@@ -268,8 +299,13 @@ impl Windows {
     pub(crate) fn note_capture(&self) {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         for slot in &mut *all {
-            if let Slot::Live { captured, .. } = slot {
-                *captured = true;
+            if let Slot::Live {
+                captured,
+                is_listed,
+                ..
+            } = slot
+            {
+                *captured |= *is_listed;
             }
         }
     }
@@ -303,20 +339,22 @@ impl Windows {
         matches!(all.get(id), Some(Slot::Live { captured: true, .. }))
     }
 
-    /// Removes a retired window: kernels no longer resolve its number, and its memory may be freed.
-    /// All ranks must have agreed that no operation in flight uses it. A new window may get the
-    /// number if `is_free` is true. All ranks must pass the same value, which must be false if a
-    /// rank has captured an operation: a replay with the number then fails.
+    /// Removes a window that is retired or was never listed: kernels no longer resolve its number,
+    /// and its memory may be freed. All ranks must have agreed that no operation in flight uses it.
+    /// A new window may get the number if `is_free` is true. All ranks must pass the same value,
+    /// which must be false if a rank has captured an operation: a replay with the number then
+    /// fails.
     pub(crate) fn remove(&self, id: usize, is_free: bool) {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match is_free {
             true => Slot::Free,
             false => Slot::Retired,
         };
-        let Some(live @ Slot::Live { .. }) = all.get_mut(id) else {
+        let Some(Slot::Live { is_listed, .. }) = all.get(id) else {
             return;
         };
-        let parts = core::mem::replace(live, slot);
+        let was_listed = *is_listed;
+        let parts = core::mem::replace(&mut all[id], slot);
         let entry = self.entry(id);
         // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
         // agreed that no operation uses the window.
@@ -326,7 +364,7 @@ impl Windows {
         if let Err(error) = self.publish(id) {
             tracing::warn!(%error, "a window of a GPU could not be taken out of its table");
         }
-        if id > 0 {
+        if id > 0 && was_listed {
             self.windows.fetch_sub(1, Ordering::AcqRel);
             self.unicast
                 .fetch_sub(usize::from(multicast == 0), Ordering::AcqRel);
@@ -432,10 +470,12 @@ mod tests {
         let add = |coarse| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
             let at = memory.ptr();
-            let id = windows
-                .add_parts(0, vec![(memory, 0)], 4096, 0, coarse)
+            let window = windows
+                .reserve(0, vec![(memory, 0)], 4096, 0, coarse)
                 .expect("a window");
-            (id, at)
+            assert!(!windows.addr_of(at, 4096).is_some(), "not agreed on");
+            windows.list(&window);
+            (window.id, at)
         };
         for coarse in [true, false] {
             let (id, at) = add(coarse);
@@ -453,9 +493,11 @@ mod tests {
         let windows = Windows::new(None, 0..1, false).expect("a table");
         let add = |multicast| {
             let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
-            windows
-                .add_parts(0, vec![(memory, 0)], 4096, multicast, false)
-                .expect("a window")
+            let window = windows
+                .reserve(0, vec![(memory, 0)], 4096, multicast, false)
+                .expect("a window");
+            windows.list(&window);
+            window.id
         };
         assert!(!windows.have_multicast());
         add(0); // the workspace
@@ -477,5 +519,35 @@ mod tests {
             first,
             "the number of a removed window is used again"
         );
+    }
+
+    /// A window that the ranks do not agree on leaves its number, and no graph can have it.
+    #[test]
+    fn a_window_that_was_not_listed_frees_its_number() {
+        let windows = Windows::new(None, 0..1, false).expect("a table");
+        let reserve = || {
+            let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
+            let at = memory.ptr();
+            let window = windows
+                .reserve(0, vec![(memory, 0)], 4096, 1 << 40, false)
+                .expect("a window");
+            (window, at)
+        };
+        windows.list(&reserve().0); // the workspace
+        let (first, at) = reserve();
+        let (second, _) = reserve();
+        assert_ne!(first.id, second.id);
+        windows.note_capture();
+        assert!(!windows.is_captured(first.id));
+        assert!(!windows.addr_of(at, 4096).is_some());
+        assert!(!windows.have_multicast(), "no operation has a window");
+        for window in [&first, &second] {
+            windows.remove(window.id, true);
+        }
+        assert_eq!((windows.count(), windows.have_multicast()), (1, false));
+        let (again, at) = reserve();
+        assert_eq!(again.id, first.id);
+        windows.list(&again);
+        assert!(windows.addr_of(at, 4096).is_some() && windows.have_multicast());
     }
 }

@@ -100,6 +100,9 @@ fn child() -> bool {
     });
     report(started.elapsed().as_secs_f64());
     report(error);
+    // Calls that create a communicator leave this one as it is.
+    let creates = ["dup", "split", "reconfigure"].contains(&name.as_str());
+    assert!(creates || comm.failure().is_some(), "{name}");
     // Ends only when the parent kills it, so that no rank takes this one for the one that died.
     thread::sleep(TEST_TIMEOUT);
     true
@@ -209,4 +212,156 @@ fn an_operation_that_a_hook_enqueues_keeps_the_memory_mapped() {
     let test = "host_calls::an_operation_that_a_hook_enqueues_keeps_the_memory_mapped";
     let mut ranks = Ranks::start(test, "ending", 2, Host::Parent, &[]);
     ranks.succeed(TEST_TIMEOUT).expect("no rank crashed");
+}
+
+const NEW_WINDOWS: [&str; 5] = [
+    "alloc",
+    "new_window",
+    "alloc_window",
+    "alloc_queue",
+    "tensor_register",
+];
+
+/// Sets the soft limit of `resource` of this process and returns the previous one.
+fn set_limit(resource: libc::__rlimit_resource_t, limit: u64) -> u64 {
+    let mut all = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `all` is valid for writes.
+    assert_eq!(unsafe { libc::getrlimit(resource, &raw mut all) }, 0);
+    let before = core::mem::replace(&mut all.rlim_cur, limit);
+    // SAFETY: `all` is initialized.
+    assert_eq!(unsafe { libc::setrlimit(resource, &raw const all) }, 0);
+    before
+}
+
+/// Creates a window by the call `name` and checks that it is the same window on all ranks.
+fn create_and_use(comm: &Communicator, name: &str, tensor: &Tensor) -> Result<()> {
+    let options = WindowOptions::default();
+    let window = match name {
+        "alloc" => {
+            let tensor = comm.alloc(DType::F32, 64)?;
+            let number = [comm.window_addr(&tensor)?.window()];
+            let mut numbers = vec![0u32; comm.size() as usize];
+            comm.all_gather_single(&mut numbers, number.as_slice())?;
+            assert!(numbers.iter().all(|theirs| *theirs == number[0]));
+            tensor.copy_from(&[1.0f32; 64])?;
+            comm.all_reduce(&tensor, ReduceOp::Sum)?;
+            assert_eq!(tensor.to_vec::<f32>()?, [comm.size() as f32; 64]);
+            return Ok(());
+        }
+        "alloc_queue" => return comm.alloc_queue(DType::F32, 16, 4)?.free(),
+        "tensor_register" => {
+            let registration = comm.tensor_register(tensor)?;
+            tensor.copy_from(&[1.0f32; 64])?;
+            comm.all_reduce(tensor, ReduceOp::Sum)?;
+            assert_eq!(tensor.to_vec::<f32>()?, [comm.size() as f32; 64]);
+            return comm.tensor_deregister(registration);
+        }
+        "new_window" => comm.new_window(tensor, options)?,
+        "alloc_window" => comm.alloc_window(DType::F32, 64, options)?,
+        other => panic!("no call {other}"),
+    };
+    let source = comm.tensor_from(&[comm.rank() as f32; 64])?;
+    let (next, size) = ((comm.rank() + 1) % comm.size(), comm.size());
+    window.put(&source, next, 0)?;
+    window.raise(next, 0)?;
+    let previous = (comm.rank() + size - 1) % size;
+    window.wait_raised(0, Some(previous))?;
+    assert_eq!(window.tensor().to_vec::<f32>()?, [previous as f32; 64]);
+    window.free()
+}
+
+/// Creates a communicator of all ranks by the call `name`.
+fn create_comm(comm: &Communicator, name: &str) -> Result<()> {
+    let ranks: Vec<u32> = comm.ranks().collect();
+    let created = match name {
+        "dup" => comm.dup()?,
+        _ => comm.split(&ranks, "part")?.expect("this rank is listed"),
+    };
+    created.barrier()?;
+    created.finalize()
+}
+
+/// Runs as a child process: on the last rank, each call first fails, for lack of memory or because
+/// it cannot map the memory of its peers. All ranks then repeat the call.
+fn failing_child() -> bool {
+    if role().as_deref() != Some("failing") {
+        return false;
+    }
+    let mut options = Options::default();
+    options.timeout = TIMEOUT;
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    let last = comm.size() - 1;
+    for name in NEW_WINDOWS {
+        let tensor = Tensor::new(DType::F32, 64).expect("memory");
+        // A registration allocates nothing, but opens a file of each peer.
+        let resource = match name {
+            "tensor_register" => libc::RLIMIT_NOFILE,
+            _ => libc::RLIMIT_FSIZE,
+        };
+        let succeeds = comm.size() == 1 && name == "tensor_register";
+        comm.barrier().expect("a barrier");
+        let started = Instant::now();
+        let result = match comm.rank() == last {
+            true => {
+                let before = set_limit(resource, 0);
+                let result = create_and_use(&comm, name, &tensor);
+                set_limit(resource, before);
+                result
+            }
+            false => create_and_use(&comm, name, &tensor),
+        };
+        let elapsed = started.elapsed();
+        assert!(elapsed < TIMEOUT / 4, "{name}: {elapsed:?}");
+        match result {
+            Ok(()) => assert!(succeeds, "{name}"),
+            Err(error) if comm.rank() == last => {
+                let is_own = !matches!(error, fusewire::Error::Communicator { .. });
+                assert!(is_own, "{name}: {error}");
+            }
+            Err(error) => {
+                let start = format!("{name} failed on rank {last}: ");
+                let error = error.to_string();
+                assert!(error.contains(&start), "{name}: {error}");
+                assert!(error.contains("no rank has the window"), "{error}");
+            }
+        }
+        for _ in 0..2 {
+            let repeated = create_and_use(&comm, name, &tensor);
+            repeated.unwrap_or_else(|error| panic!("{name} repeated: {error}"));
+        }
+    }
+    for name in ["dup", "split"] {
+        comm.barrier().expect("a barrier");
+        let before = (comm.rank() == last).then(|| set_limit(libc::RLIMIT_FSIZE, 0));
+        let started = Instant::now();
+        let error = create_comm(&comm, name).expect_err("the workspace of the last rank");
+        assert!(started.elapsed() < TIMEOUT / 4, "{name}: {error}");
+        let is_named = error.to_string().contains(&format!("rank {last} cannot"));
+        assert!(comm.rank() == last || is_named, "{name}: {error}");
+        if let Some(before) = before {
+            set_limit(libc::RLIMIT_FSIZE, before);
+        }
+        create_comm(&comm, name).unwrap_or_else(|error| panic!("{name} repeated: {error}"));
+        create_and_use(&comm, "alloc", &Tensor::new(DType::F32, 1).expect("memory"))
+            .unwrap_or_else(|error| panic!("a window after {name}: {error}"));
+    }
+    comm.finalize().expect("finalized");
+    true
+}
+
+#[test]
+fn a_call_that_fails_on_one_rank_fails_on_all_and_can_be_repeated() {
+    if failing_child() {
+        return;
+    }
+    let test = "host_calls::a_call_that_fails_on_one_rank_fails_on_all_and_can_be_repeated";
+    for size in [1, 2, 3] {
+        let mut ranks = Ranks::start(test, "failing", size, Host::Parent, &[]);
+        for rank in &mut ranks.processes {
+            rank.succeed(TEST_TIMEOUT).expect("a rank");
+        }
+    }
 }

@@ -3,12 +3,12 @@
 
 use core::ffi::CStr;
 use core::time::Duration;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
-use fusewire::{Algorithm, Communicator, DType, Result, Tensor};
+use fusewire::{Algorithm, Communicator, DType, Result, Tensor, WindowOptions};
 use fusewire_tests::device::device_of;
 use fusewire_tests::fake::Fake;
 use fusewire_tests::grid::warnings;
@@ -245,13 +245,90 @@ fn a_driver_error_on_one_rank_disables_multicast_on_all() {
     });
 }
 
+/// Driver functions with which a rank creates a window: for memory, the entry of the window in the
+/// GPU's table, and the description of the window.
+const FAULTS: [&CStr; 5] = [
+    c"cuMemCreate",
+    c"cuMemExportToShareableHandle",
+    c"cuMemImportFromShareableHandle",
+    c"cuMemMap",
+    c"cuMemcpyHtoDAsync_v2",
+];
+
+/// Each call of the driver fails once, on one of the ranks, while they create a window. Then no
+/// rank has a window, no driver object remains, and the ranks can repeat the call.
+#[test]
+fn a_driver_error_on_one_rank_leaves_no_window_on_any() {
+    let test = "multicast::a_driver_error_on_one_rank_leaves_no_window_on_any";
+    on_fake(test, &devices("2"), || {
+        let fake = Fake::open().expect("the fake");
+        let barrier = Arc::new(Barrier::new(2));
+        let fault = Arc::new(Mutex::new(None::<(&CStr, u64)>));
+        let failures = run_each(2, |comm| {
+            let is_first = comm.rank() == 0;
+            let set_fault = |new| {
+                barrier.wait();
+                if is_first {
+                    *fault.lock().expect("no panic") = new;
+                }
+                barrier.wait();
+            };
+            // The ranks first compare their arguments by an operation. If it fails on one rank, the
+            // others time out, so the fault begins afterwards.
+            let (meet, current) = (Arc::clone(&barrier), Arc::clone(&fault));
+            let _hook = comm.register_post_hook(move |arguments| {
+                let fault = *current.lock().expect("no panic");
+                let Some((call, nth)) = fault.filter(|_| arguments.name == "all_gather_single")
+                else {
+                    return;
+                };
+                meet.wait();
+                if is_first {
+                    // 2 is CUDA_ERROR_OUT_OF_MEMORY.
+                    Fake::open().expect("the fake").fail(call, nth, 2);
+                }
+                meet.wait();
+            });
+            let tensor = comm.tensor(DType::F32, 70_000)?;
+            let create = || comm.new_window(&tensor, WindowOptions::default());
+            let mut failures = [0; FAULTS.len()];
+            for (at, call) in FAULTS.into_iter().enumerate() {
+                for nth in 1..16 {
+                    set_fault(Some((call, nth)));
+                    let result = create();
+                    set_fault(None);
+                    // Removes a fault that no call has met.
+                    fake.fail(call, 0, 0);
+                    match result {
+                        Ok(window) => window.free()?,
+                        Err(error) => {
+                            failures[at] += 1;
+                            assert!(comm.failure().is_none(), "{call:?} {nth}: {error}");
+                        }
+                    }
+                    barrier.wait();
+                    assert_eq!(live(&fake)[..2], [0, 0], "{call:?} {nth}");
+                }
+            }
+            let window = create()?;
+            assert_eq!(algorithm(&comm)?, Algorithm::Nvls);
+            sum(&comm, &tensor)?;
+            window.free()?;
+            Ok(failures)
+        });
+        assert!(failures[0].iter().all(|count| *count > 0), "{failures:?}");
+        assert_eq!(failures[0], failures[1]);
+        settles(&fake, &[0, 0, 0, 0, 0]);
+    });
+}
+
 #[test]
 fn ranks_that_share_a_gpu_do_not_use_multicast() {
     let test = "multicast::ranks_that_share_a_gpu_do_not_use_multicast";
     on_fake(test, &devices("2"), || {
         let fake = Fake::open().expect("the fake");
-        // Runs `ranks` ranks on two devices. Returns true if the ranks exchange a multicast object.
-        let asked = |ranks: u32, expected: Algorithm| {
+        // Runs `ranks` ranks on two devices.
+        let use_windows = |ranks: u32, expected: Algorithm| {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
             thread::scope(|scope| {
                 for rank in 0..ranks {
@@ -266,20 +343,11 @@ fn ranks_that_share_a_gpu_do_not_use_multicast() {
                     });
                 }
             });
-            (0..100).any(|call| {
-                let key = format!("fusewire/two/0/multicast-{call}/0");
-                store.check(&[key.as_str()]).expect("an answer")
-            })
         };
-        assert!(
-            !asked(3, Algorithm::TwoShot),
-            "two ranks that share device 0 used multicast"
-        );
+        use_windows(3, Algorithm::TwoShot);
+        // Two ranks share device 0.
         assert_eq!(fake.calls(c"cuMulticastCreate"), 0);
-        assert!(
-            asked(2, Algorithm::Nvls),
-            "ranks with a device each did not use multicast"
-        );
+        use_windows(2, Algorithm::Nvls);
         assert_eq!(fake.calls(c"cuMulticastCreate"), 1);
     });
 }

@@ -10,6 +10,8 @@ mod workspace;
 
 use std::sync::Arc;
 
+use fusewire_device::layout::WorkspaceLayout;
+
 pub(super) use self::config::CommConfig;
 pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
@@ -109,13 +111,9 @@ impl Communicator {
         let layout = layout(size, options);
         let agreed = format!("workspace-{:016x}", agreed_hash(size, options));
         let rendezvous = config.rendezvous();
-        if config.device.is_gpu() {
-            // Loads kernels before any kernel can wait for another, because loading may wait for
-            // the device.
-            crate::gpus::open(config.device)?.load()?;
-        }
-        let workspace = Memory::create(config.device, layout.bytes, "fusewire-workspace")?;
-        write_state(&workspace, &layout, options, config.generation)?;
+        let workspace = config
+            .new_workspace(&layout)
+            .inspect_err(|error| rendezvous.withdraw(&agreed, error))?;
         let residency = config.device.is_gpu().then(|| config.residency());
         let locality = Locality {
             // If the number is not known, the error stops all ranks below.
@@ -169,9 +167,8 @@ impl Communicator {
             backend: None,
         };
         let comm = Self::assemble(config, parts)?;
-        let mapped = format!("mapped-{}", comm.inner.group.next_host_call());
-        comm.rendezvous().end(
-            &mapped,
+        comm.rendezvous(&comm.inner.group.prefix).end(
+            "mapped",
             &agreed,
             &locality.host,
             &["oversubscribed", multi_rank_grid::KEY],
@@ -200,5 +197,19 @@ impl Communicator {
             backend: Some(backend),
         };
         Self::assemble(config, parts)
+    }
+}
+
+impl CommConfig {
+    /// Creates this rank's workspace in the initial state.
+    fn new_workspace(&self, layout: &WorkspaceLayout) -> Result<Memory> {
+        if self.device.is_gpu() {
+            // Loads kernels before any kernel can wait for another, because loading may wait for
+            // the device.
+            crate::gpus::open(self.device)?.load()?;
+        }
+        let workspace = Memory::create(self.device, layout.bytes, "fusewire-workspace")?;
+        write_state(&workspace, layout, &self.options, self.generation)?;
+        Ok(workspace)
     }
 }

@@ -1,8 +1,10 @@
-//! Barriers in the store. The last barrier of a rendezvous deletes the rendezvous' keys.
+//! Barriers in the store, in which ranks also agree on success. The last barrier of a rendezvous
+//! deletes the rendezvous' keys.
 
 use core::time::Duration;
 use std::time::Instant;
 
+use super::outcome::Outcome;
 use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
 use crate::store::Error as StoreError;
@@ -11,16 +13,13 @@ use crate::{Error, Result};
 /// Time that the other ranks have to leave a barrier after the process of one of them has ended.
 const LEAVING: Duration = Duration::from_secs(30);
 
+/// Added to a barrier's counter by a rank that has failed. The lower bits count the ranks.
+const FAILED: i64 = 1 << 32;
+
 /// Time between two looks at the processes of the other ranks.
 const LOOK: Duration = Duration::from_millis(500);
 
 impl Rendezvous<'_> {
-    /// Waits until all ranks have entered. Rank 0 also waits until all others have left, because
-    /// its process may serve the store and exit directly afterwards.
-    pub(in crate::comm) fn barrier(&self, what: &str) -> Result<()> {
-        self.barrier_then(what, || ())
-    }
-
     /// Runs the last barrier of a rendezvous and, after all ranks have read its keys, deletes them.
     pub(in crate::comm) fn end(
         &self,
@@ -47,25 +46,50 @@ impl Rendezvous<'_> {
         })
     }
 
-    /// Runs [`Self::barrier`], and calls `clean` after all ranks have entered and before the store
-    /// may exit.
+    /// Waits until all ranks have entered, then calls `clean`. Rank 0 also waits until all others
+    /// have left, because its process may serve the store and exit directly afterwards.
     pub(in crate::comm) fn barrier_then(&self, what: &str, clean: impl FnOnce()) -> Result<()> {
+        self.agree(what, None, clean).map(drop)
+    }
+
+    /// Runs [`Self::barrier_then`] with the reason why this rank has failed, if it has. Returns the
+    /// reason of one of the failed ranks, or `None` if no rank has failed: the same on every rank.
+    pub(in crate::comm) fn agree(
+        &self,
+        what: &str,
+        failure: Option<String>,
+        clean: impl FnOnce(),
+    ) -> Result<Option<String>> {
         if self.size == 1 {
             clean();
-            return Ok(());
+            return Ok(failure);
         }
         let key = format!("{}/{what}", self.prefix);
         let started = Instant::now();
-        let (all, gone, left) = (
-            format!("{key}/all"),
-            format!("{key}/gone"),
-            format!("{key}/left"),
-        );
-        if self.store.add(&key, 1)? == i64::from(self.size) {
-            self.store.set(&all, b"1")?;
-        } else {
-            self.await_key(&all, started)?;
+        let [failed, all, gone, left] =
+            ["failed", "all", "gone", "left"].map(|name| format!("{key}/{name}"));
+        let mut step = 1;
+        if let Some(failure) = &failure {
+            // Written before this rank enters, so that the last rank finds it.
+            self.store.set(&failed, failure.as_bytes())?;
+            step += FAILED;
         }
+        let entered = self.store.add(&key, step)?;
+        let outcome = if entered % FAILED == i64::from(self.size) {
+            let outcome = match entered < FAILED {
+                true => Outcome::Complete,
+                false => {
+                    let reason = self.store.get(&failed, self.timeout)?;
+                    let _ = self.store.delete(&failed);
+                    Outcome::Refused(String::from_utf8_lossy(&reason).into_owned())
+                }
+            };
+            self.store.set(&all, &outcome.to_bytes())?;
+            outcome
+        } else {
+            let outcome = self.await_key(&all, started)?;
+            Outcome::from_bytes(&outcome).ok_or_else(|| self.unreadable(0))?
+        };
         clean();
         if self.rank == 0 {
             if self.await_others(&gone, started)? {
@@ -78,7 +102,10 @@ impl Rendezvous<'_> {
             // key.
             let _ = self.store.set(&gone, b"1");
         }
-        Ok(())
+        Ok(match outcome {
+            Outcome::Complete => None,
+            Outcome::Refused(reason) => Some(reason),
+        })
     }
 
     /// Waits, on rank 0, until the other ranks have left the barrier, and returns true. A rank may
@@ -105,12 +132,11 @@ impl Rendezvous<'_> {
         }
     }
 
-    fn await_key(&self, key: &str, started: Instant) -> Result<()> {
-        self.wait(&[key], self.timeout)
-            .map_err(|error| match error {
-                Error::Store(StoreError::Timeout { .. }) => self.late(started),
-                other => other,
-            })
+    fn await_key(&self, key: &str, started: Instant) -> Result<Vec<u8>> {
+        self.get(key, self.timeout).map_err(|error| match error {
+            Error::Store(StoreError::Timeout { .. }) => self.late(started),
+            other => other,
+        })
     }
 
     fn late(&self, started: Instant) -> Error {

@@ -27,10 +27,9 @@ pub(super) use self::peer_info::PeerInfo;
 pub(super) use self::waiting::set_duplicate_grace;
 pub(super) use self::watched::{Watched, WatchedMember};
 
-use super::topology::Locality;
 use crate::device::Device;
 use crate::memory::Memory;
-use crate::store::Store;
+use crate::store::{Error as StoreError, Store};
 use crate::{Error, Result};
 
 /// A rank's view of a rendezvous.
@@ -45,21 +44,6 @@ pub(super) struct Rendezvous<'a> {
 }
 
 impl Rendezvous<'_> {
-    /// Publishes this rank's segment and maps those of all ranks. `what` contains all values that
-    /// must be equal on all ranks; a mismatch is an error.
-    pub(super) fn share(&self, device: Device, what: &str, own: Memory) -> Result<Vec<Memory>> {
-        let locality = Locality::of(device)?;
-        let (elsewhere, infos) = self.gather(what, &own.descriptor()?, &locality)?;
-        if let Some((rank, theirs)) = elsewhere {
-            return Err(self.refuse(format!(
-                "rank {rank} is on another host ({theirs}) than rank {} ({}): memory cannot be \
-                    shared",
-                self.rank, locality.host
-            )));
-        }
-        self.open(device, own, infos)
-    }
-
     /// Maps the segments of all ranks.
     pub(super) fn open(
         &self,
@@ -78,22 +62,40 @@ impl Rendezvous<'_> {
         Ok(all)
     }
 
-    /// Returns the bytes of every rank.
+    /// Returns the bytes of every rank. [`Self::exchange_key`] names the keys, which are not
+    /// deleted.
     pub(super) fn exchange(&self, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let key = |rank: u32| format!("{}/{what}/{rank}", self.prefix);
+        if self.size == 1 {
+            return Ok(vec![own.to_vec()]);
+        }
         // The value is never empty, because some stores do not support empty values.
         let mut value = vec![0];
         value.extend(own);
-        self.store.set(&key(self.rank), &value)?;
-        let keys: Vec<_> = (0..self.size).map(key).collect();
+        self.store
+            .set(&self.exchange_key(what, self.rank), &value)?;
+        let keys: Vec<_> = (0..self.size)
+            .map(|rank| self.exchange_key(what, rank))
+            .collect();
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
-        let mut all = self.multi_get(&keys, self.timeout)?;
+        let mut all = match self.multi_get(&keys, self.timeout) {
+            Err(Error::Store(StoreError::Timeout { .. })) => {
+                let is_there = |rank: &u32| self.store.check(&[keys[*rank as usize]]);
+                let missing = (0..self.size).find(|rank| !is_there(rank).unwrap_or(true));
+                return Err(self.missing(missing.unwrap_or_default()));
+            }
+            all => all?,
+        };
         for value in &mut all {
             if !value.is_empty() {
                 value.remove(0);
             }
         }
         Ok(all)
+    }
+
+    /// Returns the key of the bytes that `rank` passes to [`Self::exchange`].
+    pub(super) fn exchange_key(&self, what: &str, rank: u32) -> String {
+        format!("{}/{what}/{rank}", self.prefix)
     }
 
     /// Returns rank 0's value, for decisions that must be the same on all ranks.
@@ -147,11 +149,11 @@ impl Rendezvous<'_> {
         }
     }
 
-    fn unreadable(&self, rank: u32) -> Error {
+    pub(super) fn unreadable(&self, rank: u32) -> Error {
         self.refuse(format!("rank {rank} published something else"))
     }
 
-    fn refuse(&self, detail: String) -> Error {
+    pub(super) fn refuse(&self, detail: String) -> Error {
         Error::Communicator {
             name: self.name.to_owned(),
             detail,

@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use super::Rendezvous;
 use super::claim::number_key;
 use super::waiting::WaitProgress;
+use super::{Rendezvous, class};
 
 use crate::store::Error as StoreError;
 use crate::{Error, Result};
@@ -12,17 +12,17 @@ use crate::{Error, Result};
 /// Time that a rank waits for another rank to find the missing rank.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The outcome of a rendezvous.
+/// The outcome of a rendezvous or of a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All ranks have joined, and their options agree.
+    /// All ranks have joined, and their options agree. No rank has failed before the barrier.
     Complete,
     /// The reason for failure.
     Refused(String),
 }
 
 impl Outcome {
-    fn to_bytes(&self) -> Vec<u8> {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Complete => vec![1],
             Self::Refused(detail) => [&[0], detail.as_bytes()].concat(),
@@ -78,6 +78,14 @@ impl Rendezvous<'_> {
             unreachable!("the error of a missing rank")
         };
         self.publish(class, Outcome::Refused(detail))
+    }
+
+    /// Ends the rendezvous on all ranks, because this rank cannot publish `what`.
+    pub(in crate::comm) fn withdraw(&self, what: &str, error: &Error) {
+        let detail = format!("rank {} cannot take part: {error}", self.rank);
+        if let Err(error) = self.publish(class(what), Outcome::Refused(detail)) {
+            tracing::warn!(%error, "the other ranks wait for this one until their timeout");
+        }
     }
 
     /// Explains the end of the store's server while this rank waited.

@@ -88,11 +88,6 @@ impl Rendezvous<'_> {
         self.read(keys, timeout, |timeout| self.store.multi_get(keys, timeout))
     }
 
-    /// Waits for keys as [`store::Store::wait`], and ends early as the module describes.
-    pub(super) fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.read(keys, timeout, |timeout| self.store.wait(keys, timeout))
-    }
-
     fn read<T>(
         &self,
         keys: &[&str],

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use fusewire_device::DType;
 use fusewire_device::window::{DeviceWindow, signal_pad_bytes};
 
-use super::register::PeerAccess;
+use super::register::{PeerAccess, WindowArgs};
 use super::{Shared, Window};
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::observe::Buffers;
 use crate::comm::submit::invalid;
 use crate::gpu::Scratch;
+use crate::memory::Memory;
 use crate::tensor::Tensor;
 
 /// Numbers of a window's signals, counters, barriers and cells; equal on all ranks. The defaults
@@ -98,20 +99,28 @@ impl Communicator {
     /// another stream.
     ///
     /// # Errors
-    /// [`Error::Communicator`](crate::Error::Communicator) if ranks pass different arguments;
+    /// [`Error::Communicator`](crate::Error::Communicator) if ranks pass different arguments, or if
+    /// the call fails on another rank, which the message names; the errors of memory on this rank;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows, and
     /// for a window with cells if the GPU of a rank has no atomics for the memory of another rank.
+    /// No rank has the window then, and all ranks can repeat the call. If the ranks cannot agree on
+    /// the outcome, the communicator fails, as in [`Communicator::alloc`].
     pub fn new_window(&self, tensor: &Tensor, options: WindowOptions) -> Result<Window> {
         let buffers = || Buffers::of_tensors([], [tensor]);
         self.hooked("new_window", None, buffers, |_| {
-            self.make_window(tensor, options, Rings::default())
+            let (args, tensor) = ((tensor.dtype(), tensor.len()), Ok(tensor.clone()));
+            self.make_window("new_window", args, tensor, options, Rings::default())
         })
     }
 
-    /// Creates a window, with rings if it is the window of a queue.
+    /// Creates a window over the `len` elements of `tensor`, with rings if it is the window of a
+    /// queue. A rank that could not allocate the tensor passes the error, which fails the call on
+    /// all ranks.
     pub(super) fn make_window(
         &self,
-        tensor: &Tensor,
+        operation: &'static str,
+        (dtype, len): (DType, usize),
+        tensor: Result<Tensor>,
         options: WindowOptions,
         rings: Rings,
     ) -> Result<Window> {
@@ -127,48 +136,60 @@ impl Communicator {
         let signals = options.signals.unwrap_or(size);
         let counters = options.counters.unwrap_or(size);
         let (barriers, cells) = (options.barriers, options.cells);
-        let numbers = [signals, counters, barriers, cells];
-        let (id, parts) = outside.register_parts(tensor, numbers, PeerAccess::Write)?;
-        let blocks = self.inner.executor.constants.max_blocks;
-        let bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
-        let signal_pad_id = match self.alloc_memory(bytes) {
-            Ok((id, _)) => id,
-            Err(error) => {
-                // Fails only if the communicator has failed, and then all windows stay.
-                let _ = self.end_windows(&[id]);
-                return Err(error);
-            }
+        let args = WindowArgs {
+            dtype,
+            len,
+            numbers: [signals, counters, barriers, cells],
         };
-        let signal_pads = (0..size)
-            .filter_map(|rank| self.inner.windows.part(signal_pad_id, rank))
-            .collect();
-        let device = Box::new(DeviceWindow {
-            window: id as u32,
-            signal_pad: signal_pad_id as u32,
-            offset: 0,
-            bytes: (tensor.len() * tensor.dtype().size()) as u64,
-            signals,
-            counters,
-            barriers,
-            size,
-            blocks,
-            ring: rings.rows,
-            width: rings.width,
-            cells,
+        outside.agree_on_window(&args, tensor.as_ref().ok(), PeerAccess::Write)?;
+        let blocks = self.inner.executor.constants.max_blocks;
+        let pad_bytes = signal_pad_bytes(size, blocks, signals, counters, barriers, cells).max(8);
+        let parts = tensor.clone().and_then(|tensor| {
+            let pad = Memory::create(self.device(), pad_bytes, "fusewire-window")?;
+            Ok(vec![tensor.memory(), (pad, 0)])
         });
-        let on_gpu = self.inner.executor.on_gpu.as_ref();
-        let on_gpu = on_gpu
-            .map(|on_gpu| Scratch::holding(on_gpu.gpu(), bytemuck::bytes_of(&*device)))
-            .transpose()?;
+        let call = self.host_call(operation);
+        let windows = call.add_windows(parts.clone(), &[args.bytes(), pad_bytes]);
+        let made = windows.and_then(|windows| {
+            let device = Box::new(DeviceWindow {
+                window: windows.id(0) as u32,
+                signal_pad: windows.id(1) as u32,
+                offset: 0,
+                bytes: args.bytes(),
+                signals,
+                counters,
+                barriers,
+                size,
+                blocks,
+                ring: rings.rows,
+                width: rings.width,
+                cells,
+            });
+            let on_gpu = self.inner.executor.on_gpu.as_ref();
+            let on_gpu = on_gpu
+                .map(|on_gpu| Scratch::holding(on_gpu.gpu(), bytemuck::bytes_of(&*device)))
+                .transpose()?;
+            Ok((windows, device, on_gpu))
+        });
+        let (windows, device, on_gpu) = call.agreed(made)?;
+        let tensor = tensor?;
+        let ids = [windows.id(0), windows.id(1)];
+        windows.publish();
+        self.keep_owner(ids[0], &tensor);
+        let parts = ids.map(|id| {
+            (0..size)
+                .filter_map(|rank| self.inner.windows.part(id, rank))
+                .collect()
+        });
         Ok(Window {
             comm: self.clone(),
-            tensor: tensor.clone(),
+            tensor,
             shared: Arc::new(Shared {
                 device,
                 on_gpu,
                 inner: Arc::clone(&self.inner),
                 freed: AtomicBool::new(false),
-                _parts: [parts, signal_pads],
+                _parts: parts,
             }),
         })
     }
@@ -184,6 +205,11 @@ impl Communicator {
         count: usize,
         options: WindowOptions,
     ) -> Result<Window> {
-        self.new_window(&self.tensor(dtype, count)?, options)
+        let tensor = self.tensor(dtype, count);
+        let buffers = || Buffers::of_tensors([], tensor.as_ref().ok());
+        self.hooked("new_window", None, buffers, |_| {
+            let (args, tensor) = ((dtype, count), tensor.clone());
+            self.make_window("alloc_window", args, tensor, options, Rings::default())
+        })
     }
 }

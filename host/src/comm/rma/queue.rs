@@ -107,7 +107,8 @@ impl Communicator {
             barriers: 0,
             cells: 0,
         };
-        let window = self.make_window(&self.tensor(dtype, elements)?, options, rings)?;
+        let tensor = self.tensor(dtype, elements);
+        let window = self.make_window("alloc_queue", (dtype, elements), tensor, options, rings)?;
         Ok(Queue { window, rings })
     }
 }

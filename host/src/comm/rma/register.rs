@@ -3,7 +3,6 @@
 use fusewire_device::DType;
 
 use crate::comm::Communicator;
-use crate::comm::windows::WindowPart;
 use crate::options::ReduceOp;
 use crate::stream::Stream;
 use crate::tensor::Tensor;
@@ -39,9 +38,19 @@ impl Communicator {
                 _tensor: tensor.clone(),
             });
         }
-        let (id, _) = self
-            .outside_capture()?
-            .register_parts(tensor, [0; 4], PeerAccess::Read)?;
+        let args = WindowArgs {
+            dtype: tensor.dtype(),
+            len: tensor.len(),
+            numbers: [0; 4],
+        };
+        self.outside_capture()?
+            .agree_on_window(&args, Some(tensor), PeerAccess::Read)?;
+        let call = self.host_call("tensor_register");
+        let windows = call.add_windows(Ok(vec![tensor.memory()]), &[args.bytes()]);
+        let windows = call.agreed(windows)?;
+        let id = windows.id(0);
+        windows.publish();
+        self.keep_owner(id, tensor);
         Ok(Registration {
             window: Some(id),
             handle: 0,
@@ -55,7 +64,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::CaptureState`] while the communicator's stream is capturing; the communicator's
-    /// failure. Peers may then still use the memory, and it stays registered.
+    /// failure. Peers may then still use the memory, and it stays registered. Any other error of
+    /// this call fails the communicator, because the other ranks may have ended the registration.
     pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
         if registration.identity != self.inner.group.identity {
             return Err(Error::InvalidArgument {
@@ -109,22 +119,27 @@ impl Communicator {
         Ok(locals)
     }
 
-    /// Shares the memory of `tensor` with all ranks as a new window, which has the given numbers of
-    /// signals, counters, barriers and cells. Returns the window's number and every rank's part.
-    pub(super) fn register_parts(
+    /// Compares the arguments of a new window, and checks that every rank can use the memory of the
+    /// others. A rank that could not allocate its tensor passes `None`. All ranks must call this
+    /// together.
+    pub(super) fn agree_on_window(
         &self,
-        tensor: &Tensor,
-        [signals, counters, barriers, cells]: [u32; 4],
+        args: &WindowArgs,
+        tensor: Option<&Tensor>,
         access: PeerAccess,
-    ) -> Result<(usize, Vec<WindowPart>)> {
-        let (memory, offset) = tensor.memory();
-        let bytes = (tensor.len() * tensor.dtype().size()) as u64;
-        let (dtype, len) = (tensor.dtype() as u64, tensor.len() as u64);
-        let numbers = [signals, counters, barriers, cells].map(u64::from);
-        let mine = [[dtype, len].as_slice(), numbers.as_slice()].concat();
-        // The offset and the kind of memory may differ between ranks.
-        let local = [offset, u64::from(self.is_coarse(&memory))];
-        let locals = self.agree("a window", local, &mine, |words| {
+    ) -> Result<()> {
+        let [signals, counters, barriers, cells] = args.numbers.map(u64::from);
+        let mine = [
+            args.dtype as u64,
+            args.len as u64,
+            signals,
+            counters,
+            barriers,
+            cells,
+        ];
+        // The kind of memory may differ between ranks.
+        let coarse = tensor.is_some_and(|tensor| self.is_coarse(&tensor.memory().0));
+        let all = self.agree("a window", [u64::from(coarse)], &mine, |words| {
             format!(
                 "{} {} with {} signals, {} counters, {} barriers and {} cells",
                 words[1],
@@ -138,7 +153,7 @@ impl Communicator {
         if cells > 0 {
             self.check_atomics()?;
         }
-        let coarse = locals.iter().position(|[_, coarse]| *coarse != 0);
+        let coarse = all.iter().position(|[coarse]| *coarse != 0);
         if let (PeerAccess::Write, Some(rank)) = (access, coarse) {
             return Err(Error::InvalidArgument {
                 operation: "new_window",
@@ -149,29 +164,14 @@ impl Communicator {
                 ),
             });
         }
-        let pieces = self.share_memory("register", memory)?;
-        let offsets = locals.into_iter().map(|[offset, _]| offset);
-        let parts: Vec<WindowPart> = pieces.into_iter().zip(offsets).collect();
-        for (rank, (memory, offset)) in parts.iter().enumerate() {
-            if offset
-                .checked_add(bytes)
-                .is_none_or(|end| end > memory.bytes())
-            {
-                return Err(Error::PeerSegment {
-                    rank: rank as u32,
-                    detail: format!(
-                        "its part of {bytes} bytes at {offset} leaves its memory of {}",
-                        memory.bytes()
-                    ),
-                });
-            }
-        }
-        let id = self.add_window(parts.clone(), bytes)?;
+        Ok(())
+    }
+
+    /// Keeps foreign memory of `tensor` alive as long as window `id`.
+    pub(super) fn keep_owner(&self, id: usize, tensor: &Tensor) {
         if let Some(owner) = tensor.foreign_owner() {
             self.inner.windows.keep_owner(id, owner);
         }
-        self.host_barrier("window")?;
-        Ok((id, parts))
     }
 
     /// Fails while the stream is capturing, because a graph cannot contain the end of a window.
@@ -188,6 +188,13 @@ impl Communicator {
     /// Ends windows once no rank uses them.
     pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
         self.check_window_can_end()?;
+        // If this rank cannot tell whether the others remove the windows, the numbers of later
+        // windows would differ.
+        self.try_end_windows(ids)
+            .inspect_err(|error| self.inner.stop(error.clone()))
+    }
+
+    fn try_end_windows(&self, ids: &[usize]) -> Result<()> {
         self.barrier()?;
         // A hook of the barrier, or another thread, may have enqueued operations on the memory.
         // None of them is left after the second barrier, which follows them on every rank, and
@@ -204,6 +211,22 @@ impl Communicator {
             windows.remove(*id, captured == 0);
         }
         Ok(())
+    }
+}
+
+/// Arguments of a new window, which must be equal on all ranks.
+pub(super) struct WindowArgs {
+    pub(super) dtype: DType,
+    pub(super) len: usize,
+    /// Numbers of signals, counters, barriers and cells.
+    pub(super) numbers: [u32; 4],
+}
+
+impl WindowArgs {
+    /// Returns the bytes of each rank's part.
+    pub(super) fn bytes(&self) -> u64 {
+        // A rank cannot allocate a part whose size overflows, and passes its error.
+        (self.len as u64).saturating_mul(self.dtype.size() as u64)
     }
 }
 

@@ -71,7 +71,8 @@ pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
 }
 
 /// Makes the `nth` subsequent call of a function (1 for the next call) return `code` without any
-/// effect. Later calls succeed again.
+/// effect. Later calls succeed again. If `nth` is 0, removes the failures of the function that have
+/// not occurred.
 ///
 /// # Safety
 /// `name` must be null or a live C string.

@@ -70,12 +70,18 @@ pub(crate) fn enter(name: &'static str) -> core::result::Result<(), u32> {
     code.map_or(Ok(()), Err)
 }
 
-/// Makes the `nth` subsequent call of a function fail.
+/// Makes the `nth` subsequent call of a function fail. If `nth` is 0, removes the failures of the
+/// function that have not occurred.
 pub(crate) fn fail(name: &str, nth: u64, code: u32) {
     prepare();
-    lock(&FAILURES).push(Failure {
+    let mut failures = lock(&FAILURES);
+    if nth == 0 {
+        failures.retain(|failure| failure.name != name);
+        return;
+    }
+    failures.push(Failure {
         name: name.to_owned(),
-        left: nth.max(1),
+        left: nth,
         code,
     });
 }
