@@ -7,6 +7,7 @@ use fusewire_kernels::batch::{BATCH, BatchOp, BatchParams, NONE, kind};
 
 use super::observe::{Arguments, OpInfo};
 use super::on_gpu::OnGpu;
+use super::p2p::{P2pKind, P2pOp};
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, Work};
 #[cfg(feature = "gloo")]
@@ -14,48 +15,10 @@ use fusewire_device::DType;
 
 use crate::Result;
 use crate::algorithm::Algorithm;
-use crate::collective::Collective;
 #[cfg(feature = "gloo")]
 use crate::collective::Op;
-use crate::tensor::{Tensor, TensorUse};
+use crate::tensor::Tensor;
 use crate::usage::AccessList;
-
-/// Direction of a [`P2pOp`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum P2pKind {
-    /// Sends to the peer.
-    Send,
-    /// Receives from the peer.
-    Recv,
-}
-
-/// One operation of a [`Batch`].
-#[derive(Clone, Debug)]
-pub struct P2pOp {
-    /// Direction: send or receive.
-    pub kind: P2pKind,
-    /// Tensor that is sent, or that is received into.
-    pub tensor: Tensor,
-    /// The other rank. It may be this rank if the batch has matching sends and receives.
-    pub peer: u32,
-}
-
-impl P2pOp {
-    fn accesses(ops: &[Self]) -> AccessList<'_> {
-        let uses = ops.iter().map(|op| match op.kind {
-            P2pKind::Send => TensorUse::Read(&op.tensor),
-            P2pKind::Recv => TensorUse::Write(&op.tensor),
-        });
-        TensorUse::accesses(uses)
-    }
-
-    fn collective(&self) -> Collective<'_> {
-        match self.kind {
-            P2pKind::Send => Collective::send(&self.tensor, self.peer),
-            P2pKind::Recv => Collective::recv(&self.tensor, self.peer),
-        }
-    }
-}
 
 /// A send or receive of raw memory.
 #[cfg(feature = "gloo")]

@@ -5,7 +5,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::Communicator;
-use super::bootstrap::{CommConfig, agreed_hash, store_of_environment, validate};
+use super::bootstrap::{agreed_hash, store_of_environment, validate};
+use super::config::CommConfig;
 use super::observe::{Buffers, Hooks};
 use super::rendezvous::RankClaim;
 use super::submit::invalid;

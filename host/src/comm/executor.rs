@@ -5,21 +5,17 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fusewire_device::layout::{CommConst, CommState, Mirror};
+use fusewire_device::layout::{CommConst, Mirror};
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::native::Isa;
 
 use super::network::TestNetwork;
 use super::on_gpu::OnGpu;
+use super::words::{ABORT_AT, FAILURE_AT};
 use crate::backend::{Backend, Reach};
 use crate::gpu::multi_rank_grid::MultiRankGrid;
 use crate::memory::Memory;
 use crate::stream::{Event, Stream};
-
-/// Offsets of the abort word and of the failure record in a workspace. The record starts with its
-/// state word.
-pub(super) const ABORT_AT: u64 = offset_of!(CommState, abort) as u64;
-pub(super) const FAILURE_AT: u64 = offset_of!(CommState, failure) as u64;
 
 /// Memory, device and order of launches of a rank.
 pub(super) struct Executor {

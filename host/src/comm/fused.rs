@@ -36,7 +36,7 @@ impl Communicator {
     /// [`crate::Error::InvalidArgument`] before any data moves; the communicator's first failure.
     pub fn all_reduce_norm(&self, norm: &Norm<'_>) -> Result<()> {
         let prepared = self.prepare_norm(Operation::AllReduceNorm, norm, true)?;
-        self.run_accessing(&prepared, &norm.accesses(), Arguments::Norm(norm))
+        self.run_accessing(&prepared, &norm.accesses(), Arguments::Fused(norm))
     }
 
     /// Enqueues [`Communicator::all_reduce_norm`]. All buffers must be tensors: the launch, and any
@@ -47,7 +47,10 @@ impl Communicator {
     /// buffer is not a tensor.
     pub fn all_reduce_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
         let prepared = self.prepare_norm(Operation::AllReduceNorm, norm, false)?;
-        self.submit_with(&prepared.accessing(&norm.accesses()), Arguments::Norm(norm))
+        self.submit_with(
+            &prepared.accessing(&norm.accesses()),
+            Arguments::Fused(norm),
+        )
     }
 
     /// Computes the result of [`Communicator::all_reduce_norm`], of which each rank gets only its
@@ -58,7 +61,7 @@ impl Communicator {
     /// The errors of [`Communicator::all_reduce_norm`].
     pub fn reduce_scatter_norm(&self, norm: &Norm<'_>) -> Result<()> {
         let prepared = self.prepare_norm(Operation::ReduceScatterNorm, norm, true)?;
-        self.run_accessing(&prepared, &norm.accesses(), Arguments::Norm(norm))
+        self.run_accessing(&prepared, &norm.accesses(), Arguments::Fused(norm))
     }
 
     /// Enqueues [`Communicator::reduce_scatter_norm`]. All buffers must be tensors: the launch, and
@@ -69,7 +72,10 @@ impl Communicator {
     /// buffer is not a tensor.
     pub fn reduce_scatter_norm_async(&self, norm: &Norm<'_>) -> Result<Work> {
         let prepared = self.prepare_norm(Operation::ReduceScatterNorm, norm, false)?;
-        self.submit_with(&prepared.accessing(&norm.accesses()), Arguments::Norm(norm))
+        self.submit_with(
+            &prepared.accessing(&norm.accesses()),
+            Arguments::Fused(norm),
+        )
     }
 
     /// Returns the algorithm of [`Communicator::all_reduce_norm`] for `norm`, which is the same on

@@ -115,3 +115,12 @@ impl Group {
         }
     }
 }
+
+/// Returns a random number, for identities.
+pub(super) fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| Error::Bootstrap {
+        detail: format!("the system gives no random numbers ({error})"),
+    })?;
+    Ok(u64::from_le_bytes(bytes))
+}

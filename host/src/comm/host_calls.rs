@@ -11,7 +11,6 @@ use core::cell::RefCell;
 
 use fusewire_device::layout::MAX_WINDOWS;
 
-use super::multicast::Multicast;
 use super::rendezvous::{Rendezvous, Watched};
 use super::windows::{ReservedWindow, WindowPart};
 use super::{Communicator, Inner};
@@ -138,7 +137,7 @@ impl<'a> HostCall<'a> {
             let reserved = multicast.and_then(|multicast| {
                 let parts = parts.map_err(Clone::clone)?.clone();
                 let coarse = comm.is_coarse(&parts[comm.rank() as usize].0);
-                let address = multicast.as_ref().map_or(0, Multicast::address);
+                let address = multicast.as_ref().map_or(0, |multicast| multicast.address);
                 let window = windows.reserve(comm.rank(), parts, *bytes, address, coarse)?;
                 if let Some(multicast) = multicast {
                     windows.hold(window.id, multicast);

@@ -1,7 +1,7 @@
 //! Communicators across hosts: Fusewire's kernels within each host, another library between hosts.
 
 use super::Communicator;
-use super::bootstrap::CommConfig;
+use super::config::CommConfig;
 use crate::Result;
 
 #[cfg(feature = "gloo")]

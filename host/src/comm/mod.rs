@@ -4,6 +4,7 @@ mod attributes;
 mod batch;
 mod bootstrap;
 mod collectives;
+mod config;
 mod create;
 mod executor;
 mod fused;
@@ -12,6 +13,7 @@ mod group;
 mod hierarchy;
 mod host_calls;
 mod hosts;
+mod kernel;
 mod multi_rank_grid;
 mod multicast;
 mod network;
@@ -21,6 +23,7 @@ mod observability;
 mod observe;
 mod on_gpu;
 mod operations;
+mod p2p;
 mod peers;
 mod persistent;
 mod quantized;
@@ -30,10 +33,12 @@ mod rendezvous;
 mod rma;
 mod state;
 mod submit;
+mod threads;
 mod topology;
 mod vocab;
 mod warm_up;
 mod windows;
+mod words;
 mod work;
 
 #[cfg(test)]
@@ -49,21 +54,22 @@ use fusewire_device::layout::{CONSTANTS_AT, CommConst, LaunchHeader};
 use fusewire_device::{DType, Element};
 
 pub use self::attributes::LaunchAttributes;
+pub use self::batch::Batch;
 #[cfg(feature = "gloo")]
 pub(crate) use self::batch::RawMessage;
-pub use self::batch::{Batch, P2pKind, P2pOp};
-pub use self::bootstrap::{run_threads, run_threads_each, run_threads_on, run_threads_with};
 pub use self::create::new_comm;
+pub use self::kernel::{KernelLaunch, PreparedKernel};
 pub use self::norm::{Norm, ScaleLayout};
 pub use self::observe::{
     FlightRecord, HookArguments, HookBuffer, HookHandle, RecordState, ReplayArguments, ReplayEdge,
 };
+pub use self::p2p::{P2pKind, P2pOp};
 pub use self::persistent::AllGatherP;
 pub use self::ready_flags::ReadyFlags;
 pub use self::reconfigure::{Candidate, InitHandle, Members, ReconfigureOptions};
 pub use self::rendezvous::bench_rendezvous;
 pub use self::rma::{Queue, Registration, SignalUpdate, Window, WindowAccess, WindowOptions};
-pub use self::submit::{KernelLaunch, PreparedKernel};
+pub use self::threads::{run_threads, run_threads_each, run_threads_on, run_threads_with};
 pub use self::vocab::VocabParallel;
 pub use self::work::{Work, WorkStatus};
 

@@ -8,9 +8,9 @@ use fusewire_device::call::Operation;
 use fusewire_device::native::KernelInfo;
 
 use super::Inner;
-use super::bootstrap::CommConfig;
+use super::config::CommConfig;
+use super::group::random;
 use super::on_gpu::THREADS;
-use super::reconfigure::random;
 use crate::gpu::multi_rank_grid::{MultiRankGrid, MultiRankGridOptions};
 use crate::memory::MemoryDescriptor;
 use crate::options::testing::GridMode;

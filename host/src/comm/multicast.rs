@@ -5,7 +5,6 @@
 //! it is, all ranks take part in every step and exchange its result through the store. If one rank
 //! cannot continue, no rank gets a multicast address, and the window works without one.
 
-use core::fmt;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -13,40 +12,8 @@ use super::host_calls::HostCall;
 use super::rendezvous::PeerInfo;
 use super::windows::WindowPart;
 use crate::gpu::driver::{RawMemory, RawMulticast};
-use crate::gpu::{Gpu, Offer};
+use crate::gpu::{Multicast, Offer};
 use crate::{Error, Result};
-
-/// A multicast object to which this rank has bound memory.
-pub(super) struct Multicast {
-    gpu: Arc<Gpu>,
-    raw: RawMulticast,
-    address: u64,
-}
-
-impl fmt::Debug for Multicast {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Multicast")
-            .field("address", &self.address)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Multicast {
-    /// Returns the address at which stores reach all ranks.
-    pub(super) fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for Multicast {
-    fn drop(&mut self) {
-        // SAFETY: either the window has been freed on all ranks, or the object was never used.
-        let released = unsafe { self.gpu.driver().release_multicast(self.raw, self.address) };
-        if let Err(error) = released {
-            tracing::warn!(%error, "a multicast object could not be freed");
-        }
-    }
-}
 
 /// Returns true if the ranks with this peer info can be parts of one multicast object.
 pub(super) fn is_possible(infos: &[PeerInfo]) -> bool {

@@ -21,8 +21,7 @@ use fusewire_device::layout::{ABORT, FailureRecord, Mirror, NetContext, NetCount
 use fusewire_device::net::{Action, RESULT_BYTES, RESULTS, Request, Requests, STAGING};
 
 use super::Inner;
-use super::executor::{ABORT_AT, FAILURE_AT};
-use super::state::BY_HOST;
+use super::words::{ABORT_AT, BY_HOST, FAILURE_AT};
 use crate::{Error, Result};
 
 /// Number of entries of the ring; small, so that tests fill it.

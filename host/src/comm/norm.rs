@@ -3,6 +3,7 @@ use fusewire_device::DType;
 use fusewire_device::call::Operation;
 use fusewire_kernels::fused::{GROUP, NormSpec, OutputFormat, Route, Statistics};
 
+use super::observe::FusedBuffers;
 use super::submit::invalid;
 use crate::Result;
 use crate::algorithm::Algorithm;
@@ -71,20 +72,6 @@ pub struct Norm<'a> {
 }
 
 impl<'a> Norm<'a> {
-    /// Returns the buffers that are read and those that are written.
-    pub(in crate::comm) fn buffers(&self) -> [Vec<Input<'a>>; 2] {
-        let mut inputs = vec![self.input, self.weight];
-        inputs.extend(self.bias.into_iter().chain(self.residual));
-        let mut outputs = vec![self.output.as_input()];
-        outputs.extend(self.residual_out.as_ref().map(Output::as_input));
-        match &self.scales {
-            Some(Scales::Static(scale)) => inputs.push(*scale),
-            Some(Scales::OfRows(out) | Scales::OfGroups(out, _)) => outputs.push(out.as_input()),
-            None => {}
-        }
-        [inputs, outputs]
-    }
-
     /// Returns the accesses to the tensors among the buffers.
     pub(in crate::comm) fn accesses(&self) -> AccessList<'a> {
         let scales = self.scales.as_ref().map(|scales| match scales {
@@ -210,6 +197,21 @@ impl<'a> Norm<'a> {
     pub fn as_dependent(mut self) -> Self {
         self.dependent = true;
         self
+    }
+}
+
+impl FusedBuffers for Norm<'_> {
+    fn buffers(&self) -> [Vec<Input<'_>>; 2] {
+        let mut inputs = vec![self.input, self.weight];
+        inputs.extend(self.bias.into_iter().chain(self.residual));
+        let mut outputs = vec![self.output.as_input()];
+        outputs.extend(self.residual_out.as_ref().map(Output::as_input));
+        match &self.scales {
+            Some(Scales::Static(scale)) => inputs.push(*scale),
+            Some(Scales::OfRows(out) | Scales::OfGroups(out, _)) => outputs.push(out.as_input()),
+            None => {}
+        }
+        [inputs, outputs]
     }
 }
 

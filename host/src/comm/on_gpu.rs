@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use fusewire_device::layout::{CommConst, NEAR_RANKS};
 
-use super::bootstrap::CommConfig;
+use super::config::CommConfig;
 use super::rendezvous::{PeerInfo, Rendezvous};
 use crate::device::Device;
 use crate::gpu::driver::LaunchShape;

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::bootstrap::CommConfig;
+use super::config::CommConfig;
+use super::group::random;
 use super::observe::Hooks;
 use super::rendezvous::WatchedMember;
 use super::submit::invalid;
@@ -383,15 +384,6 @@ fn join(
         Some(name) => Communicator::form_over(name, config),
         None => Communicator::form_checked(config),
     }
-}
-
-/// Returns a random number.
-pub(super) fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| Error::Bootstrap {
-        detail: format!("the system gives no random numbers ({error})"),
-    })?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Inner {

@@ -12,17 +12,13 @@ use fusewire_device::layout::{ABORT, BLOCKS_AT, BlockState, FailureKind, Failure
 use fusewire_device::mem::{self, Order, Scope};
 use fusewire_device::wait;
 
-use super::executor::{ABORT_AT, FAILURE_AT};
 use super::observe::{Buffers, OpInfo, path_of_environment};
+use super::words::{ABORT_AT, BY_HOST, FAILURE_AT};
 use super::{Communicator, Inner};
 use crate::algorithm::Algorithm;
 use crate::error::{Activity, Failure};
 use crate::options::warn_user;
 use crate::{EndReason, Error, Result, process};
-
-/// Bit in this rank's abort word, next to [`ABORT`]: the host has stopped the communicator and
-/// holds the reason.
-pub(super) const BY_HOST: u64 = 1 << 62;
 
 /// The end of a communicator.
 #[derive(Default)]

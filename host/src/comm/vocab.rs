@@ -9,7 +9,7 @@ use fusewire_device::call::Operation;
 use fusewire_device::{DType, packet};
 use fusewire_kernels::vocab::{MAX_K, VOCAB_F32, VocabParams, VocabShape, VocabSpec, select_vocab};
 
-use super::observe::{Arguments, OpInfo};
+use super::observe::{Arguments, FusedBuffers, OpInfo};
 use super::submit::{PreparedOp, invalid};
 use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
@@ -169,17 +169,6 @@ impl<'a> VocabParallel<'a> {
         TensorUse::accesses(read.into_iter().chain(written.map(TensorUse::Write)))
     }
 
-    /// Returns the buffers that are read and those that are written.
-    pub(in crate::comm) fn buffers(&self) -> [Vec<Input<'a>>; 2] {
-        let outputs = [
-            self.top.as_ref().map(|(_, indices)| indices),
-            self.values.as_ref(),
-            self.log_sum_exp.as_ref(),
-        ];
-        let outputs = outputs.into_iter().flatten().map(Output::as_input);
-        [vec![self.logits], outputs.collect()]
-    }
-
     /// Returns the number of logits of each row that are requested.
     fn k(&self) -> usize {
         self.top.as_ref().map_or(0, |(k, _)| *k)
@@ -330,6 +319,18 @@ impl<'a> VocabParallel<'a> {
     }
 }
 
+impl FusedBuffers for VocabParallel<'_> {
+    fn buffers(&self) -> [Vec<Input<'_>>; 2] {
+        let outputs = [
+            self.top.as_ref().map(|(_, indices)| indices),
+            self.values.as_ref(),
+            self.log_sum_exp.as_ref(),
+        ];
+        let outputs = outputs.into_iter().flatten().map(Output::as_input);
+        [vec![self.logits], outputs.collect()]
+    }
+}
+
 impl Communicator {
     /// Computes the greatest logits of each row with their columns, and each row's log-sum-exp, of
     /// logits whose columns are split over the ranks, in one launch. Every rank gets all results,
@@ -351,7 +352,7 @@ impl Communicator {
     /// log-sum-exp is requested.
     pub fn vocab_parallel(&self, vocab: &VocabParallel<'_>) -> Result<()> {
         let prepared = self.prepare_vocab(vocab, true)?;
-        self.run_accessing(&prepared, &vocab.accesses(), Arguments::Vocab(vocab))
+        self.run_accessing(&prepared, &vocab.accesses(), Arguments::Fused(vocab))
     }
 
     /// Enqueues [`Communicator::vocab_parallel`]. All buffers must be tensors: the launch, and any
@@ -364,7 +365,7 @@ impl Communicator {
         let prepared = self.prepare_vocab(vocab, false)?;
         self.submit_with(
             &prepared.accessing(&vocab.accesses()),
-            Arguments::Vocab(vocab),
+            Arguments::Fused(vocab),
         )
     }
 

@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
-use super::multicast::Multicast;
 use crate::Result;
-use crate::gpu::{self, Gpu};
+use crate::gpu::{self, Gpu, Multicast};
 use crate::memory::Memory;
 
 /// A rank's part of a window: memory, and the offset at which the part begins in it.

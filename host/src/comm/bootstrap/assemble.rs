@@ -8,14 +8,14 @@ use fusewire_device::layout::{
     CONST_MAGIC, CONSTANTS_AT, CommConst, LAYOUT_VERSION, NEAR_RANKS, WorkspaceLayout,
 };
 
-use super::config::CommConfig;
 use crate::backend::Backend;
+use crate::comm::config::CommConfig;
 use crate::comm::executor::Executor;
 use crate::comm::group::Group;
+use crate::comm::group::random;
 use crate::comm::network::{self, TestNetwork};
 use crate::comm::observe::{Observer, Recorder};
 use crate::comm::on_gpu::{OnGpu, SharedGpu};
-use crate::comm::reconfigure::random;
 use crate::comm::state::Status;
 use crate::comm::windows::Windows;
 use crate::comm::{Communicator, Inner, nanoseconds, peers};

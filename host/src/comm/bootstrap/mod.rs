@@ -2,24 +2,21 @@
 //! runs.
 
 mod assemble;
-mod config;
 mod environment;
 mod limits;
-mod threads;
 mod workspace;
 
 use std::sync::Arc;
 
 use fusewire_device::layout::WorkspaceLayout;
 
-pub(super) use self::config::CommConfig;
 pub(super) use self::environment::store_of_environment;
 pub(super) use self::limits::{agreed_hash, validate};
-pub use self::threads::{run_threads, run_threads_each, run_threads_on, run_threads_with};
 
 use self::assemble::{Parts, cores};
 use self::workspace::{layout, write_state};
 use super::Communicator;
+use super::config::CommConfig;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;

@@ -7,7 +7,8 @@ use fusewire_device::element::ReductionCode;
 use super::{HookArguments, HookBuffer, OpInfo};
 use crate::algorithm::Algorithm;
 use crate::collective::{Collective, Op};
-use crate::comm::{Communicator, Norm, P2pKind, P2pOp, VocabParallel, Window};
+use crate::comm::Communicator;
+use crate::comm::p2p::{P2pKind, P2pOp};
 use crate::tensor::{Input, Tensor, TensorUse};
 use crate::{Result, Work};
 
@@ -36,8 +37,13 @@ pub(crate) enum Arguments<'a> {
     Tensors,
     Collective(&'a Collective<'a>),
     Batch(&'a [P2pOp]),
-    Norm(&'a Norm<'a>),
-    Vocab(&'a VocabParallel<'a>),
+    Fused(&'a dyn FusedBuffers),
+}
+
+/// Buffers of an operation with a builder of its own.
+pub(crate) trait FusedBuffers {
+    /// Returns the inputs and the outputs.
+    fn buffers(&self) -> [Vec<Input<'_>>; 2];
 }
 
 impl<'a> Buffers<'a> {
@@ -99,8 +105,7 @@ impl<'a> Buffers<'a> {
                 let outputs = list(writes, operands.output.as_input());
                 Self::of_memory(comm, [inputs, outputs])
             }
-            Arguments::Norm(norm) => Self::of_memory(comm, norm.buffers()),
-            Arguments::Vocab(vocab) => Self::of_memory(comm, vocab.buffers()),
+            Arguments::Fused(fused) => Self::of_memory(comm, fused.buffers()),
             Arguments::Batch(ops) => {
                 let of = |kind| {
                     let ops = ops.iter().filter(move |op| op.kind == kind);
@@ -129,8 +134,6 @@ pub(crate) trait HookResult {
 }
 
 impl HookResult for () {}
-
-impl HookResult for Window {}
 
 impl HookResult for Work {
     const IS_ASYNC: bool = true;

@@ -11,7 +11,8 @@ use fusewire_device::element::ReductionCode;
 use fusewire_device::{DType, Element};
 
 use crate::algorithm::Algorithm;
-use crate::comm::{Communicator, Inner, P2pOp};
+use crate::comm::p2p::P2pOp;
+use crate::comm::{Communicator, Inner};
 use crate::tensor::{Input, Tensor};
 use crate::{Device, Error, Result, Work};
 

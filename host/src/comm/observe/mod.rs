@@ -8,7 +8,9 @@ mod log;
 mod nan_check;
 mod recorder;
 
-pub(super) use self::call::{Arguments, Buffers, HookResult, HookedCall, function_name};
+pub(super) use self::call::{
+    Arguments, Buffers, FusedBuffers, HookResult, HookedCall, function_name,
+};
 pub(super) use self::dump::{CommDump, path_of_environment};
 pub(super) use self::hooks::Hooks;
 pub use self::hooks::{HookArguments, HookBuffer, HookHandle, ReplayArguments, ReplayEdge};

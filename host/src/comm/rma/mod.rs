@@ -22,6 +22,7 @@ pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;
 use crate::algorithm::Algorithm;
+use crate::comm::observe::HookResult;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::windows::WindowPart;
 use crate::comm::{Communicator, Inner};
@@ -121,6 +122,8 @@ impl fmt::Debug for Window {
             .finish_non_exhaustive()
     }
 }
+
+impl HookResult for Window {}
 
 impl Window {
     /// Returns this rank's part.

@@ -1,7 +1,6 @@
 //! Submission of checked calls: on the caller's thread, on a stream, or into a graph.
 
 mod command;
-mod kernel;
 mod owner;
 mod prepared_op;
 #[cfg(test)]
@@ -15,7 +14,6 @@ use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
 use tracing::span::EnteredSpan;
 
-pub use self::kernel::{KernelLaunch, PreparedKernel};
 pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;

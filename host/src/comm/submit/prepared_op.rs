@@ -34,7 +34,7 @@ pub(in crate::comm) struct PreparedOp<'a> {
     /// Code to run.
     pub(super) entry: Entry,
     /// Name of the kernel; empty for a call of a backend.
-    pub(super) name: &'static str,
+    pub(in crate::comm) name: &'static str,
     /// The kernel's parameters.
     pub(super) params: [u64; PARAM_WORDS],
     pub(super) bytes: usize,
@@ -42,7 +42,7 @@ pub(in crate::comm) struct PreparedOp<'a> {
     pub(super) hand_off: Option<HostFn>,
     pub(super) op_info: OpInfo,
     /// Tensors that the launch keeps alive.
-    pub(super) tensors: [Option<TensorUse<'a>>; 3],
+    pub(in crate::comm) tensors: [Option<TensorUse<'a>>; 3],
     /// Accesses to tensors, if they are not those of `tensors`.
     accesses: Option<Arc<[SharedAccess]>>,
     /// Other values that the launch keeps alive.

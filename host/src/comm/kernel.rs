@@ -13,10 +13,10 @@ use fusewire_device::native::{
 };
 use fusewire_device::window::scratch_bytes;
 
-use super::{PreparedOp, invalid};
-use crate::comm::attributes::LaunchAttributes;
-use crate::comm::observe::OpInfo;
-use crate::comm::{Communicator, Queue, Window, Work};
+use super::attributes::LaunchAttributes;
+use super::observe::OpInfo;
+use super::submit::{PreparedOp, invalid};
+use super::{Communicator, Queue, Window, Work};
 use crate::cpu::report_faults;
 use crate::tensor::{Tensor, TensorUse};
 use crate::usage::AccessList;

@@ -3,42 +3,42 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use super::Inner;
+use super::observe::Hooks;
+use super::rendezvous::{Rendezvous, Watched, WatchedMember};
 use crate::backend::Reach;
-use crate::comm::Inner;
-use crate::comm::observe::Hooks;
-use crate::comm::rendezvous::{Rendezvous, Watched, WatchedMember};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
 
 /// Configuration that a communicator is formed from.
-pub(in crate::comm) struct CommConfig {
-    pub(in crate::comm) device: Device,
-    pub(in crate::comm) rank: u32,
-    pub(in crate::comm) size: u32,
-    pub(in crate::comm) store: Arc<dyn Store>,
+pub(super) struct CommConfig {
+    pub(super) device: Device,
+    pub(super) rank: u32,
+    pub(super) size: u32,
+    pub(super) store: Arc<dyn Store>,
     /// Set if the other ranks have other stores.
-    pub(in crate::comm) has_private_store: bool,
+    pub(super) has_private_store: bool,
     /// Name that no other communicator of the ranks has.
-    pub(in crate::comm) name: String,
+    pub(super) name: String,
     /// Name that the program has given.
-    pub(in crate::comm) label: String,
-    pub(in crate::comm) options: Options,
+    pub(super) label: String,
+    pub(super) options: Options,
     /// Prefix of the communicator's keys in the store.
-    pub(in crate::comm) prefix: String,
-    pub(in crate::comm) generation: u64,
-    pub(in crate::comm) hooks: Hooks,
+    pub(super) prefix: String,
+    pub(super) generation: u64,
+    pub(super) hooks: Hooks,
     /// Timeout of the rendezvous; that of the options if it is `None`.
-    pub(in crate::comm) rendezvous_timeout: Option<Duration>,
-    pub(in crate::comm) reach: Reach,
+    pub(super) rendezvous_timeout: Option<Duration>,
+    pub(super) reach: Reach,
     /// The communicator whose ranks form this one. Its failure ends the rendezvous.
-    pub(in crate::comm) parent: Option<Arc<Inner>>,
+    pub(super) parent: Option<Arc<Inner>>,
     /// The other ranks on this host, as far as they are known before the rendezvous.
-    pub(in crate::comm) members: Vec<WatchedMember>,
+    pub(super) members: Vec<WatchedMember>,
 }
 
 impl CommConfig {
-    pub(in crate::comm) fn rendezvous(&self) -> Rendezvous<'_> {
+    pub(super) fn rendezvous(&self) -> Rendezvous<'_> {
         Rendezvous {
             store: &*self.store,
             prefix: &self.prefix,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
+use super::{Communicator, new_comm};
 use crate::Result;
-use crate::comm::{Communicator, new_comm};
 use crate::device::Device;
 use crate::options::Options;
 use crate::store::Store;
