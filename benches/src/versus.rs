@@ -2,6 +2,8 @@
 //! runs once. Rounds alternate the order, so that no library always runs first. The machine's
 //! ping-pong latency is measured between the runs.
 
+mod report;
+
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::env;
@@ -17,10 +19,10 @@ use clap::Args;
 use fusewire::store::TcpStoreServer;
 
 use crate::children::{self, Figure};
+use crate::document::document;
 use crate::machine::{self, Rate};
 use crate::measure::Schedule;
 use crate::mpi::{self, Mpi};
-use crate::report::{self, Header};
 use crate::{bare, reduce};
 
 #[derive(Debug, Args)]
@@ -282,7 +284,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     let mut candidates: Vec<_> = mpis.into_iter().map(Candidate::Mpi).collect();
     candidates.extend(Candidate::own(earlier.as_deref())?);
 
-    let header = Header::new(&candidates, arguments);
+    let header = report::header(&candidates, arguments);
     print!("{header}");
     let mut samples = Vec::new();
     let mut rates: Vec<Vec<Rate>> = Vec::new();
@@ -346,7 +348,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
         }
         fs::write(
             file,
-            report::document(&old, "# All_reduce next to MPI", &header, &text),
+            document(&old, "# All_reduce next to MPI", &header, &text),
         )
         .with_context(|| format!("write {}", file.display()))?;
     }

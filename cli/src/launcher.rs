@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use fusewire::store::{StoreSecret, TcpStoreServer};
 
-use crate::processes::Guard;
+use crate::processes::{Guard, catch, say};
 use crate::{Usage, processes};
 
 /// A job: a program and how its ranks run.
@@ -78,23 +78,6 @@ static OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(signal: libc::c_int) {
     STOP.store(signal, Ordering::Relaxed);
-}
-
-/// Installs `handler`, which must be async-signal-safe, for `signal`. Does nothing if this process
-/// was started with `signal` ignored, as by `nohup`.
-pub(crate) fn catch(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: `SIG_IGN` is a valid action for every signal in `SIGNALS`.
-    unsafe {
-        let before = libc::signal(signal, handler as *const () as libc::sighandler_t);
-        if before == libc::SIG_IGN {
-            libc::signal(signal, libc::SIG_IGN);
-        }
-    }
-}
-
-/// Writes a line to stderr. Ignores errors, because stderr may be closed.
-pub(crate) fn say(message: fmt::Arguments<'_>) {
-    let _ = std::io::stderr().write_all(format!("fusewire: {message}\n").as_bytes());
 }
 
 /// Returns the secret of the ranks' store: the value of [`SECRET`] if it is set, otherwise a random

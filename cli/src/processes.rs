@@ -1,13 +1,29 @@
 //! Finds and ends the descendants of this process.
 
+use core::fmt;
 use core::sync::atomic::{AtomicI32, Ordering};
 use core::time::Duration;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::thread;
 use std::time::Instant;
 
-use crate::launcher;
+/// Installs `handler`, which must be async-signal-safe, for `signal`. Does nothing if this process
+/// was started with `signal` ignored, as by `nohup`.
+pub(crate) fn catch(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: `SIG_IGN` is a valid action for every signal in `SIGNALS`.
+    unsafe {
+        let before = libc::signal(signal, handler as *const () as libc::sighandler_t);
+        if before == libc::SIG_IGN {
+            libc::signal(signal, libc::SIG_IGN);
+        }
+    }
+}
+
+/// Writes a line to stderr. Ignores errors, because stderr may be closed.
+pub(crate) fn say(message: fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_all(format!("fusewire: {message}\n").as_bytes());
+}
 
 /// Makes this process the parent of descendants that become orphans, so that it can end them.
 fn adopt_orphans() {
@@ -52,7 +68,7 @@ pub(crate) unsafe fn continue_in_child(signals: &[libc::c_int]) -> std::io::Resu
         child => {
             CHILD.store(child, Ordering::Relaxed);
             for signal in signals {
-                launcher::catch(*signal, forward);
+                catch(*signal, forward);
             }
             drop(blocked);
             let status = status_of(child);
@@ -138,7 +154,7 @@ pub(crate) fn end_descendants(timeout: Duration) {
         }
         let late = started.elapsed() > timeout;
         if started.elapsed() > timeout + Duration::from_secs(5) {
-            launcher::say(format_args!("processes {alive:?} cannot be ended"));
+            say(format_args!("processes {alive:?} cannot be ended"));
             return;
         }
         for pid in alive {

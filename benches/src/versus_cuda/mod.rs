@@ -34,7 +34,7 @@ use self::entries::{RANKS, SIGNAL_PAD_BYTES, TYPES, VECTOR};
 use self::module::Baseline;
 use self::rendezvous::{Rendezvous, RendezvousGuard};
 use self::report::{Report, Row};
-use crate::report as documents;
+use crate::document::{Header, document};
 
 /// Maximum number of blocks per rank.
 const MOST_BLOCKS: u32 = 64;
@@ -253,9 +253,9 @@ fn write(arguments: &Arguments, report: &Report) -> Result<()> {
     if let Some(file) = &arguments.out {
         create(file)?;
         let old = fs::read_to_string(file).unwrap_or_default();
-        let header = documents::Header::of(report.header.clone());
+        let header = Header::of(report.header.clone());
         let title = "# All_reduce next to CUDA C++";
-        let text = documents::document(&old, title, &header, &report.tables());
+        let text = document(&old, title, &header, &report.tables());
         fs::write(file, text).with_context(|| format!("write {}", file.display()))?;
     }
     Ok(())

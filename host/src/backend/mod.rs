@@ -20,6 +20,7 @@ pub(crate) mod gloo;
 #[cfg(feature = "gloo")]
 mod interface;
 mod registry;
+mod setup;
 
 use core::any::Any;
 use core::fmt;
@@ -27,9 +28,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 pub use self::ccl::adopt_nccl;
-pub use self::external::register_external_backend;
-pub use self::registry::{Factory, Reach, Setup, backend_names, is_backend, register_backend};
+pub use self::registry::{backend_names, is_backend, register_backend, register_external_backend};
 pub(crate) use self::registry::{check_name, create};
+pub use self::setup::{Factory, Reach, Setup};
 
 use crate::collective::{Op, Operands};
 use crate::{Error, Result};

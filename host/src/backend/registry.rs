@@ -2,49 +2,12 @@
 
 use core::fmt;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::setup::{Factory, Setup};
 use super::{Backend, ccl, external};
-use crate::device::Device;
-use crate::options::Options;
-use crate::store::Store;
 use crate::{Error, Result};
-
-/// Arguments for the creation of this rank's part of a backend's communicator. All ranks create
-/// their parts at the same time.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Setup {
-    /// This rank's number.
-    pub rank: u32,
-    /// Number of ranks.
-    pub size: u32,
-    /// Store for the rendezvous of the ranks. Its keys are separate from those of other
-    /// communicators.
-    pub store: Arc<dyn Store>,
-    /// Name of the communicator.
-    pub name: String,
-    /// Device whose memory the calls use.
-    pub device: Device,
-    /// Options of the communicator, such as timeout and hints.
-    pub options: Options,
-    /// Location of the ranks: on one host or on several.
-    pub reach: Reach,
-}
-
-/// Location of a communicator's ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reach {
-    /// All ranks are on one host: [`crate::bootstrap::host_id`] is equal on all of them.
-    #[default]
-    Host,
-    /// Ranks may be on several hosts.
-    Network,
-}
-
-/// Function that creates this rank's part of a communicator. Every rank calls the function.
-pub type Factory = Arc<dyn Fn(&Setup) -> Result<Arc<dyn Backend>> + Send + Sync>;
 
 #[derive(Default)]
 struct Table(BTreeMap<String, Factory>);
@@ -102,10 +65,27 @@ pub fn register_backend(name: &str, factory: Factory) -> Result<()> {
     Ok(())
 }
 
+/// Registers the shared library at `path` as backend `name` in this process. [`crate::new_comm`]
+/// opens the library when it creates the first communicator of this backend.
+///
+/// # Safety
+/// Opening the library runs its code. If it exports the table of `fusewire-backend-abi`, it must
+/// follow the rules of that crate.
+///
+/// # Errors
+/// The errors of [`register_backend`].
+pub unsafe fn register_external_backend(name: &str, path: impl Into<PathBuf>) -> Result<()> {
+    let (owned, path) = (name.to_owned(), path.into());
+    register_backend(
+        name,
+        Arc::new(move |setup| external::create(&owned, &path, setup)),
+    )
+}
+
 /// Returns the names of the backends that [`crate::new_comm`] can create here: `fusewire`, the
 /// backends of this build, and the registered backends. The library of a listed backend may not be
 /// installed. Backends whose library is named only by an environment variable
-/// ([`super::register_external_backend`]) are not listed.
+/// ([`register_external_backend`]) are not listed.
 pub fn backend_names() -> Vec<String> {
     let mut names = vec!["fusewire".to_owned()];
     names.extend(table().0.keys().cloned());

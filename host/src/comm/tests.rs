@@ -10,7 +10,7 @@ use super::rendezvous::{Rendezvous, Watched, WatchedMember, set_duplicate_grace}
 use super::topology::Locality;
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
-use crate::memory::MemoryDescriptor;
+use crate::memory::{Memory, MemoryDescriptor};
 use crate::options::Options;
 use crate::store::{self, MemoryStore, Store, TcpStore, TcpStoreServer};
 use crate::{DType, Error, Result, WindowOptions};
@@ -494,5 +494,42 @@ fn a_host_call_that_a_rank_does_not_join_stops_the_communicator() {
         assert!(text.contains("rank 1 did not join within 0.2 s"), "{text}");
         assert!(comm.failure().is_some());
         Ok(store.set("failed", b"1")?)
+    });
+}
+
+#[test]
+fn a_host_call_without_an_outcome_stops_the_communicator() {
+    let store = Arc::new(MemoryStore::new());
+    // The ranks cannot count in this key.
+    store
+        .set("fusewire/again/0/alloc-0/end", b"not a number")
+        .unwrap();
+    on_ranks(2, &store, |comm| {
+        let error = comm.alloc(DType::F32, 4).expect_err("no outcome");
+        assert!(matches!(error, Error::Store(_)), "{error}");
+        assert!(comm.failure().is_some());
+        Ok(())
+    });
+}
+
+#[test]
+fn new_windows_are_removed_unless_a_peer_may_use_them() {
+    let store = Arc::new(MemoryStore::new());
+    on_ranks(1, &store, |comm| {
+        let call = comm.host_call("alloc");
+        let memory = Memory::create(Device::Cpu, 4096, "window")?;
+        let add = || call.add_windows(Ok(vec![(memory.clone(), 0)]), &[4096]);
+        // The workspace is a window, too.
+        let windows = add()?;
+        assert_eq!((windows.id(0), comm.inner.windows.count()), (1, 2));
+        drop(windows);
+        assert_eq!(comm.inner.windows.count(), 1);
+        let windows = add()?;
+        assert_eq!(windows.id(0), 1);
+        // Peers may have agreed on the window before the failure.
+        comm.abort();
+        drop(windows);
+        assert_eq!(comm.inner.windows.count(), 2);
+        Ok(())
     });
 }

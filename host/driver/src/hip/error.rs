@@ -3,11 +3,8 @@
 use core::ffi::{CStr, c_char};
 
 use super::bindings::{self as hip, hipError_t};
-use super::library::Functions;
+use super::library::{Functions, LIBRARY};
 use crate::{Error, Result};
-
-/// Name of the library in errors.
-pub(super) const LIBRARY: &str = "HIP";
 
 impl Functions {
     /// Converts the status of `call` to a result.

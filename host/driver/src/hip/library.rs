@@ -13,8 +13,10 @@ use super::bindings::{
     hipGraphNode_t, hipHostFn_t, hipIpcMemHandle_t, hipModule_t, hipStream_t, hipUUID,
     hipUserObject_t,
 };
-use super::error::LIBRARY;
 use crate::{Error, Result};
+
+/// Name of the library in errors.
+pub(super) const LIBRARY: &str = "HIP";
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {

@@ -6,8 +6,9 @@ use super::bindings::{
     self as hip, Int, PROP_ARCHITECTURE, PROP_ARCHITECTURE_BYTES, PROP_BYTES, Prop, hipUUID,
 };
 use super::device::{self, Hip};
-use super::error::{LIBRARY, driver_error};
+use super::error::driver_error;
 use super::library::Functions;
+use super::library::LIBRARY;
 use crate::Result;
 use crate::gpu::{DeviceDriver, MulticastDriver, Properties};
 

@@ -1,12 +1,12 @@
 //! External backends: shared libraries that are opened at run time.
 //!
 //! A library exports a table of functions. The crate [`fusewire_backend_abi`] defines the table and
-//! documents its rules. The library's path is given by [`register_external_backend`] or by an
-//! environment variable: `FUSEWIRE_BACKEND_PATH_<NAME>` or `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`,
-//! where `<NAME>` is the backend's name in upper case, with `_` for every character that is not a
-//! letter or digit. A library is opened once per process, with `RTLD_NOW` and `RTLD_LOCAL`. It is
-//! never closed, because the library's threads may still run, and handles of the library may
-//! outlive the code that opened it.
+//! documents its rules. The library's path is given by [`super::register_external_backend`] or by
+//! an environment variable: `FUSEWIRE_BACKEND_PATH_<NAME>` or
+//! `TORCHCOMMS_BACKEND_LIB_PATH_<NAME>`, where `<NAME>` is the backend's name in upper case, with
+//! `_` for every character that is not a letter or digit. A library is opened once per process,
+//! with `RTLD_NOW` and `RTLD_LOCAL`. It is never closed, because the library's threads may still
+//! run, and handles of the library may outlive the code that opened it.
 
 mod adapter;
 mod handle;
@@ -17,22 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::handle::External;
-use super::{Backend, Setup, register_backend};
+use super::Backend;
+use super::setup::Setup;
 use crate::Result;
-
-/// Registers the shared library at `path` as backend `name` in this process. [`crate::new_comm`]
-/// opens the library when it creates the first communicator of this backend.
-///
-/// # Safety
-/// Opening the library runs its code. If it exports the table of `fusewire-backend-abi`, it must
-/// follow the rules of that crate.
-///
-/// # Errors
-/// The errors of [`register_backend`].
-pub unsafe fn register_external_backend(name: &str, path: impl Into<PathBuf>) -> Result<()> {
-    let (owned, path) = (name.to_owned(), path.into());
-    register_backend(name, Arc::new(move |setup| create(&owned, &path, setup)))
-}
 
 /// Returns the path that the environment gives for backend `name`.
 pub(super) fn path_of_environment(name: &str) -> Option<PathBuf> {

@@ -4,8 +4,8 @@
 use core::time::Duration;
 use std::time::Instant;
 
+use super::claim::duplicate_key;
 use super::outcome::Outcome;
-use super::waiting::duplicate_key;
 use super::{Rendezvous, class};
 use crate::store::Error as StoreError;
 use crate::{Error, Result};

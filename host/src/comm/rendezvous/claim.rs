@@ -2,7 +2,6 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use super::waiting::duplicate_key;
 use crate::bootstrap::QUERY_METHOD;
 use crate::store::Store;
 use crate::{Error, Result, process};
@@ -70,6 +69,12 @@ impl RankClaim {
     }
 }
 
+/// Returns the key under which a rank that was started twice is reported.
+pub(super) fn duplicate_key(prefix: &str) -> String {
+    format!("{prefix}/duplicate")
+}
+
+/// Returns the key of the number of the current rendezvous.
 pub(super) fn number_key(name: &str) -> String {
     format!("fusewire/{name}/number")
 }

@@ -1,104 +1,49 @@
 //! Tables of medians and ratios, printed and written to a file.
 
-use core::fmt::{self, Write as _};
-use std::process::Command;
-use std::{env, path};
+use core::fmt::Write as _;
 
+use super::{Arguments, BEFORE, Candidate, Sample};
+use crate::document::Header;
 use crate::machine::{self, NEAR_NS, Rate};
-use crate::versus::{Arguments, BEFORE, Candidate, Sample};
 
-/// Machine, programs and options of a run.
-#[derive(Debug)]
-pub(crate) struct Header {
-    command: String,
-    date: String,
-    lines: Vec<String>,
-}
-
-impl Header {
-    /// Returns a header with this command, the date and `lines`.
-    pub(crate) fn of(lines: Vec<String>) -> Self {
-        let arguments = env::args().skip(1).map(|argument| {
-            // Shows only the file name of a program.
-            match argument.starts_with('/') {
-                true => path::Path::new(&argument)
-                    .file_name()
-                    .map_or(argument.clone(), |name| name.to_string_lossy().into_owned()),
-                false => argument,
-            }
-        });
-        let arguments: Vec<_> = arguments.collect();
-        let date = Command::new("date")
-            .args(["-u", "+%Y-%m-%d %H:%M UTC"])
-            .output();
-        let date = date.map_or_else(
-            |_| "unknown date".to_owned(),
-            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        );
-        Self {
-            command: arguments.join(" "),
-            date,
-            lines,
+/// Returns the header of a run.
+pub(super) fn header(candidates: &[Candidate], arguments: &Arguments) -> Header {
+    let rounds = arguments.rounds;
+    let cores = machine::cores().map_or(0, |cores| cores.len());
+    let mut lines = vec![
+        format!(
+            "{}; {cores} core(s); Linux {}",
+            machine::processor(),
+            machine::kernel()
+        ),
+        format!(
+            "{rounds} rounds, in each every peer once, in alternating order; float32 sum, out \
+             of place; barrier, clock, call, clock; rank 0's median of a run, then the median \
+             of the runs"
+        ),
+        match arguments.unpinned {
+            false => "rank r pinned to core r mod cores".to_owned(),
+            true => "ranks not pinned".to_owned(),
+        } + "; all results verified on all ranks",
+    ];
+    if arguments.busy > 0 {
+        lines.push(format!(
+            "{} thread(s) that compute meanwhile, on any core (--busy)",
+            arguments.busy
+        ));
+    }
+    if arguments.touch {
+        lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
+    }
+    if arguments.before.is_some() {
+        lines.push("\"before\": another build of this program (--before)".to_owned());
+    }
+    for candidate in candidates {
+        if let Candidate::Mpi(mpi) = candidate {
+            lines.push(format!("{}: {}", mpi.name, mpi.settings()));
         }
     }
-
-    pub(crate) fn new(candidates: &[Candidate], arguments: &Arguments) -> Self {
-        let rounds = arguments.rounds;
-        let cores = machine::cores().map_or(0, |cores| cores.len());
-        let mut lines = vec![
-            format!(
-                "{}; {cores} core(s); Linux {}",
-                machine::processor(),
-                machine::kernel()
-            ),
-            format!(
-                "{rounds} rounds, in each every peer once, in alternating order; float32 sum, out \
-                 of place; barrier, clock, call, clock; rank 0's median of a run, then the median \
-                 of the runs"
-            ),
-            match arguments.unpinned {
-                false => "rank r pinned to core r mod cores".to_owned(),
-                true => "ranks not pinned".to_owned(),
-            } + "; all results verified on all ranks",
-        ];
-        if arguments.busy > 0 {
-            lines.push(format!(
-                "{} thread(s) that compute meanwhile, on any core (--busy)",
-                arguments.busy
-            ));
-        }
-        if arguments.touch {
-            lines.push("inputs rewritten and outputs read between calls (--touch)".to_owned());
-        }
-        if arguments.before.is_some() {
-            lines.push("\"before\": another build of this program (--before)".to_owned());
-        }
-        for candidate in candidates {
-            if let Candidate::Mpi(mpi) = candidate {
-                lines.push(format!("{}: {}", mpi.name, mpi.settings()));
-            }
-        }
-        Self::of(lines)
-    }
-}
-
-impl fmt::Display for Header {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.date)?;
-        writeln!(f)?;
-        writeln!(f, "```text")?;
-        writeln!(
-            f,
-            "cargo run --release --bin fusewire-benches -- {}",
-            self.command
-        )?;
-        writeln!(f, "```")?;
-        writeln!(f)?;
-        for line in &self.lines {
-            writeln!(f, "- {line}")?;
-        }
-        writeln!(f)
-    }
+    Header::of(lines)
 }
 
 /// State of the machine during a run, by which samples are grouped.
@@ -312,39 +257,6 @@ fn human(bytes: usize) -> String {
         1024..1_048_576 => format!("{} KiB", bytes as f64 / 1024.0),
         _ => format!("{} MiB", bytes as f64 / 1_048_576.0),
     }
-}
-
-/// Returns the content of a run's file. Keeps the handwritten sections of the `old` content.
-pub(crate) fn document(old: &str, title: &str, header: &Header, tables: &str) -> String {
-    let section = |name: &str, empty: &str| {
-        let mut kept = String::new();
-        let mut inside = false;
-        for line in old.lines() {
-            if let Some(title) = line.strip_prefix("## ") {
-                inside = title.starts_with(name);
-            }
-            if inside {
-                kept += line;
-                kept.push('\n');
-            }
-        }
-        match kept.trim() {
-            "" => format!("## {name}\n\n{empty}"),
-            kept => kept.to_owned(),
-        }
-    };
-    let title = match old.lines().next() {
-        Some(line) if line.starts_with("# ") => line,
-        _ => title,
-    };
-    format!(
-        "{title}\n\n{}\n\n## Measured\n\n{header}{tables}\n{}\n",
-        section("Prediction", "To be written before the run."),
-        section(
-            "Explanation",
-            "To be written: what differs from the prediction, and why."
-        ),
-    )
 }
 
 #[cfg(test)]
