@@ -118,6 +118,10 @@ fn bad_arguments_are_one_line_and_status_2() {
             &["perf", "all_reduced"],
             "operation \"all_reduced\" is none of",
         ),
+        (
+            &["perf", "recv"],
+            "recv is not measured: it is a part of send_recv",
+        ),
         (&["perf", "all_reduce", "--ranks", "65536"], "are possible"),
         (
             &["perf", "all_reduce", "--max-bytes", "99999999999G"],
@@ -264,7 +268,7 @@ fn every_operation_is_verified_and_written_as_json() {
         operations.push(row["operation"].as_str().expect("a name"));
     }
     operations.dedup();
-    assert_eq!(operations.len(), 13, "{operations:?}");
+    assert_eq!(operations.len(), 14, "{operations:?}");
     let svg = std::fs::read_to_string(&plot).expect("a chart");
     assert!(svg.starts_with("<svg") && svg.contains("all_reduce"));
 }

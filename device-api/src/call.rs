@@ -1,122 +1,132 @@
 //! Calls: what a launch does, as one word that ranks compare.
 
-/// The operations that a call word can name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Operation {
-    /// No operation yet.
-    None = 0,
+/// Declares [`Operation`] with a row for each operation: documentation, variant, code, name.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $name:literal;)*) => {
+        /// The operations that a call word can name. The codes of collectives are below 32.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Operation {
+            /// No operation yet.
+            None = 0,
+            $($(#[$doc])* $variant = $code,)*
+        }
+
+        impl Operation {
+            /// All operations, without [`Operation::None`].
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Returns the name in messages.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    Self::None => "nothing",
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// Returns the operation with this code.
+            pub const fn from_code(code: u8) -> Self {
+                match code {
+                    $($code => Self::$variant,)*
+                    _ => Self::None,
+                }
+            }
+        }
+    };
+}
+
+operations! {
     /// Element-wise reduction, result on every rank.
-    AllReduce = 1,
+    AllReduce = 1, "all_reduce";
     /// Element-wise reduction, block r of the result on rank r.
-    ReduceScatter = 2,
+    ReduceScatter = 2, "reduce_scatter";
     /// Every rank's input on every rank.
-    AllGather = 3,
+    AllGather = 3, "all_gather";
     /// all_gather with a count for each rank.
-    AllGatherV = 4,
+    AllGatherV = 4, "all_gather_v";
     /// The root's buffer on every rank.
-    Broadcast = 5,
+    Broadcast = 5, "broadcast";
     /// Element-wise reduction, result on the root.
-    Reduce = 6,
+    Reduce = 6, "reduce";
     /// Block r of the root's input on rank r.
-    Scatter = 7,
+    Scatter = 7, "scatter";
     /// Every rank's input on the root.
-    Gather = 8,
+    Gather = 8, "gather";
     /// Block r of every rank's input on rank r.
-    AllToAll = 9,
+    AllToAll = 9, "all_to_all";
     /// all_to_all with a count for each pair.
-    AllToAllV = 10,
+    AllToAllV = 10, "all_to_all_v";
     /// All ranks have arrived.
-    Barrier = 11,
+    Barrier = 11, "barrier";
     /// all_reduce, residual add and norm in one launch.
-    AllReduceNorm = 12,
+    AllReduceNorm = 12, "all_reduce_norm";
     /// A user kernel.
-    User = 13,
+    User = 13, "user kernel";
     /// reduce_scatter, residual add and norm in one launch.
-    ReduceScatterNorm = 14,
+    ReduceScatterNorm = 14, "reduce_scatter_norm";
     /// Greatest logits and log-sum-exp of logits that are split by columns.
-    VocabParallel = 15,
+    VocabParallel = 15, "vocab_parallel";
     /// all_gather with a ready flag per chunk.
-    AllGatherWithFlags = 20,
+    AllGatherWithFlags = 20, "all_gather_with_flags";
     /// reduce_scatter with an arrival counter per tile.
-    ReduceScatterOnArrival = 21,
+    ReduceScatterOnArrival = 21, "reduce_scatter_on_arrival";
     /// send to one peer.
-    Send = 32,
+    Send = 32, "send";
     /// recv from one peer.
-    Recv = 33,
+    Recv = 33, "recv";
     /// Sends and receives of several peers, all at once.
-    Batch = 34,
+    Batch = 34, "batch";
     /// put into a peer's part of a window.
-    Put = 35,
+    Put = 35, "put";
     /// get from a peer's part of a window.
-    Get = 36,
+    Get = 36, "get";
     /// Update of a peer's signal.
-    Signal = 37,
+    Signal = 37, "signal";
     /// Wait for a signal of this rank.
-    WaitSignal = 38,
+    WaitSignal = 38, "wait_signal";
 }
 
 impl Operation {
-    /// Returns the name in messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "nothing",
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::AllGatherV => "all_gather_v",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::Scatter => "scatter",
-            Self::Gather => "gather",
-            Self::AllToAll => "all_to_all",
-            Self::AllToAllV => "all_to_all_v",
-            Self::Barrier => "barrier",
-            Self::AllReduceNorm => "all_reduce_norm",
-            Self::User => "user kernel",
-            Self::ReduceScatterNorm => "reduce_scatter_norm",
-            Self::VocabParallel => "vocab_parallel",
-            Self::AllGatherWithFlags => "all_gather_with_flags",
-            Self::ReduceScatterOnArrival => "reduce_scatter_on_arrival",
-            Self::Send => "send",
-            Self::Recv => "recv",
-            Self::Batch => "batch",
-            Self::Put => "put",
-            Self::Get => "get",
-            Self::Signal => "signal",
-            Self::WaitSignal => "wait_signal",
-        }
+    /// Returns true if the operation is a collective with more operands than an input and an
+    /// output: flags and a second stream, or those of a fused computation.
+    pub const fn is_fused(self) -> bool {
+        matches!(
+            self,
+            Self::AllReduceNorm
+                | Self::ReduceScatterNorm
+                | Self::VocabParallel
+                | Self::AllGatherWithFlags
+                | Self::ReduceScatterOnArrival
+        )
     }
 
-    /// Returns the operation with this code.
-    pub const fn from_code(code: u8) -> Self {
-        match code {
-            1 => Self::AllReduce,
-            2 => Self::ReduceScatter,
-            3 => Self::AllGather,
-            4 => Self::AllGatherV,
-            5 => Self::Broadcast,
-            6 => Self::Reduce,
-            7 => Self::Scatter,
-            8 => Self::Gather,
-            9 => Self::AllToAll,
-            10 => Self::AllToAllV,
-            11 => Self::Barrier,
-            12 => Self::AllReduceNorm,
-            13 => Self::User,
-            14 => Self::ReduceScatterNorm,
-            15 => Self::VocabParallel,
-            20 => Self::AllGatherWithFlags,
-            21 => Self::ReduceScatterOnArrival,
-            32 => Self::Send,
-            33 => Self::Recv,
-            34 => Self::Batch,
-            35 => Self::Put,
-            36 => Self::Get,
-            37 => Self::Signal,
-            38 => Self::WaitSignal,
-            _ => Self::None,
-        }
+    /// Returns true if the caller chooses the reduction.
+    pub const fn reduces(self) -> bool {
+        matches!(
+            self,
+            Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::ReduceScatterOnArrival
+        )
+    }
+
+    /// Returns true if all ranks pass the same root.
+    pub const fn is_rooted(self) -> bool {
+        matches!(
+            self,
+            Self::Broadcast | Self::Reduce | Self::Scatter | Self::Gather
+        )
+    }
+
+    /// Returns true if the operation accesses a window and the peer makes no call.
+    pub const fn is_one_sided(self) -> bool {
+        matches!(
+            self,
+            Self::Put | Self::Get | Self::Signal | Self::WaitSignal
+        )
+    }
+
+    /// Returns true if all ranks take part.
+    pub const fn is_collective(self) -> bool {
+        self as u8 != 0 && (self as u8) < 32
     }
 }
 
@@ -218,5 +228,21 @@ impl Call {
     #[inline(always)]
     pub const fn is_collective(self) -> bool {
         (self.0 >> 32) as u8 != 0 && ((self.0 >> 32) as u8) < 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_words_name_every_operation() {
+        for (at, &operation) in Operation::ALL.iter().enumerate() {
+            let call = Call::new(operation, 0, 0, 0, 0, 0);
+            assert_eq!(call.operation(), operation);
+            assert_eq!(call.is_collective(), operation.is_collective());
+            let mut others = Operation::ALL[..at].iter();
+            assert!(others.all(|other| other.name() != operation.name()));
+        }
     }
 }

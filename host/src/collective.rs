@@ -316,14 +316,7 @@ impl Op {
     /// stream, or those of a fused operation. Only Fusewire's kernels run it. It is made by the
     /// method of the same name of [`crate::Communicator`].
     pub(crate) const fn is_fused(&self) -> bool {
-        matches!(
-            self,
-            Self::AllGatherWithFlags { .. }
-                | Self::ReduceScatterOnArrival { .. }
-                | Self::AllReduceNorm { .. }
-                | Self::ReduceScatterNorm { .. }
-                | Self::VocabParallel { .. }
-        )
+        self.operation().is_fused()
     }
 
     /// Returns the number of bytes that [`Op::count`] elements have.

@@ -36,8 +36,7 @@ pub fn supports(comm: &Communicator, case: &Case) -> bool {
     let Some(backend) = comm.backend_impl() else {
         return true;
     };
-    op_of(case.operation, case.count, case.dtype, case.reduction)
-        .is_some_and(|op| backend.supports(&op))
+    op_of(case).is_ok_and(|op| backend.supports(&op))
 }
 
 /// Registers the sample backend in this process if `name` is `sample`. Does nothing for other

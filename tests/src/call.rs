@@ -76,7 +76,7 @@ pub fn blocking(
             };
             comm.all_reduce_norm(&norm)
         }
-        other => panic!("{other:?} is in no list"),
+        other => panic!("{other:?} has no cases"),
     }
 }
 
@@ -141,7 +141,7 @@ pub fn enqueue(comm: &Communicator, case: &Case, buffers: &Buffers) -> Result<Ve
             };
             comm.all_reduce_norm_async(&norm)?
         }
-        other => panic!("{other:?} is in no list"),
+        other => panic!("{other:?} has no cases"),
     }])
 }
 

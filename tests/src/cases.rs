@@ -108,35 +108,31 @@ impl Case {
     }
 }
 
-/// Returns an operation with root or peer 0, and rows of `count` elements. The fused norm, which is
-/// no collective of the library, gives `None`.
+/// Returns the operation of `case` with root or peer 0. For operations that the lists have no cases
+/// of, returns the path of their tests in `tests/tests`.
 ///
 /// # Panics
-/// Panics if `operation` is in no list, or if it reduces and `reduction` is `None`.
-pub fn op_of(
-    operation: Operation,
-    count: usize,
-    dtype: DType,
-    reduction: Option<ReduceOp>,
-) -> Option<Op> {
-    let code = || reduction.expect("a reduction").code();
-    let (root, peer, digest) = (0, 0, 0);
-    Some(match operation {
+/// Panics if the operation reduces and the case has no reduction.
+pub fn op_of(case: &Case) -> Result<Op, &'static str> {
+    let (count, dtype, hidden) = (case.count, case.dtype, case.hidden);
+    let reduction = || case.reduction.expect("a reduction").code();
+    let (root, peer, row_bytes, digest) = (0, 0, 0, 0);
+    Ok(match case.operation {
         Operation::AllReduce => Op::AllReduce {
             count,
             dtype,
-            reduction: code(),
+            reduction: reduction(),
         },
         Operation::Reduce => Op::Reduce {
             count,
             dtype,
-            reduction: code(),
+            reduction: reduction(),
             root,
         },
         Operation::ReduceScatter => Op::ReduceScatter {
             count,
             dtype,
-            reduction: code(),
+            reduction: reduction(),
         },
         Operation::AllGather => Op::AllGather { count, dtype },
         Operation::AllGatherV => Op::AllGatherV {
@@ -150,36 +146,43 @@ pub fn op_of(
         Operation::AllToAll => Op::AllToAll { count, dtype },
         Operation::AllToAllV => Op::AllToAllV { dtype },
         Operation::Send => Op::Send { count, dtype, peer },
-        Operation::Recv => Op::Recv { count, dtype, peer },
         Operation::Barrier => Op::Barrier,
-        Operation::AllReduceNorm => return None,
-        other => panic!("{other:?} is in no list"),
+        Operation::AllReduceNorm => Op::AllReduceNorm {
+            rows: count,
+            hidden,
+            dtype,
+            row_bytes,
+            digest,
+        },
+        // A case of `Send` also receives.
+        Operation::Recv => return Err("conformance.rs"),
+        // The other operations need windows, lists of transfers, flags, or other buffers.
+        Operation::Put | Operation::Get | Operation::Signal | Operation::WaitSignal => {
+            return Err("operations/windows.rs");
+        }
+        Operation::Batch => return Err("operations/batch.rs"),
+        Operation::AllGatherWithFlags | Operation::ReduceScatterOnArrival => {
+            return Err("operations/overlap_gemm.rs");
+        }
+        Operation::ReduceScatterNorm => return Err("operations/norms"),
+        Operation::VocabParallel => return Err("operations/vocab.rs"),
+        Operation::User => return Err("user_kernels"),
+        Operation::None => return Err("calls/hooks.rs"),
     })
 }
 
-/// Operations of the lists. Each operation moves or reduces elements of one type.
-pub const OPERATIONS: [Operation; 13] = [
-    Operation::AllReduce,
-    Operation::ReduceScatter,
-    Operation::AllGather,
-    Operation::AllGatherV,
-    Operation::Broadcast,
-    Operation::Reduce,
-    Operation::Scatter,
-    Operation::Gather,
-    Operation::AllToAll,
-    Operation::AllToAllV,
-    Operation::Send,
-    Operation::Barrier,
-    Operation::AllReduceNorm,
-];
+/// Returns the operations of the lists. Each operation moves or reduces elements of one type.
+pub fn operations() -> Vec<Operation> {
+    let all = Operation::ALL.iter().copied();
+    all.filter(|operation| op_of(&base(*operation)).is_ok())
+        .collect()
+}
 
-/// Operations that reduce element by element.
-pub const REDUCING: [Operation; 3] = [
-    Operation::AllReduce,
-    Operation::ReduceScatter,
-    Operation::Reduce,
-];
+/// Returns the operations of the lists that reduce element by element.
+pub fn reducing() -> Vec<Operation> {
+    let all = operations().into_iter();
+    all.filter(|operation| operation.reduces()).collect()
+}
 
 /// All reductions. The factor of a [`ReduceOp::PreMulSum`] differs by rank (see
 /// [`crate::oracle::factor`]).
@@ -202,8 +205,9 @@ pub const MEMORIES: [Memory; 3] = [Memory::Registered, Memory::Ordinary, Memory:
 /// many rounds of staging.
 pub const COUNTS: [usize; 10] = [0, 1, 7, 63, 129, 1000, 1793, 4097, 9001, 70_001];
 
+/// Returns a case of `operation` with a few elements.
 fn base(operation: Operation) -> Case {
-    let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
+    let reduction = operation.reduces().then_some(ReduceOp::Sum);
     let case = Case::new(operation, DType::F32, reduction);
     if operation == Operation::AllReduceNorm {
         return Case {
@@ -219,7 +223,7 @@ fn base(operation: Operation) -> Case {
 /// varying offsets.
 pub fn sizes(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
-    for operation in OPERATIONS {
+    for operation in operations() {
         if operation == Operation::AllReduceNorm || operation == Operation::Barrier {
             cases.push(base(operation));
             continue;
@@ -253,7 +257,7 @@ pub fn sizes(ranks: u32) -> Vec<Case> {
 /// Returns cases of every operation with a few counts, for tests that run many settings.
 pub fn core(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
-    for operation in OPERATIONS {
+    for operation in operations() {
         for (i, count) in [0, 1, 129, 4097].into_iter().enumerate() {
             if matches!(operation, Operation::Barrier | Operation::AllReduceNorm) && i > 0 {
                 continue;
@@ -286,12 +290,11 @@ pub fn core(ranks: u32) -> Vec<Case> {
 pub fn types(ranks: u32) -> Vec<Case> {
     let mut cases = Vec::new();
     for (t, dtype) in DType::ALL.into_iter().enumerate() {
-        for (o, operation) in OPERATIONS.into_iter().enumerate() {
-            let reducing = REDUCING.contains(&operation);
+        for (o, operation) in operations().into_iter().enumerate() {
             if matches!(operation, Operation::Barrier | Operation::AllReduceNorm) {
                 continue;
             }
-            if !reducing {
+            if !operation.reduces() {
                 let case = Case::new(operation, dtype, None).count(321);
                 let memory = MEMORIES[(t + o) % 3];
                 cases.push(case.memory(memory).root(t as u32 % ranks).offset(t % 4));

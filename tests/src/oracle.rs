@@ -64,7 +64,8 @@ impl Shape {
                 let elements = count * case.hidden;
                 shape(elements, elements, Some(0))
             }
-            _ => shape(0, 0, None),
+            Operation::Barrier => shape(0, 0, None),
+            other => panic!("{other:?} has no cases"),
         }
     }
 }
@@ -249,7 +250,8 @@ pub fn output(case: &Case, ranks: u32, rank: u32, call: u64) -> Option<CallOutpu
             .collect(),
         Operation::Send => input_of((rank + ranks - 1) % ranks),
         Operation::AllReduceNorm => return Some(rms_norm(case, ranks, rank, call)),
-        _ => return None,
+        Operation::Barrier => return None,
+        other => panic!("{other:?} has no cases"),
     };
     Some(CallOutputs {
         output,

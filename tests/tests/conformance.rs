@@ -1,9 +1,11 @@
 //! Runs the conformance lists with every way to start ranks and with many settings of
 //! communicators.
 
+use std::path::Path;
+
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
 use fusewire_kernels::fused::shared_row;
-use fusewire_tests::cases::{Case, MEMORIES, list, nvls};
+use fusewire_tests::cases::{Case, MEMORIES, list, nvls, op_of, operations};
 use fusewire_tests::device;
 use fusewire_tests::process::Host;
 use fusewire_tests::rank::CallMode;
@@ -25,6 +27,23 @@ fn run(runner: &dyn Runner, setup: Setup, list: &str) {
     match runner.run(&setup, list) {
         Ok(calls) => println!("{list}: {calls} calls a rank, {setup:?}"),
         Err(wrong) => panic!("{wrong}"),
+    }
+}
+
+#[test]
+fn every_operation_has_cases_or_other_tests() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    for &operation in Operation::ALL {
+        if let Err(path) = op_of(&Case::new(operation, DType::F32, Some(ReduceOp::Sum))) {
+            assert!(tests.join(path).exists(), "{}: no {path}", operation.name());
+        }
+    }
+    let listed = operations();
+    for name in ["sizes", "core"] {
+        let cases = list(name, 2);
+        let mut missing = listed.clone();
+        missing.retain(|operation| cases.iter().all(|case| case.operation != *operation));
+        assert!(missing.is_empty(), "{name} has no {missing:?}");
     }
 }
 

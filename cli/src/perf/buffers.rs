@@ -96,7 +96,7 @@ impl Buffers {
             }
             _ => Vec::new(),
         };
-        let fused = kind == Kind::AllReduceRmsNorm;
+        let fused = kind.is_norm();
         Ok(Self {
             residual: comm.tensor(dtype, if fused { count } else { 0 })?,
             weight: comm.tensor(dtype, if fused { hidden(count) } else { 0 })?,

@@ -61,7 +61,7 @@ impl Case {
             .map(|rank| fill(dtype, rank, call, length))
             .collect();
         let reduced = match kind {
-            Kind::AllReduceRmsNorm => reduce(dtype, ReduceOp::Sum, &[], &patterns),
+            _ if kind.is_norm() => reduce(dtype, ReduceOp::Sum, &[], &patterns),
             _ if kind.reduces() => {
                 let factors: Vec<f64> = (0..ranks)
                     .map(|rank| match factor(op, rank) {
@@ -160,16 +160,17 @@ impl Case {
                 let previous = (rank + p.len() - 1) % p.len();
                 self.repeat(&p[previous], 0, count, &mut out);
             }
-            Kind::AllReduceRmsNorm => out = self.normalised(),
+            Kind::AllReduceNorm => out = self.normalised(0),
+            Kind::ReduceScatterNorm => out = self.normalised(rank * count),
             Kind::Barrier | Kind::Reduce | Kind::Gather => return None,
         }
         Some(out)
     }
 
-    /// Returns the expected result of the fused norm.
-    fn normalised(&self) -> Vec<u8> {
+    /// Returns the expected result of the fused norm, for the sums that begin at `start`.
+    fn normalised(&self, start: usize) -> Vec<u8> {
         let mut sum = Vec::new();
-        self.repeat(&self.reduced, 0, self.count, &mut sum);
+        self.repeat(&self.reduced, start, self.count, &mut sum);
         let (residual, weight) = (self.residual(self.count), self.weight(hidden(self.count)));
         rms_norm(self.dtype, &sum, &residual, &weight, EPSILON).0
     }

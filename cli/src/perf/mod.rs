@@ -384,13 +384,14 @@ fn understand(arguments: &Arguments, rank_size: Option<RankSize>) -> anyhow::Res
     let list = arguments.operations.join(",");
     let (mut operations, mut notes) = parse::operations(&list, dtype, op, ranks)?;
     if arguments.backend != "fusewire" && list == "all" {
-        let fused = Kind::AllReduceRmsNorm;
-        operations.retain(|kind| *kind != fused);
-        notes.push(format!(
-            "{} is left out: backend {} has no fused operations",
-            fused.name(),
-            arguments.backend
-        ));
+        let is_fused = |kind: &mut Kind| kind.is_norm();
+        notes.extend(operations.extract_if(.., is_fused).map(|kind| {
+            format!(
+                "{} is left out: backend {} has no fused operations",
+                kind.name(),
+                arguments.backend
+            )
+        }));
     }
     if let Some(path) = &arguments.plot {
         plot::check(path, &operations)?;

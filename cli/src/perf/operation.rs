@@ -19,7 +19,8 @@ pub(crate) enum Kind {
     AllToAllV,
     SendRecv,
     Barrier,
-    AllReduceRmsNorm,
+    AllReduceNorm,
+    ReduceScatterNorm,
 }
 
 /// Reason why an operation cannot run.
@@ -37,53 +38,63 @@ pub(crate) const HIDDEN: usize = 1024;
 pub(crate) const EPSILON: f32 = 1e-5;
 
 impl Kind {
-    /// All operations, in the order in which `all` runs them.
-    pub(crate) const ALL: [Self; 13] = [
-        Self::AllReduce,
-        Self::ReduceScatter,
-        Self::AllGather,
-        Self::AllGatherV,
-        Self::Broadcast,
-        Self::Reduce,
-        Self::Scatter,
-        Self::Gather,
-        Self::AllToAll,
-        Self::AllToAllV,
-        Self::SendRecv,
-        Self::Barrier,
-        Self::AllReduceRmsNorm,
-    ];
-
-    /// Returns the operation's name on the command line and in tables.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::SendRecv => "send_recv",
-            other => other.operation().name(),
-        }
+    /// Returns the kind that measures `operation`, or the reason why no kind does.
+    pub(crate) const fn of(operation: Operation) -> core::result::Result<Self, &'static str> {
+        Ok(match operation {
+            Operation::AllReduce => Self::AllReduce,
+            Operation::ReduceScatter => Self::ReduceScatter,
+            Operation::AllGather => Self::AllGather,
+            Operation::AllGatherV => Self::AllGatherV,
+            Operation::Broadcast => Self::Broadcast,
+            Operation::Reduce => Self::Reduce,
+            Operation::Scatter => Self::Scatter,
+            Operation::Gather => Self::Gather,
+            Operation::AllToAll => Self::AllToAll,
+            Operation::AllToAllV => Self::AllToAllV,
+            Operation::Send => Self::SendRecv,
+            Operation::Barrier => Self::Barrier,
+            Operation::AllReduceNorm => Self::AllReduceNorm,
+            Operation::ReduceScatterNorm => Self::ReduceScatterNorm,
+            Operation::Recv => return Err("it is a part of send_recv"),
+            Operation::VocabParallel => return Err("its outputs have other types than its input"),
+            Operation::AllGatherWithFlags | Operation::ReduceScatterOnArrival => {
+                return Err("it overlaps with a computation");
+            }
+            Operation::Put | Operation::Get | Operation::Signal | Operation::WaitSignal => {
+                return Err("it needs a window");
+            }
+            Operation::Batch | Operation::User | Operation::None => {
+                return Err("the program defines its transfers");
+            }
+        })
     }
 
-    /// Returns the operation of the library that this kind measures.
-    pub(crate) const fn operation(self) -> Operation {
+    /// Returns all kinds, in the order in which `all` runs them.
+    pub(crate) fn all() -> Vec<Self> {
+        let all = Operation::ALL.iter();
+        all.filter_map(|operation| Self::of(*operation).ok())
+            .collect()
+    }
+
+    /// Returns the kind's name on the command line and in tables.
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::AllReduce => Operation::AllReduce,
-            Self::ReduceScatter => Operation::ReduceScatter,
-            Self::AllGather => Operation::AllGather,
-            Self::AllGatherV => Operation::AllGatherV,
-            Self::Broadcast => Operation::Broadcast,
-            Self::Reduce => Operation::Reduce,
-            Self::Scatter => Operation::Scatter,
-            Self::Gather => Operation::Gather,
-            Self::AllToAll => Operation::AllToAll,
-            Self::AllToAllV => Operation::AllToAllV,
-            Self::SendRecv => Operation::Send,
-            Self::Barrier => Operation::Barrier,
-            Self::AllReduceRmsNorm => Operation::AllReduceNorm,
+            Self::SendRecv => "send_recv",
+            _ => Operation::ALL
+                .iter()
+                .find(|operation| Self::of(**operation) == Ok(self))
+                .map_or("", |operation| operation.name()),
         }
     }
 
     /// Returns true if the operation takes a reduction as an argument.
     pub(crate) const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Returns true if the operation is fused with an RMSNorm.
+    pub(crate) const fn is_norm(self) -> bool {
+        matches!(self, Self::AllReduceNorm | Self::ReduceScatterNorm)
     }
 
     /// Returns the reason why the operation cannot run, or `None` if it can.
@@ -98,7 +109,7 @@ impl Kind {
                 dtype.name(),
                 code.name()
             )))
-        } else if self == Self::AllReduceRmsNorm && !fused {
+        } else if self.is_norm() && !fused {
             Some(Refusal::Kind("it is for f32, f16 and bf16".to_owned()))
         } else if self == Self::SendRecv && ranks == 1 {
             Some(Refusal::Kind("one rank has no peer".to_owned()))
@@ -124,7 +135,8 @@ impl Kind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::SendRecv => elements,
             Self::Barrier => 0,
-            Self::AllReduceRmsNorm => elements / hidden(elements) * hidden(elements),
+            Self::AllReduceNorm => whole_rows(elements),
+            Self::ReduceScatterNorm => whole_rows(elements / ranks as usize),
             _ => elements / ranks as usize,
         }
     }
@@ -137,7 +149,7 @@ impl Kind {
             | Self::Reduce
             | Self::SendRecv
             | Self::Barrier
-            | Self::AllReduceRmsNorm => 1,
+            | Self::AllReduceNorm => 1,
             Self::AllGatherV | Self::AllToAllV => {
                 // The parts differ by rank. The nominal size is the size of the largest output.
                 let most = (0..ranks)
@@ -155,7 +167,7 @@ impl Kind {
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         let n = f64::from(ranks);
         match self {
-            Self::AllReduce | Self::AllReduceRmsNorm => 2.0 * (n - 1.0) / n,
+            Self::AllReduce | Self::AllReduceNorm => 2.0 * (n - 1.0) / n,
             Self::Broadcast | Self::Reduce | Self::SendRecv => 1.0,
             Self::Barrier => 0.0,
             _ => (n - 1.0) / n,
@@ -166,10 +178,13 @@ impl Kind {
     pub(crate) fn shape(self, count: usize, ranks: u32, rank: u32) -> (usize, usize) {
         let n = ranks as usize;
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::SendRecv => (count, count),
-            Self::AllReduceRmsNorm => (count, count),
+            Self::AllReduce
+            | Self::Broadcast
+            | Self::Reduce
+            | Self::SendRecv
+            | Self::AllReduceNorm => (count, count),
             Self::Barrier => (0, 0),
-            Self::ReduceScatter => (n * count, count),
+            Self::ReduceScatter | Self::ReduceScatterNorm => (n * count, count),
             Self::AllGather => (count, n * count),
             Self::AllGatherV => {
                 let counts = counts(count, ranks);
@@ -200,7 +215,7 @@ impl Kind {
                 (true, before as usize)
             }
             Self::Gather if rank == ROOT => (true, ROOT as usize * count),
-            Self::ReduceScatter => (false, rank as usize * count),
+            Self::ReduceScatter | Self::ReduceScatterNorm => (false, rank as usize * count),
             Self::Scatter if rank == ROOT => (false, ROOT as usize * count),
             _ => (true, 0),
         }
@@ -213,6 +228,11 @@ pub(crate) const ROOT: u32 = 0;
 /// Returns the length of a row of the fused norm, for a buffer of `elements` elements.
 pub(crate) fn hidden(elements: usize) -> usize {
     (elements / 8 * 8).clamp(8, HIDDEN)
+}
+
+/// Returns the number of elements of all rows of the fused norm that fit in `elements` elements.
+fn whole_rows(elements: usize) -> usize {
+    elements / hidden(elements) * hidden(elements)
 }
 
 /// Returns the counts of all_gather_v. They differ by rank and are at most `count`.
@@ -228,8 +248,8 @@ pub(crate) fn split(count: usize, from: u32, to: u32) -> u64 {
     (count * ((from + 2 * to) as usize % 3) / 2) as u64
 }
 
-/// Returns the collective of a kind. A [`Kind::SendRecv`] gives its send. The fused norm, which is
-/// no collective of the library, gives `None`.
+/// Returns the collective of a kind: the send of a [`Kind::SendRecv`], and `None` for fused norms,
+/// whose operands [`norm`] returns.
 pub(crate) fn collective<'a>(
     comm: &Communicator,
     kind: Kind,
@@ -254,7 +274,7 @@ pub(crate) fn collective<'a>(
         }
         Kind::SendRecv => Collective::send(input, (comm.rank() + 1) % ranks),
         Kind::Barrier => Collective::barrier(),
-        Kind::AllReduceRmsNorm => return None,
+        Kind::AllReduceNorm | Kind::ReduceScatterNorm => return None,
     })
 }
 
@@ -284,9 +304,11 @@ pub(crate) fn call(
     };
     let Some(collective) = collective(comm, kind, op, buffers) else {
         let norm = norm(buffers);
-        return match enqueue {
-            true => comm.all_reduce_norm_async(&norm).map(drop),
-            false => comm.all_reduce_norm(&norm),
+        return match (kind == Kind::ReduceScatterNorm, enqueue) {
+            (true, true) => comm.reduce_scatter_norm_async(&norm).map(drop),
+            (true, false) => comm.reduce_scatter_norm(&norm),
+            (false, true) => comm.all_reduce_norm_async(&norm).map(drop),
+            (false, false) => comm.all_reduce_norm(&norm),
         };
     };
     if kind != Kind::SendRecv {

@@ -1,6 +1,6 @@
 //! Parsers for command-line values: operations, element types, reductions and sizes.
 
-use fusewire::{DType, ReduceOp};
+use fusewire::{DType, Operation, ReduceOp};
 
 use super::operation::{Kind, Refusal};
 use super::usage;
@@ -70,7 +70,7 @@ pub(super) fn operations(
 ) -> anyhow::Result<(Vec<Kind>, Vec<String>)> {
     let is_all = list.trim() == "all";
     let named: Vec<Kind> = if is_all {
-        Kind::ALL.to_vec()
+        Kind::all()
     } else {
         list.split([',', ' '])
             .filter(|name| !name.is_empty())
@@ -96,17 +96,20 @@ pub(super) fn operations(
 }
 
 fn operation(name: &str) -> anyhow::Result<Kind> {
-    let names = Kind::ALL.map(Kind::name);
-    Kind::ALL
-        .into_iter()
-        .find(|kind| kind.name() == name)
-        .ok_or_else(|| {
-            usage(format!(
-                "operation \"{name}\" is none of {}, all{}",
-                names.join(", "),
-                suggestion(name, &names)
-            ))
-        })
+    let kinds = Kind::all();
+    if let Some(kind) = kinds.iter().find(|kind| kind.name() == name) {
+        return Ok(*kind);
+    }
+    let mut others = Operation::ALL.iter().filter(|other| other.name() == name);
+    if let Some(Err(reason)) = others.next().map(|other| Kind::of(*other)) {
+        return Err(usage(format!("{name} is not measured: {reason}")));
+    }
+    let names: Vec<_> = kinds.into_iter().map(Kind::name).collect();
+    Err(usage(format!(
+        "operation \"{name}\" is none of {}, all{}",
+        names.join(", "),
+        suggestion(name, &names)
+    )))
 }
 
 /// Returns the element type with this name.
@@ -254,7 +257,7 @@ mod tests {
 
     #[test]
     fn close_names_are_suggested() {
-        let operations = Kind::ALL.map(Kind::name);
+        let operations: Vec<_> = Kind::all().into_iter().map(Kind::name).collect();
         let dtypes = DType::ALL.map(DType::name);
         for (name, names, expected) in [
             ("allreduce", &operations[..], "all_reduce"),

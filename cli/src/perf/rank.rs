@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 
-use fusewire::{Communicator, ReduceOp, Result};
+use fusewire::{Communicator, Op, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::buffers::{Arena, Buffers};
@@ -87,6 +87,16 @@ fn measure(
     comm.all_reduce(all.as_mut_slice(), ReduceOp::Sum)?;
     let algorithm = match collective(comm, kind, settings.op, &buffers) {
         Some(collective) => comm.plan(collective.op())?.algorithm,
+        None if kind == Kind::ReduceScatterNorm => {
+            let hidden = buffers.weight.len();
+            let op = Op::ReduceScatterNorm {
+                rows: count / hidden,
+                hidden,
+                dtype: settings.dtype,
+                digest: 0,
+            };
+            comm.plan(&op)?.algorithm
+        }
         None => comm.plan_norm(&norm(&buffers))?,
     };
     samples.times.sort_by(f64::total_cmp);

@@ -58,7 +58,6 @@ impl Row {
         let median_us = times[times.len() / 2];
         let bytes = kind.bytes(count, settings.dtype, comm.size());
         let algbw_gbps = bytes as f64 / (median_us * 1e3);
-        let fused = kind == Kind::AllReduceRmsNorm;
         Self {
             operation: kind.name(),
             device: comm.device().name(),
@@ -69,7 +68,7 @@ impl Row {
             dtype: settings.dtype.name(),
             redop: if kind.reduces() {
                 settings.op.code().name()
-            } else if fused {
+            } else if kind.is_norm() {
                 "sum"
             } else {
                 "none"

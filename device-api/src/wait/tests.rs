@@ -11,12 +11,12 @@ use std::vec::Vec;
 use bytemuck::Zeroable;
 
 use super::{WaitContext, WaitKind};
+use crate::call::{Call, Operation};
 use crate::comm::Comm;
 use crate::layout::{
     BLOCKS_AT, BlockState, CONST_MAGIC, CommConst, CommState, FailureKind, FailureRecord,
     LAYOUT_VERSION, LINE, WorkspaceConfig, WorkspaceLayout,
 };
-use crate::session::{Call, Operation};
 
 /// Sequence number of the operation that waits.
 const SEQUENCE: u64 = 7;

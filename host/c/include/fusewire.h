@@ -7,11 +7,10 @@
  * links the static library also needs -lm -lpthread -ldl. Never dlclose the shared library.
  *
  * NOT INCLUDED. These parts of the Rust API have no C functions: collectives of lists of buffers;
- * reduce_scatter with a different number of elements for each rank (reduce_scatter_v); factors in
- * device memory; objects other than byte strings; queues; persistent and quantized operations;
- * options and timeouts of single calls; set_timeout; split with other options; plans; adopted
- * communicators; hints; dup and reconfigure; hooks and the flight recorder; the transport; user
- * kernels.
+ * reduce_scatter_v with factors; factors in device memory; objects other than byte strings; queues;
+ * persistent and quantized operations; options and timeouts of single calls; set_timeout; split
+ * with other options; plans; adopted communicators; hints; dup and reconfigure; hooks and the
+ * flight recorder; the transport; user kernels.
  *
  * RETURN VALUES. Functions return FUSEWIRE_OK (0) or a FUSEWIRE_ERROR_ code. fusewire_last_error()
  * returns the message of the calling thread's last failed call. A call with an invalid argument,
@@ -328,6 +327,17 @@ int fusewire_reduce_scatter_premul_sum(const fusewire_comm *comm, const void *in
 int fusewire_reduce_scatter_premul_sum_async(const fusewire_comm *comm, const void *input,
                                              void *output, uint64_t count, uint32_t dtype,
                                              double factor, fusewire_work **work);
+
+/* Reduces part r of every rank's input and stores the result in the output of rank r. Part r of the
+   input and the output of rank r have counts[r] elements. `counts` has one number per rank, equal
+   on all ranks, in host memory. The call copies it, so an _async call or a graph does not refer to
+   it afterwards. The parts of the input are contiguous, in rank order. The output may be this
+   rank's part of the input. */
+int fusewire_reduce_scatter_v(const fusewire_comm *comm, const void *input, void *output,
+                              const uint64_t *counts, uint32_t dtype, uint32_t reduction);
+int fusewire_reduce_scatter_v_async(const fusewire_comm *comm, const void *input, void *output,
+                                    const uint64_t *counts, uint32_t dtype, uint32_t reduction,
+                                    fusewire_work **work);
 
 /* Copies the `count` elements of rank r to row r of every rank's output. The input may be this
    rank's row of the output. */

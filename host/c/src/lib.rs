@@ -73,7 +73,8 @@ pub use self::types::{FusewireNorm, FusewireOptions, FusewireVocab, numbers};
 pub use self::vector::{
     fusewire_all_gather_v, fusewire_all_gather_v_async, fusewire_all_gather_v_device,
     fusewire_all_gather_v_device_async, fusewire_all_to_all_v, fusewire_all_to_all_v_async,
-    fusewire_all_to_all_v_device, fusewire_all_to_all_v_device_async,
+    fusewire_all_to_all_v_device, fusewire_all_to_all_v_device_async, fusewire_reduce_scatter_v,
+    fusewire_reduce_scatter_v_async,
 };
 pub use self::vocab::{fusewire_vocab_parallel, fusewire_vocab_parallel_async};
 pub use self::window::{

@@ -1,4 +1,5 @@
-//! all_gather_v and all_to_all_v: collectives whose number of elements differs between the ranks.
+//! all_gather_v, reduce_scatter_v and all_to_all_v: collectives whose number of elements differs
+//! between the ranks.
 
 use core::ffi::c_void;
 
@@ -6,7 +7,7 @@ use fusewire::{Collective, DType, Tensor};
 
 use crate::error::{Outcome, argument};
 use crate::operations::{Call, operation};
-use crate::types::dtype;
+use crate::types::{dtype, reduction};
 
 /// Returns the numbers at `at`, one per rank.
 ///
@@ -51,6 +52,34 @@ operation!(
         let input = call.view("input", input, Some(own), element)?;
         let output = call.view("output", output, sum(counts), element)?;
         call.issue(Collective::all_gather_v(output.output(), input.input(), counts))
+    }
+);
+
+operation!(
+    /// Reduces part r of every rank's input, which has `counts[r]` elements, and stores the result
+    /// on rank r. The parts of the input are contiguous, in rank order.
+    fusewire_reduce_scatter_v, fusewire_reduce_scatter_v_async(
+        input: *const c_void, output: *mut c_void, counts: *const u64, element: u32, op: u32
+    ) |call| {
+        let element = dtype(call.name(), "dtype", element)?;
+        let op = reduction(call.name(), op)?;
+        // SAFETY: the caller passes null or one number per rank.
+        let counts = unsafe { per_rank(call, "counts", counts)? };
+        let comm = &call.handle.comm;
+        let input = call.tensor("input", input, sum(counts), element)?;
+        let own = counts[comm.rank() as usize];
+        let output = call.tensor("output", output, Some(own), element)?;
+        let mut end = 0;
+        let part = |count: &u64| {
+            let start = end;
+            end += *count as usize;
+            input.slice(start, *count as usize)
+        };
+        let parts = counts.iter().map(part).collect::<Result<Vec<_>, _>>()?;
+        call.choose(
+            || comm.reduce_scatter_v(&output, &parts, op),
+            || comm.reduce_scatter_v_async(&output, &parts, op),
+        )
     }
 );
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fusewire::store::{TcpStore, TcpStoreServer};
-use fusewire::{Device, Options, new_comm};
+use fusewire::{Device, Operation, Options, new_comm};
 use serde_bytes::ByteBuf;
 
 /// Commands of the C and C++ compilers. Warnings are errors.
@@ -375,6 +375,25 @@ fn the_library_exports_what_the_header_declares() {
         dynamic.contains("Library soname: [libfusewire_c.so]"),
         "{dynamic}"
     );
+}
+
+#[test]
+fn every_operation_has_a_function() {
+    let header = std::fs::read_to_string(here().join("include/fusewire.h")).expect("the header");
+    let (_, text) = header.split_once("NOT INCLUDED.").expect("a list");
+    let (list, _) = text.split_once('.').expect("the end of the list");
+    let list = list.replace("\n *", "");
+    let absent: Vec<&str> = list.split([':', ';']).map(str::trim).collect();
+    let functions = layout::Lines::new().functions().to_vec();
+    for operation in Operation::ALL {
+        let name = operation.name();
+        let function = match operation.is_one_sided() {
+            true => format!("fusewire_window_{name}"),
+            false => format!("fusewire_{name}"),
+        };
+        let is_absent = absent.contains(&&*format!("{name}s"));
+        assert_ne!(functions.contains(&&*function), is_absent, "{function}");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-/* Part of collectives.c: all_gather_v and all_to_all_v, whose counts differ between the ranks. */
+/* Part of collectives.c: all_gather_v, reduce_scatter_v and all_to_all_v, whose counts differ
+   between the ranks. */
 #include "check.h"
 
 enum { UNIT = 200 };
@@ -33,6 +34,13 @@ static void check_gathered(const float *out) {
   get(out, gathered_before(RANKS));
   for (uint32_t r = 0; r < RANKS; r++) {
     for (int i = 0; i < (int)gathered(r); i++) TRUE(got[gathered_before(r) + i] == value(r, i));
+  }
+}
+
+static void check_scattered(const float *out) {
+  get(out, (int)gathered(rank));
+  for (int i = 0, at = gathered_before(rank); i < (int)gathered(rank); i++, at++) {
+    TRUE(got[i] == value(0, at) + value(1, at) + value(2, at));
   }
 }
 
@@ -72,6 +80,13 @@ static void vectors(int plain, int form) {
   RUN(form, all_gather_v_device, in, counts[rank], out, total(counts), on_device, FUSEWIRE_F32);
   check_gathered(out);
 
+  put(in, RANKS * N);
+  RUN(form, reduce_scatter_v, in, out, counts, FUSEWIRE_F32, FUSEWIRE_SUM);
+  check_scattered(out);
+  /* The output is this rank's part of the input. */
+  RUN(form, reduce_scatter_v, in, in + gathered_before(rank), counts, FUSEWIRE_F32, FUSEWIRE_SUM);
+  check_scattered(in + gathered_before(rank));
+
   for (int round = 0; round < 3; round++) {
     set_splits(round, sent, received);
     put(in, RANKS * N);
@@ -90,6 +105,11 @@ static void vectors(int plain, int form) {
   scribble(counts);
   end(work);
   check_gathered(out);
+  for (uint32_t r = 0; r < RANKS; r++) counts[r] = gathered(r);
+  OK(fusewire_reduce_scatter_v_async(comm, in, out, counts, FUSEWIRE_F32, FUSEWIRE_SUM, &work));
+  scribble(counts);
+  end(work);
+  check_scattered(out);
   set_splits(1, sent, received);
   OK(fusewire_all_to_all_v_async(comm, in, sent, out, received, FUSEWIRE_F32, &work));
   scribble(sent), scribble(received);
@@ -98,6 +118,7 @@ static void vectors(int plain, int form) {
 
   memset(counts, 0, sizeof counts);
   RUN(form, all_gather_v, NULL, NULL, counts, FUSEWIRE_F32);
+  RUN(form, reduce_scatter_v, NULL, NULL, counts, FUSEWIRE_F32, FUSEWIRE_SUM);
   RUN(form, all_to_all_v, NULL, counts, NULL, counts, FUSEWIRE_F32);
   OK(fusewire_upload(comm, on_device, counts, sizeof counts));
   RUN(form, all_gather_v_device, NULL, 0, NULL, 0, on_device, FUSEWIRE_F32);
@@ -174,6 +195,12 @@ static void refused_vectors(void) {
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "0 is no type", fusewire_all_gather_v(comm, x, x, ones, 0));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "overlap",
        fusewire_all_gather_v(comm, x, x, ones, FUSEWIRE_F32));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "counts is NULL",
+       fusewire_reduce_scatter_v(comm, x, x, NULL, FUSEWIRE_F32, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "input has more elements",
+       fusewire_reduce_scatter_v(comm, x, x, huge, FUSEWIRE_F32, FUSEWIRE_SUM));
+  SAYS(FUSEWIRE_ERROR_ARGUMENT, "output is NULL",
+       fusewire_reduce_scatter_v(comm, x, NULL, ones, FUSEWIRE_F32, FUSEWIRE_SUM));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "input_splits is NULL",
        fusewire_all_to_all_v(comm, x, NULL, x + 8, ones, FUSEWIRE_F32));
   SAYS(FUSEWIRE_ERROR_ARGUMENT, "output_splits is NULL",

@@ -144,25 +144,8 @@ impl Inner {
     fn check_network(&self, call: Call) -> Result<()> {
         let operation = call.operation();
         let is_served = call.algorithm() == Algorithm::Packet as u8
-            || matches!(
-                operation,
-                Operation::Barrier
-                    | Operation::AllReduce
-                    | Operation::Reduce
-                    | Operation::ReduceScatter
-                    | Operation::AllGather
-                    | Operation::AllGatherV
-                    | Operation::Broadcast
-                    | Operation::Scatter
-                    | Operation::Gather
-                    | Operation::AllToAll
-                    | Operation::AllToAllV
-                    | Operation::User
-                    | Operation::Put
-                    | Operation::Get
-                    | Operation::Signal
-                    | Operation::WaitSignal
-            );
+            || operation.is_collective() && !operation.is_fused()
+            || operation.is_one_sided();
         if is_served {
             return Ok(());
         }

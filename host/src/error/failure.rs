@@ -61,7 +61,7 @@ impl Activity {
             count,
             dtype: None,
             reduction: None,
-            root: is_rooted(operation).then(|| call.root()),
+            root: operation.is_rooted().then(|| call.root()),
             algorithm: 0,
             kernel: user_kernels::find(call).map(|kernel| kernel.name),
         };
@@ -100,7 +100,7 @@ impl Activity {
     /// their fingerprint covers it: the root is known if exactly one rank gives this fingerprint.
     pub(crate) fn from_progress(call: u64, sequence: u64, count: u64, size: u32) -> Self {
         let mut activity = Self::from_launch(Call::from_progress(call).0, sequence, count);
-        if is_rooted(activity.operation) {
+        if activity.operation.is_rooted() {
             let call = Call(call);
             let fingerprint_with = |root: u32| {
                 Call::new(
@@ -166,14 +166,6 @@ impl Activity {
     }
 }
 
-/// Returns true if all ranks of `operation` pass the same root.
-const fn is_rooted(operation: Operation) -> bool {
-    matches!(
-        operation,
-        Operation::Broadcast | Operation::Reduce | Operation::Scatter | Operation::Gather
-    )
-}
-
 /// Returns true if kernels of `operation` count bytes.
 const fn is_transfer(operation: Operation) -> bool {
     matches!(
@@ -188,7 +180,7 @@ impl fmt::Display for Activity {
         let mut arguments: Vec<String> = self.elements().into_iter().collect();
         arguments.extend(self.reduction.map(|reduction| reduction.name().to_owned()));
         arguments.extend(self.root.map(|root| format!("root {root}")));
-        if (self.operation as u8) < Operation::Send as u8 {
+        if self.operation.is_collective() {
             arguments.extend(self.algorithm_name().map(str::to_owned));
         }
         if arguments.is_empty() {
@@ -430,7 +422,7 @@ impl Failure {
                  {reporter}. All ranks must pass equal values for arguments that the kernel marks \
                  #[agreed], pass the same queues, and launch the same number of blocks"
             ),
-            operation if is_rooted(operation) => write!(
+            operation if operation.is_rooted() => write!(
                 f,
                 "rank {rank} called {call} with another root than rank {reporter}. All ranks must \
                  pass the same root"
@@ -681,12 +673,10 @@ mod tests {
     #[test]
     fn the_fingerprint_names_the_root() {
         let mut unknown = 0;
-        for operation in [
-            Operation::Broadcast,
-            Operation::Reduce,
-            Operation::Scatter,
-            Operation::Gather,
-        ] {
+        let rooted = Operation::ALL
+            .iter()
+            .filter(|operation| operation.is_rooted());
+        for &operation in rooted {
             for count in [0u64, 1, 16, 1000, 1 << 20] {
                 for root in 0..64u16 {
                     let call = Call::new(operation, DType::F32 as u8, 0, 0, root, count).0;

@@ -478,6 +478,11 @@ impl Step {
         }
     }
 
+    /// Returns the operation that `rank` launches.
+    pub fn operation(&self, rank: u32) -> Operation {
+        self.call(rank).operation()
+    }
+
     fn call(&self, rank: u32) -> Call {
         let reduction = ReductionCode::Sum as u8;
         let byte = DType::U8 as u8;

@@ -3,27 +3,13 @@
 use fusewire::{DType, Operation, ReduceOp, Result};
 
 use super::{Breadth, Grid, Mode, REGISTERED};
-use crate::cases::{Case, REDUCING, Splits};
+use crate::cases::{Case, Splits, operations, reducing};
 use crate::rank;
 
 /// A large count.
 pub(super) const MILLION: usize = 1 << 20;
 const TYPES: [DType; 3] = [DType::F32, DType::I32, DType::I8];
 const SCALED: [DType; 4] = [DType::F16, DType::F32, DType::F64, DType::Bf16];
-
-const OPERATIONS: [Operation; 11] = [
-    Operation::AllReduce,
-    Operation::ReduceScatter,
-    Operation::Reduce,
-    Operation::AllGather,
-    Operation::AllGatherV,
-    Operation::Broadcast,
-    Operation::Scatter,
-    Operation::Gather,
-    Operation::AllToAll,
-    Operation::Send,
-    Operation::Barrier,
-];
 
 /// Returns the reductions for `grid`. If results must be exact, includes the average only if the
 /// number of ranks is a power of two.
@@ -44,7 +30,11 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
         let window = grid.comm.alloc(dtype, REGISTERED)?;
         grid.registered.insert(dtype, window);
     }
-    for operation in OPERATIONS {
+    for operation in operations() {
+        // `all_to_all_v` and `norm` run these operations with more shapes.
+        if matches!(operation, Operation::AllToAllV | Operation::AllReduceNorm) {
+            continue;
+        }
         every_count_and_type(grid, operation)?;
         every_mode(grid, operation)?;
         large(grid, operation)?;
@@ -54,7 +44,7 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
 }
 
 fn case_of(operation: Operation, dtype: DType, op: ReduceOp, count: usize) -> Case {
-    let reduction = REDUCING.contains(&operation).then_some(op);
+    let reduction = operation.reduces().then_some(op);
     Case {
         count,
         root: count as u32 / 4 + 1,
@@ -76,7 +66,7 @@ fn every_count_and_type(grid: &mut Grid, operation: Operation) -> Result<()> {
     for &count in counts {
         for dtype in TYPES.into_iter().chain(bool_too) {
             for (at, &op) in all.iter().enumerate() {
-                if at > 0 && (!REDUCING.contains(&operation) || grid.is_short()) {
+                if at > 0 && (!operation.reduces() || grid.is_short()) {
                     break;
                 }
                 let case = case_of(operation, dtype, op, count);
@@ -121,7 +111,7 @@ fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
     if grid.breadth == Breadth::Full {
         for dtype in TYPES {
             for op in reductions(grid) {
-                if op != ReduceOp::Sum && !REDUCING.contains(&operation) {
+                if op != ReduceOp::Sum && !operation.reduces() {
                     break;
                 }
                 let case = case_of(operation, dtype, op, MILLION);
@@ -153,7 +143,7 @@ fn large(grid: &mut Grid, operation: Operation) -> Result<()> {
 
 /// Runs scaled sums with a different factor on each rank.
 fn scaled(grid: &mut Grid) -> Result<()> {
-    for operation in REDUCING {
+    for operation in reducing() {
         for dtype in SCALED {
             for count in [4, 1024] {
                 let case = case_of(operation, dtype, ReduceOp::PreMulSum(0.5), count);

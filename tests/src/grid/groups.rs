@@ -3,7 +3,7 @@
 use fusewire::{Communicator, DType, Operation, ReduceOp, Result};
 
 use super::{Grid, Mode};
-use crate::cases::{Case, REDUCING};
+use crate::cases::Case;
 
 const GROUP: &str = "split";
 
@@ -82,7 +82,7 @@ fn few(grid: &mut Grid) -> Result<()> {
         Operation::Send,
         Operation::Barrier,
     ] {
-        let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
+        let reduction = operation.reduces().then_some(ReduceOp::Sum);
         let case = Case {
             count: 100,
             ..Case::new(operation, DType::I32, reduction)

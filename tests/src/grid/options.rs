@@ -5,7 +5,7 @@ use core::time::Duration;
 use fusewire::{CallOptions, DType, Operation, ReduceOp, Result};
 
 use super::{Grid, Mode, warnings};
-use crate::cases::{Case, OPERATIONS, REDUCING};
+use crate::cases::{Case, operations};
 
 const GROUP: &str = "options of calls";
 
@@ -34,11 +34,11 @@ pub(super) fn run(grid: &mut Grid) -> Result<()> {
             &format!("{options:?} warned {warned:?}"),
         );
         grid.comm = comm?;
-        for operation in OPERATIONS {
+        for operation in operations() {
             if operation == Operation::AllReduceNorm {
                 continue; // The fused norm has no safe async form and needs other tensor shapes.
             }
-            let reduction = REDUCING.contains(&operation).then_some(ReduceOp::Sum);
+            let reduction = operation.reduces().then_some(ReduceOp::Sum);
             let case = Case {
                 count: 100,
                 ..Case::new(operation, DType::F32, reduction)

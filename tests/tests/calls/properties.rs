@@ -2,7 +2,7 @@
 //! smallest one that still fails.
 
 use fusewire::{Algorithm, DType, Operation, ReduceOp};
-use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
+use fusewire_tests::cases::{Case, MEMORIES, REDUCTIONS, operations, reducing};
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Setup, Threads};
 use fusewire_tests::skip::full;
@@ -23,12 +23,12 @@ fn reductions() -> impl Strategy<Value = (DType, Option<ReduceOp>)> {
 }
 
 fn kinds() -> impl Strategy<Value = (Operation, DType, Option<ReduceOp>)> {
-    let moving: Vec<Operation> = OPERATIONS
+    let moving: Vec<Operation> = operations()
         .into_iter()
-        .filter(|operation| !REDUCING.contains(operation) && *operation != Operation::AllReduceNorm)
+        .filter(|operation| !operation.reduces() && *operation != Operation::AllReduceNorm)
         .collect();
     prop_oneof![
-        (select(REDUCING.to_vec()), reductions()).prop_map(|(o, (d, r))| (o, d, r)),
+        (select(reducing()), reductions()).prop_map(|(o, (d, r))| (o, d, r)),
         (select(moving), select(DType::ALL.to_vec())).prop_map(|(o, d)| (o, d, None)),
         select(vec![DType::F32, DType::F16, DType::Bf16]).prop_map(|dtype| (
             Operation::AllReduceNorm,

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{Algorithm, Communicator, DType, Device, Operation, ReduceOp};
-use fusewire_tests::cases::{Case, MEMORIES, OPERATIONS, REDUCING, REDUCTIONS};
+use fusewire_tests::cases::{Case, MEMORIES, REDUCTIONS, operations};
 use fusewire_tests::rank::{CallMode, Rank};
 use fusewire_tests::rng::Rng;
 use fusewire_tests::runner::Setup;
@@ -20,11 +20,11 @@ fn random_case(rng: &mut Rng, ranks: u32, large: usize) -> Case {
     let operation = if rng.one_in(3) {
         Operation::AllReduce
     } else {
-        rng.pick(&OPERATIONS)
+        rng.pick(&operations())
     };
     let mut dtype = rng.pick(&DType::ALL);
     let mut reduction = None;
-    if REDUCING.contains(&operation) {
+    if operation.reduces() {
         let op = rng.pick(&REDUCTIONS);
         // Half of the operations have a type and reduction that packets support.
         let (d, op) = if rng.one_in(2) {

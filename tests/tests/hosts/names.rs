@@ -7,7 +7,7 @@ use fusewire::testing::reference;
 use fusewire::{
     Communicator, DType, Determinism, Device, Op, Operation, Options, ReduceOp, ReductionCode,
 };
-use fusewire_tests::cases::{self, Case, REDUCING};
+use fusewire_tests::cases::{self, Case};
 use fusewire_tests::factor;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, Ranks, report, role};
@@ -44,7 +44,7 @@ fn on_hosts(test: &str, role: &str, hosts: &[&str], environment: &[(&str, String
 fn is_inexact(case: &Case) -> bool {
     let is_float = !case.dtype.is_integer() && case.dtype.is_reducible();
     let sums = |op| !matches!(op, ReduceOp::Min | ReduceOp::Max);
-    REDUCING.contains(&case.operation) && is_float && case.reduction.is_some_and(sums)
+    case.operation.reduces() && is_float && case.reduction.is_some_and(sums)
 }
 
 /// Returns the cases whose results must be bitwise identical to the reference on a communicator of

@@ -9,7 +9,7 @@ use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Error, Op, Operation, Options,
     ReduceOp, ReductionCode, Result, Tensor, run_threads,
 };
-use fusewire_tests::cases::op_of;
+use fusewire_tests::cases::{Case, op_of};
 use half::bf16;
 
 const RANKS: u32 = 3;
@@ -237,7 +237,11 @@ fn sum(count: usize) -> Op {
 fn the_plan_names_multicast() {
     for result in run_threads(1, &options(Algorithm::Nvls), |comm| {
         let algorithm = |operation, dtype, op| {
-            let op = op_of(operation, 1 << 20, dtype, op).expect("an operation");
+            let op = op_of(&Case {
+                count: 1 << 20,
+                ..Case::new(operation, dtype, op)
+            });
+            let op = op.expect("an operation");
             comm.plan(&op)
                 .map(|plan| (plan.algorithm == Algorithm::Nvls, plan.bitwise))
         };

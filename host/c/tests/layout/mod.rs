@@ -189,6 +189,8 @@ impl Lines {
             fusewire_reduce_scatter_async(_, _, _, _, _, _, _)
             fusewire_reduce_scatter_premul_sum(_, _, _, _, _, _)
             fusewire_reduce_scatter_premul_sum_async(_, _, _, _, _, _, _)
+            fusewire_reduce_scatter_v(_, _, _, _, _, _)
+            fusewire_reduce_scatter_v_async(_, _, _, _, _, _, _)
             fusewire_all_gather(_, _, _, _, _) fusewire_all_gather_async(_, _, _, _, _, _)
             fusewire_all_gather_v(_, _, _, _, _) fusewire_all_gather_v_async(_, _, _, _, _, _)
             fusewire_all_gather_v_device(_, _, _, _, _, _, _)

@@ -228,17 +228,20 @@ impl CommDump {
                     format!("recv {}<-{}", position(to), position(from))
                 };
             }
-            Operation::AllReduce => "all_reduce",
-            Operation::ReduceScatter | Operation::ReduceScatterOnArrival => "reduce_scatter",
-            Operation::AllGather | Operation::AllGatherWithFlags => "all_gather",
+            operation @ (Operation::AllReduce
+            | Operation::ReduceScatter
+            | Operation::AllGather
+            | Operation::Broadcast
+            | Operation::Reduce
+            | Operation::Scatter
+            | Operation::Gather
+            | Operation::AllToAll) => operation.name(),
+            Operation::ReduceScatterOnArrival => "reduce_scatter",
+            Operation::AllGatherWithFlags => "all_gather",
             // PyTorch's name for an all_gather with different counts. Older analyzers do not know
             // `all_gather_v`.
             Operation::AllGatherV => "ALLGATHER_coalesced",
-            Operation::Broadcast => "broadcast",
-            Operation::Reduce => "reduce",
-            Operation::Scatter => "scatter",
-            Operation::Gather => "gather",
-            Operation::AllToAll | Operation::AllToAllV => "all_to_all",
+            Operation::AllToAllV => "all_to_all",
             Operation::Barrier => "all_reduce_barrier",
             // The analyzer knows neither fused operations nor user kernels. These names match only
             // the same kind of operation.

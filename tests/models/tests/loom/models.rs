@@ -1,5 +1,6 @@
 //! Models for loom. Every model must pass.
 
+use fusewire_device::call::Operation;
 use fusewire_kernels::fused::Route;
 use fusewire_models::memory_image::{Config, MemoryImage, Parts};
 use fusewire_models::report::{Bound, Entry};
@@ -73,8 +74,56 @@ pub(crate) fn single(config: Config, steps: Vec<Step>) -> Scenario {
     scenario(config, Blocks::Single, steps)
 }
 
+/// Returns true if a model must launch `operation`.
+const fn needs_model(operation: Operation) -> bool {
+    match operation {
+        Operation::AllReduce
+        | Operation::ReduceScatter
+        | Operation::AllGather
+        | Operation::AllGatherV
+        | Operation::Broadcast
+        | Operation::Reduce
+        | Operation::Scatter
+        | Operation::Gather
+        | Operation::AllToAll
+        | Operation::AllToAllV
+        | Operation::Barrier
+        | Operation::AllReduceNorm
+        | Operation::ReduceScatterNorm
+        | Operation::AllGatherWithFlags
+        | Operation::ReduceScatterOnArrival
+        | Operation::Send
+        | Operation::Recv
+        | Operation::Batch
+        | Operation::User => true,
+        // Its protocol is that of packets, which the models of all_reduce cover.
+        Operation::VocabParallel => false,
+        // The models of windows run these operations inside user kernels.
+        Operation::Put | Operation::Get | Operation::Signal | Operation::WaitSignal => false,
+        Operation::None => false,
+    }
+}
+
 /// Returns all models.
+///
+/// # Panics
+/// Panics if an operation that needs a model has none.
 pub(crate) fn entries() -> Vec<Entry> {
+    let entries = all_entries();
+    let launches = |scenario: &Scenario, operation| {
+        let ranks = 0..scenario.image.config().ranks;
+        let mut steps = scenario.steps.iter();
+        steps.any(|step| ranks.clone().any(|rank| step.operation(rank) == operation))
+    };
+    for &operation in Operation::ALL {
+        let mut scenarios = entries.iter().map(|entry| &entry.scenario);
+        let has_model = scenarios.any(|scenario| launches(scenario, operation));
+        assert_eq!(has_model, needs_model(operation), "{}", operation.name());
+    }
+    entries
+}
+
+fn all_entries() -> Vec<Entry> {
     [
         packets(),
         rounds(),
