@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use fusewire::gpu::images::Images;
-use fusewire_baseline_fake::{VARIABLE, image, library};
+use fusewire_cuda_fake::{install, stand_in_of};
 
 /// Compiles the baseline's kernels to a shared object. `change` names a source file and replaces a
 /// text in it. Returns `None` if g++ is missing.
@@ -71,20 +71,19 @@ fn versus(folder: &Path, object: &Path, arguments: &[&str]) -> Output {
 fn command(folder: &Path, object: &Path) -> Command {
     let driver = folder.join("driver");
     fs::create_dir_all(&driver).expect("a folder");
-    let link = driver.join("libcuda.so.1");
-    let _ = fs::remove_file(&link);
-    std::os::unix::fs::symlink(library().expect("the fake"), link).expect("a link");
+    install(&driver).expect("the fake");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire-benches"));
     command
         .env("LD_LIBRARY_PATH", driver)
-        .env(VARIABLE, object)
+        .env("FUSEWIRE_CUDA_FAKE_KERNELS", object)
         .env_remove("FUSEWIRE_IMAGES");
     command
 }
 
 fn cubin(folder: &Path, object: &Path) -> PathBuf {
     let cubin = folder.join("baseline.image");
-    fs::write(&cubin, image(object).expect("an image")).expect("written");
+    let image = stand_in_of(object).expect("an image");
+    fs::write(&cubin, format!("{image}\0")).expect("written");
     cubin
 }
 

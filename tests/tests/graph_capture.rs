@@ -71,6 +71,25 @@ fn rounds(usual: u32) -> u32 {
     if device().is_gpu() { usual / 20 } else { usual }
 }
 
+/// A communicator that ends marks its rank in the memory of its peers, by copies that the driver
+/// must accept during a capture.
+#[test]
+fn a_communicator_that_ends_during_a_capture_leaves_it_valid() {
+    let sums = all(2, |comm| {
+        let [dropped, finalized] = [comm.dup()?, comm.dup()?];
+        let (x, y) = (comm.alloc(DType::F32, 8)?, comm.alloc(DType::F32, 8)?);
+        let exec = capture(&comm, || {
+            comm.all_reduce_into_async(&y, &x, ReduceOp::Sum)?;
+            drop(dropped);
+            finalized.finalize()
+        })?;
+        x.copy_from(&[3f32; 8])?;
+        exec.run(comm.stream())?;
+        y.to_vec::<f32>()
+    });
+    assert_eq!(sums, vec![vec![6f32; 8]; 2]);
+}
+
 #[test]
 fn buffers_are_registered_after_the_capture_that_uses_them() {
     const N: usize = 3000;

@@ -1,6 +1,6 @@
-// Table of the baseline's kernels for the fake CUDA driver (../fake). The driver calls a kernel
-// once per block and passes the arguments in the layout of a launch's parameter buffer. A block
-// always has 32 host threads, regardless of the launch configuration.
+// Table of the baseline's kernels for the fake CUDA driver (tests/cuda-fake). The driver calls a
+// kernel once per block and passes the arguments in the layout of a launch's parameter buffer. A
+// block always has 32 host threads, regardless of the launch configuration.
 
 #include "../baseline.cu"
 
@@ -100,7 +100,7 @@ Entry entry(const char *name, void (*)(Arguments...)) {
 } // namespace
 
 // Returns the list of kernels. The last entry has no name.
-extern "C" const Entry *baseline_entries() {
+extern "C" const Entry *fusewire_cuda_fake_kernels() {
     static const Entry entries[] = {
         OF_TYPE(f32),
         OF_TYPE(bf16),

@@ -4,9 +4,11 @@
 //! sequence. If the first kernel waits for the second, the two kernels deadlock. This can happen
 //! when ranks of one process use streams that share a queue.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 
-use crate::gpu::StreamPriority;
+use crate::gpu::RawStream;
 
 /// Environment variables and values that a process should have before it opens a GPU. A launcher
 /// sets the variables that are not set already.
@@ -18,7 +20,7 @@ use crate::gpu::StreamPriority;
 /// variables, for two reasons. Changing the environment while another thread reads it is undefined
 /// behaviour, and a C library may read it at any time. The change would also have no effect if
 /// another library has already used the GPU. Therefore the launcher or the program sets the
-/// variables ([`prepare`]). A process with more streams than queues logs a warning.
+/// variables ([`prepare`]). A process with more streams of a priority than queues logs a warning.
 pub const VARIABLES: &[(&str, &str)] = &[(CUDA_VARIABLE, "32"), (HIP_VARIABLE, "16")];
 
 const CUDA_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -76,23 +78,24 @@ impl QueueVariable {
             .unwrap_or(self.default)
     }
 
-    /// Counts a new stream of a device. Logs a warning once if the device has more streams than
-    /// hardware queues. Does not count the driver object's own stream, which has the highest
-    /// priority.
-    pub(crate) fn count(&self, streams: &AtomicU32, priority: StreamPriority) {
-        if priority == StreamPriority::Highest {
-            return;
-        }
-        // `fetch_add` returns the count before the increment.
-        let streams = streams.fetch_add(1, Ordering::Relaxed) + 1;
-        let queues = self.queues_of(std::env::var(self.name).ok().as_deref());
+    /// Returns the number of hardware queues that the environment sets.
+    pub(crate) fn queues(&self) -> u32 {
+        self.queues_of(std::env::var(self.name).ok().as_deref())
+    }
+
+    /// Counts a new stream of a device. `priority` is the number that the driver library received.
+    /// Logs a warning once if the device has more streams of this priority than hardware queues.
+    pub(crate) fn count(&self, streams: &DeviceStreams, stream: RawStream, priority: i32) {
+        let streams = streams.add(stream, priority);
+        let queues = self.queues();
         if streams > queues && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 streams,
                 queues,
-                "more streams than hardware queues: kernels of streams that share a queue run in \
-                 sequence, and time out if they wait for each other; use at most {queues} streams, \
-                 or set {} to a larger value (at most {}) before the process starts",
+                "more streams of one priority than hardware queues: kernels of streams that share \
+                 a queue run in sequence, and time out if they wait for each other; use at most \
+                 {queues} streams, or set {} to a larger value (at most {}) before the process \
+                 starts",
                 self.name,
                 self.most
             );
@@ -100,9 +103,51 @@ impl QueueVariable {
     }
 }
 
+/// The streams that a driver object has created, with the numbers of their priorities. Includes the
+/// object's own stream: work of another stream in its queue delays aborts.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceStreams(Mutex<BTreeMap<usize, i32>>);
+
+impl DeviceStreams {
+    /// Adds a stream. Returns the number of streams of its priority.
+    fn add(&self, stream: RawStream, priority: i32) -> u32 {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.insert(stream.0, priority);
+        let of_priority = streams.values().filter(|other| **other == priority);
+        of_priority.count() as u32
+    }
+
+    /// Removes a stream.
+    pub(crate) fn remove(&self, stream: RawStream) {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.remove(&stream.0);
+    }
+
+    /// Returns the number of streams of the priority that has the most.
+    #[cfg(all(test, feature = "hip"))]
+    pub(crate) fn most(&self) -> u32 {
+        let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = BTreeMap::<i32, u32>::new();
+        for priority in streams.values() {
+            *counts.entry(*priority).or_default() += 1;
+        }
+        counts.into_values().max().unwrap_or(0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_counted_by_priority() {
+        let streams = DeviceStreams::default();
+        assert_eq!(streams.add(RawStream(1), 0), 1);
+        assert_eq!(streams.add(RawStream(2), -1), 1);
+        assert_eq!(streams.add(RawStream(3), -1), 2);
+        streams.remove(RawStream(2));
+        assert_eq!(streams.add(RawStream(4), -1), 2);
+    }
 
     #[test]
     fn queues_are_what_the_driver_takes() {

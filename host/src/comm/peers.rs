@@ -243,21 +243,23 @@ impl Inner {
     /// Returns true if `rank` has left this communicator, or its process has ended.
     pub(super) fn is_marked(&self, rank: u32) -> bool {
         let word = self.executor.constants.workspace.dead + u64::from(rank / 64) * 8;
-        self.executor.on_gpu.is_none() && self.executor.workspace.load(word) >> (rank % 64) & 1 == 1
+        self.executor.workspace.load(word) >> (rank % 64) & 1 == 1
     }
 
     /// Marks this rank as departed at each peer, so that a wait for it fails early instead of at
     /// the timeout.
     pub(super) fn leave(&self) {
-        // A copy to the memory of a GPU could invalidate a capture. There, peers that are threads
-        // wait until their timeout.
-        if self.executor.on_gpu.is_some() || self.executor.backend.is_some() {
+        if self.executor.backend.is_some() {
             return;
         }
-        let others = (0..).zip(&self.executor.workspaces);
-        for (rank, workspace) in others.filter(|(rank, _)| *rank != self.group.rank) {
-            if self.executor.reaches(rank) {
-                self.mark(workspace, self.group.rank);
+        // Copies replace whole words of GPU memory. If a rank of another process leaves at the same
+        // time, its copy may overwrite this rank's bit, and the second pass sets the bit again.
+        let passes = 1 + u32::from(self.executor.on_gpu.is_some());
+        for _ in 0..passes {
+            for (rank, workspace) in (0..).zip(&self.executor.workspaces) {
+                if rank != self.group.rank && self.executor.reaches(rank) {
+                    self.mark(workspace, self.group.rank);
+                }
             }
         }
     }
@@ -283,8 +285,13 @@ impl Inner {
         ns
     }
 
-    /// Marks `rank` as dead in the workspace of a rank.
+    /// Marks `rank` as dead in the workspace of a rank. In GPU memory, another process that changes
+    /// the same word at the same time may undo the mark.
     fn mark(&self, workspace: &Memory, rank: u32) {
+        // `Memory::compare_exchange` is not atomic in GPU memory.
+        static ON_GPU: Mutex<()> = Mutex::new(());
+        let on_gpu = self.executor.on_gpu.as_ref();
+        let _lock = on_gpu.map(|_| ON_GPU.lock().unwrap_or_else(PoisonError::into_inner));
         let word = self.executor.constants.workspace.dead + u64::from(rank / 64) * 8;
         let is_new = update(workspace, word, |seen| seen | 1 << (rank % 64));
         // The count changes only after the bit is set.

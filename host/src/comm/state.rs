@@ -243,14 +243,13 @@ impl Inner {
             return error;
         }
         failure.progress = self.progress();
-        let process = self
-            .group
-            .processes
-            .get(failure.rank as usize)
-            .copied()
-            .flatten();
-        let is_alive = process.is_some_and(|(pid, start)| !process::has_ended(pid, start));
-        if failure.kind == FailureKind::Dead && is_alive {
+        let has_left = match self.group.processes.get(failure.rank as usize) {
+            Some(Some((pid, start))) => !process::has_ended(*pid, *start),
+            // The end of a process on another host sets no mark.
+            Some(None) => true,
+            None => false,
+        };
+        if failure.kind == FailureKind::Dead && has_left {
             failure.detail = Some(format!(
                 "rank {} has left the communicator: it called finalize, or dropped its last \
                  handle, for example because its thread returned or panicked",

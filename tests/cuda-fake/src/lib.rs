@@ -27,6 +27,7 @@
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
+//! | `FUSEWIRE_CUDA_FAKE_KERNELS=PATH` | shared object with further kernels ([`stand_in_of`]) |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | number of hardware queues per priority (8) |
 //! | `FUSEWIRE_CUDA_FAKE_REPORT=PATH` | path of a JSON report that is written at exit |
 //!
@@ -66,4 +67,5 @@ mod status;
 
 pub use self::core::image::{stand_in, stand_in_multi_rank_grid};
 pub use self::core::kernel::{kernels_of, register};
+pub use self::core::shared_object::stand_in_of;
 pub use self::install::{NAMES, install, library};

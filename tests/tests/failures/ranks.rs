@@ -10,6 +10,7 @@ use fusewire::store::{Store, TcpStore};
 use fusewire::{
     Communicator, DType, Device, Error, Failure, Options, ReduceOp, WindowOptions, run_threads,
 };
+use fusewire_tests::device;
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 /// Timeout of the communicators.
@@ -294,7 +295,7 @@ fn leaves(leave: fn(Communicator), call: fn(&Communicator) -> fusewire::Result<(
     let mut options = options();
     options.timeout = TEST_TIMEOUT;
     let began = Instant::now();
-    let results = run_threads(3, &options, |comm| {
+    let results = device::run_threads(3, &options, |comm| {
         let ready = comm.barrier();
         if comm.rank() == 1 {
             ready?;
@@ -370,7 +371,7 @@ fn a_limit_of_file_sizes_is_named() {
 #[test]
 fn a_rank_leaves_after_its_part() {
     for _ in 0..20 {
-        for result in run_threads(4, &options(), |comm| {
+        for result in device::run_threads(4, &options(), |comm| {
             let mut x = [1f32; 3000];
             for _ in 0..3 {
                 comm.all_reduce(x.as_mut_slice(), ReduceOp::Max)?;

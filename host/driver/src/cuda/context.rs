@@ -5,7 +5,6 @@ use core::ffi::c_int;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
-use core::sync::atomic::AtomicU32;
 use std::sync::Mutex;
 
 use cudarc::driver::sys;
@@ -13,6 +12,7 @@ use cudarc::driver::sys;
 use super::library::Library;
 use super::staging::Staging;
 use crate::Result;
+use crate::environment::DeviceStreams;
 use crate::gpu::Properties;
 
 /// A CUDA device with its retained primary context. A `Cuda` lives until the process exits, because
@@ -33,8 +33,8 @@ pub(super) struct Cuda {
     /// Allocation granularity of shared memory in bytes. Every multiple of the granularity is also
     /// a valid size for binding memory to a multicast object.
     pub(super) granularity: u64,
-    /// Number of live streams.
-    pub(super) streams: AtomicU32,
+    /// Live streams of this object.
+    pub(super) streams: DeviceStreams,
     pub(super) staging: Mutex<Staging>,
 }
 

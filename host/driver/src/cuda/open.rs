@@ -1,6 +1,5 @@
 //! Opens devices.
 
-use core::sync::atomic::AtomicU32;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,6 +9,7 @@ use super::context::{Cuda, CurrentContext, RelaxedCapture};
 use super::library::Library;
 use super::staging::Staging;
 use super::{device, multicast, virtual_memory};
+use crate::environment::DeviceStreams;
 use crate::gpu::{Driver, Properties};
 use crate::{Error, Result};
 
@@ -99,7 +99,8 @@ impl Cuda {
             memory.max(both.unwrap_or(0))
         };
         properties.multicast = properties.multicast && handles != 0;
-        let staging = Mutex::new(Staging::new(&relaxed)?);
+        let streams = DeviceStreams::default();
+        let staging = Mutex::new(Staging::new(&relaxed, &streams)?);
         Ok(Self {
             library,
             device: number,
@@ -109,7 +110,7 @@ impl Cuda {
             handles,
             rdma,
             granularity,
-            streams: AtomicU32::new(0),
+            streams,
             staging,
         })
     }

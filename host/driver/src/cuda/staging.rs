@@ -9,6 +9,7 @@ use super::context::{Cuda, RelaxedCapture};
 use super::library::Library;
 use super::{memory, stream};
 use crate::Result;
+use crate::environment::DeviceStreams;
 use crate::gpu::{CopyDriver, RawStream, StreamPriority};
 
 /// Size of the page-locked buffer in bytes. Longer copies are split into pieces.
@@ -26,10 +27,10 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates the stream and the buffer in the current context.
-    pub(super) fn new(library: &Library) -> Result<Self> {
+    /// Creates the stream and the buffer in the current context. Adds the stream to `streams`.
+    pub(super) fn new(library: &Library, streams: &DeviceStreams) -> Result<Self> {
         // Highest priority, because aborts use this stream while kernels of other streams wait.
-        let stream = stream::create(library, StreamPriority::Highest)?;
+        let stream = stream::create(library, streams, StreamPriority::Highest)?;
         match memory::host(library, BYTES, sys::CU_MEMHOSTALLOC_PORTABLE as c_uint) {
             Ok(host) => Ok(Self {
                 stream: stream.0,

@@ -2,7 +2,6 @@
 //! words in device memory.
 
 use core::ffi::{c_uint, c_void};
-use core::sync::atomic::Ordering;
 
 use cudarc::driver::sys;
 
@@ -10,6 +9,7 @@ use super::context::Cuda;
 use super::device;
 use super::error::NOT_READY;
 use super::library::Library;
+use crate::environment::DeviceStreams;
 use crate::gpu::{Callback, RawStream, StreamDriver, StreamPriority};
 use crate::{Result, environment};
 
@@ -18,9 +18,13 @@ pub(super) const fn raw(stream: RawStream) -> sys::CUstream {
     stream.0 as sys::CUstream
 }
 
-/// Creates a stream in the current context. The stream does not synchronise with the legacy default
-/// stream.
-pub(super) fn create(library: &Library, priority: StreamPriority) -> Result<RawStream> {
+/// Creates a stream in the current context and adds it to `streams`. The stream does not
+/// synchronise with the legacy default stream.
+pub(super) fn create(
+    library: &Library,
+    streams: &DeviceStreams,
+    priority: StreamPriority,
+) -> Result<RawStream> {
     // A smaller number is a higher priority. Both numbers are 0 if the device has no priorities.
     let (mut least, mut greatest) = (0, 0);
     // SAFETY: `least` and `greatest` are writable.
@@ -39,7 +43,9 @@ pub(super) fn create(library: &Library, priority: StreamPriority) -> Result<RawS
     library.check("cuStreamCreateWithPriority", unsafe {
         (library.cuStreamCreateWithPriority)(&raw mut stream, flags, priority)
     })?;
-    Ok(RawStream(stream.addr()))
+    let stream = RawStream(stream.addr());
+    environment::CUDA.count(streams, stream, priority);
+    Ok(stream)
 }
 
 /// Buffer for a `CUdevResource`. The struct has grown in CUDA 13, so the buffer is larger than the
@@ -60,9 +66,7 @@ impl StreamDriver for Cuda {
     /// Creates a stream.
     fn create_stream(&self, priority: StreamPriority) -> Result<RawStream> {
         let library = self.relaxed()?;
-        let stream = create(&library, priority)?;
-        environment::CUDA.count(&self.streams, priority);
-        Ok(stream)
+        create(&library, &self.streams, priority)
     }
 
     /// Destroys a stream.
@@ -76,7 +80,7 @@ impl StreamDriver for Cuda {
         library.check("cuStreamDestroy", unsafe {
             (library.cuStreamDestroy_v2)(raw(stream))
         })?;
-        self.streams.fetch_sub(1, Ordering::Relaxed);
+        self.streams.remove(stream);
         Ok(())
     }
 

@@ -2,7 +2,6 @@
 //! mode of the calling thread.
 
 use core::ffi::c_uint;
-use core::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::bindings::{self as hip, Int};
@@ -11,6 +10,7 @@ use super::library::Functions;
 use super::memory::Staging;
 use super::modules::Modules;
 use super::properties;
+use crate::environment::DeviceStreams;
 use crate::gpu::Properties;
 use crate::{Error, Result};
 
@@ -20,8 +20,8 @@ pub(super) struct Hip {
     pub(super) functions: &'static Functions,
     pub(super) ordinal: Int,
     pub(super) properties: Properties,
-    /// Number of live streams.
-    pub(super) streams: AtomicU32,
+    /// Live streams of this object.
+    pub(super) streams: DeviceStreams,
     staging: Mutex<Staging>,
     modules: Mutex<Modules>,
 }
@@ -43,7 +43,7 @@ impl Hip {
             functions,
             ordinal: number,
             properties: properties::of(functions, number)?,
-            streams: AtomicU32::new(0),
+            streams: DeviceStreams::default(),
             staging: Mutex::new(Staging::default()),
             modules: Mutex::new(Modules::default()),
         };

@@ -1,8 +1,11 @@
-//! Fake of the HIP runtime for tests without a GPU. The fake uses host memory and executes the work
-//! of a stream immediately. It returns errors for calls that the documentation forbids, even if the
-//! real runtime might accept them: calls without a current device, calls that are not permitted
-//! during a capture, and calls with a range outside an allocation, with the null stream or with
-//! unknown flags.
+//! Fake of the HIP runtime for tests without a GPU. The fake uses host memory. It executes the work
+//! of a stream immediately, unless earlier work of the stream's [hardware queue](hardware_queues)
+//! is not complete. It returns errors for calls that the documentation forbids, even if the real
+//! runtime might accept them: calls without a current device, calls that are not permitted during a
+//! capture, and calls with a range outside an allocation, with the null stream or with unknown
+//! flags.
+
+mod hardware_queues;
 
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -15,6 +18,14 @@ use super::bindings::{
     hipUUID, hipUserObject_t,
 };
 use super::library::Functions;
+use hardware_queues::HardwareQueues;
+
+/// Result of a host call that waits for work that cannot run: `hipErrorLaunchTimeOut`. The real
+/// runtime would not return.
+pub(super) const WOULD_HANG: hipError_t = 702;
+
+/// `hipErrorInvalidHandle`.
+const ERROR_INVALID_HANDLE: hipError_t = 400;
 
 /// State of the fake for one thread. Each test runs on a separate thread and therefore has separate
 /// state.
@@ -45,6 +56,9 @@ pub(super) struct State {
     pub(super) peer_accesses: Cell<u32>,
     /// Number of calls that have set the current device.
     pub(super) device_changes: Cell<u32>,
+    pub(super) queues: RefCell<HardwareQueues>,
+    /// If not 0, kernels launched from now on run until the u32 at this address is not 0.
+    pub(super) kernels_poll: Cell<usize>,
     /// Priority of the latest stream.
     pub(super) priority: Cell<c_int>,
     /// Latest launch.
@@ -146,6 +160,43 @@ fn range(address: usize) -> Option<(usize, usize)> {
     })
 }
 
+/// Returns true if an allocation contains a range.
+fn contains(address: usize, bytes: usize) -> bool {
+    range(address).is_some_and(|(base, size)| address - base + bytes <= size)
+}
+
+/// Returns the u32 at an address, or `None` if no allocation contains it.
+fn load(address: usize) -> Option<u32> {
+    // SAFETY: the word lies within an allocation, and only this thread accesses the memory.
+    contains(address, 4).then(|| unsafe { (address as *const u32).read_unaligned() })
+}
+
+/// Enqueues the work of a call.
+fn enqueue(
+    call: &'static str,
+    stream: hipStream_t,
+    work: impl FnMut() -> bool + 'static,
+) -> hipError_t {
+    if fails(call) {
+        return done(call, hip::SUCCESS);
+    }
+    let known = with(|state| state.queues.borrow_mut().enqueue(stream as usize, work));
+    done(
+        call,
+        if known {
+            hip::SUCCESS
+        } else {
+            ERROR_INVALID_HANDLE
+        },
+    )
+}
+
+/// Enqueues a kernel, which runs until the word that a test has set is not 0.
+fn enqueue_kernel(call: &'static str, stream: hipStream_t) -> hipError_t {
+    let word = with(|state| state.kernels_poll.get());
+    enqueue(call, stream, move || word == 0 || load(word) != Some(0))
+}
+
 /// Returns the number of allocations.
 pub(super) fn allocations() -> usize {
     with(|state| state.memory.borrow().len())
@@ -181,7 +232,6 @@ macro_rules! fake {
 /// Identifier of device 1.
 pub(super) const PEER_UUID: [u8; 16] = *b"fedcba9876543210";
 
-const STREAM: usize = 0x51;
 const GRAPH: usize = 0x61;
 
 fake! {
@@ -332,26 +382,32 @@ fake! {
         if stream.is_null() || fails("hipMemcpyAsync") {
             return done("hipMemcpyAsync", 1);
         }
-        for address in [to as usize, from as usize] {
-            let end = range(address).map(|(base, size)| base + size);
-            if end.is_none_or(|end| address + bytes > end) {
-                return done("hipMemcpyAsync", 1);
-            }
+        let is_valid = move || contains(to as usize, bytes) && contains(from as usize, bytes);
+        if !is_valid() {
+            return done("hipMemcpyAsync", 1);
         }
-        // SAFETY: both ranges lie within allocations of the fake.
-        unsafe { ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
-        done("hipMemcpyAsync", 0)
+        enqueue("hipMemcpyAsync", stream, move || {
+            // A test may have freed the memory before the copy runs.
+            if is_valid() {
+                // SAFETY: both ranges lie within allocations of the fake.
+                unsafe { ptr::copy(from.cast::<u8>(), to.cast(), bytes) };
+            }
+            true
+        })
     }
     hipMemsetAsync(
         to: *mut c_void, value: c_int, bytes: usize, stream: hipStream_t
     ) -> hipError_t {
-        let known = range(to as usize).is_some_and(|(_, size)| bytes <= size);
-        if stream.is_null() || !known {
+        if stream.is_null() || !contains(to as usize, bytes) {
             return done("hipMemsetAsync", 1);
         }
-        // SAFETY: the range lies within an allocation of the fake.
-        unsafe { to.cast::<u8>().write_bytes(value as u8, bytes) };
-        done("hipMemsetAsync", 0)
+        enqueue("hipMemsetAsync", stream, move || {
+            if contains(to as usize, bytes) {
+                // SAFETY: the range lies within an allocation of the fake.
+                unsafe { to.cast::<u8>().write_bytes(value as u8, bytes) };
+            }
+            true
+        })
     }
     hipModuleLoadData(module: *mut hipModule_t, _image: *const c_void) -> hipError_t {
         put(module, 0x71 as hipModule_t);
@@ -390,7 +446,7 @@ fake! {
         // SAFETY: every test passes one argument, which is a u32.
         let argument = unsafe { **arguments.cast::<*mut u32>() };
         with(|state| state.launched.set(Some((false, gx, bx, shared, argument))));
-        done("hipModuleLaunchKernel", 0)
+        enqueue_kernel("hipModuleLaunchKernel", stream)
     }
     hipModuleLaunchCooperativeKernel(
         _function: hipFunction_t, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint,
@@ -407,57 +463,98 @@ fake! {
                 state.capture.set(state.capture.get().map(|nodes| nodes + 1));
             }
         });
-        done("hipModuleLaunchCooperativeKernel", 0)
+        enqueue_kernel("hipModuleLaunchCooperativeKernel", stream)
     }
     hipStreamCreateWithPriority(
         stream: *mut hipStream_t, flags: c_uint, priority: c_int
     ) -> hipError_t {
         with(|state| state.priority.set(priority));
         set_flag(2, flags);
-        put(stream, STREAM as hipStream_t);
+        let created = with(|state| state.queues.borrow_mut().create(priority));
+        put(stream, created as hipStream_t);
         done("hipStreamCreateWithPriority", 0)
     }
-    hipStreamDestroy(_stream: hipStream_t) -> hipError_t { done("hipStreamDestroy", 0) }
+    hipStreamDestroy(stream: hipStream_t) -> hipError_t {
+        let known = with(|state| state.queues.borrow_mut().destroy(stream as usize));
+        done("hipStreamDestroy", if known { hip::SUCCESS } else { ERROR_INVALID_HANDLE })
+    }
     hipStreamGetFlags(_stream: hipStream_t, flags: *mut c_uint) -> hipError_t {
         put(flags, with(|state| state.flags.get()[2]));
         done("hipStreamGetFlags", 0)
     }
-    hipStreamQuery(_stream: hipStream_t) -> hipError_t { done("hipStreamQuery", 0) }
-    hipStreamSynchronize(_stream: hipStream_t) -> hipError_t { done("hipStreamSynchronize", 0) }
-    hipStreamWaitEvent(_s: hipStream_t, _e: hipEvent_t, flags: c_uint) -> hipError_t {
-        done("hipStreamWaitEvent", flags)
+    hipStreamQuery(stream: hipStream_t) -> hipError_t {
+        let idle = with(|state| state.queues.borrow_mut().is_idle(stream as usize));
+        done("hipStreamQuery", if idle { hip::SUCCESS } else { hip::ERROR_NOT_READY })
+    }
+    hipStreamSynchronize(stream: hipStream_t) -> hipError_t {
+        let idle = with(|state| state.queues.borrow_mut().is_idle(stream as usize));
+        done("hipStreamSynchronize", if idle { hip::SUCCESS } else { WOULD_HANG })
+    }
+    hipStreamWaitEvent(stream: hipStream_t, event: hipEvent_t, flags: c_uint) -> hipError_t {
+        let waits = |state: &State| {
+            state.queues.borrow_mut().wait(stream as usize, event as usize)
+        };
+        if flags != 0 || fails("hipStreamWaitEvent") {
+            return done("hipStreamWaitEvent", flags);
+        }
+        done("hipStreamWaitEvent", if with(waits) { hip::SUCCESS } else { ERROR_INVALID_HANDLE })
     }
     hipStreamWaitValue32(
-        stream: hipStream_t, at: *mut c_void, _value: u32, flags: c_uint, mask: u32
+        stream: hipStream_t, at: *mut c_void, value: u32, flags: c_uint, mask: u32
     ) -> hipError_t {
-        let fits = !stream.is_null() && !at.is_null() && flags == 0 && mask == u32::MAX;
-        done("hipStreamWaitValue32", c_uint::from(!fits))
+        if stream.is_null() || flags != 0 || mask != u32::MAX {
+            return done("hipStreamWaitValue32", 1);
+        }
+        let at = at as usize;
+        if !contains(at, 4) {
+            return done("hipStreamWaitValue32", 1);
+        }
+        enqueue("hipStreamWaitValue32", stream, move || {
+            load(at).is_none_or(|word| word.wrapping_sub(value).cast_signed() >= 0)
+        })
     }
     hipStreamWriteValue32(
         stream: hipStream_t, at: *mut c_void, value: u32, flags: c_uint
     ) -> hipError_t {
-        if stream.is_null() || flags != 0 {
+        if stream.is_null() || flags != 0 || !contains(at as usize, 4) {
             return done("hipStreamWriteValue32", 1);
         }
-        put(at.cast::<u32>(), value);
-        done("hipStreamWriteValue32", 0)
+        enqueue("hipStreamWriteValue32", stream, move || {
+            if contains(at as usize, 4) {
+                put(at.cast::<u32>(), value);
+            }
+            true
+        })
     }
     hipLaunchHostFunc(
-        _stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
+        stream: hipStream_t, function: hipHostFn_t, data: *mut c_void
     ) -> hipError_t {
-        if let Some(function) = function {
-            // SAFETY: the test passes a callback for which `data` is valid.
-            unsafe { function(data) };
-        }
-        done("hipLaunchHostFunc", 0)
+        enqueue("hipLaunchHostFunc", stream, move || {
+            if let Some(function) = function {
+                // SAFETY: the test passes a callback for which `data` is valid.
+                unsafe { function(data) };
+            }
+            true
+        })
     }
     hipEventCreateWithFlags(event: *mut hipEvent_t, flags: c_uint) -> hipError_t {
         put(event, (0x80 + flags as usize) as hipEvent_t);
         done("hipEventCreateWithFlags", 0)
     }
     hipEventDestroy(_event: hipEvent_t) -> hipError_t { done("hipEventDestroy", 0) }
-    hipEventRecord(_e: hipEvent_t, _s: hipStream_t) -> hipError_t { done("hipEventRecord", 0) }
-    hipEventQuery(_event: hipEvent_t) -> hipError_t { done("hipEventQuery", 0) }
+    hipEventRecord(event: hipEvent_t, stream: hipStream_t) -> hipError_t {
+        if fails("hipEventRecord") {
+            return done("hipEventRecord", 0);
+        }
+        let known = with(|state| {
+            state.queues.borrow_mut().record(event as usize, stream as usize)
+        });
+        done("hipEventRecord", if known { hip::SUCCESS } else { ERROR_INVALID_HANDLE })
+    }
+    hipEventQuery(event: hipEvent_t) -> hipError_t {
+        let recorded = with(|state| state.queues.borrow_mut().is_recorded(event as usize));
+        done("hipEventQuery", if recorded { hip::SUCCESS } else { hip::ERROR_NOT_READY })
+    }
     hipEventElapsedTime(ms: *mut f32, _start: hipEvent_t, _end: hipEvent_t) -> hipError_t {
         put(ms, 1.5);
         done("hipEventElapsedTime", 0)

@@ -50,6 +50,8 @@ mod streams;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod hardware_queue_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -2,7 +2,6 @@
 
 use core::ffi::c_void;
 use core::ptr;
-use core::sync::atomic::Ordering;
 
 use super::bindings::{self as hip, hipEvent_t, hipStream_t};
 use super::device::Hip;
@@ -36,8 +35,9 @@ impl StreamDriver for Hip {
         };
         self.functions
             .check("hipStreamCreateWithPriority", status)?;
-        environment::HIP.count(&self.streams, priority);
-        Ok(RawStream(stream as usize))
+        let stream = RawStream(stream as usize);
+        environment::HIP.count(&self.streams, stream, number);
+        Ok(stream)
     }
 
     /// # Safety
@@ -47,7 +47,7 @@ impl StreamDriver for Hip {
         // SAFETY: the caller guarantees that the stream is not in use.
         let status = unsafe { (self.functions.hipStreamDestroy)(stream.0 as hipStream_t) };
         self.functions.check("hipStreamDestroy", status)?;
-        self.streams.fetch_sub(1, Ordering::Relaxed);
+        self.streams.remove(stream);
         Ok(())
     }
 

@@ -405,18 +405,26 @@ fn streams_and_events_say_whether_they_are_done() {
 fn streams_wait_for_words_and_write_them() {
     let driver = driver();
     let stream = driver.create_stream(StreamPriority::Normal).unwrap();
-    let mut word = 7_u32;
-    let at = (&raw mut word) as u64;
-    // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
+    let at = driver.allocate(4, MemoryKind::Private).unwrap().address;
+    let word = || {
+        let mut word = [0; 4];
+        // SAFETY: the allocation contains the word.
+        unsafe { driver.read(&mut word, at) }.unwrap();
+        u32::from_ne_bytes(word)
+    };
+    let other = driver.create_stream(StreamPriority::Normal).unwrap();
+    // SAFETY: the allocation contains the word and is never freed.
+    unsafe { driver.wait_value(other, at, 3) }.unwrap();
+    assert!(!driver.query_stream(other).unwrap(), "the word is 0");
+    // SAFETY: the allocation contains the word and is never freed.
     unsafe { driver.write_value(stream, at, 3) }.unwrap();
-    // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
-    unsafe { driver.wait_value(stream, at, 3) }.unwrap();
-    assert_eq!(word, 3);
+    assert_eq!(word(), 3);
+    assert!(driver.query_stream(other).unwrap());
     for call in ["hipStreamWaitValue32", "hipStreamWriteValue32"] {
         fail(call, hip::ERROR_ILLEGAL_ADDRESS);
-        // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
+        // SAFETY: the allocation contains the word and is never freed.
         let waited = unsafe { driver.wait_value(stream, at, 3) };
-        // SAFETY: `word` outlives the call, and the fake executes the operation during the call.
+        // SAFETY: the allocation contains the word and is never freed.
         let both = waited.and_then(|()| unsafe { driver.write_value(stream, at, 3) });
         let text = both.unwrap_err().to_string();
         assert!(text.contains(call) && text.contains("(700)"), "{text}");

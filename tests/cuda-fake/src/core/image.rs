@@ -410,7 +410,7 @@ pub fn stand_in_multi_rank_grid(lists: &[&[KernelInfo]], capability: u32) -> Str
     )
 }
 
-fn declare(
+pub(super) fn declare(
     entries: impl Iterator<Item = (String, &'static [ParamField])>,
     capability: u32,
 ) -> String {

@@ -15,6 +15,7 @@ use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::image::{Entry, Image};
 use super::record::{count_launch, log_refusal};
 use super::settings::settings;
+use super::shared_object::{self, ObjectKernel};
 use super::stream::Stream;
 use super::{capture, constants, lock, memory};
 use crate::status::{Result, Status};
@@ -80,12 +81,16 @@ enum Native {
     Ordinary(&'static KernelInfo),
     /// `NAME__grid`: native entry of the kernel `NAME`, run for all ranks.
     Grid(&'static KernelInfo),
+    /// Kernel of a shared object.
+    Object(&'static ObjectKernel),
 }
 
 impl Native {
     fn find(symbol: &str) -> Option<Self> {
         let ordinary = native(symbol).map(Self::Ordinary);
-        ordinary.or_else(|| Some(Self::Grid(native(kernel_name(symbol)?)?)))
+        let grid = || Some(Self::Grid(native(kernel_name(symbol)?)?));
+        let object = || ObjectKernel::find(symbol).map(Self::Object);
+        ordinary.or_else(grid).or_else(object)
     }
 
     /// Returns the parameters that an image must declare for the entry.
@@ -93,6 +98,7 @@ impl Native {
         match self {
             Self::Ordinary(kernel) => kernel.params,
             Self::Grid(_) => GridParams::FIELDS,
+            Self::Object(kernel) => kernel.params,
         }
     }
 }
@@ -356,7 +362,8 @@ impl Function {
         let name = &self.entry.name;
         let Some(native) = self.native else {
             log_refusal(&format!(
-                "{name} has no native entry; `register` its kernel"
+                "{name} has no native entry; `register` its kernel, or set \
+                 FUSEWIRE_CUDA_FAKE_KERNELS"
             ));
             return Err(Status::NotSupported);
         };
@@ -397,8 +404,9 @@ impl Function {
                     return Err(Status::InvalidValue);
                 };
                 table = Some((bound, ranks));
-                (grid::run, Some(bound.bytes()))
+                (grid::run, Some(bound.bytes().to_vec()))
             }
+            Native::Object(kernel) => (shared_object::run, Some(kernel.arguments(parameters))),
         };
         let arguments = bound.as_ref().map_or(parameters, |bound| bound.as_slice());
         // SAFETY: `fits` has checked that the parameters have the layout of the entry's struct, and

@@ -16,6 +16,7 @@ pub(crate) mod memory;
 pub(crate) mod multicast;
 pub(crate) mod record;
 pub(crate) mod settings;
+pub(crate) mod shared_object;
 pub(crate) mod stream;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
