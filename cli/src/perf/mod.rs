@@ -2,12 +2,14 @@
 //! table, as nccl-tests do.
 
 mod buffers;
+mod call;
 mod case;
 mod operation;
 mod parse;
 mod plot;
 mod rank;
 mod report;
+mod row;
 mod timing;
 
 use core::time::Duration;
@@ -23,7 +25,7 @@ use fusewire::{
 };
 
 use self::operation::Kind;
-use self::report::Row;
+use self::row::Row;
 use crate::Usage;
 use crate::launcher::{self, Job};
 

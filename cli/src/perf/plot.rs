@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use plotters::prelude::*;
 
 use super::operation::Kind;
-use super::report::Row;
+use super::row::Row;
 use super::usage;
 
 /// Returns an error if the chart cannot be written to `path`, or if it would be empty.

@@ -6,9 +6,11 @@ use fusewire::{Communicator, Op, ReduceOp, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::buffers::{Arena, Buffers};
+use super::call::{call, collective, norm};
 use super::case::{Case, factor};
-use super::operation::{Kind, call, collective, norm};
-use super::report::{Report, Row};
+use super::operation::Kind;
+use super::report::Report;
+use super::row::Row;
 use super::timing::{Timing, by_gpu_events, by_host_clock, capture};
 use super::{Settings, complain};
 
