@@ -13,6 +13,7 @@ use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
 use super::multicast::Multicast;
+use super::submit::WindowNumbers;
 use crate::Result;
 use crate::gpu::{self, Gpu};
 use crate::memory::Memory;
@@ -58,8 +59,7 @@ enum Slot {
         is_listed: bool,
         /// Owner of this rank's part, if other code allocated the memory.
         owner: Option<Arc<dyn Any + Send + Sync>>,
-        /// True if this rank has captured an operation while the window was alive. A graph may
-        /// then have the number.
+        /// True if this rank has captured an operation that may have the number.
         captured: bool,
         /// True if this rank has dropped all tensors of the window.
         dropped: bool,
@@ -294,20 +294,36 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that an operation is being captured. It may use any live window.
+    /// Notes that an operation that may have these windows is being captured. Returns false if a
+    /// window may have ended since the operation was bound.
     #[cold]
-    pub(crate) fn note_capture(&self) {
+    pub(super) fn note_capture(&self, numbers: &WindowNumbers) -> bool {
+        // Windows are retired under this lock.
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        for slot in &mut *all {
+        let bound = match numbers {
+            WindowNumbers::Any => None,
+            WindowNumbers::Bound(_, bound) if bound.is_empty() => return true,
+            WindowNumbers::Bound(version, _) if *version != self.version() => return false,
+            WindowNumbers::Bound(_, bound) => Some(bound),
+        };
+        for (id, slot) in (0..).zip(&mut *all) {
+            let is_used = bound.is_none_or(|bound| bound.iter().any(|addr| addr.window() == id));
             if let Slot::Live {
                 captured,
                 is_listed,
                 ..
             } = slot
             {
-                *captured |= *is_listed;
+                *captured |= *is_listed && is_used;
             }
         }
+        true
+    }
+
+    /// Returns the version of the list, which changes when a window begins or ends.
+    #[inline]
+    pub(crate) fn version(&self) -> usize {
+        self.version.load(Ordering::SeqCst)
     }
 
     /// Notes that this rank has dropped all tensors of a window.
@@ -319,7 +335,7 @@ impl Windows {
     }
 
     /// Returns a word for each live window whose tensors this rank has dropped, by number: twice
-    /// the number, plus 1 if this rank has captured an operation while the window was alive.
+    /// the number, plus 1 if this rank has captured an operation that may have the number.
     pub(crate) fn dropped(&self) -> Vec<u32> {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped = (0..).zip(&*all).filter_map(|(id, slot)| match slot {
@@ -333,7 +349,7 @@ impl Windows {
         dropped.collect()
     }
 
-    /// Returns true if this rank has captured an operation while the window was alive.
+    /// Returns true if this rank has captured an operation that may have the window's number.
     pub(crate) fn is_captured(&self, id: usize) -> bool {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(all.get(id), Some(Slot::Live { captured: true, .. }))
@@ -537,7 +553,7 @@ mod tests {
         let (first, at) = reserve();
         let (second, _) = reserve();
         assert_ne!(first.id, second.id);
-        windows.note_capture();
+        assert!(windows.note_capture(&WindowNumbers::Any));
         assert!(!windows.is_captured(first.id));
         assert!(!windows.addr_of(at, 4096).is_some());
         assert!(!windows.have_multicast(), "no operation has a window");

@@ -1,6 +1,8 @@
 //! Operations that overlap with work on a consumer or producer stream, and their binding to
 //! kernels.
 
+use core::mem::offset_of;
+
 use crate::collective::{Op, Operands};
 use crate::comm::observe::OpInfo;
 use crate::comm::ready_flags::ReadyFlags;
@@ -83,6 +85,7 @@ impl Communicator {
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&op);
         let call = op.call(plan.algorithm, 0).0;
+        let version = self.inner.windows.version();
         let len = self.chunks(count, chunk) as u64;
         let params = AllGatherWithFlagsParams {
             header: self.header(call, count as u64),
@@ -113,13 +116,17 @@ impl Communicator {
             TensorUse::Unordered(flags.words()),
         ];
         let tensors = tensors.map(Some);
-        let prepared = PreparedOp::new(
+        let mut prepared = PreparedOp::new(
             self,
             &ALL_GATHER_WITH_FLAGS,
             params,
             tensors,
             false,
             op_info,
+        );
+        prepared.note_windows(
+            version,
+            const { &[offset_of!(AllGatherWithFlagsParams, exchange.source_at)] },
         );
         Ok(prepared.keeping(flags.keep()))
     }
@@ -206,6 +213,7 @@ impl Communicator {
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&operation);
         let call = operation.call(plan.algorithm, 0).0;
+        let version = self.inner.windows.version();
         let params = ReduceScatterOnArrivalParams {
             header: self.header(call, count as u64),
             source: from.raw_bytes(),
@@ -236,7 +244,11 @@ impl Communicator {
         ];
         let tensors = tensors.map(Some);
         let kernel = instance(dtype, op);
-        let prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
+        let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
+        prepared.note_windows(
+            version,
+            const { &[offset_of!(ReduceScatterOnArrivalParams, exchange.source_at)] },
+        );
         Ok(prepared.keeping(tiles.keep()))
     }
 
