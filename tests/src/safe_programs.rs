@@ -15,6 +15,7 @@ use fusewire::{
 };
 
 use crate::device::{run_threads, stream, tensor};
+use crate::overlap_programs::{branches_of_a_graph, overlapped_gather, overlapped_scatter};
 
 /// A program for two ranks, which are threads.
 #[derive(Debug)]
@@ -29,10 +30,10 @@ pub struct Program {
 }
 
 /// Number of elements of the tensors: more than a packet, so that operations take some time.
-const COUNT: usize = 20_000;
+pub(crate) const COUNT: usize = 20_000;
 
 /// Number of repetitions.
-const ROUNDS: usize = 20;
+pub(crate) const ROUNDS: usize = 20;
 
 /// Time in which another thread usually begins an operation.
 const WAIT: Duration = Duration::from_millis(20);
@@ -50,6 +51,18 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         host_only: true,
         ..Program::new("closures on the stream", closures)
+    },
+    Program {
+        host_only: true,
+        ..Program::new("all_gather with flags", overlapped_gather)
+    },
+    Program {
+        host_only: true,
+        ..Program::new("reduce_scatter on arrival", overlapped_scatter)
+    },
+    Program {
+        host_only: true,
+        ..Program::new("branches of a graph", branches_of_a_graph)
     },
     // On a GPU, the operation that is to wait would be enqueued before the end of the registration.
     Program {
@@ -89,7 +102,7 @@ impl Program {
 ///
 /// # Panics
 /// Panics if two elements differ: the copy has seen a part of a write.
-fn element(x: &Tensor) -> Result<f32> {
+pub(crate) fn element(x: &Tensor) -> Result<f32> {
     let values = x.to_vec::<f32>()?;
     let first = values[0];
     let other = values.iter().position(|value| *value != first);
@@ -97,12 +110,12 @@ fn element(x: &Tensor) -> Result<f32> {
     Ok(first)
 }
 
-fn filled(value: f32) -> Vec<f32> {
+pub(crate) fn filled(value: f32) -> Vec<f32> {
     vec![value; COUNT]
 }
 
 /// Memory that the peers access directly, and memory that is staged.
-fn tensors(comm: &Communicator) -> Result<[Tensor; 2]> {
+pub(crate) fn tensors(comm: &Communicator) -> Result<[Tensor; 2]> {
     Ok([comm.alloc(DType::F32, COUNT)?, tensor(DType::F32, COUNT)?])
 }
 

@@ -8,6 +8,7 @@ mod recording;
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
+use std::sync::Arc;
 
 pub(crate) use self::command::Command;
 pub use self::event::Event;
@@ -19,7 +20,7 @@ use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::StreamPriority;
-use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
+use crate::usage::{AccessList, InUse, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -290,6 +291,14 @@ impl Stream {
         match &self.0 {
             Kind::Cpu(stream) => user.on_stream(stream.source_id()),
             Kind::Gpu(stream) => cpu::replaying(user).on_stream(stream.source_id()),
+        }
+    }
+
+    /// Returns the source of the stream's work.
+    pub(crate) fn source(&self) -> Arc<dyn WorkSource> {
+        match &self.0 {
+            Kind::Cpu(stream) => stream.source(),
+            Kind::Gpu(stream) => stream.work(0).source,
         }
     }
 

@@ -4,7 +4,7 @@
 use core::mem::offset_of;
 
 use crate::collective::{Op, Operands};
-use crate::comm::observe::OpInfo;
+use crate::comm::observe::{Arguments, OpInfo};
 use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
@@ -48,13 +48,21 @@ impl Communicator {
     /// for the whole operation by [`Work::wait`]. Both streams may be captured; a replay begins
     /// with cleared words.
     ///
+    /// # Safety
+    /// Work on `consumer`, and threads that access parts of `output`, are not ordered with the
+    /// operation: they must not access a chunk of `output` before they have acquired its word, and
+    /// must not write a chunk that they wait for. Work on other streams must not access parts of
+    /// `output` before the operation has ended. Accesses of the host and of other streams to all
+    /// of `output` wait for the operation. In a graph they do not: there, every access to `output`
+    /// must follow the words or [`Work::wait`].
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] before any data moves: for lengths and types that
     /// [`Communicator::all_gather_single`] refuses, too few words, words or streams of another
     /// device, a `consumer` that is the communicator's stream, chunks of 0 elements, or a backend
     /// other than Fusewire's kernels. The communicator's first failure. The [`Work`] reports a
     /// failure while the operation runs, which also ends all waits for words.
-    pub fn all_gather_with_flags_async(
+    pub unsafe fn all_gather_with_flags_async(
         &self,
         consumer: &Stream,
         output: &Tensor,
@@ -63,7 +71,7 @@ impl Communicator {
         chunk: usize,
     ) -> Result<Work> {
         let prepared = self.prepare_all_gather_with_flags(consumer, output, input, flags, chunk)?;
-        self.fork(consumer, flags, &prepared)
+        self.fork(consumer, flags, &prepared, TensorUse::Write(output))
     }
 
     pub(in crate::comm) fn prepare_all_gather_with_flags<'a>(
@@ -153,6 +161,14 @@ impl Communicator {
     ///
     /// The result is bitwise equal to that of [`Communicator::reduce_scatter_single`].
     ///
+    /// # Safety
+    /// Work on `producer`, and threads that access parts of `input`, are not ordered with the
+    /// operation: they must not write a tile of `input` from the moment at which its word may reach
+    /// `target` until the operation has ended. Work on other streams must not write parts of
+    /// `input` before that. Accesses of the host and of other streams to all of `input` wait for
+    /// the operation, unless `input` is a single tile. In a graph they do not: there, every write
+    /// to `input` must precede the words or follow [`Work::wait`].
+    ///
     /// # Errors
     /// The errors of [`Communicator::all_gather_with_flags_async`]; [`Error::InvalidArgument`] for
     /// a `target` of 0 or above 2^30 - 1, and on a GPU if the operation would leave no
@@ -162,7 +178,7 @@ impl Communicator {
         clippy::too_many_arguments,
         reason = "what an overlapped reduction is made of"
     )]
-    pub fn reduce_scatter_on_arrival_async(
+    pub unsafe fn reduce_scatter_on_arrival_async(
         &self,
         producer: &Stream,
         output: &Tensor,
@@ -180,7 +196,13 @@ impl Communicator {
             target,
             op,
         )?;
-        self.fork(producer, tiles, &prepared)
+        // A producer may write a single tile by a copy to all of the input.
+        let is_one_tile = self.chunks(output.len(), tile) == 1;
+        let operand = match is_one_tile {
+            true => TensorUse::Unordered(input),
+            false => TensorUse::Read(input),
+        };
+        self.fork(producer, tiles, &prepared, operand)
     }
 
     pub(in crate::comm) fn prepare_reduce_scatter_on_arrival<'a>(
@@ -346,12 +368,13 @@ impl Communicator {
     }
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
-    /// stream, which waits for the clearing.
+    /// stream, which waits for the clearing. The words order its accesses to `operand`.
     fn fork(
         &self,
         compute: &Stream,
         flags: &ReadyFlags,
         prepared: &PreparedOp<'_>,
+        operand: TensorUse<'_>,
     ) -> Result<Work> {
         self.inner.check()?;
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
@@ -365,7 +388,8 @@ impl Communicator {
         compute.record(&cleared)?;
         self.stream.wait_event(&cleared)?;
         self.stream.branch();
-        let work = self.submit(prepared)?;
+        let flagged = Some((operand, compute));
+        let work = self.submit_flagged(prepared, Arguments::Tensors, flagged)?;
         flags.used_on(&self.stream)?;
         Ok(work)
     }

@@ -25,8 +25,9 @@ use super::Communicator;
 use super::observe::{Arguments, Buffers, HookResult, HookedCall, OpInfo, function_name};
 use super::work::Work;
 use crate::cpu::RunningKernel;
-use crate::stream::{Command, Event, Recording, Ticket};
-use crate::usage::{AccessList, Name, User, Uses};
+use crate::stream::{Command, Event, Recording, Stream, Ticket};
+use crate::tensor::TensorUse;
+use crate::usage::{AccessList, Flagged, Name, User, Uses};
 use crate::{Error, Result};
 
 impl Communicator {
@@ -244,6 +245,17 @@ impl Communicator {
         prepared: &PreparedOp<'_>,
         arguments: Arguments<'_>,
     ) -> Result<Work> {
+        self.submit_flagged(prepared, arguments, None)
+    }
+
+    /// Enqueues a prepared operation. Flags order its accesses to the tensor in `flagged` with the
+    /// work of a stream. In a graph, nothing else orders them.
+    pub(super) fn submit_flagged(
+        &self,
+        prepared: &PreparedOp<'_>,
+        arguments: Arguments<'_>,
+        flagged: Option<(TensorUse<'_>, &Stream)>,
+    ) -> Result<Work> {
         self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
@@ -257,9 +269,21 @@ impl Communicator {
         let id = recorder.issue(&prepared.op_info, false);
         let enqueue = || {
             let ticket = prepared.with_accesses(|accesses| {
-                let uses = self.uses(accesses, prepared.op_info.call());
                 let enqueue =
                     |push: &dyn Fn(Command) -> Result<Ticket>| self.push(prepared, id, push);
+                let call = prepared.op_info.call();
+                let Some((operand, compute)) = flagged else {
+                    let uses = self.uses(accesses, call);
+                    return self.stream.enqueue_ordered(recording, uses, enqueue);
+                };
+                let mut all = accesses.clone();
+                operand.add_to(&mut all);
+                let operand = TensorUse::accesses([operand]);
+                let flagged = Flagged::new(&operand, compute.source());
+                let uses = Uses {
+                    flagged: flagged.as_ref(),
+                    ..self.uses(&all, call)
+                };
                 self.stream.enqueue_ordered(recording, uses, enqueue)
             })?;
             Ok(Work::new(self.stream.clone(), ticket))
@@ -285,6 +309,7 @@ impl Communicator {
                 false => self.user(),
             },
             operation: Name::Call(call),
+            flagged: None,
         }
     }
 
