@@ -32,7 +32,7 @@ pub mod mix;
 pub mod netns;
 pub mod norm;
 pub mod oracle;
-mod overlap_programs;
+pub mod overlap_programs;
 pub mod process;
 pub mod rank;
 pub mod rng;

@@ -1,5 +1,5 @@
-//! Programs with operations with ready flags, in the list of `safe_programs`. The flags order the
-//! accesses of the consumer and the producer, which these operations require. The other accesses are
+//! Programs like those of `safe_programs`, with operations with ready flags. The flags order the
+//! accesses of the consumer and the producer, as these operations require. The other accesses are
 //! those of safe code.
 
 use std::sync::Arc;
@@ -7,7 +7,23 @@ use std::sync::Arc;
 use fusewire::{Communicator, DType, ReadyFlags, ReduceOp, Result, Stream, Tensor, Work};
 
 use crate::device::{stream, tensor};
-use crate::safe_programs::{COUNT, ROUNDS, element, filled, tensors};
+use crate::safe_programs::{COUNT, Program, ROUNDS, element, filled, tensors};
+
+/// The programs. They access tensors in closures on a stream.
+pub const PROGRAMS: &[Program] = &[
+    Program {
+        host_only: true,
+        ..Program::new("all_gather with flags", overlapped_gather)
+    },
+    Program {
+        host_only: true,
+        ..Program::new("reduce_scatter on arrival", overlapped_scatter)
+    },
+    Program {
+        host_only: true,
+        ..Program::new("branches of a graph", branches_of_a_graph)
+    },
+];
 
 /// Number of elements of a chunk or tile.
 const CHUNK: usize = 3000;
@@ -45,7 +61,7 @@ fn read_chunks(consumer: &Stream, [seen, y]: [&Tensor; 2], flags: &ReadyFlags) -
 }
 
 /// The consumer reads chunks, or the host accesses the whole output, during an all_gather.
-pub(crate) fn overlapped_gather(comm: &Communicator) -> Result<()> {
+fn overlapped_gather(comm: &Communicator) -> Result<()> {
     let (consumer, operations) = (stream(), stream());
     let on = comm.on(&operations);
     for x in tensors(comm)? {
@@ -77,7 +93,7 @@ pub(crate) fn overlapped_gather(comm: &Communicator) -> Result<()> {
 }
 
 /// The producer writes tiles during a reduce_scatter, and the host then writes the whole input.
-pub(crate) fn overlapped_scatter(comm: &Communicator) -> Result<()> {
+fn overlapped_scatter(comm: &Communicator) -> Result<()> {
     let (producer, operations) = (stream(), stream());
     let on = comm.on(&operations);
     let output = tensor(DType::F32, COUNT)?;
@@ -112,7 +128,7 @@ pub(crate) fn overlapped_scatter(comm: &Communicator) -> Result<()> {
 
 /// Both branches of a graph read one tensor, and one of them reads what the other one writes, after
 /// the flags.
-pub(crate) fn branches_of_a_graph(comm: &Communicator) -> Result<()> {
+fn branches_of_a_graph(comm: &Communicator) -> Result<()> {
     let (consumer, operations) = (stream(), stream());
     let on = comm.on(&operations);
     for x in tensors(comm)? {

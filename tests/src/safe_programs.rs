@@ -15,7 +15,6 @@ use fusewire::{
 };
 
 use crate::device::{run_threads, stream, tensor};
-use crate::overlap_programs::{branches_of_a_graph, overlapped_gather, overlapped_scatter};
 
 /// A program for two ranks, which are threads.
 #[derive(Debug)]
@@ -38,7 +37,7 @@ pub(crate) const ROUNDS: usize = 20;
 /// Time in which another thread usually begins an operation.
 const WAIT: Duration = Duration::from_millis(20);
 
-/// All programs.
+/// All programs without operations with ready flags.
 pub const PROGRAMS: &[Program] = &[
     Program::new("copies during all_reduce_async", copies_during_an_operation),
     Program::new("copies of other threads", copies_of_other_threads),
@@ -52,18 +51,6 @@ pub const PROGRAMS: &[Program] = &[
         host_only: true,
         ..Program::new("closures on the stream", closures)
     },
-    Program {
-        host_only: true,
-        ..Program::new("all_gather with flags", overlapped_gather)
-    },
-    Program {
-        host_only: true,
-        ..Program::new("reduce_scatter on arrival", overlapped_scatter)
-    },
-    Program {
-        host_only: true,
-        ..Program::new("branches of a graph", branches_of_a_graph)
-    },
     // On a GPU, the operation that is to wait would be enqueued before the end of the registration.
     Program {
         host_only: true,
@@ -76,7 +63,7 @@ pub const PROGRAMS: &[Program] = &[
 ];
 
 impl Program {
-    const fn new(name: &'static str, run: fn(&Communicator) -> Result<()>) -> Self {
+    pub(crate) const fn new(name: &'static str, run: fn(&Communicator) -> Result<()>) -> Self {
         Self {
             name,
             run,

@@ -7,7 +7,7 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
@@ -45,7 +45,16 @@ pub(crate) struct Windows {
     /// Multicast objects by window number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
     slots: Mutex<Vec<Slot>>,
+    /// Ended windows that graphs of this rank may use. The graphs own the value.
+    of_graphs: Mutex<Weak<EndedWindows>>,
+    /// Ended windows that only graphs of other ranks may use.
+    of_others: EndedWindows,
 }
+
+/// Memory of ended windows whose numbers graphs may have. A replay that has found the number may
+/// still run when the window ends.
+#[derive(Default)]
+pub(super) struct EndedWindows(Mutex<Vec<(Option<Multicast>, Slot)>>);
 
 /// State of a window number.
 enum Slot {
@@ -66,6 +75,15 @@ enum Slot {
     },
     /// A graph of some rank may have the number, so no other window gets it.
     Retired,
+}
+
+impl EndedWindows {
+    fn push(&self, window: (Option<Multicast>, Slot)) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(window);
+    }
 }
 
 impl Slot {
@@ -127,6 +145,8 @@ impl Windows {
             unicast: AtomicUsize::new(0),
             multicasts: Mutex::default(),
             slots: Mutex::default(),
+            of_graphs: Mutex::default(),
+            of_others: EndedWindows::default(),
         })
     }
 
@@ -320,6 +340,21 @@ impl Windows {
         true
     }
 
+    /// Returns a value that every captured operation keeps, with the memory of windows that end
+    /// while a graph of this rank exists. The operation may have numbers of windows, its own or
+    /// those of its peers.
+    pub(super) fn for_graph(&self) -> Arc<EndedWindows> {
+        let mut of_graphs = self
+            .of_graphs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        of_graphs.upgrade().unwrap_or_else(|| {
+            let new = Arc::default();
+            *of_graphs = Arc::downgrade(&new);
+            new
+        })
+    }
+
     /// Returns the version of the list, which changes when a window begins or ends.
     #[inline]
     pub(crate) fn version(&self) -> usize {
@@ -358,18 +393,24 @@ impl Windows {
     /// Removes a window that is retired or was never listed: kernels no longer resolve its number,
     /// and its memory may be freed. All ranks must have agreed that no operation in flight uses it.
     /// A new window may get the number if `is_free` is true. All ranks must pass the same value,
-    /// which must be false if a rank has captured an operation: a replay with the number then
-    /// fails.
+    /// which must be false if a rank has captured an operation with the number: a replay then
+    /// fails. One that runs now may have resolved the number, so the memory lives as long as the
+    /// graphs of this rank; if only other ranks have such graphs, as long as the communicator.
     pub(crate) fn remove(&self, id: usize, is_free: bool) {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match is_free {
             true => Slot::Free,
             false => Slot::Retired,
         };
-        let Some(Slot::Live { is_listed, .. }) = all.get(id) else {
+        let Some(Slot::Live {
+            is_listed,
+            captured,
+            ..
+        }) = all.get(id)
+        else {
             return;
         };
-        let was_listed = *is_listed;
+        let (was_listed, was_captured) = (*is_listed, *captured);
         let parts = core::mem::replace(&mut all[id], slot);
         let entry = self.entry(id);
         // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
@@ -391,9 +432,22 @@ impl Windows {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
-        // Unbinds the multicast object before the memory is freed.
-        drop(multicast);
-        drop(parts);
+        // The multicast object is unbound before the memory is freed.
+        let ended = (multicast, parts);
+        if is_free {
+            return;
+        }
+        let of_graphs = self
+            .of_graphs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let of_graphs = of_graphs.upgrade();
+        match &of_graphs {
+            Some(of_graphs) => of_graphs.push(ended),
+            // The graphs of this rank have been dropped.
+            None if was_captured => {}
+            None => self.of_others.push(ended),
+        }
     }
 
     /// Returns true if there are windows, and multicast reaches all of them (except the workspace).
@@ -535,6 +589,40 @@ mod tests {
             first,
             "the number of a removed window is used again"
         );
+    }
+
+    /// Only the numbers that a graph may have are not used again. A graph keeps the memory.
+    #[test]
+    fn a_capture_marks_the_windows_of_its_operation() {
+        let windows = Windows::new(None, 0..1, false).expect("a table");
+        let add = || {
+            let owner = Arc::new(());
+            let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
+            let at = memory.ptr();
+            let window = windows.reserve(0, vec![(memory, 0)], 4096, 0, false);
+            let window = window.expect("a window");
+            windows.list(&window);
+            windows.keep_owner(window.id, Arc::clone(&owner) as _);
+            (window.id, windows.addr_of(at, 4096), owner)
+        };
+        let (used, addr, owner) = add();
+        let (other, ..) = add();
+        let bound = |version| WindowNumbers::Bound(version, [addr].into_iter().collect());
+        assert!(!windows.note_capture(&bound(windows.version() - 2)));
+        assert!(windows.note_capture(&WindowNumbers::NONE));
+        assert!(!windows.is_captured(used), "not captured");
+        assert!(windows.note_capture(&bound(windows.version())));
+        let graph = windows.for_graph();
+        for id in [used, other] {
+            assert_eq!(windows.is_captured(id), id == used);
+            windows.retire(id);
+            windows.remove(id, !windows.is_captured(id));
+        }
+        assert!(!windows.note_capture(&bound(windows.version() - 2)));
+        assert_eq!(windows.count(), 1, "the number of the other window is free");
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph keeps the memory");
+        drop(graph);
+        assert_eq!(Arc::strong_count(&owner), 1);
     }
 
     /// A window that the ranks do not agree on leaves its number, and no graph can have it.

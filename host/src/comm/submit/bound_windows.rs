@@ -28,7 +28,8 @@
 //!   the order of launches has continued on another stream in the meantime, the thread makes that
 //!   stream wait for the launch before its submission ends.
 //! - In a capture, the thread marks the windows under the lock under which they are retired, so the
-//!   number of a window that a graph has is not used again.
+//!   number of a window that a graph has is not used again. Nothing orders replays with the end of
+//!   the window, so the graphs keep its memory.
 
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use core::time::Duration;
@@ -209,10 +210,14 @@ impl Communicator {
         prepared: &PreparedOp<'_>,
         capture: impl FnOnce(&PreparedOp<'_>) -> R,
     ) -> R {
-        match self.inner.windows.note_capture(&prepared.window_numbers()) {
-            true => capture(prepared),
-            false => capture(&prepared.staged()),
-        }
+        let windows = &self.inner.windows;
+        // Before the windows are marked, so that those which end later find it.
+        let of_graphs = windows.for_graph();
+        let prepared = match windows.note_capture(&prepared.window_numbers()) {
+            true => prepared.clone(),
+            false => prepared.staged(),
+        };
+        capture(&prepared.keeping(of_graphs))
     }
 
     /// Retires windows: operations that are bound from now on do not find them, and those that are
