@@ -31,10 +31,14 @@
 //! Operations that run directly on the calling thread usually need no locked instruction for their
 //! tensors: the module `direct` describes how.
 //!
+//! The operand of a pending operation with [`crate::ReadyFlags`] is [`Flagged`]: flags order the
+//! operation with accesses to parts of the operand and with those of the compute stream, which do
+//! not wait. An access of another user to the whole operand waits for the operation.
+//!
 //! Not ordered here are accesses by peers (`put`, or a collective on registered memory, which uses
-//! signals), operations of different streams or branches of one graph, operands of operations with
-//! [`crate::ReadyFlags`], and windows that kernels take: the program orders those by events,
-//! signals or flags.
+//! signals), operations of different streams or branches of one graph, flagged operands in a graph,
+//! and windows that kernels take: the program orders those by events, signals or flags. The
+//! functions that leave operands to flags are unsafe.
 
 mod direct;
 
@@ -475,6 +479,27 @@ pub(crate) struct Uses<'a> {
     pub(crate) accesses: &'a AccessList<'a>,
     pub(crate) user: User,
     pub(crate) operation: Name,
+    pub(crate) flagged: Option<&'a Flagged>,
+}
+
+/// The operand of an operation with ready flags, while the operation is pending. The flags order
+/// the accesses to its parts with the operation, and those of the compute stream.
+pub(crate) struct Flagged {
+    operand: SharedAccess,
+    compute: Arc<dyn WorkSource>,
+}
+
+impl Flagged {
+    /// Creates the operand from the only access of a list, or `None` if the list is empty.
+    pub(crate) fn new(accesses: &AccessList<'_>, compute: Arc<dyn WorkSource>) -> Option<Self> {
+        let operand = accesses.iter().next()?.to_shared();
+        Some(Self { operand, compute })
+    }
+
+    /// Returns true if the access `word` of `usage` is that to the operand.
+    fn is_operand(&self, usage: &Usage, word: u64) -> bool {
+        core::ptr::eq(&raw const *self.operand.usage, usage) && self.operand.word == word
+    }
 }
 
 /// Name of an operation, for messages.
@@ -539,6 +564,8 @@ struct Entry {
     user: User,
     /// The work of a pending access; `None` for a held access.
     work: Option<PendingWork>,
+    /// The compute stream of an operation with flags, if this is the access to its operand.
+    compute: Option<Arc<dyn WorkSource>>,
     /// Conflicting work that starts after the end of this access, if it is held.
     _held_back: HeldBack,
 }
@@ -641,6 +668,7 @@ impl Usage {
                 ..User::NOBODY
             },
             work: None,
+            compute: None,
             _held_back: HeldBack::default(),
         })
     }
@@ -652,6 +680,7 @@ impl Usage {
         &self,
         word: u64,
         user: User,
+        flagged: Option<&Flagged>,
         mut before: Option<&mut Before>,
     ) -> core::result::Result<(), Blocker> {
         let mut shared = self.lock();
@@ -663,7 +692,7 @@ impl Usage {
         let ends_later = before.as_ref().is_some_and(|before| !before.caller_waits);
         let mut held_back = HeldBack::default();
         for entry in held.chain(&shared.entries) {
-            if !conflict(entry.word, word) || entry.is_ordered_with(user) {
+            if !conflict(entry.word, word) || entry.is_ordered_with(word, user) {
                 continue;
             }
             let is_own = entry.work.is_none() && entry.user.thread == user.thread;
@@ -693,6 +722,9 @@ impl Usage {
             word,
             user,
             work: None,
+            compute: flagged
+                .filter(|flagged| flagged.is_operand(self, word))
+                .map(|flagged| Arc::clone(&flagged.compute)),
             _held_back: held_back,
         });
         Ok(())
@@ -780,25 +812,27 @@ impl Usage {
     #[cold]
     fn release_shared(&self, word: u64, user: User, in_word: bool, work: Option<&PendingWork>) {
         let mut shared = self.lock();
+        // The last one: an operation may contain another one.
+        let own = shared
+            .entries
+            .iter()
+            .rposition(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
+            .filter(|_| !in_word);
+        let own = own.map(|own| shared.entries.remove(own));
         if let Some(work) = work {
+            let compute = own.and_then(|own| own.compute);
             self.is_shared.store(true, Ordering::SeqCst);
             shared.add(Entry {
                 word,
                 user,
                 work: Some(work.clone()),
+                compute,
                 _held_back: HeldBack::default(),
             });
         }
         if in_word {
             self.forget_user();
             self.word.store(0, Ordering::Release);
-        } else if let Some(own) = shared
-            .entries
-            .iter()
-            .rposition(|entry| entry.work.is_none() && (entry.word, entry.user) == (word, user))
-        {
-            // The last one: an operation may contain another one.
-            shared.entries.remove(own);
         }
         if shared.waiting > 0 {
             self.released.notify_all();
@@ -832,10 +866,18 @@ impl Drop for Usage {
 }
 
 impl Entry {
-    /// Returns true if the stream or the graph orders this access and one of `user`.
-    fn is_ordered_with(&self, user: User) -> bool {
+    /// Returns true if the stream, the graph or flags order this access and the access `word` of
+    /// `user`.
+    fn is_ordered_with(&self, word: u64, user: User) -> bool {
         let (stream, replay) = (self.user.stream, self.user.replay);
-        (stream != 0 && stream == user.stream) || (replay != 0 && replay == user.inside)
+        let compute = self.compute.as_ref();
+        (stream != 0 && stream == user.stream)
+            || (replay != 0 && replay == user.inside)
+            || compute.is_some_and(|compute| {
+                let ((first, last), (start, end)) = (units(word), units(self.word));
+                let is_part = start < first || last < end;
+                is_part || source_id(compute) == user.stream || compute.is_current()
+            })
     }
 }
 
@@ -858,6 +900,8 @@ impl Shared {
                 && entry.word == new.word
                 && entry.user.replay == new.user.replay
                 && entry.user.rank == new.user.rank
+                && entry.compute.is_none()
+                && new.compute.is_none()
         });
         match old {
             // Another thread may have enqueued a later operation in the meantime.
@@ -898,7 +942,15 @@ impl<'a> InUse<'a> {
     pub(crate) fn begin(accesses: &'a AccessList<'a>, user: User, operation: Name) -> Result<Self> {
         match Self::begin_in_words(accesses, user) {
             Some(held) => Ok(held),
-            None => Self::begin_shared(accesses, user, operation, &mut None),
+            None => {
+                let uses = Uses {
+                    accesses,
+                    user,
+                    operation,
+                    flagged: None,
+                };
+                Self::begin_shared(uses, &mut None)
+            }
         }
     }
 
@@ -939,7 +991,7 @@ impl<'a> InUse<'a> {
             work: Vec::new(),
             caller_waits,
         });
-        let held = Self::begin_shared(uses.accesses, uses.user, uses.operation, &mut before)?;
+        let held = Self::begin_shared(uses, &mut before)?;
         let before = before.iter().flat_map(|before| &before.work);
         before.into_iter().try_for_each(order)?;
         Ok(held)
@@ -948,12 +1000,8 @@ impl<'a> InUse<'a> {
     /// Begins all `accesses` under the locks of their allocations. `before` is that of
     /// [`Usage::acquire_shared`].
     #[cold]
-    fn begin_shared(
-        accesses: &'a AccessList<'a>,
-        user: User,
-        operation: Name,
-        before: &mut Option<Before>,
-    ) -> Result<Self> {
+    fn begin_shared(uses: Uses<'a>, before: &mut Option<Before>) -> Result<Self> {
+        let Uses { accesses, user, .. } = uses;
         let mut first = None;
         loop {
             if let Some(before) = before {
@@ -966,9 +1014,10 @@ impl<'a> InUse<'a> {
                 in_words: 0,
             };
             let blocked = accesses.iter().find_map(|access| {
-                let acquired = access
-                    .usage
-                    .acquire_shared(access.word, user, before.as_mut());
+                let acquired =
+                    access
+                        .usage
+                        .acquire_shared(access.word, user, uses.flagged, before.as_mut());
                 held.count += usize::from(acquired.is_ok());
                 Some((access.usage, acquired.err()?))
             });
@@ -978,7 +1027,7 @@ impl<'a> InUse<'a> {
             // Waits only after it has ended the accesses that have begun.
             drop(held);
             let first = *first.get_or_insert_with(Instant::now);
-            usage.wait(blocker, first.elapsed(), operation)?;
+            usage.wait(blocker, first.elapsed(), uses.operation)?;
         }
     }
 
@@ -1121,6 +1170,7 @@ mod tests {
             accesses,
             user,
             operation: Name::Text("test"),
+            flagged: None,
         }
     }
 

@@ -32,6 +32,7 @@ pub mod mix;
 pub mod netns;
 pub mod norm;
 pub mod oracle;
+pub mod overlap_programs;
 pub mod process;
 pub mod rank;
 pub mod rng;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use core::mem::forget;
+use core::time::Duration;
 use std::thread;
 
 use fusewire::{
@@ -28,12 +29,15 @@ pub struct Program {
 }
 
 /// Number of elements of the tensors: more than a packet, so that operations take some time.
-const COUNT: usize = 20_000;
+pub(crate) const COUNT: usize = 20_000;
 
 /// Number of repetitions.
-const ROUNDS: usize = 20;
+pub(crate) const ROUNDS: usize = 20;
 
-/// All programs.
+/// Time in which another thread usually begins an operation.
+const WAIT: Duration = Duration::from_millis(20);
+
+/// All programs without operations with ready flags.
 pub const PROGRAMS: &[Program] = &[
     Program::new("copies during all_reduce_async", copies_during_an_operation),
     Program::new("copies of other threads", copies_of_other_threads),
@@ -42,9 +46,15 @@ pub const PROGRAMS: &[Program] = &[
     Program::new("copies during puts", copies_during_puts),
     Program::new("dropped and forgotten handles", dropped_handles),
     Program::new("parts of one buffer", parts_of_one_buffer),
+    Program::new("windows of another thread", windows_of_another_thread),
     Program {
         host_only: true,
         ..Program::new("closures on the stream", closures)
+    },
+    // On a GPU, the operation that is to wait would be enqueued before the end of the registration.
+    Program {
+        host_only: true,
+        ..Program::new("registrations that end too early", early_ends)
     },
     Program {
         host_only: true,
@@ -53,7 +63,7 @@ pub const PROGRAMS: &[Program] = &[
 ];
 
 impl Program {
-    const fn new(name: &'static str, run: fn(&Communicator) -> Result<()>) -> Self {
+    pub(crate) const fn new(name: &'static str, run: fn(&Communicator) -> Result<()>) -> Self {
         Self {
             name,
             run,
@@ -79,7 +89,7 @@ impl Program {
 ///
 /// # Panics
 /// Panics if two elements differ: the copy has seen a part of a write.
-fn element(x: &Tensor) -> Result<f32> {
+pub(crate) fn element(x: &Tensor) -> Result<f32> {
     let values = x.to_vec::<f32>()?;
     let first = values[0];
     let other = values.iter().position(|value| *value != first);
@@ -87,12 +97,12 @@ fn element(x: &Tensor) -> Result<f32> {
     Ok(first)
 }
 
-fn filled(value: f32) -> Vec<f32> {
+pub(crate) fn filled(value: f32) -> Vec<f32> {
     vec![value; COUNT]
 }
 
 /// Memory that the peers access directly, and memory that is staged.
-fn tensors(comm: &Communicator) -> Result<[Tensor; 2]> {
+pub(crate) fn tensors(comm: &Communicator) -> Result<[Tensor; 2]> {
     Ok([comm.alloc(DType::F32, COUNT)?, tensor(DType::F32, COUNT)?])
 }
 
@@ -274,6 +284,80 @@ fn parts_of_one_buffer(comm: &Communicator) -> Result<()> {
     }
     first.synchronize()?;
     second.synchronize()
+}
+
+/// Another thread ends a registration and frees a window while an operation on the tensor is in
+/// flight and this thread reads the tensor.
+fn windows_of_another_thread(comm: &Communicator) -> Result<()> {
+    let x = tensor(DType::F32, COUNT)?;
+    for round in 0..ROUNDS {
+        let value = round as f32 + 1.0;
+        let registration = comm.tensor_register(&x)?;
+        let window = comm.new_window(&x, WindowOptions::default())?;
+        x.copy_from(&filled(value))?;
+        let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
+        thread::scope(|scope| {
+            let end = move || match round % 2 {
+                0 => comm.tensor_deregister(registration).and(window.free()),
+                _ => window.free().and(comm.tensor_deregister(registration)),
+            };
+            let ends = scope.spawn(end);
+            assert_eq!(element(&x)?, 2.0 * value);
+            x.copy_from(&filled(-1.0))?;
+            ends.join().expect("the end of the windows")
+        })?;
+        work.wait_blocking()?;
+        // The memory is in no window now.
+        comm.all_reduce(&x, ReduceOp::Sum)?;
+        assert_eq!(element(&x)?, -2.0);
+    }
+    Ok(())
+}
+
+/// An operation waits for its tensor while the registration of the tensor ends, and another tensor
+/// gets the number of the window.
+fn early_ends(comm: &Communicator) -> Result<()> {
+    let other = comm.dup()?;
+    let y = tensor(DType::F32, COUNT)?;
+    y.copy_from(&filled(-7.0))?;
+    for round in 0..4 {
+        let x = tensor(DType::F32, COUNT)?;
+        x.copy_from(&filled(1.0))?;
+        let registration = comm.tensor_register(&x)?;
+        let next = &y;
+        let replace = move || {
+            comm.tensor_deregister(registration)?;
+            comm.tensor_register(next)
+        };
+        let reduce = || match round % 2 {
+            0 => comm.all_reduce(&x, ReduceOp::Sum),
+            _ => comm.all_reduce_async(&x, ReduceOp::Sum)?.wait_blocking(),
+        };
+        let use_elsewhere = || other.all_reduce(&x, ReduceOp::Max);
+        let registered = match comm.rank() {
+            0 => thread::scope(|scope| -> Result<_> {
+                // Uses the tensor until the other rank takes part.
+                let user = scope.spawn(use_elsewhere);
+                thread::sleep(WAIT);
+                let waiting = scope.spawn(reduce);
+                thread::sleep(WAIT);
+                let registered = replace()?;
+                user.join().expect("the user")?;
+                waiting.join().expect("the operation")?;
+                Ok(registered)
+            })?,
+            _ => {
+                let registered = replace()?;
+                use_elsewhere()?;
+                reduce()?;
+                registered
+            }
+        };
+        assert_eq!(element(&x)?, 2.0, "another tensor was reduced");
+        assert_eq!(element(&y)?, -7.0, "another tensor was written");
+        comm.tensor_deregister(registered)?;
+    }
+    Ok(())
 }
 
 /// A closure on one stream fills a tensor for an operation of another stream, which waits for an

@@ -263,7 +263,7 @@ unsafe fn overlapped(
 /// # Safety
 /// Handles are null or live. `overlap` is null or readable for its `struct_size` bytes. Its buffers
 /// and flags stay valid until the work is done and every graph that contains it is destroyed.
-/// `work` is null or writable.
+/// `work` is null or writable. The flags order the accesses to the chunks or tiles.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fusewire_all_gather_with_flags(
     comm: *const FusewireComm,
@@ -291,13 +291,16 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
         let input = call.tensor("input", input, Some(count), element)?;
         let output = call.tensor("output", output, call.rows(count), element)?;
         let comm = &call.handle.comm;
-        Ok(comm.all_gather_with_flags_async(
-            given.compute,
-            &output,
-            &input,
-            given.flags,
-            given.chunk,
-        )?)
+        // SAFETY: the caller orders the accesses to chunks and tiles by the words.
+        Ok(unsafe {
+            comm.all_gather_with_flags_async(
+                given.compute,
+                &output,
+                &input,
+                given.flags,
+                given.chunk,
+            )
+        }?)
     };
     // SAFETY: the preconditions of `overlapped` are also preconditions of this function.
     unsafe {
@@ -338,15 +341,18 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
         let input = call.tensor("input", input, call.rows(count), element)?;
         let output = call.tensor("output", output, Some(count), element)?;
         let comm = &call.handle.comm;
-        Ok(comm.reduce_scatter_on_arrival_async(
-            given.compute,
-            &output,
-            &input,
-            given.flags,
-            given.chunk,
-            target,
-            op,
-        )?)
+        // SAFETY: the caller orders the accesses to chunks and tiles by the words.
+        Ok(unsafe {
+            comm.reduce_scatter_on_arrival_async(
+                given.compute,
+                &output,
+                &input,
+                given.flags,
+                given.chunk,
+                target,
+                op,
+            )
+        }?)
     };
     // SAFETY: the preconditions of `overlapped` are also preconditions of this function.
     unsafe {

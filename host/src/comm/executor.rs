@@ -31,8 +31,10 @@ pub(super) struct Executor {
     /// Library that executes the operations; `None` for Fusewire's kernels.
     pub(super) backend: Option<Arc<dyn Backend>>,
     pub(super) reach: Reach,
-    /// Id of the stream of the last launch.
+    /// Id of the stream of the last launch, or 0 while it changes.
     pub(super) last_stream: AtomicUsize,
+    /// Number of threads that are enqueuing operations with window addresses.
+    pub(super) submissions: AtomicUsize,
     pub(super) order: Mutex<Option<(Stream, Event)>>,
     /// Longest timeout of a call in nanoseconds, or 0 if no call had a longer one than the
     /// communicator's.

@@ -1,5 +1,6 @@
 //! Fused operations: communication and adjacent arithmetic in one launch.
 
+use core::mem::offset_of;
 use std::sync::Arc;
 
 use fusewire_device::args::RawBuffer;
@@ -19,6 +20,14 @@ use crate::algorithm::Algorithm;
 use crate::collective::Op;
 use crate::plan::{self, Agreed};
 use crate::tensor::{Input, Output};
+
+/// Byte offsets of the window addresses in the parameters of the kernel.
+const WINDOWS: &[usize] = &[
+    offset_of!(ReduceNormParams, shape.source_at),
+    offset_of!(ReduceNormParams, shape.kept_at),
+    offset_of!(ReduceNormParams, shape.out_at),
+    offset_of!(ReduceNormParams, shape.scales_at),
+];
 
 impl Communicator {
     /// Sums `norm`'s input over all ranks, adds the residual, and normalizes each row, in one
@@ -130,6 +139,7 @@ impl Communicator {
             input_count: norm.input().count as u64,
             output_count: norm.output().count as u64,
         };
+        let version = self.inner.windows.version();
         let params = self.norm_params(name, &norm, spec, call)?;
         let kernel = match algorithm {
             Algorithm::Packet => {
@@ -137,7 +147,8 @@ impl Communicator {
             }
             _ => select_reduce_norm(norm.dtype).unwrap_or(const { &REDUCE_NORM_F32 }),
         };
-        let prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
+        let mut prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
+        prepared.note_windows(version, WINDOWS);
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {
                 dependent: true,

@@ -7,14 +7,31 @@ use core::fmt;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use arrayvec::ArrayVec;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::layout::{MAX_WINDOWS, WindowConst};
 
 use crate::Result;
 use crate::gpu::{self, Gpu, Multicast};
 use crate::memory::Memory;
+
+/// Most window addresses of an operation.
+pub(super) const MAX_ADDRESSES: usize = 4;
+
+/// Windows whose numbers a captured operation may have.
+#[derive(Debug)]
+pub(super) enum WindowNumbers {
+    /// Windows at these addresses, which were resolved at this version of the windows.
+    Bound(usize, ArrayVec<WindowAddr, MAX_ADDRESSES>),
+    /// Any window: the operation takes a window or a value that may be a window address.
+    Any,
+}
+
+impl WindowNumbers {
+    pub(super) const NONE: Self = Self::Bound(0, ArrayVec::new_const());
+}
 
 /// A rank's part of a window: memory, and the offset at which the part begins in it.
 pub(crate) type WindowPart = (Memory, u64);
@@ -43,7 +60,16 @@ pub(crate) struct Windows {
     /// Multicast objects by window number.
     multicasts: Mutex<HashMap<usize, Multicast>>,
     slots: Mutex<Vec<Slot>>,
+    /// Ended windows that graphs of this rank may use. The graphs own the value.
+    of_graphs: Mutex<Weak<EndedWindows>>,
+    /// Ended windows that only graphs of other ranks may use.
+    of_others: EndedWindows,
 }
+
+/// Memory of ended windows whose numbers graphs may have. A replay that has found the number may
+/// still run when the window ends.
+#[derive(Default)]
+pub(super) struct EndedWindows(Mutex<Vec<(Option<Multicast>, Slot)>>);
 
 /// State of a window number.
 enum Slot {
@@ -57,14 +83,22 @@ enum Slot {
         is_listed: bool,
         /// Owner of this rank's part, if other code allocated the memory.
         owner: Option<Arc<dyn Any + Send + Sync>>,
-        /// True if this rank has captured an operation while the window was alive. A graph may
-        /// then have the number.
+        /// True if this rank has captured an operation that may have the number.
         captured: bool,
         /// True if this rank has dropped all tensors of the window.
         dropped: bool,
     },
     /// A graph of some rank may have the number, so no other window gets it.
     Retired,
+}
+
+impl EndedWindows {
+    fn push(&self, window: (Option<Multicast>, Slot)) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(window);
+    }
 }
 
 impl Slot {
@@ -126,6 +160,8 @@ impl Windows {
             unicast: AtomicUsize::new(0),
             multicasts: Mutex::default(),
             slots: Mutex::default(),
+            of_graphs: Mutex::default(),
+            of_others: EndedWindows::default(),
         })
     }
 
@@ -293,20 +329,51 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that an operation is being captured. It may use any live window.
+    /// Notes that an operation that may have these windows is being captured. Returns false if a
+    /// window may have ended since the operation was bound.
     #[cold]
-    pub(crate) fn note_capture(&self) {
+    pub(super) fn note_capture(&self, numbers: &WindowNumbers) -> bool {
+        // Windows are retired under this lock.
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        for slot in &mut *all {
+        let bound = match numbers {
+            WindowNumbers::Any => None,
+            WindowNumbers::Bound(_, bound) if bound.is_empty() => return true,
+            WindowNumbers::Bound(version, _) if *version != self.version() => return false,
+            WindowNumbers::Bound(_, bound) => Some(bound),
+        };
+        for (id, slot) in (0..).zip(&mut *all) {
+            let is_used = bound.is_none_or(|bound| bound.iter().any(|addr| addr.window() == id));
             if let Slot::Live {
                 captured,
                 is_listed,
                 ..
             } = slot
             {
-                *captured |= *is_listed;
+                *captured |= *is_listed && is_used;
             }
         }
+        true
+    }
+
+    /// Returns a value that every captured operation keeps, with the memory of windows that end
+    /// while a graph of this rank exists. The operation may have numbers of windows, its own or
+    /// those of its peers.
+    pub(super) fn for_graph(&self) -> Arc<EndedWindows> {
+        let mut of_graphs = self
+            .of_graphs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        of_graphs.upgrade().unwrap_or_else(|| {
+            let new = Arc::default();
+            *of_graphs = Arc::downgrade(&new);
+            new
+        })
+    }
+
+    /// Returns the version of the list, which changes when a window begins or ends.
+    #[inline]
+    pub(crate) fn version(&self) -> usize {
+        self.version.load(Ordering::SeqCst)
     }
 
     /// Notes that this rank has dropped all tensors of a window.
@@ -318,7 +385,7 @@ impl Windows {
     }
 
     /// Returns a word for each live window whose tensors this rank has dropped, by number: twice
-    /// the number, plus 1 if this rank has captured an operation while the window was alive.
+    /// the number, plus 1 if this rank has captured an operation that may have the number.
     pub(crate) fn dropped(&self) -> Vec<u32> {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let dropped = (0..).zip(&*all).filter_map(|(id, slot)| match slot {
@@ -332,7 +399,7 @@ impl Windows {
         dropped.collect()
     }
 
-    /// Returns true if this rank has captured an operation while the window was alive.
+    /// Returns true if this rank has captured an operation that may have the window's number.
     pub(crate) fn is_captured(&self, id: usize) -> bool {
         let all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         matches!(all.get(id), Some(Slot::Live { captured: true, .. }))
@@ -341,18 +408,24 @@ impl Windows {
     /// Removes a window that is retired or was never listed: kernels no longer resolve its number,
     /// and its memory may be freed. All ranks must have agreed that no operation in flight uses it.
     /// A new window may get the number if `is_free` is true. All ranks must pass the same value,
-    /// which must be false if a rank has captured an operation: a replay with the number then
-    /// fails.
+    /// which must be false if a rank has captured an operation with the number: a replay then
+    /// fails. One that runs now may have resolved the number, so the memory lives as long as the
+    /// graphs of this rank; if only other ranks have such graphs, as long as the communicator.
     pub(crate) fn remove(&self, id: usize, is_free: bool) {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match is_free {
             true => Slot::Free,
             false => Slot::Retired,
         };
-        let Some(Slot::Live { is_listed, .. }) = all.get(id) else {
+        let Some(Slot::Live {
+            is_listed,
+            captured,
+            ..
+        }) = all.get(id)
+        else {
             return;
         };
-        let was_listed = *is_listed;
+        let (was_listed, was_captured) = (*is_listed, *captured);
         let parts = core::mem::replace(&mut all[id], slot);
         let entry = self.entry(id);
         // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
@@ -374,9 +447,22 @@ impl Windows {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&id);
-        // Unbinds the multicast object before the memory is freed.
-        drop(multicast);
-        drop(parts);
+        // The multicast object is unbound before the memory is freed.
+        let ended = (multicast, parts);
+        if is_free {
+            return;
+        }
+        let of_graphs = self
+            .of_graphs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let of_graphs = of_graphs.upgrade();
+        match &of_graphs {
+            Some(of_graphs) => of_graphs.push(ended),
+            // The graphs of this rank have been dropped.
+            None if was_captured => {}
+            None => self.of_others.push(ended),
+        }
     }
 
     /// Returns true if there are windows, and multicast reaches all of them (except the workspace).
@@ -520,6 +606,40 @@ mod tests {
         );
     }
 
+    /// Only the numbers that a graph may have are not used again. A graph keeps the memory.
+    #[test]
+    fn a_capture_marks_the_windows_of_its_operation() {
+        let windows = Windows::new(None, 0..1, false).expect("a table");
+        let add = || {
+            let owner = Arc::new(());
+            let memory = Memory::create(Device::Cpu, 4096, "window").expect("memory");
+            let at = memory.ptr();
+            let window = windows.reserve(0, vec![(memory, 0)], 4096, 0, false);
+            let window = window.expect("a window");
+            windows.list(&window);
+            windows.keep_owner(window.id, Arc::clone(&owner) as _);
+            (window.id, windows.addr_of(at, 4096), owner)
+        };
+        let (used, addr, owner) = add();
+        let (other, ..) = add();
+        let bound = |version| WindowNumbers::Bound(version, [addr].into_iter().collect());
+        assert!(!windows.note_capture(&bound(windows.version() - 2)));
+        assert!(windows.note_capture(&WindowNumbers::NONE));
+        assert!(!windows.is_captured(used), "not captured");
+        assert!(windows.note_capture(&bound(windows.version())));
+        let graph = windows.for_graph();
+        for id in [used, other] {
+            assert_eq!(windows.is_captured(id), id == used);
+            windows.retire(id);
+            windows.remove(id, !windows.is_captured(id));
+        }
+        assert!(!windows.note_capture(&bound(windows.version() - 2)));
+        assert_eq!(windows.count(), 1, "the number of the other window is free");
+        assert_eq!(Arc::strong_count(&owner), 2, "the graph keeps the memory");
+        drop(graph);
+        assert_eq!(Arc::strong_count(&owner), 1);
+    }
+
     /// A window that the ranks do not agree on leaves its number, and no graph can have it.
     #[test]
     fn a_window_that_was_not_listed_frees_its_number() {
@@ -536,7 +656,7 @@ mod tests {
         let (first, at) = reserve();
         let (second, _) = reserve();
         assert_ne!(first.id, second.id);
-        windows.note_capture();
+        assert!(windows.note_capture(&WindowNumbers::Any));
         assert!(!windows.is_captured(first.id));
         assert!(!windows.addr_of(at, 4096).is_some());
         assert!(!windows.have_multicast(), "no operation has a window");

@@ -177,6 +177,7 @@ impl CpuStream {
             accesses: &accesses,
             user: self.replay_user(graph),
             operation: Name::Text("graph"),
+            flagged: None,
         };
         let held = InUse::begin_enqueue(uses, waits, |work| self.wait_work(work))?;
         let ticket = self.push_if(Some(false), command, report)?;
@@ -517,7 +518,8 @@ impl CpuStream {
         Ok(true)
     }
 
-    fn source(&self) -> Arc<dyn WorkSource> {
+    /// Returns the source of the stream's work.
+    pub(crate) fn source(&self) -> Arc<dyn WorkSource> {
         Arc::clone(&self.handle.shared) as Arc<dyn WorkSource>
     }
 

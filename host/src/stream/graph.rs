@@ -112,6 +112,7 @@ impl GraphExec {
                 accesses: &accesses,
                 user,
                 operation: Name::Text("graph"),
+                flagged: None,
             };
             let held = InUse::begin_enqueue(uses, !sticky, order)?;
             let number = on_gpu.enqueue_in(status, command, sticky)?;

@@ -8,6 +8,7 @@ mod recording;
 use core::ffi::c_void;
 use core::fmt;
 use core::time::Duration;
+use std::sync::Arc;
 
 pub(crate) use self::command::Command;
 pub use self::event::Event;
@@ -19,7 +20,7 @@ use crate::cpu::{self, HostFn};
 use crate::device::Device;
 use crate::gpu;
 use crate::gpu::driver::StreamPriority;
-use crate::usage::{AccessList, InUse, PendingWork, User, Uses};
+use crate::usage::{AccessList, InUse, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result};
 
 /// A queue of work that runs in order, on the CPU ([`crate::cpu::CpuStream`]) or on a GPU. Clones
@@ -219,14 +220,15 @@ impl Stream {
     /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise enqueues
     /// `command`, which must do the same work, and waits for it. `recording` is the result of a
     /// preceding [`Stream::recording`]. The stream must not be capturing. `uses` orders the work
-    /// with other users of the same tensors.
+    /// with other users of the same tensors. `enqueue` passes the command to its argument, which
+    /// enqueues it.
     #[inline]
     pub(crate) fn run_ordered(
         &self,
         recording: Recording,
         uses: Uses<'_>,
         direct: impl FnOnce() -> Result<()>,
-        command: impl FnOnce() -> Result<Command>,
+        enqueue: impl FnOnce(&dyn Fn(Command) -> Result<Ticket>) -> Result<Ticket>,
     ) -> Result<()> {
         let _after_work = cpu::AfterWork;
         while let Kind::Cpu(stream) = &self.0 {
@@ -246,19 +248,20 @@ impl Stream {
         if let Kind::Gpu(stream) = &self.0 {
             stream.refuse_from_own_work()?;
         }
-        let ticket = self.enqueue_using(recording, uses, command()?, true)?;
+        let ticket = self.enqueue_using(recording, uses, enqueue, true)?;
         self.wait(ticket, None)
     }
 
     /// Enqueues an operation, which waits for work of other streams that uses the same tensors. The
-    /// stream must not be capturing.
+    /// stream must not be capturing. `enqueue` passes the command to its argument, which enqueues
+    /// it.
     pub(crate) fn enqueue_ordered(
         &self,
         recording: Recording,
         uses: Uses<'_>,
-        command: Command,
+        enqueue: impl FnOnce(&dyn Fn(Command) -> Result<Ticket>) -> Result<Ticket>,
     ) -> Result<Ticket> {
-        self.enqueue_using(recording, uses, command, false)
+        self.enqueue_using(recording, uses, enqueue, false)
     }
 
     /// If `waits` is true, the caller waits for the operation. Otherwise the next
@@ -267,15 +270,16 @@ impl Stream {
         &self,
         recording: Recording,
         uses: Uses<'_>,
-        command: Command,
+        enqueue: impl FnOnce(&dyn Fn(Command) -> Result<Ticket>) -> Result<Ticket>,
         waits: bool,
     ) -> Result<Ticket> {
+        let push = |command| self.enqueue_reporting(recording, command, !waits);
         if uses.accesses.is_empty() {
-            return self.enqueue_reporting(recording, command, !waits);
+            return enqueue(&push);
         }
         let order = |work: &PendingWork| self.wait_work(work);
         let held = InUse::begin_enqueue(uses, waits, order)?;
-        let ticket = self.enqueue_reporting(recording, command, !waits)?;
+        let ticket = enqueue(&push)?;
         held.enqueued(&self.work(ticket)?);
         Ok(ticket)
     }
@@ -287,6 +291,14 @@ impl Stream {
         match &self.0 {
             Kind::Cpu(stream) => user.on_stream(stream.source_id()),
             Kind::Gpu(stream) => cpu::replaying(user).on_stream(stream.source_id()),
+        }
+    }
+
+    /// Returns the source of the stream's work.
+    pub(crate) fn source(&self) -> Arc<dyn WorkSource> {
+        match &self.0 {
+            Kind::Cpu(stream) => stream.source(),
+            Kind::Gpu(stream) => stream.work(0).source,
         }
     }
 

@@ -147,6 +147,7 @@ impl DirectUse {
                 ..User::NOBODY
             },
             work: None,
+            compute: None,
             _held_back: HeldBack::default(),
         })
     }

@@ -200,9 +200,11 @@ mod parts {
 
 #[cfg(tsan)]
 fn main() -> std::process::ExitCode {
-    use fusewire_tests::safe_programs::PROGRAMS;
+    use fusewire_tests::{overlap_programs, safe_programs};
     use std::process::{Command, ExitCode};
 
+    let programs = safe_programs::PROGRAMS.iter();
+    let programs: Vec<_> = programs.chain(overlap_programs::PROGRAMS).collect();
     let arguments: Vec<String> = std::env::args().collect();
     if let [_, part, which] = &arguments[..] {
         let which: usize = which.parse().expect("a number from the parent");
@@ -210,7 +212,7 @@ fn main() -> std::process::ExitCode {
             "setup" => parts::run_setup(which).map(|calls| println!("{calls} calls")),
             "queues" => parts::run_queues(which),
             "safe" => {
-                PROGRAMS[which].check();
+                programs[which].check();
                 Ok(())
             }
             "pointer" => parts::write_by_pointer(),
@@ -254,7 +256,7 @@ fn main() -> std::process::ExitCode {
         let name = format!("{ranks} ranks, {blocks} blocks of {lanes} lanes, queues");
         check(&name, "queues", which, false);
     }
-    for (which, program) in PROGRAMS.iter().enumerate() {
+    for (which, program) in programs.iter().enumerate() {
         check(
             &format!("safe code: {}", program.name),
             "safe",

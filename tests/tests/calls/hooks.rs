@@ -6,10 +6,10 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use fusewire::{
-    CallOptions, Communicator, DType, Error, HookArguments, Operation, Options, P2pKind,
-    RecordState, ReduceOp, Result, Tensor, WindowOptions,
+    Algorithm, CallOptions, Communicator, DType, Error, HookArguments, HookHandle, Operation,
+    Options, P2pKind, RecordState, ReduceOp, Registration, Result, Tensor, WindowOptions,
 };
-use fusewire_tests::device::{device, run_threads, tensor};
+use fusewire_tests::device::{device, run_threads, stream, tensor};
 
 /// Values that hooks collect.
 struct Seen<T>(Arc<Mutex<Vec<T>>>);
@@ -481,5 +481,78 @@ fn a_fused_operation_gives_hooks_its_buffers() {
         Ok(())
     }) {
         result.expect("both ranks");
+    }
+}
+
+/// Registers a pre-hook that, at its first call of an operation, ends `registration` and registers
+/// `next`, which gets the number of the window. The calls of the hook are on another stream.
+fn replace_registration(
+    comm: &Communicator,
+    registration: Registration,
+    next: &Tensor,
+) -> HookHandle {
+    let next = next.clone();
+    let outside = comm.on(&stream());
+    let registration = Mutex::new(Some(registration));
+    let registered = Mutex::new(None);
+    comm.register_pre_hook(move |_| {
+        let ended = registration.lock().expect("no panic").take();
+        if let Some(ended) = ended {
+            outside.tensor_deregister(ended).expect("the end");
+            let new = outside.tensor_register(&next).expect("a registration");
+            *registered.lock().expect("no panic") = Some(new);
+        }
+    })
+}
+
+/// The operation is bound before the hook is called.
+#[test]
+fn a_hook_may_end_the_registration_of_an_operand() {
+    const COUNT: usize = 20_000;
+    type Call = fn(&Communicator, &Tensor) -> Result<()>;
+    let calls: [(&str, Call); 5] = [
+        ("run", |comm, x| comm.all_reduce(x, ReduceOp::Sum)),
+        ("enqueued", |comm, x| {
+            comm.all_reduce_async(x, ReduceOp::Sum)?.wait_blocking()
+        }),
+        ("captured", |comm, x| {
+            let captured = stream();
+            captured.begin_capture()?;
+            comm.on(&captured).all_reduce(x, ReduceOp::Sum)?;
+            let graph = captured.end_capture()?.instantiate()?;
+            graph.run(&captured)
+        }),
+        ("movement", |comm, x| {
+            let rows = tensor(DType::F32, 2 * COUNT)?;
+            comm.all_gather_single(&rows, x)?;
+            let half = rows.slice(0, COUNT)?;
+            assert_eq!(half.to_vec::<f32>()?, vec![1.0; COUNT]);
+            x.copy_from(&[2.0f32; COUNT])
+        }),
+        ("vector movement", |comm, x| {
+            let rows = tensor(DType::F32, 2 * COUNT)?;
+            comm.all_gather_v_single(&rows, x, &[COUNT as u64; 2])?;
+            let half = rows.slice(0, COUNT)?;
+            assert_eq!(half.to_vec::<f32>()?, vec![1.0; COUNT]);
+            x.copy_from(&[2.0f32; COUNT])
+        }),
+    ];
+    for algorithm in [Algorithm::Signal, Algorithm::TwoShot] {
+        for (name, call) in calls {
+            let mut options = Options::default();
+            options.algorithm = algorithm;
+            for result in run_threads(2, &options, |comm| {
+                let (x, y) = (values(COUNT, 1.0)?, values(COUNT, -7.0)?);
+                let registration = comm.tensor_register(&x)?;
+                let hook = replace_registration(&comm, registration, &y);
+                call(&comm, &x)?;
+                hook.remove();
+                assert_eq!(x.to_vec::<f32>()?, vec![2.0; COUNT], "{name}");
+                assert_eq!(y.to_vec::<f32>()?, vec![-7.0; COUNT], "{name}");
+                comm.finalize()
+            }) {
+                result.unwrap_or_else(|error| panic!("{name}, {algorithm:?}: {error}"));
+            }
+        }
     }
 }

@@ -10,11 +10,12 @@ use std::time::Instant;
 use fusewire::store::MemoryStore;
 use fusewire::{Communicator, DType, Error, Event, Options, ReduceOp, Stream, WindowOptions};
 use fusewire_tests::device::{device, run_threads, stream, tensor};
-use fusewire_tests::safe_programs::PROGRAMS;
+use fusewire_tests::{overlap_programs, safe_programs};
 
 #[test]
 fn safe_programs_have_no_races() {
-    for program in PROGRAMS {
+    let programs = safe_programs::PROGRAMS.iter();
+    for program in programs.chain(overlap_programs::PROGRAMS) {
         if !program.host_only || !device().is_gpu() {
             program.check();
         }

@@ -105,7 +105,10 @@ impl Gather {
         let (parts, comm) = (&self.parts, &self.parts.comm);
         parts.capture(|| {
             let compute = &parts.compute;
-            let work = comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)?;
+            // SAFETY: the words order the accesses, except in the negative controls.
+            let work = unsafe {
+                comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)
+            }?;
             // The row of this rank comes first, because its chunks are ready first.
             let (pieces, me) = (parts.pieces(), comm.rank() as usize);
             let ranks = comm.size() as usize;
@@ -151,7 +154,8 @@ fn a_thousand_replays_consume_each_chunk_after_its_flag() {
                 if round % 64 == 63 {
                     let (parts, compute) = (&gather.parts, &gather.parts.compute);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
-                    comm.all_gather_with_flags_async(compute, y, x, &flags, CHUNK)?
+                    // SAFETY: the words order the accesses, except in the negative controls.
+                    unsafe { comm.all_gather_with_flags_async(compute, y, x, &flags, CHUNK) }?
                         .wait(compute)?;
                     compute.synchronize()?;
                 }
@@ -201,8 +205,10 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let graph = parts.capture(|| {
         let (comm, compute) = (&parts.comm, &parts.compute);
         let sum = ReduceOp::Sum;
-        let work =
-            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, CHUNK, 1, sum)?;
+        // SAFETY: the words order the accesses, except in the negative controls.
+        let work = unsafe {
+            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, CHUNK, 1, sum)
+        }?;
         let pieces = parts.pieces();
         if early {
             for index in 0..pieces.len() {
@@ -273,17 +279,21 @@ fn both_sides_of_a_layer_in_one_graph() {
             let (comm, compute) = (&parts.comm, &parts.compute);
             for layer in 0..3 {
                 let from = if layer == 0 { &x } else { &out };
+                // SAFETY: the words order the accesses, except in the negative controls.
                 let gathered =
-                    comm.all_gather_with_flags_async(compute, &y, from, &flags, CHUNK)?;
-                let scattered = comm.reduce_scatter_on_arrival_async(
-                    compute,
-                    &out,
-                    &z,
-                    &tiles,
-                    CHUNK,
-                    1,
-                    ReduceOp::Sum,
-                )?;
+                    unsafe { comm.all_gather_with_flags_async(compute, &y, from, &flags, CHUNK) }?;
+                // SAFETY: the words order the accesses, except in the negative controls.
+                let scattered = unsafe {
+                    comm.reduce_scatter_on_arrival_async(
+                        compute,
+                        &out,
+                        &z,
+                        &tiles,
+                        CHUNK,
+                        1,
+                        ReduceOp::Sum,
+                    )
+                }?;
                 for (index, (_, at, length)) in parts.pieces().into_iter().enumerate() {
                     flags.stream_wait(compute, index)?;
                     parts.copy(&z.slice(at, length)?, &y.slice(at, length)?)?;

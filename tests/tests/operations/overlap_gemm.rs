@@ -75,7 +75,9 @@ fn gather(
     for call in 0..3 {
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
-        let work = comm.all_gather_with_flags_async(compute, &output, &input, flags, chunk)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work =
+            unsafe { comm.all_gather_with_flags_async(compute, &output, &input, flags, chunk) }?;
         // The compute stream continues when all chunks have arrived.
         let chunks = comm.chunks(count, chunk);
         for index in (0..chunks).rev() {
@@ -150,8 +152,10 @@ fn scatter(
     let per_row = count.div_ceil(tile);
     for call in 0..2 {
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
-        let work =
-            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work = unsafe {
+            comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)
+        }?;
         // The producer finishes the tiles in reverse order, which is not the order in which the
         // operation reads them.
         for index in (0..per_row * rows).rev() {
@@ -245,16 +249,21 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            let gathered = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, CHUNK)?;
-            let scattered = comm.reduce_scatter_on_arrival_async(
-                &compute,
-                &output,
-                &input,
-                &tiles,
-                CHUNK,
-                2,
-                ReduceOp::Sum,
-            )?;
+            // SAFETY: the words order the accesses to chunks and tiles.
+            let gathered =
+                unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, CHUNK) }?;
+            // SAFETY: the words order the accesses to chunks and tiles.
+            let scattered = unsafe {
+                comm.reduce_scatter_on_arrival_async(
+                    &compute,
+                    &output,
+                    &input,
+                    &tiles,
+                    CHUNK,
+                    2,
+                    ReduceOp::Sum,
+                )
+            }?;
             // The compute stream clears the flags and counters. Wait for it before the host waits
             // for flags and sets counters.
             compute.synchronize()?;
@@ -293,7 +302,8 @@ fn flags_in_the_callers_memory() {
         let flags = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
         assert_eq!((flags.len(), flags.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
-        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 10)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 10) }?;
         work.wait(&compute)?;
         compute.synchronize()?;
         assert_eq!(words.to_vec::<u32>()?, [7, 7, 1, 1, 1, 1, 0, 7, 7]);
@@ -310,7 +320,9 @@ fn a_missing_tile_is_named() {
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
         let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
-        let work = comm.reduce_scatter_on_arrival_async(&compute, &y, &x, &tiles, 30, 5, sum)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work =
+            unsafe { comm.reduce_scatter_on_arrival_async(&compute, &y, &x, &tiles, 30, 5, sum) }?;
         for index in 0..tiles.len() {
             // Rank 1's producer writes a count that is one too low for tile 2 of row 1.
             let short = u32::from(comm.rank() == 1 && index == 6);
@@ -350,7 +362,8 @@ fn a_gather_that_fails_releases_its_consumer() {
         let (comm, compute) = with_streams(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
-        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50) }?;
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
         }
@@ -363,7 +376,8 @@ fn a_gather_that_fails_releases_its_consumer() {
         assert_eq!(words[..2], [1, 1], "chunks of this rank are ready");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // A call on a failed communicator is refused before it clears the flags.
-        let again = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50);
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let again = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50) };
         assert!(matches!(again, Err(Error::Timeout(_))));
         assert_eq!(flags.words().to_vec::<u32>()?, words);
         Ok(())
@@ -379,7 +393,8 @@ fn different_chunk_lengths_are_an_error() {
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
-        let work = comm.all_gather_with_flags_async(&compute, &y, &x, &flags, chunk)?;
+        // SAFETY: the words order the accesses to chunks and tiles.
+        let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, chunk) }?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
     });
     for text in texts {
@@ -400,7 +415,8 @@ fn wrong_arguments_are_refused() {
             other => panic!("{what}: {other:?}"),
         };
         let gather = |stream: &Stream, output: &Tensor, flags: &ReadyFlags, chunk: usize| {
-            comm.all_gather_with_flags_async(stream, output, &x, flags, chunk)
+            // SAFETY: the words order the accesses to chunks and tiles.
+            unsafe { comm.all_gather_with_flags_async(stream, output, &x, flags, chunk) }
         };
         says("needed", gather(&compute, &x, &flags, 50));
         says("need 6", gather(&compute, &y, &flags, 40));
@@ -411,7 +427,10 @@ fn wrong_arguments_are_refused() {
         let ints = tensor(DType::I32, 200)?;
         says("output is i32", gather(&compute, &ints, &flags, 50));
         let scatter = |target: u32, op: ReduceOp| {
-            comm.reduce_scatter_on_arrival_async(&compute, &x, &y, &flags, 50, target, op)
+            // SAFETY: the words order the accesses to chunks and tiles.
+            unsafe {
+                comm.reduce_scatter_on_arrival_async(&compute, &x, &y, &flags, 50, target, op)
+            }
         };
         says("target 0", scatter(0, ReduceOp::Sum));
         says("target 1073741824", scatter(1 << 30, ReduceOp::Sum));
@@ -430,9 +449,21 @@ fn wrong_arguments_are_refused() {
         comm.barrier()?;
         // Empty operations are permitted and need no flags.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
-        comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0)?
+        // SAFETY: the words order the accesses to chunks and tiles.
+        unsafe { comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0) }?
             .wait_blocking()?;
-        comm.reduce_scatter_on_arrival_async(&compute, &none, &none, &nothing, 0, 1, ReduceOp::Sum)?
-            .wait_blocking()
+        // SAFETY: the words order the accesses to chunks and tiles.
+        unsafe {
+            comm.reduce_scatter_on_arrival_async(
+                &compute,
+                &none,
+                &none,
+                &nothing,
+                0,
+                1,
+                ReduceOp::Sum,
+            )
+        }?
+        .wait_blocking()
     });
 }

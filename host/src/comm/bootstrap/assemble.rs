@@ -183,6 +183,7 @@ impl Communicator {
                 backend,
                 reach,
                 last_stream: AtomicUsize::new(0),
+                submissions: AtomicUsize::new(0),
                 order: Mutex::default(),
                 longest_timeout_ns: Arc::default(),
             },

@@ -1,5 +1,6 @@
 //! Binds collectives to kernels.
 
+use core::mem::offset_of;
 use std::sync::Arc;
 
 use super::{Lifetime, instances};
@@ -31,6 +32,18 @@ use fusewire_kernels::vector::{ALL_GATHER_V, ALL_TO_ALL_V, AllGatherVParams, All
 
 /// Minimum size in bytes of staged results that bypass the caches.
 const STAGED_STREAMING_BYTES: usize = 4 << 20;
+
+/// Byte offsets of the window addresses in the parameters of kernels of rounds.
+const REDUCTION_WINDOWS: &[usize] = &[
+    offset_of!(ReductionParams, exchange.source_at),
+    offset_of!(ReductionParams, exchange.target_at),
+];
+const MOVEMENT_WINDOWS: &[usize] = &[
+    offset_of!(MovementParams, exchange.source_at),
+    offset_of!(MovementParams, exchange.target_at),
+];
+const ALL_GATHER_V_WINDOWS: &[usize] = &[offset_of!(AllGatherVParams, exchange.source_at)];
+const ALL_TO_ALL_V_WINDOWS: &[usize] = &[offset_of!(AllToAllVParams, exchange.source_at)];
 
 /// A checked and planned collective.
 #[derive(Clone, Copy)]
@@ -123,6 +136,22 @@ impl Communicator {
         PreparedOp::new(self, kernel, params, tensors, borrowed, planned.info)
     }
 
+    /// Binds a kernel like [`Communicator::bound`], with window addresses at the byte offsets
+    /// `fields` of the parameters. `params` resolves the addresses.
+    #[inline(always)]
+    fn bound_in_windows<'a, P: Copy>(
+        &self,
+        planned: Planned<'_, 'a>,
+        kernel: &Kernel<P>,
+        fields: &'static [usize],
+        params: impl FnOnce() -> P,
+    ) -> PreparedOp<'a> {
+        let version = self.inner.windows.version();
+        let mut prepared = self.bound(planned, kernel, params());
+        prepared.note_windows(version, fields);
+        prepared
+    }
+
     #[inline(always)]
     fn bind_packets<'a>(
         &self,
@@ -159,7 +188,8 @@ impl Communicator {
         let staged = plan.algorithm == Algorithm::Signal
             && !matches!(op, Op::ReduceScatter { .. })
             && operands.is_in_place();
-        let params = ReductionParams {
+        let kernel = select(dtype, reduce);
+        self.bound_in_windows(planned, kernel, REDUCTION_WINDOWS, || ReductionParams {
             header: self.header(planned.info.call, op.count() as u64),
             source: operands.input.raw_bytes(),
             target: operands.output.as_input().raw_bytes(),
@@ -168,8 +198,7 @@ impl Communicator {
                 factor: operands.factor.map_or(0, |it| it.as_ptr() as u64),
                 ..self.exchange_of(planned, op.count(), staged, true)
             },
-        };
-        self.bound(planned, select(dtype, reduce), params)
+        })
     }
 
     /// Binds a kernel that only moves bytes.
@@ -189,13 +218,12 @@ impl Communicator {
         let staged = matches!(op, Op::AllToAll { .. }) && operands.is_in_place();
         // Peers write the output by multicast only.
         let shared = plan.algorithm == Algorithm::Nvls;
-        let params = MovementParams {
+        self.bound_in_windows(planned, kernel, MOVEMENT_WINDOWS, || MovementParams {
             header: self.header(planned.info.call, op.count() as u64),
             source: operands.input.raw_bytes(),
             target: operands.output.as_input().raw_bytes(),
             exchange: self.exchange_of(planned, operands.output.count, staged, shared),
-        };
-        self.bound(planned, kernel, params)
+        })
     }
 
     fn bind_all_gather_v<'a>(
@@ -205,14 +233,16 @@ impl Communicator {
     ) -> Result<PreparedOp<'a>> {
         let operands = planned.operands;
         let words = self.device_words(&operands.counts, lifetime)?;
-        let params = AllGatherVParams {
+        let params = || AllGatherVParams {
             header: self.header(planned.info.call, 0),
             source: operands.input.raw_bytes(),
             target: operands.output.as_input().raw_bytes(),
             counts: self.one_each(words.outputs),
             exchange: self.exchange_of(planned, operands.output.count, false, false),
         };
-        Ok(words.kept_by(self.bound(planned, &ALL_GATHER_V, params)))
+        let fields = ALL_GATHER_V_WINDOWS;
+        let prepared = self.bound_in_windows(planned, &ALL_GATHER_V, fields, params);
+        Ok(words.kept_by(prepared))
     }
 
     fn bind_all_to_all_v<'a>(
@@ -222,7 +252,7 @@ impl Communicator {
     ) -> Result<PreparedOp<'a>> {
         let operands = planned.operands;
         let words = self.device_words(&operands.counts, lifetime)?;
-        let params = AllToAllVParams {
+        let params = || AllToAllVParams {
             header: self.header(planned.info.call, 0),
             source: operands.input.raw_bytes(),
             target: operands.output.as_input().raw_bytes(),
@@ -230,7 +260,9 @@ impl Communicator {
             receive_counts: self.one_each(words.outputs),
             exchange: self.exchange_of(planned, operands.output.count, false, false),
         };
-        Ok(words.kept_by(self.bound(planned, &ALL_TO_ALL_V, params)))
+        let fields = ALL_TO_ALL_V_WINDOWS;
+        let prepared = self.bound_in_windows(planned, &ALL_TO_ALL_V, fields, params);
+        Ok(words.kept_by(prepared))
     }
 
     /// Returns the arguments that kernels of rounds share. The input is staged if it is in no

@@ -241,7 +241,7 @@ impl Communicator {
         self.chain(&recording)?;
         let command = self.stream().copy_command(step.copies);
         if recording.is_some() {
-            self.note_capture(recording, &step.accesses)?;
+            self.stream().note_accesses(recording, &step.accesses)?;
             return self.stream().enqueue_in(recording, command).map(drop);
         }
         let uses = self.uses(&step.accesses, COPY);
@@ -249,7 +249,7 @@ impl Communicator {
             recording,
             uses,
             || command.execute(),
-            || Ok(command.clone()),
+            |push| push(command.clone()),
         )
     }
 
@@ -294,11 +294,12 @@ impl Communicator {
         command: Command,
     ) -> Result<Ticket> {
         if recording.is_some() {
-            self.note_capture(recording, accesses)?;
+            self.stream().note_accesses(recording, accesses)?;
             return self.stream().enqueue_in(recording, command);
         }
         let uses = self.uses(accesses, COPY);
-        self.stream().enqueue_ordered(recording, uses, command)
+        self.stream()
+            .enqueue_ordered(recording, uses, |push| push(command))
     }
 
     pub(in crate::comm) fn list_all_gather<'a>(

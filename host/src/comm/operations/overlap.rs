@@ -1,8 +1,10 @@
 //! Operations that overlap with work on a consumer or producer stream, and their binding to
 //! kernels.
 
+use core::mem::offset_of;
+
 use crate::collective::{Op, Operands};
-use crate::comm::observe::OpInfo;
+use crate::comm::observe::{Arguments, OpInfo};
 use crate::comm::ready_flags::ReadyFlags;
 use crate::comm::submit::{PreparedOp, invalid};
 use crate::comm::{Communicator, Work};
@@ -46,13 +48,21 @@ impl Communicator {
     /// for the whole operation by [`Work::wait`]. Both streams may be captured; a replay begins
     /// with cleared words.
     ///
+    /// # Safety
+    /// Work on `consumer`, and threads that access parts of `output`, are not ordered with the
+    /// operation: they must not access a chunk of `output` before they have acquired its word, and
+    /// must not write a chunk that they wait for. Work on other streams must not access parts of
+    /// `output` before the operation has ended. Accesses of the host and of other streams to all
+    /// of `output` wait for the operation. In a graph they do not: there, every access to `output`
+    /// must follow the words or [`Work::wait`].
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] before any data moves: for lengths and types that
     /// [`Communicator::all_gather_single`] refuses, too few words, words or streams of another
     /// device, a `consumer` that is the communicator's stream, chunks of 0 elements, or a backend
     /// other than Fusewire's kernels. The communicator's first failure. The [`Work`] reports a
     /// failure while the operation runs, which also ends all waits for words.
-    pub fn all_gather_with_flags_async(
+    pub unsafe fn all_gather_with_flags_async(
         &self,
         consumer: &Stream,
         output: &Tensor,
@@ -61,7 +71,7 @@ impl Communicator {
         chunk: usize,
     ) -> Result<Work> {
         let prepared = self.prepare_all_gather_with_flags(consumer, output, input, flags, chunk)?;
-        self.fork(consumer, flags, &prepared)
+        self.fork(consumer, flags, &prepared, TensorUse::Write(output))
     }
 
     pub(in crate::comm) fn prepare_all_gather_with_flags<'a>(
@@ -83,6 +93,7 @@ impl Communicator {
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&op);
         let call = op.call(plan.algorithm, 0).0;
+        let version = self.inner.windows.version();
         let len = self.chunks(count, chunk) as u64;
         let params = AllGatherWithFlagsParams {
             header: self.header(call, count as u64),
@@ -113,13 +124,17 @@ impl Communicator {
             TensorUse::Unordered(flags.words()),
         ];
         let tensors = tensors.map(Some);
-        let prepared = PreparedOp::new(
+        let mut prepared = PreparedOp::new(
             self,
             &ALL_GATHER_WITH_FLAGS,
             params,
             tensors,
             false,
             op_info,
+        );
+        prepared.note_windows(
+            version,
+            const { &[offset_of!(AllGatherWithFlagsParams, exchange.source_at)] },
         );
         Ok(prepared.keeping(flags.keep()))
     }
@@ -146,6 +161,14 @@ impl Communicator {
     ///
     /// The result is bitwise equal to that of [`Communicator::reduce_scatter_single`].
     ///
+    /// # Safety
+    /// Work on `producer`, and threads that access parts of `input`, are not ordered with the
+    /// operation: they must not write a tile of `input` from the moment at which its word may reach
+    /// `target` until the operation has ended. Work on other streams must not write parts of
+    /// `input` before that. Accesses of the host and of other streams to all of `input` wait for
+    /// the operation, unless `input` is a single tile. In a graph they do not: there, every write
+    /// to `input` must precede the words or follow [`Work::wait`].
+    ///
     /// # Errors
     /// The errors of [`Communicator::all_gather_with_flags_async`]; [`Error::InvalidArgument`] for
     /// a `target` of 0 or above 2^30 - 1, and on a GPU if the operation would leave no
@@ -155,7 +178,7 @@ impl Communicator {
         clippy::too_many_arguments,
         reason = "what an overlapped reduction is made of"
     )]
-    pub fn reduce_scatter_on_arrival_async(
+    pub unsafe fn reduce_scatter_on_arrival_async(
         &self,
         producer: &Stream,
         output: &Tensor,
@@ -173,7 +196,13 @@ impl Communicator {
             target,
             op,
         )?;
-        self.fork(producer, tiles, &prepared)
+        // A producer may write a single tile by a copy to all of the input.
+        let is_one_tile = self.chunks(output.len(), tile) == 1;
+        let operand = match is_one_tile {
+            true => TensorUse::Unordered(input),
+            false => TensorUse::Read(input),
+        };
+        self.fork(producer, tiles, &prepared, operand)
     }
 
     pub(in crate::comm) fn prepare_reduce_scatter_on_arrival<'a>(
@@ -206,6 +235,7 @@ impl Communicator {
         let (to, from) = (Output::from(output), Input::from(input));
         let plan = self.plan_checked(&operation);
         let call = operation.call(plan.algorithm, 0).0;
+        let version = self.inner.windows.version();
         let params = ReduceScatterOnArrivalParams {
             header: self.header(call, count as u64),
             source: from.raw_bytes(),
@@ -236,7 +266,11 @@ impl Communicator {
         ];
         let tensors = tensors.map(Some);
         let kernel = instance(dtype, op);
-        let prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
+        let mut prepared = PreparedOp::new(self, kernel, params, tensors, false, op_info);
+        prepared.note_windows(
+            version,
+            const { &[offset_of!(ReduceScatterOnArrivalParams, exchange.source_at)] },
+        );
         Ok(prepared.keeping(tiles.keep()))
     }
 
@@ -334,12 +368,13 @@ impl Communicator {
     }
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
-    /// stream, which waits for the clearing.
+    /// stream, which waits for the clearing. The words order its accesses to `operand`.
     fn fork(
         &self,
         compute: &Stream,
         flags: &ReadyFlags,
         prepared: &PreparedOp<'_>,
+        operand: TensorUse<'_>,
     ) -> Result<Work> {
         self.inner.check()?;
         if self.stream.capture_number()?.is_some() && compute.capture_number()?.is_none() {
@@ -353,7 +388,8 @@ impl Communicator {
         compute.record(&cleared)?;
         self.stream.wait_event(&cleared)?;
         self.stream.branch();
-        let work = self.submit(prepared)?;
+        let flagged = Some((operand, compute));
+        let work = self.submit_flagged(prepared, Arguments::Tensors, flagged)?;
         flags.used_on(&self.stream)?;
         Ok(work)
     }

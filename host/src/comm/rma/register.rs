@@ -197,11 +197,8 @@ impl Communicator {
     fn try_end_windows(&self, ids: &[usize]) -> Result<()> {
         self.barrier()?;
         // A hook of the barrier, or another thread, may have enqueued operations on the memory.
-        // None of them is left after the second barrier, which follows them on every rank, and
-        // operations after the first loop do not find the windows.
-        for id in ids {
-            self.inner.windows.retire(*id);
-        }
+        // None of them is left after the second barrier, which follows them on every rank.
+        self.retire_windows(ids)?;
         // This is also the second barrier. It agrees on the numbers that no graph has.
         let windows = &self.inner.windows;
         let captured = ids.iter().map(|id| u32::from(windows.is_captured(*id)));

@@ -1,5 +1,6 @@
 //! Submission of checked calls: on the caller's thread, on a stream, or into a graph.
 
+mod bound_windows;
 mod command;
 mod owner;
 mod prepared_op;
@@ -21,8 +22,9 @@ use super::Communicator;
 use super::observe::{Arguments, Buffers, HookResult, HookedCall, OpInfo, function_name};
 use super::work::Work;
 use crate::cpu::RunningKernel;
-use crate::stream::{Event, Recording, Ticket};
-use crate::usage::{AccessList, Name, User, Uses};
+use crate::stream::{Command, Event, Recording, Stream, Ticket};
+use crate::tensor::TensorUse;
+use crate::usage::{AccessList, Flagged, Name, User, Uses};
 use crate::{Error, Result};
 
 impl Communicator {
@@ -77,7 +79,10 @@ impl Communicator {
                         recorder.close(&open, result.is_ok());
                         result
                     },
-                    || self.command(prepared, recorder.issue(&prepared.op_info, false)),
+                    |push| {
+                        let id = recorder.issue(&prepared.op_info, false);
+                        self.push(prepared, id, push)
+                    },
                 );
             }
             let id = recorder.issue(&prepared.op_info, false);
@@ -115,9 +120,11 @@ impl Communicator {
         result: impl FnOnce(Ticket) -> R,
     ) -> Result<R> {
         let capture = || {
-            self.note_capture(recording, accesses)?;
-            let command = self.command(prepared, 0)?;
-            self.stream.enqueue_in(recording, command).map(result)
+            self.stream.note_accesses(recording, accesses)?;
+            self.with_windows_captured(prepared, |prepared| {
+                let command = self.command(prepared, 0)?;
+                self.stream.enqueue_in(recording, command).map(result)
+            })
         };
         if !self.is_hooked() {
             return capture();
@@ -173,10 +180,12 @@ impl Communicator {
     #[inline(always)]
     fn run_single(&self, prepared: &PreparedOp<'_>, entry: NativeEntry) -> Result<()> {
         crate::cpu::check_float_environment()?;
-        let (kernel, params) = (self.running(prepared), prepared.params.as_ptr().cast());
-        // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are valid
-        // during this call.
-        let ran = unsafe { crate::cpu::run_single(kernel, entry, params) };
+        let ran = self.with_windows_now(prepared, |prepared| {
+            let (kernel, params) = (self.running(prepared), prepared.params.as_ptr().cast());
+            // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are
+            // valid during this call.
+            unsafe { crate::cpu::run_single(kernel, entry, params) }
+        });
         if let Err(error) = ran {
             // Fails the other ranks now, which would otherwise wait for this rank until their
             // timeout.
@@ -201,16 +210,25 @@ impl Communicator {
                 self.inner.observer.recorder.end(id, result.is_ok());
                 result
             };
-            let command = || self.command(prepared, id);
-            return self.stream.run_ordered(recording, uses, direct, command);
+            return self.stream.run_ordered(recording, uses, direct, |push| {
+                self.push(prepared, id, push)
+            });
         }
-        let command = self.command(prepared, id)?;
-        self.stream.run_ordered(
-            recording,
-            uses,
-            || command.execute(),
-            || Ok(command.clone()),
-        )
+        let direct =
+            || self.with_windows_now(prepared, |prepared| self.command(prepared, id)?.execute());
+        self.stream.run_ordered(recording, uses, direct, |push| {
+            self.push(prepared, id, push)
+        })
+    }
+
+    /// Passes the command of a prepared operation to `push`, which enqueues it on the stream.
+    fn push(
+        &self,
+        prepared: &PreparedOp<'_>,
+        id: u64,
+        push: &dyn Fn(Command) -> Result<Ticket>,
+    ) -> Result<Ticket> {
+        self.with_windows_queued(prepared, |prepared| push(self.command(prepared, id)?))
     }
 
     /// Enqueues a prepared operation.
@@ -224,6 +242,17 @@ impl Communicator {
         prepared: &PreparedOp<'_>,
         arguments: Arguments<'_>,
     ) -> Result<Work> {
+        self.submit_flagged(prepared, arguments, None)
+    }
+
+    /// Enqueues a prepared operation. Flags order its accesses to the tensor in `flagged` with the
+    /// work of a stream. In a graph, nothing else orders them.
+    pub(super) fn submit_flagged(
+        &self,
+        prepared: &PreparedOp<'_>,
+        arguments: Arguments<'_>,
+        flagged: Option<(TensorUse<'_>, &Stream)>,
+    ) -> Result<Work> {
         self.inner.check_call(&prepared.op_info)?;
         let recording = self.stream.recording()?;
         self.chain(&recording)?;
@@ -236,10 +265,23 @@ impl Communicator {
         let recorder = &self.inner.observer.recorder;
         let id = recorder.issue(&prepared.op_info, false);
         let enqueue = || {
-            let command = self.command(prepared, id)?;
             let ticket = prepared.with_accesses(|accesses| {
-                let uses = self.uses(accesses, prepared.op_info.call());
-                self.stream.enqueue_ordered(recording, uses, command)
+                let enqueue =
+                    |push: &dyn Fn(Command) -> Result<Ticket>| self.push(prepared, id, push);
+                let call = prepared.op_info.call();
+                let Some((operand, compute)) = flagged else {
+                    let uses = self.uses(accesses, call);
+                    return self.stream.enqueue_ordered(recording, uses, enqueue);
+                };
+                let mut all = accesses.clone();
+                operand.add_to(&mut all);
+                let operand = TensorUse::accesses([operand]);
+                let flagged = Flagged::new(&operand, compute.source());
+                let uses = Uses {
+                    flagged: flagged.as_ref(),
+                    ..self.uses(&all, call)
+                };
+                self.stream.enqueue_ordered(recording, uses, enqueue)
             })?;
             Ok(Work::new(self.stream.clone(), ticket))
         };
@@ -264,6 +306,7 @@ impl Communicator {
                 false => self.user(),
             },
             operation: Name::Call(call),
+            flagged: None,
         }
     }
 
@@ -276,22 +319,12 @@ impl Communicator {
             .as_rank(inner.group.memory_id, inner.group.rank)
     }
 
-    /// Notes that an operation is captured.
-    pub(super) fn note_capture(
-        &self,
-        recording: Recording,
-        accesses: &AccessList<'_>,
-    ) -> Result<()> {
-        self.inner.windows.note_capture();
-        self.stream.note_accesses(recording, accesses)
-    }
-
     /// Makes this launch follow the communicator's last one, if that was on another stream and this
     /// one is not captured.
     #[inline]
     pub(super) fn chain(&self, recording: &Recording) -> Result<()> {
         let id = self.stream.id();
-        if self.inner.executor.last_stream.load(Ordering::Relaxed) == id {
+        if self.inner.executor.last_stream.load(Ordering::Acquire) == id {
             return Ok(());
         }
         self.change_stream(id, recording)
@@ -307,6 +340,10 @@ impl Communicator {
             return Ok(());
         }
         let mut last = self.inner.executor.lock_order();
+        // Before the event is recorded: `bound_windows` explains the order. No other thread sees
+        // the new stream before that stream waits for the event.
+        let last_stream = &self.inner.executor.last_stream;
+        last_stream.store(0, Ordering::SeqCst);
         let mut event = Event::new();
         if let Some((stream, last)) = &*last
             && stream.id() != id
@@ -316,7 +353,7 @@ impl Communicator {
             event = last.clone();
         }
         let before = last.replace((self.stream.clone(), event));
-        self.inner.executor.last_stream.store(id, Ordering::Relaxed);
+        last_stream.store(id, Ordering::Release);
         drop(last);
         // Dropped after the lock: dropping the last handle of a stream waits for its work, which
         // may need the lock.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 
+use super::bound_windows::BoundWindows;
 use crate::comm::Communicator;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::OpInfo;
@@ -41,6 +42,8 @@ pub(in crate::comm) struct PreparedOp<'a> {
     /// Call of a backend.
     pub(super) hand_off: Option<HostFn>,
     pub(super) op_info: OpInfo,
+    /// Window addresses among the parameters, if there are any.
+    pub(super) windows: Option<BoundWindows>,
     /// Tensors that the launch keeps alive.
     pub(in crate::comm) tensors: [Option<TensorUse<'a>>; 3],
     /// Accesses to tensors, if they are not those of `tensors`.
@@ -85,6 +88,7 @@ impl<'a> PreparedOp<'a> {
             params: words,
             bytes: size_of::<P>(),
             hand_off: None,
+            windows: None,
             op_info,
             tensors,
             accesses: None,
@@ -172,6 +176,7 @@ impl<'a> PreparedOp<'a> {
             params: self.params,
             bytes: self.bytes,
             hand_off: self.hand_off,
+            windows: self.windows,
             op_info: self.op_info,
             tensors: [None; 3],
             accesses: Some(accesses),
@@ -195,6 +200,7 @@ impl<'a> PreparedOp<'a> {
             params: [0; PARAM_WORDS],
             bytes: 0,
             hand_off: Some(run),
+            windows: None,
             op_info,
             tensors,
             accesses: None,

@@ -23,6 +23,7 @@ fn run(stream: &CpuStream, usage: &Arc<Usage>, work: impl Fn()) -> Result<bool> 
         accesses: &accesses,
         user: User::this_thread().on_stream(stream.source_id()),
         operation: Name::Text("test"),
+        flagged: None,
     };
     let mut held = None;
     let taken = match stream.take_favored(uses) {
@@ -120,6 +121,7 @@ fn work_that_has_not_started_is_held_back() -> Result<()> {
         accesses: &accesses,
         user,
         operation: Name::Text("test"),
+        flagged: None,
     };
     let user = User::this_thread().on_stream(stream.source_id());
     let held = InUse::begin_enqueue(uses(user), false, |_| Ok(()))?;
