@@ -194,7 +194,7 @@ fn ending_child() -> bool {
                 thread::sleep(Duration::from_millis(2 * round));
             }
         });
-        comm.tensor_deregister(registration).expect("ended");
+        comm.tensor_deregister(&registration).expect("ended");
         hook.remove();
         stream.synchronize().expect("the operation");
         let sums = tensor.to_vec::<f32>().expect("read");
@@ -257,7 +257,7 @@ fn create_and_use(comm: &Communicator, name: &str, tensor: &Tensor) -> Result<()
             tensor.copy_from(&[1.0f32; 64])?;
             comm.all_reduce(tensor, ReduceOp::Sum)?;
             assert_eq!(tensor.to_vec::<f32>()?, [comm.size() as f32; 64]);
-            return comm.tensor_deregister(registration);
+            return comm.tensor_deregister(&registration);
         }
         "new_window" => comm.new_window(tensor, options)?,
         "alloc_window" => comm.alloc_window(DType::F32, 64, options)?,
