@@ -159,8 +159,7 @@ fn an_abort_ends_the_calls_that_wait_in_the_store() {
         return;
     }
     let test = "host_calls::an_abort_ends_the_calls_that_wait_in_the_store";
-    // A reconfiguration follows a failure, so an abort of the old communicator does not end it.
-    for name in CALLS.into_iter().filter(|name| *name != "reconfigure") {
+    for name in CALLS {
         for (error, seconds) in errors(test, name, true) {
             assert!(error.contains("abort"), "{name}: {error}");
             assert!(seconds < TIMEOUT.as_secs_f64() / 2.0, "{name}: {seconds} s");
