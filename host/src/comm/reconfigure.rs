@@ -355,7 +355,8 @@ fn join(
         .map(|member| member.generation)
         .max()
         .unwrap_or(0);
-    config.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
+    // Does not end with a number, because the prefixes of numbered rendezvous do.
+    config.prefix = format!("fusewire/reconfigure-{:016x}", options.uuid);
     config.rendezvous_timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let list: Vec<String> = members.iter().map(ToString::to_string).collect();
     let list = list.join(" ");
