@@ -236,7 +236,7 @@ impl Buffers {
                 times.all_reduce.push(all_reduce);
             }
         }
-        alone.tensor_deregister(registration)?;
+        alone.tensor_deregister(&registration)?;
         Ok(times)
     }
 }

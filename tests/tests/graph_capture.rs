@@ -127,7 +127,7 @@ fn buffers_are_registered_after_the_capture_that_uses_them() {
         replay(&direct, 2000)?;
         replay(&staged, 3000)?;
         for registration in registrations {
-            comm.tensor_deregister(registration)?;
+            comm.tensor_deregister(&registration)?;
         }
         replay(&staged, 4000)
     });
@@ -141,7 +141,7 @@ fn a_graph_of_freed_windows_fails() {
         let y = comm.alloc(DType::F32, 6000)?;
         let graph = capture(&comm, || comm.all_gather_single_async(&y, &x).map(drop))?;
         graph.run(comm.stream())?;
-        comm.tensor_deregister(registration)?;
+        comm.tensor_deregister(&registration)?;
         // The graph must not take another window for the one that is gone.
         let other = tensor(DType::F32, 3000)?;
         let _other = comm.tensor_register(&other)?;

@@ -317,7 +317,7 @@ unsafe fn release(
         }
         refuse_capture(handle)?;
         let registration = handle.shared.take(operation, memory, owned)?;
-        Ok(handle.comm.tensor_deregister(registration)?)
+        Ok(handle.comm.tensor_deregister(&registration)?)
     })
 }
 

@@ -20,7 +20,7 @@ use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 pub use self::descriptor::SegmentDescriptor;
-use crate::process::start_time;
+use crate::process::{says_gone, start_time};
 use crate::{Error, Result};
 
 /// Minimum size in bytes of a mapping for which huge pages are requested.
@@ -145,10 +145,11 @@ impl Segment {
             .custom_flags(libc::O_NOCTTY | libc::O_NONBLOCK)
             .open(&path)
             .map_err(|error| {
-                refused(format!(
-                    "{path} cannot be opened ({error}); the process must live, on this host, under \
-                 this user and in this process id namespace (else set FUSEWIRE_HOST_ID apart)"
-                ))
+                let advice = file_limit_advice(&error).unwrap_or(
+                    "; the process must live, on this host, under this user and in this process id \
+                     namespace (else set FUSEWIRE_HOST_ID apart)",
+                );
+                refused(format!("{path} cannot be opened ({error}){advice}"))
             })?;
         // The start time must be checked after the file is opened: if the start time matches now,
         // process `pid` was already the expected process when the file was opened.
@@ -159,7 +160,15 @@ impl Segment {
                     "process {pid} has ended, and another one has its id now"
                 )));
             }
-            Err(error) => return Err(refused(format!("process {pid} has ended ({error})"))),
+            Err(error) if says_gone(&error) => {
+                return Err(refused(format!("process {pid} has ended ({error})")));
+            }
+            Err(error) => {
+                let advice = file_limit_advice(&error).unwrap_or_default();
+                return Err(refused(format!(
+                    "the start time of process {pid} cannot be read ({error}){advice}"
+                )));
+            }
         }
         let metadata = file
             .metadata()
@@ -318,6 +327,15 @@ fn check_file_limit(bytes: u64) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Returns the remedy if a file could not be opened because too many files are open.
+fn file_limit_advice(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error()? {
+        libc::EMFILE => Some("; raise the limit of open files by `ulimit -n`"),
+        libc::ENFILE => Some("; raise the limit of open files of this host (fs.file-max)"),
+        _ => None,
+    }
 }
 
 fn create_file(name: &CStr) -> io::Result<File> {
@@ -491,6 +509,56 @@ mod tests {
             assert!(error.to_string().contains("rank 3"), "{error}");
         }
         Segment::open(&good, 3).unwrap();
+    }
+
+    /// Opens a segment when the process can open `free` further files. Returns the error.
+    fn error_with_few_files(free: usize) -> String {
+        let segment = Segment::create(100, "fusewire-test").unwrap();
+        let limit = libc::rlimit {
+            rlim_cur: 64,
+            rlim_max: 64,
+        };
+        // SAFETY: `limit` is a readable `rlimit`.
+        assert_eq!(
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
+            0
+        );
+        let mut files = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            files.push(file);
+        }
+        files.truncate(files.len() - free);
+        let error = Segment::open(&segment.descriptor(), 3).unwrap_err();
+        error.to_string()
+    }
+
+    /// Runs itself as a child process, because the limit applies to the whole process.
+    #[test]
+    fn a_lack_of_descriptors_does_not_mean_that_the_process_has_ended() {
+        const FREE: &str = "FUSEWIRE_TEST_FREE_FILES";
+        if let Ok(free) = std::env::var(FREE) {
+            eprintln!("@@{}", error_with_few_files(free.parse().unwrap()));
+            return;
+        }
+        // The first file is the segment, the second one is the status of its process.
+        for (free, reason) in [("0", "cannot be opened"), ("1", "start time")] {
+            let test = "segment::tests::a_lack_of_descriptors_does_not_mean_that_the_process_has_\
+                        ended";
+            let child = process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", test, "--nocapture", "--test-threads=1"])
+                .env(FREE, free)
+                .output()
+                .unwrap();
+            let output = String::from_utf8_lossy(&child.stderr);
+            let error = output.lines().find_map(|line| line.strip_prefix("@@"));
+            let error = error.unwrap_or_else(|| panic!("{output}"));
+            assert!(
+                error.contains(reason) && error.contains("ulimit -n"),
+                "{error}"
+            );
+            let blames_peer = ["has ended", "must live"].map(|part| error.contains(part));
+            assert_eq!(blames_peer, [false; 2], "{error}");
+        }
     }
 
     /// Returns a descriptor for an open file of this process, as if the file were a segment.

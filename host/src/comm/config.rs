@@ -33,6 +33,9 @@ pub(super) struct CommConfig {
     pub(super) reach: Reach,
     /// The communicator whose ranks form this one. Its failure ends the rendezvous.
     pub(super) parent: Option<Arc<Inner>>,
+    /// The communicator that this one replaces, and the number of its aborts on this rank when the
+    /// call began. A further abort ends the rendezvous.
+    pub(super) replaced: Option<(Arc<Inner>, u64)>,
     /// The other ranks on this host, as far as they are known before the rendezvous.
     pub(super) members: Vec<WatchedMember>,
 }
@@ -48,6 +51,7 @@ impl CommConfig {
             timeout: (self.rendezvous_timeout).unwrap_or_else(|| self.options.rendezvous_timeout()),
             watched: Watched {
                 communicator: self.parent.as_deref(),
+                replaced: (self.replaced.as_ref()).map(|(inner, aborts)| (&**inner, *aborts)),
                 members: self.members.clone(),
             },
         }

@@ -95,6 +95,7 @@ pub fn new_comm(
         rendezvous_timeout: None,
         reach: Reach::Host,
         parent: None,
+        replaced: None,
         members: Vec::new(),
     };
     Ok(Communicator::form_over(backend, config)?.requiring_finalize(true))
@@ -189,6 +190,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: Reach::Host,
             parent: None,
+            replaced: None,
             members: Vec::new(),
         };
         Self::over(backend, config)
@@ -342,6 +344,7 @@ impl Communicator {
             rendezvous_timeout: (self.timeout_ns != 0).then(|| self.timeout()),
             reach: self.inner.executor.reach,
             parent: Some(Arc::clone(&self.inner)),
+            replaced: None,
             members: self.inner.group.watched_members(ranks.iter().copied()),
         }
     }

@@ -52,6 +52,7 @@ impl Communicator {
             timeout: self.timeout(),
             watched: Watched {
                 communicator: Some(inner),
+                replaced: None,
                 members: inner.group.watched_members(0..inner.group.size),
             },
         }

@@ -44,6 +44,7 @@ mod over_gloo {
                 rendezvous_timeout: self.rendezvous_timeout,
                 reach: Reach::Host,
                 parent: None,
+                replaced: self.replaced.clone(),
                 members: Vec::new(),
             };
             let local = Communicator::form(local)?;

@@ -15,7 +15,8 @@ impl Communicator {
     /// `split`, `dup`, `new_window`, `alloc_window` and `finalize`, on the calling thread. An
     /// operation on lists of tensors, or a batch, is one call. The operations by which
     /// `new_window` and other host calls compare their arguments are calls too. No lock is held,
-    /// so the hook may call operations, which call hooks again. A hook that captures a clone of the
+    /// so the hook may call operations, which call hooks again. A panic of the hook unwinds into
+    /// the caller of the operation, which then does not run. A hook that captures a clone of the
     /// communicator keeps the communicator alive until the hook is removed; use
     /// [`HookArguments::comm`] instead.
     ///
@@ -71,7 +72,8 @@ impl Communicator {
 
     /// Registers `hook` to be called once when this rank detects that the communicator has failed
     /// or was aborted. On the CPU, an operation that finds the failure ends before the hook is
-    /// called, on the same thread, so the hook may use the tensors of the operation.
+    /// called, on the same thread, so the hook may use the tensors of the operation. A panic of the
+    /// hook is logged; it does not unwind into the call that detected the failure.
     ///
     /// If this rank makes no call, a watchdog thread detects the failure within about 0.2 seconds
     /// and calls the hook. The first abort hook starts the thread, which ends when the communicator

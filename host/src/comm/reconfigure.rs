@@ -248,6 +248,7 @@ impl Candidate {
             rendezvous_timeout: None,
             reach: crate::backend::Reach::Host,
             parent: None,
+            replaced: None,
             members: Vec::new(),
         };
         join(config, &self.handle, options, None)
@@ -280,10 +281,14 @@ impl Communicator {
     /// graphs that were captured on them. Members of the old communicator that are left out and
     /// wait for this rank fail by their timeout, or earlier if an abort reaches them.
     ///
+    /// While this rank waits for the other members, [`Communicator::abort`] on this rank, from
+    /// another thread, ends the call on all waiting members. An abort by another rank does not end
+    /// it, because that rank may join later.
+    ///
     /// # Errors
     /// [`Error::InvalidArgument`] if this rank is not among the members, a member is listed twice,
     /// or the number was used before; [`Error::Communicator`], which names the missing member, if a
-    /// member does not join.
+    /// member does not join or has aborted the call; [`Error::Ended`] if this rank has aborted it.
     pub fn reconfigure(&self, options: &ReconfigureOptions) -> Result<Self> {
         let inner = &self.inner;
         inner.group.check_store("reconfigure")?;
@@ -303,6 +308,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: inner.executor.reach,
             parent: None,
+            replaced: Some((Arc::clone(inner), inner.aborts())),
             members: inner.watched_handles(&options.members.by_rank()?),
         };
         // Communicators across hosts have the backend `fusewire` too: the rendezvous determines the
@@ -350,7 +356,8 @@ fn join(
         .map(|member| member.generation)
         .max()
         .unwrap_or(0);
-    config.prefix = format!("fusewire/reconfigure/{:016x}", options.uuid);
+    // Does not end with a number, because the prefixes of numbered rendezvous do.
+    config.prefix = format!("fusewire/reconfigure-{:016x}", options.uuid);
     config.rendezvous_timeout = options.timeout.filter(|timeout| !timeout.is_zero());
     let list: Vec<String> = members.iter().map(ToString::to_string).collect();
     let list = list.join(" ");

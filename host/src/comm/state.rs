@@ -1,7 +1,7 @@
 //! State of a communicator (alive, failed, aborted, finalized) and the watchdog.
 
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -35,6 +35,8 @@ pub(super) struct Status {
     is_watched: AtomicBool,
     /// Set if the watchdog detected the failure, and no call was refused yet.
     is_unnoticed: AtomicBool,
+    /// Number of calls of [`Communicator::abort`] on this rank.
+    aborts: AtomicU64,
 }
 
 /// Polling interval of the watchdog.
@@ -49,8 +51,10 @@ impl Communicator {
 
     /// Aborts the communicator; callable from any thread. Every operation that waits, on each rank
     /// that is reachable by load and store, returns an error within milliseconds. Later calls and
-    /// replays return the same error. A second call does nothing.
+    /// replays return the same error. A second call does nothing, except that every call ends a
+    /// [`Communicator::reconfigure`] of this communicator in which this rank waits.
     pub fn abort(&self) {
+        self.inner.status.aborts.fetch_add(1, Ordering::Relaxed);
         self.inner.abort();
     }
 
@@ -271,6 +275,11 @@ impl Inner {
                 Activity::from_progress(call, call >> 40, count & 0xffff_ffff_ffff, size)
             })
             .collect()
+    }
+
+    /// Returns the number of calls of [`Communicator::abort`] on this rank.
+    pub(super) fn aborts(&self) -> u64 {
+        self.status.aborts.load(Ordering::Relaxed)
     }
 
     /// Stops the communicator on all reachable ranks at the program's request.

@@ -376,6 +376,7 @@ fn a_rank_may_end_after_it_has_left_a_barrier() {
                     timeout: Duration::from_secs(60),
                     watched: Watched {
                         communicator: None,
+                        replaced: None,
                         members: vec![WatchedMember {
                             member: 2,
                             rank: 2,

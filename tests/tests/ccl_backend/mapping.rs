@@ -235,7 +235,7 @@ fn collectives() {
     );
     check(
         &fake,
-        |comm| comm.tensor_deregister(comm.tensor_register(&floats(COUNT)?)?),
+        |comm| comm.tensor_deregister(&comm.tensor_register(&floats(COUNT)?)?),
         |_| {
             vec![
                 "ncclCommRegister 20".to_owned(),
@@ -390,7 +390,7 @@ fn an_old_version_gets_only_calls_that_it_has() {
     check(
         &older,
         |comm| {
-            comm.tensor_deregister(comm.tensor_register(&floats(COUNT)?)?)?;
+            comm.tensor_deregister(&comm.tensor_register(&floats(COUNT)?)?)?;
             let list: &[u32] = if comm.rank() == 1 { &[] } else { &[2, 0] };
             if let Some(part) = comm.split(list, "part")? {
                 assert_eq!((part.size(), part.rank()), (2, u32::from(comm.rank() == 0)));

@@ -198,7 +198,7 @@ fn exchange(options: &Options) -> Result<()> {
         sums(&comm, &staged, "staged")?;
         let registration = comm.tensor_register(&staged)?;
         sums(&comm, &staged, "registered")?;
-        comm.tensor_deregister(registration)?;
+        comm.tensor_deregister(&registration)?;
         sums(&comm, &staged, "staged again")?;
     }
     let (me, other) = (comm.rank(), 1 - comm.rank());
@@ -306,7 +306,7 @@ fn adopted(options: &Options) -> Result<()> {
     x.copy_from(&vec![comm.rank() as f32 + 1.0; COUNT])?;
     graph.run(comm.stream())?;
     assert_eq!(x.to_vec::<f32>()?, vec![3.0; COUNT]);
-    comm.tensor_deregister(registration)?;
+    comm.tensor_deregister(&registration)?;
     assert!(comm.window_addr(&x).is_err());
     comm.barrier()?;
     sums(&comm, &x, "adopted, staged again")?;

@@ -29,7 +29,7 @@ fn exchange(comm: &Communicator) -> Result<()> {
         check(&x, "staged")?;
         let registration = comm.tensor_register(&x)?;
         check(&x, "registered")?;
-        comm.tensor_deregister(registration)?;
+        comm.tensor_deregister(&registration)?;
     }
     // Memory of another library, which the fake allocates on the current device.
     let Device::Cuda(ordinal) = device else {
@@ -42,7 +42,7 @@ fn exchange(comm: &Communicator) -> Result<()> {
     let x = unsafe { Tensor::adopt(device, raw, DType::F32, 1000, None)? };
     let registration = comm.tensor_register(&x)?;
     check(&x, "registered memory of cuMemAlloc")?;
-    comm.tensor_deregister(registration)?;
+    comm.tensor_deregister(&registration)?;
 
     let window = comm.alloc_window(DType::U64, 100, WindowOptions::default())?;
     let next = (comm.rank() + 1) % size;
@@ -161,7 +161,8 @@ fn the_callers_context_stays_current() {
             check("Tensor::on_device");
             let registration = comm.tensor_register(&y).expect("a registration");
             check("tensor_register");
-            comm.tensor_deregister(registration).expect("the end of it");
+            comm.tensor_deregister(&registration)
+                .expect("the end of it");
             check("tensor_deregister");
             let stream = Stream::on_device(device).expect("a stream");
             check("Stream::on_device");

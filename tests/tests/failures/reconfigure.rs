@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use fusewire::store::{MemoryStore, Store};
 use fusewire::{
-    Candidate, Communicator, DType, InitHandle, Members, Options, ReconfigureOptions, ReduceOp,
-    Result, Tensor,
+    Candidate, Communicator, DType, EndReason, Error, InitHandle, Members, Options,
+    ReconfigureOptions, ReduceOp, Result, Tensor,
 };
 use fusewire_tests::device;
 use fusewire_tests::process::{Host, Ranks, report, role};
@@ -133,6 +133,65 @@ fn identity_shrink_grow_and_back() {
         );
         check(&again, 4)
     });
+}
+
+/// `abort` ends a reconfiguration only on a rank that already waits in it, also if the communicator
+/// had failed before.
+#[test]
+fn an_abort_ends_the_reconfiguration_of_the_same_rank() {
+    // Nothing is asserted before the last barrier, which a failed rank would not enter.
+    let results = threads(2, |i, store, barrier| {
+        let comm = first(i, 2, "world", &store)?;
+        let handles = exchange(&*store, "a", i, 2, &comm.init_handle()?)?;
+        let all = ReconfigureOptions::new(1, Members::Ordered(handles.clone()));
+        let first = if i == 0 {
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| comm.reconfigure(&all));
+                barrier.wait();
+                // Several times the interval of the looks at the abort word.
+                std::thread::sleep(Duration::from_millis(2500));
+                let ended_early = waiting.is_finished();
+                let started = Instant::now();
+                comm.abort();
+                let result = waiting.join().expect("no panic");
+                barrier.wait();
+                (result, ended_early || started.elapsed() > TEST_TIMEOUT / 10)
+            })
+        } else {
+            // Rank 1 does not join. It aborts in order to leave an operation, for example.
+            std::thread::sleep(Duration::from_millis(300));
+            barrier.wait();
+            comm.abort();
+            barrier.wait();
+            let started = Instant::now();
+            (
+                comm.reconfigure(&all),
+                started.elapsed() > TEST_TIMEOUT / 10,
+            )
+        };
+        barrier.wait();
+        // The aborts before the call have no effect on it.
+        let options = ReconfigureOptions::new(2, Members::Ordered(handles));
+        let again = comm.reconfigure(&options).and_then(|comm| check(&comm, 2));
+        Ok((first, again))
+    });
+    let errors = results.into_iter().map(|((result, is_wrong_time), again)| {
+        let error = result.expect_err("rank 0 has aborted the call");
+        assert!(!is_wrong_time, "{error}");
+        again.expect("the second reconfiguration");
+        error
+    });
+    let errors: Vec<Error> = errors.collect();
+    assert_eq!(
+        errors[0].end_reason(),
+        Some(EndReason::Aborted),
+        "{errors:?}"
+    );
+    let text = errors[1].to_string();
+    assert!(
+        text.contains("rank 0 cannot take part") && text.contains("aborted"),
+        "{text}"
+    );
 }
 
 #[test]

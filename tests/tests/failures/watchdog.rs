@@ -4,6 +4,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -233,6 +234,60 @@ fn a_process_without_a_call_writes_its_record_once() {
     thread::sleep(Duration::from_millis(500));
     let files = fs::read_dir(folder.path()).expect("a folder").count();
     assert_eq!(files, 0, "a record was written twice");
+}
+
+/// Runs as a child process: rank 0 aborts, rank 1 makes no call. The first of two hooks panics.
+fn panicking_hook() -> bool {
+    let Some(role) = role() else { return false };
+    assert_eq!(role, "panic");
+    let mut options = Options::default();
+    options.abort_process_on_timeout_or_error = Some(true);
+    let comm = Communicator::from_env(Device::Cpu, options).expect("a communicator");
+    comm.register_abort_hook(|_| panic!("this hook is wrong"));
+    comm.register_abort_hook(|error| report(error));
+    comm.barrier().expect("a barrier");
+    let store = comm.store();
+    match comm.rank() {
+        0 => {
+            store.get("silent", TEST_TIMEOUT).expect("rank 1");
+            comm.abort();
+            report("abort has returned");
+        }
+        _ => store.set("silent", b"").expect("the store"),
+    }
+    // Ends when the watchdog ends the process.
+    thread::sleep(TEST_TIMEOUT);
+    true
+}
+
+#[test]
+fn a_hook_that_panics_stops_neither_the_record_nor_the_end_of_the_process() {
+    if panicking_hook() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let prefix = folder.path().join("fw_").display().to_string();
+    let test = "watchdog::a_hook_that_panics_stops_neither_the_record_nor_the_end_of_the_process";
+    let environment = [("TORCHCOMM_FR_DUMP_TEMP_FILE", prefix)];
+    let mut ranks = Ranks::start(test, "panic", 2, Host::Parent, &environment);
+    for (rank, process) in ranks.processes.iter_mut().enumerate() {
+        let error = process.next_report(LIMIT).expect("the second hook has run");
+        assert!(error.contains("aborted by the program"), "{error}");
+        if rank == 0 {
+            let returned = process.next_report(LIMIT).expect("no unwinding");
+            assert_eq!(returned, "abort has returned");
+        }
+        let status = process.wait(LIMIT).expect("the watchdog ends the process");
+        assert_eq!(
+            status.signal(),
+            Some(libc::SIGABRT),
+            "rank {rank}: {status}"
+        );
+        assert!(
+            folder.path().join(format!("fw_{rank}")).exists(),
+            "rank {rank}"
+        );
+    }
 }
 
 /// The communicator that replaces another one has the same abort hook.

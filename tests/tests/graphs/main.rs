@@ -5,7 +5,7 @@ mod replays;
 
 use core::time::Duration;
 
-use fusewire::{Communicator, DType, Error, Norm, Options, ReduceOp, Result, Tensor};
+use fusewire::{Communicator, DType, Error, Norm, Options, Output, ReduceOp, Result, Tensor};
 use fusewire::{Event, GraphExec};
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream, tensor};
@@ -188,19 +188,31 @@ fn memory_lives_as_long_as_the_graph() {
 fn blocking_calls_on_tensors_are_captured_and_on_slices_refused() {
     all(2, |comm| {
         let t = comm.alloc(DType::F32, 8)?;
-        let mut refused = None;
+        let [normed, weight] = [comm.tensor_from(&[0f32; 8])?, comm.tensor_from(&[1f32; 8])?];
+        let mut refused = Vec::new();
         let graph = capture(&comm, || {
             let mut slice = [1f32; 8];
-            refused = comm.all_reduce(&mut slice[..], ReduceOp::Sum).err();
+            refused.push(comm.all_reduce(&mut slice[..], ReduceOp::Sum));
             assert_eq!(slice, [1.0; 8]);
+            // SAFETY: the tensor has 8 elements and outlives the call.
+            let at = unsafe { Output::from_raw(t.as_ptr(), 8, DType::F32) };
+            refused.push(comm.all_reduce(at, ReduceOp::Sum));
+            let norm = Norm::rms(&normed, &t, &weight, 1e-5);
+            refused.push(comm.all_reduce_norm(&norm));
             comm.all_reduce(&t, ReduceOp::Sum)?;
             // The captured call has not run, so the contents are unchanged.
             t.copy_from(&[5f32; 8])
         })?;
-        assert!(
-            matches!(refused, Some(Error::CaptureState { .. })),
-            "{refused:?}"
-        );
+        let functions = ["all_reduce", "all_reduce", "all_reduce_norm"];
+        for (refused, function) in refused.into_iter().zip(functions) {
+            let error = refused.expect_err(function);
+            assert!(matches!(error, Error::CaptureState { .. }), "{error}");
+            let expected = format!(
+                "a graph outlives the call, so {function} cannot be captured with slices or \
+                 addresses: use tensors and the _async form of the function"
+            );
+            assert!(error.to_string().ends_with(&expected), "{error}");
+        }
         assert_eq!(t.to_vec::<f32>()?, [5.0; 8]);
         graph.run(comm.stream())?;
         assert_eq!(t.to_vec::<f32>()?, [10.0; 8]);

@@ -258,7 +258,7 @@ fn registers_driver_memory(comm: &Communicator) -> Result<()> {
     let sum = (1..=comm.size()).sum::<u32>() as f32;
     assert_eq!(x.to_vec::<f32>()?, vec![sum; COUNT], "registered, replayed");
     drop(graph);
-    comm.tensor_deregister(registration)?;
+    comm.tensor_deregister(&registration)?;
     assert!(
         comm.window_addr(&x).is_err(),
         "the memory is still registered"

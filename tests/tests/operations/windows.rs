@@ -364,7 +364,7 @@ fn a_tensor_is_registered_and_deregistered() {
             tensor.copy_from(&vec![1.0f32; 1000])?;
             comm.all_reduce(&tensor, fusewire::ReduceOp::Sum)?;
             assert_eq!(tensor.to_vec::<f32>()?, vec![2.0; 1000]);
-            comm.tensor_deregister(registration)?;
+            comm.tensor_deregister(&registration)?;
             assert!(comm.window_addr(&tensor).is_err());
         }
         Ok(())
@@ -390,9 +390,9 @@ fn the_numbers_of_windows_are_used_again() {
                 assert_eq!(window.tensor().to_vec::<u64>()?, [sent; 8]);
                 window.free()?;
             }
-            comm.tensor_deregister(registration)?;
+            comm.tensor_deregister(&registration)?;
         }
-        comm.tensor_deregister(kept)
+        comm.tensor_deregister(&kept)
     });
 }
 
@@ -405,14 +405,43 @@ fn a_registration_with_another_communicator_is_not_ended() {
             other.tensor_register(&tensor)?,
         );
         let error = comm
-            .tensor_deregister(theirs)
+            .tensor_deregister(&theirs)
             .expect_err("of the other one");
         assert!(
             error.to_string().contains("another communicator"),
             "{error}"
         );
         assert!(comm.window_addr(&tensor).is_ok() && other.window_addr(&tensor).is_ok());
-        comm.tensor_deregister(own)
+        comm.tensor_deregister(&own)?;
+        other.tensor_deregister(&theirs)?;
+        assert!(comm.window_addr(&tensor).is_err() && other.window_addr(&tensor).is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_registration_ends_once_and_a_refused_end_can_be_repeated() {
+    all(2, &options(), |comm| {
+        let first = tensor(DType::F32, 8)?;
+        let registration = comm.tensor_register(&first)?;
+        comm.stream().begin_capture()?;
+        let refused = comm.tensor_deregister(&registration);
+        drop(comm.stream().end_capture()?);
+        let error = refused.expect_err("in a capture");
+        assert!(matches!(error, Error::CaptureState { .. }), "{error}");
+        assert!(comm.window_addr(&first).is_ok());
+        comm.tensor_deregister(&registration)?;
+        assert!(comm.window_addr(&first).is_err());
+
+        // The second registration has the number of the first one, and must not end.
+        let second = tensor(DType::F32, 8)?;
+        let other = comm.tensor_register(&second)?;
+        let error = comm
+            .tensor_deregister(&registration)
+            .expect_err("it has ended");
+        assert!(error.to_string().contains("already ended"), "{error}");
+        assert!(comm.window_addr(&second).is_ok());
+        comm.tensor_deregister(&other)
     });
 }
 

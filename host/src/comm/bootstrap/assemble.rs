@@ -68,6 +68,7 @@ impl Communicator {
             rendezvous_timeout: _,
             reach,
             parent: _,
+            replaced: _,
             members: _,
         } = config;
         let Parts {

@@ -83,6 +83,7 @@ impl Communicator {
             rendezvous_timeout: None,
             reach: Reach::Host,
             parent: None,
+            replaced: None,
             members: Vec::new(),
         })
     }

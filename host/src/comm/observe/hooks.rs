@@ -2,8 +2,10 @@
 
 use core::cell::Cell;
 use core::fmt;
+use core::panic::AssertUnwindSafe;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use std::panic;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use fusewire_device::call::Operation;
@@ -13,6 +15,7 @@ use fusewire_device::{DType, Element};
 use crate::algorithm::Algorithm;
 use crate::comm::p2p::P2pOp;
 use crate::comm::{Communicator, Inner};
+use crate::cpu::message;
 use crate::tensor::{Input, Tensor};
 use crate::{Device, Error, Result, Work};
 
@@ -432,14 +435,19 @@ impl Hooks {
     }
 
     /// Calls the abort hooks. On the CPU, calls them after the operation that this thread is
-    /// executing, because they may use its tensors.
+    /// executing, because they may use its tensors. If a hook panics, logs the panic: the caller
+    /// must still write the flight record and end the process.
     pub(crate) fn abort(&self, error: &Error) {
         let (hooks, lists, error) = (self.clone(), self.table.current(), error.clone());
         if lists.abort.is_empty() {
             return;
         }
         crate::cpu::call_after_work(move || {
-            hooks.own(&lists.abort).for_each(|hook| hook(&error));
+            for hook in hooks.own(&lists.abort) {
+                if let Err(panic) = panic::catch_unwind(AssertUnwindSafe(|| hook(&error))) {
+                    tracing::error!("an abort hook panicked: {}", message(&*panic));
+                }
+            }
         });
     }
 

@@ -3,10 +3,10 @@
 
 use super::Lifetime;
 use crate::Result;
-use crate::collective::{Collective, Operands};
+use crate::collective::{Collective, Op, Operands};
 use crate::comm::Communicator;
-use crate::comm::observe::Arguments;
-use crate::comm::submit::{capture_of_slices, invalid};
+use crate::comm::observe::{Arguments, function_name};
+use crate::comm::submit::{capture_of_borrowed, invalid};
 use crate::tensor::{Input, Output, Tensor};
 
 /// Device memory that an operation uses in place of a slice.
@@ -56,7 +56,7 @@ impl Communicator {
         let Collective { op, operands } = collective;
         let Operands { output, input, .. } = operands;
         let bounced = |slice: &Input<'_>| match slice.is_slice {
-            true => self.new_bounce_buffer(slice).map(Some),
+            true => self.new_bounce_buffer(&op, slice).map(Some),
             false => Ok(None),
         };
         // An empty slice may begin where another operand begins.
@@ -86,9 +86,9 @@ impl Communicator {
         for_output.map_or(Ok(()), BounceBuffer::copy_back)
     }
 
-    fn new_bounce_buffer(&self, slice: &Input<'_>) -> Result<BounceBuffer> {
+    fn new_bounce_buffer(&self, op: &Op, slice: &Input<'_>) -> Result<BounceBuffer> {
         if self.stream().is_capturing() {
-            return Err(capture_of_slices());
+            return Err(capture_of_borrowed(function_name(op.operation())));
         }
         let tensor = self.tensor(slice.dtype, slice.count)?;
         let bytes = slice.count * slice.dtype.size();

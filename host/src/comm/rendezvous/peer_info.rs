@@ -6,7 +6,7 @@ use super::{Rendezvous, class};
 use crate::comm::topology::{LocalRanks, Locality, Topology};
 use crate::memory::MemoryDescriptor;
 use crate::store::Error as StoreError;
-use crate::{Error, Result};
+use crate::{EndReason, Error, Result};
 
 /// Number of ranks whose peer info is read in one request.
 const BATCH: u32 = 1024;
@@ -44,19 +44,15 @@ impl Rendezvous<'_> {
         info.extend(locality.to_bytes());
         self.store
             .set(&self.peer_info_key(class, self.rank), &info)?;
-        let outcome = if self.rank == 0 {
-            let outcome = match self.collect(class, what, own) {
-                Ok(topology) => {
-                    self.publish_hosts(class, &topology)?;
-                    Outcome::Complete
-                }
-                Err(Error::Communicator { detail, .. }) => Outcome::Refused(detail),
-                Err(other) => return Err(other),
-            };
-            self.publish(class, outcome)?
-        } else {
-            self.outcome(class)?
+        let outcome = match self.rank {
+            0 => self.lead(class, what, own),
+            _ => self.outcome(class),
         };
+        let outcome = outcome.inspect_err(|error| {
+            if error.end_reason() == Some(EndReason::Aborted) {
+                self.withdraw(what, error);
+            }
+        })?;
         if let Outcome::Refused(detail) = outcome {
             self.linger(class);
             return Err(self.refuse(detail));
@@ -103,6 +99,19 @@ impl Rendezvous<'_> {
             )));
         }
         Ok((local_ranks.elsewhere, infos))
+    }
+
+    /// Waits for all ranks, on rank 0, and publishes the outcome.
+    fn lead(&self, class: &str, what: &str, own: &MemoryDescriptor) -> Result<Outcome> {
+        let outcome = match self.collect(class, what, own) {
+            Ok(topology) => {
+                self.publish_hosts(class, &topology)?;
+                Outcome::Complete
+            }
+            Err(Error::Communicator { detail, .. }) => Outcome::Refused(detail),
+            Err(other) => return Err(other),
+        };
+        self.publish(class, outcome)
     }
 
     /// Reads the peer info of all ranks, on rank 0, and compares it with its own.

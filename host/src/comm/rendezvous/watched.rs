@@ -1,5 +1,7 @@
 //! Waits in the store that end early: when a rank that must join has ended or has left the
-//! communicator that makes the call, or when that communicator has failed or was aborted.
+//! communicator that makes the call, or when that communicator has failed or was aborted. A
+//! reconfiguration usually follows a failure, so only an abort on this rank ends its waits. Another
+//! rank may abort the communicator in order to leave an operation and to join the reconfiguration.
 //!
 //! A wait that finds a rank ended asks the store once more, and fails if the key is still missing.
 //! A rank may end its process after it has left the last barrier of a call. Until then all other
@@ -11,7 +13,7 @@ use std::time::Instant;
 use super::Rendezvous;
 use crate::comm::Inner;
 use crate::store::{self, Error as StoreError};
-use crate::{Error, Result, process};
+use crate::{EndReason, Error, Result, process};
 
 /// First time between two looks at the other ranks. The times double: each look interrupts a wait
 /// in the store, which costs the server several messages.
@@ -28,6 +30,9 @@ type Process = (u32, u64);
 pub(in crate::comm) struct Watched<'a> {
     /// Communicator whose failure ends the waits.
     pub(in crate::comm) communicator: Option<&'a Inner>,
+    /// Communicator that the rendezvous replaces, and the number of its aborts on this rank when
+    /// the call began. A further abort ends the waits.
+    pub(in crate::comm) replaced: Option<(&'a Inner, u64)>,
     /// The other ranks of the rendezvous on this host.
     pub(in crate::comm) members: Vec<WatchedMember>,
 }
@@ -43,8 +48,18 @@ pub(in crate::comm) struct WatchedMember {
 }
 
 impl Watched<'_> {
-    /// Returns the failure of the communicator that makes the call.
+    /// Returns the failure of the communicator that makes the call, or the abort of the
+    /// communicator that the rendezvous replaces.
     pub(super) fn check(&self) -> Result<()> {
+        if let Some((replaced, aborts)) = self.replaced
+            && replaced.aborts() != aborts
+        {
+            return Err(Error::Ended {
+                name: replaced.group.full_name.clone(),
+                reason: EndReason::Aborted,
+                detail: "aborted by the program during reconfigure".to_owned(),
+            });
+        }
         let Some(communicator) = self.communicator else {
             return Ok(());
         };
@@ -73,7 +88,7 @@ impl Watched<'_> {
     }
 
     fn is_empty(&self) -> bool {
-        self.communicator.is_none() && self.members.is_empty()
+        self.communicator.is_none() && self.replaced.is_none() && self.members.is_empty()
     }
 }
 

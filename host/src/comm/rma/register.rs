@@ -1,5 +1,7 @@
 //! Registration of memory of all ranks as a window, and its removal.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use fusewire_device::DType;
 
 use crate::comm::Communicator;
@@ -8,14 +10,22 @@ use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::{Error, Result};
 
-/// A registered tensor, from [`Communicator::tensor_register`].
+/// A registered tensor, from [`Communicator::tensor_register`]. Dropping the value does not end the
+/// registration.
 #[derive(Debug)]
 pub struct Registration {
     window: Option<usize>,
     handle: u64,
     /// Communicator that the tensor is registered with.
     identity: u64,
-    _tensor: Tensor,
+    /// The tensor, until the registration ends.
+    tensor: Mutex<Option<Tensor>>,
+}
+
+impl Registration {
+    fn lock(&self) -> MutexGuard<'_, Option<Tensor>> {
+        self.tensor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Communicator {
@@ -35,7 +45,7 @@ impl Communicator {
                 window: None,
                 handle,
                 identity: self.inner.group.identity,
-                _tensor: tensor.clone(),
+                tensor: Mutex::new(Some(tensor.clone())),
             });
         }
         let args = WindowArgs {
@@ -55,7 +65,7 @@ impl Communicator {
             window: Some(id),
             handle: 0,
             identity: self.inner.group.identity,
-            _tensor: tensor.clone(),
+            tensor: Mutex::new(Some(tensor.clone())),
         })
     }
 
@@ -63,21 +73,34 @@ impl Communicator {
     /// uses the memory.
     ///
     /// # Errors
-    /// [`Error::CaptureState`] while the communicator's stream is capturing; the communicator's
-    /// failure. Peers may then still use the memory, and it stays registered. Any other error of
+    /// [`Error::InvalidArgument`] if the registration belongs to another communicator or has ended;
+    /// [`Error::CaptureState`] while the communicator's stream is capturing. The call has no effect
+    /// then, and can be repeated with a registration that has not ended. The communicator's
+    /// failure: peers may then still use the memory, and it stays registered. Any other error of
     /// this call fails the communicator, because the other ranks may have ended the registration.
-    pub fn tensor_deregister(&self, registration: Registration) -> Result<()> {
-        if registration.identity != self.inner.group.identity {
-            return Err(Error::InvalidArgument {
+    pub fn tensor_deregister(&self, registration: &Registration) -> Result<()> {
+        let refused = |detail: &str| {
+            Err(Error::InvalidArgument {
                 operation: "tensor_deregister",
-                detail: "the tensor is registered with another communicator".to_owned(),
-            });
+                detail: detail.to_owned(),
+            })
+        };
+        if registration.identity != self.inner.group.identity {
+            return refused("the tensor is registered with another communicator");
         }
-        match (&self.inner.executor.backend, registration.window) {
+        // Taken first, so that a concurrent call does not end another window of the same number.
+        let Some(tensor) = registration.lock().take() else {
+            return refused("the registration has already ended");
+        };
+        let ended = match (&self.inner.executor.backend, registration.window) {
             (Some(backend), _) => backend.deregister(registration.handle),
             (None, Some(id)) => self.end_windows(&[id]),
             (None, None) => Ok(()),
+        };
+        if ended.is_err() {
+            *registration.lock() = Some(tensor);
         }
+        ended
     }
 
     /// Returns this communicator, on a new stream if its own is capturing, for operations that the

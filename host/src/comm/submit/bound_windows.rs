@@ -36,7 +36,6 @@ use core::time::Duration;
 use std::thread;
 use std::time::Instant;
 
-use arrayvec::ArrayVec;
 use fusewire_device::call::Operation;
 use fusewire_device::comm::WindowAddr;
 

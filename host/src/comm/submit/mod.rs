@@ -10,7 +10,7 @@ mod user;
 
 use core::sync::atomic::Ordering;
 
-use fusewire_device::call::{Call, Operation};
+use fusewire_device::call::Call;
 use fusewire_device::layout::FailureKind;
 use fusewire_device::native::NativeEntry;
 use tracing::span::EnteredSpan;
@@ -19,7 +19,7 @@ pub(super) use self::prepared_op::PreparedOp;
 
 use self::prepared_op::Entry;
 use super::Communicator;
-use super::observe::{Arguments, Buffers, HookResult, HookedCall, OpInfo, function_name};
+use super::observe::{Arguments, Buffers, HookResult, HookedCall, OpInfo};
 use super::work::Work;
 use crate::cpu::RunningKernel;
 use crate::stream::{Command, Event, Recording, Stream, Ticket};
@@ -63,7 +63,7 @@ impl Communicator {
         self.chain(&recording)?;
         if recording.is_some() {
             if prepared.borrowed {
-                return Err(capture_of_slices());
+                return Err(capture_of_borrowed(prepared.function_name()));
             }
             return self.capture(prepared, accesses, recording, arguments, drop);
         }
@@ -141,12 +141,8 @@ impl Communicator {
         record_id: Option<u64>,
     ) -> HookedCall<'b> {
         let tensors = prepared.tensors.iter().flatten().copied();
-        let operation = prepared.op_info.call().operation();
         HookedCall {
-            name: match operation {
-                Operation::User => prepared.name,
-                _ => function_name(operation),
-            },
+            name: prepared.function_name(),
             op_info: prepared.op_info,
             record_id,
             is_captured: record_id.is_none(),
@@ -378,11 +374,14 @@ pub(super) fn invalid(operation: &'static str, detail: String) -> Error {
     Error::InvalidArgument { operation, detail }
 }
 
-/// Returns the error for a slice in a capture.
-pub(super) fn capture_of_slices() -> Error {
+/// Returns the error for the capture of a blocking call that uses memory which lives only as long
+/// as the call.
+#[cold]
+pub(super) fn capture_of_borrowed(function: &str) -> Error {
     Error::CaptureState {
-        detail: "a graph outlives the call: operations on slices can't be captured: use tensors, \
-                 and for all_reduce_rms_norm its _async form"
-            .to_owned(),
+        detail: format!(
+            "a graph outlives the call, so {function} cannot be captured with slices or addresses: \
+             use tensors and the _async form of the function"
+        ),
     }
 }

@@ -3,12 +3,13 @@
 use core::any::Any;
 use std::sync::Arc;
 
+use fusewire_device::call::Operation;
 use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 
 use super::bound_windows::BoundWindows;
 use crate::comm::Communicator;
 use crate::comm::attributes::LaunchAttributes;
-use crate::comm::observe::OpInfo;
+use crate::comm::observe::{OpInfo, function_name};
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
 use crate::tensor::{Tensor, TensorUse};
@@ -119,6 +120,15 @@ impl<'a> PreparedOp<'a> {
     pub(in crate::comm) fn accessing(mut self, accesses: &AccessList<'_>) -> Self {
         self.accesses = Some(accesses.to_arc());
         self
+    }
+
+    /// Returns the name of the function that runs the operation; for a user kernel, the name of the
+    /// kernel.
+    pub(super) fn function_name(&self) -> &'static str {
+        match self.op_info.call().operation() {
+            Operation::User => self.name,
+            operation => function_name(operation),
+        }
     }
 
     /// Keeps `table` alive as long as the launch.
