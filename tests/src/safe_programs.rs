@@ -298,8 +298,8 @@ fn windows_of_another_thread(comm: &Communicator) -> Result<()> {
         let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
         thread::scope(|scope| {
             let end = move || match round % 2 {
-                0 => comm.tensor_deregister(registration).and(window.free()),
-                _ => window.free().and(comm.tensor_deregister(registration)),
+                0 => comm.tensor_deregister(&registration).and(window.free()),
+                _ => window.free().and(comm.tensor_deregister(&registration)),
             };
             let ends = scope.spawn(end);
             assert_eq!(element(&x)?, 2.0 * value);
@@ -326,7 +326,7 @@ fn early_ends(comm: &Communicator) -> Result<()> {
         let registration = comm.tensor_register(&x)?;
         let next = &y;
         let replace = move || {
-            comm.tensor_deregister(registration)?;
+            comm.tensor_deregister(&registration)?;
             comm.tensor_register(next)
         };
         let reduce = || match round % 2 {
@@ -355,7 +355,7 @@ fn early_ends(comm: &Communicator) -> Result<()> {
         };
         assert_eq!(element(&x)?, 2.0, "another tensor was reduced");
         assert_eq!(element(&y)?, -7.0, "another tensor was written");
-        comm.tensor_deregister(registered)?;
+        comm.tensor_deregister(&registered)?;
     }
     Ok(())
 }

@@ -498,7 +498,7 @@ fn replace_registration(
     comm.register_pre_hook(move |_| {
         let ended = registration.lock().expect("no panic").take();
         if let Some(ended) = ended {
-            outside.tensor_deregister(ended).expect("the end");
+            outside.tensor_deregister(&ended).expect("the end");
             let new = outside.tensor_register(&next).expect("a registration");
             *registered.lock().expect("no panic") = Some(new);
         }

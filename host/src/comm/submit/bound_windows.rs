@@ -39,7 +39,7 @@ use std::time::Instant;
 use fusewire_device::call::Operation;
 use fusewire_device::comm::WindowAddr;
 
-use super::PreparedOp;
+use super::prepared_op::{BoundWindows, PreparedOp};
 use crate::Result;
 use crate::comm::Communicator;
 use crate::comm::windows::{MAX_ADDRESSES, WindowNumbers};
@@ -47,15 +47,6 @@ use crate::stream::Event;
 
 /// Interval at which the end of a window looks for the end of submissions.
 const NAP: Duration = Duration::from_micros(50);
-
-/// The window addresses among the parameters of an operation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BoundWindows {
-    /// Version of the windows before the addresses were resolved.
-    version: usize,
-    /// Byte offsets of the addresses in the parameters.
-    fields: &'static [usize],
-}
 
 /// An operation with window addresses that this thread is enqueuing.
 struct Submission<'a>(&'a AtomicUsize);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use fusewire_device::call::Operation;
 use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 
-use super::bound_windows::BoundWindows;
 use crate::comm::Communicator;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::{OpInfo, function_name};
@@ -27,6 +26,15 @@ pub(super) enum Entry {
     Gpu(KernelInfo),
     /// Call of a backend.
     HandOff,
+}
+
+/// The window addresses among the parameters of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BoundWindows {
+    /// Version of the windows before the addresses were resolved.
+    pub(super) version: usize,
+    /// Byte offsets of the addresses in the parameters.
+    pub(super) fields: &'static [usize],
 }
 
 /// An operation with its arguments, ready to run. It has no heap allocations for its parameters, so
