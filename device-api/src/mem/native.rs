@@ -244,11 +244,11 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 /// writes. Concurrent loads return old or new bytes. Any alignment.
 ///
 /// The block of instructions is opaque to the compiler, so its accesses are not data races in
-/// Rust's memory model.
+/// Rust's memory model. ThreadSanitizer does not see them and gets the other form.
 ///
 /// # Safety
 /// Both ranges must be valid.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(tsan)))]
 #[inline(always)]
 pub unsafe fn copy_shared(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: every access is below `bytes`; the instructions change only the target and the
@@ -312,7 +312,7 @@ pub unsafe fn copy_shared(to: *mut u8, from: *const u8, bytes: usize) {
 ///
 /// # Safety
 /// Both ranges must be valid.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(tsan))))]
 #[inline(always)]
 pub unsafe fn copy_shared(to: *mut u8, from: *const u8, bytes: usize) {
     use core::sync::atomic::AtomicU8;
