@@ -102,6 +102,14 @@ impl<'a> PreparedOp<'a> {
     }
 }
 
+/// Passes `prepared` without window addresses to `run`. Not inlined, so that the copy takes no
+/// space on the stack of the usual path.
+#[cold]
+#[inline(never)]
+fn run_staged<R>(prepared: &PreparedOp<'_>, run: impl FnOnce(&PreparedOp<'_>) -> R) -> R {
+    run(&prepared.staged())
+}
+
 impl Communicator {
     /// Passes `prepared` to `run` on this thread, which has taken the stream; without window
     /// addresses, if the windows may end before the operation.
@@ -112,7 +120,7 @@ impl Communicator {
         run: impl FnOnce(&PreparedOp<'_>) -> R,
     ) -> R {
         match &prepared.windows {
-            Some(windows) if !self.are_valid(windows) => run(&prepared.staged()),
+            Some(windows) if !self.are_valid(windows) => run_staged(prepared, run),
             _ => run(prepared),
         }
     }
@@ -131,7 +139,6 @@ impl Communicator {
         }
     }
 
-    #[cold]
     fn enqueue_bound<R>(
         &self,
         prepared: &PreparedOp<'_>,
