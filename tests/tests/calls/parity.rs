@@ -642,8 +642,8 @@ fn an_adopted_backend_can_be_reached_and_needs_a_store_for_parts() {
     });
 }
 
-/// Values of environment variables that cannot be parsed are errors. Unknown hints, and the end of a
-/// communicator without `finalize`, are printed.
+/// Values of environment variables that cannot be parsed are errors. Unknown hints and the end of a
+/// communicator without `finalize` are printed.
 #[test]
 fn mistakes_in_the_environment_are_errors() {
     const TEST: &str = "parity::mistakes_in_the_environment_are_errors";
