@@ -562,8 +562,8 @@ fn parse_seconds(value: &str) -> Option<f64> {
     (seconds > 0.0 && seconds < 1e9).then_some(seconds)
 }
 
-/// Refuses values of environment variables that [`Options::default`] cannot parse and therefore
-/// ignores.
+/// Refuses values of environment variables that cannot be parsed. [`Options::default`] and the
+/// flight recorder ignore such values.
 pub(crate) fn check_environment() -> Result<()> {
     let refuse = |name: &str, value: &str, needed: &str| {
         Err(Error::bootstrap(format!(
@@ -578,11 +578,15 @@ pub(crate) fn check_environment() -> Result<()> {
             return refuse(name, &value, "a number of seconds greater than 0");
         }
     }
-    let name = "TORCHCOMM_ABORT_ON_ERROR";
-    if let Some(value) = value(name)
-        && parse_flag(&value).is_none()
-    {
-        return refuse(name, &value, "1 or 0");
+    for name in [
+        "TORCHCOMM_ABORT_ON_ERROR",
+        "TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME",
+    ] {
+        if let Some(value) = value(name)
+            && parse_flag(&value).is_none()
+        {
+            return refuse(name, &value, "1 or 0");
+        }
     }
     let name = "TORCHCOMM_FR_BUFFER_SIZE";
     if let Some(value) = value(name)

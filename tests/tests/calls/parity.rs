@@ -642,8 +642,8 @@ fn an_adopted_backend_can_be_reached_and_needs_a_store_for_parts() {
     });
 }
 
-/// Values of environment variables that cannot be parsed are errors, and the end of a communicator
-/// without `finalize` is printed.
+/// Values of environment variables that cannot be parsed are errors. Unknown hints and the end of a
+/// communicator without `finalize` are printed.
 #[test]
 fn mistakes_in_the_environment_are_errors() {
     const TEST: &str = "parity::mistakes_in_the_environment_are_errors";
@@ -651,7 +651,8 @@ fn mistakes_in_the_environment_are_errors() {
         let options = Options::new()
             .return_errors()
             .store(Arc::new(MemoryStore::new()))
-            .rank_size(0, 1);
+            .rank_size(0, 1)
+            .hint("made_up", "1");
         new_comm("fusewire", Device::Cpu, "world", options)
     };
     match role().as_deref() {
@@ -669,6 +670,7 @@ fn mistakes_in_the_environment_are_errors() {
         ("TORCHCOMM_TIMEOUT_SECONDS", "abc"),
         ("FUSEWIRE_TIMEOUT_SECONDS", "-1"),
         ("TORCHCOMM_FR_BUFFER_SIZE", "many"),
+        ("TORCHCOMM_FR_DUMP_DYNAMIC_FILE_NAME", "maybe"),
     ] {
         let variable = (name.to_owned(), value.to_owned());
         let mut child = start(TEST, "create", &[variable]);
@@ -677,6 +679,13 @@ fn mistakes_in_the_environment_are_errors() {
         child.succeed(TEST_TIMEOUT).expect("no panic");
     }
     let mut child = start(TEST, "drop", &[]);
+    // The child has no subscriber for logs.
+    let line = child.next_line_with("unknown hint", TEST_TIMEOUT);
+    let line = line.expect("a warning");
+    assert!(
+        line.starts_with("fusewire: warning: ") && line.contains("made_up"),
+        "{line}"
+    );
     let line = child.next_line_with("without finalize()", TEST_TIMEOUT);
     assert!(line.expect("a warning").contains("\"world\""));
     child.succeed(TEST_TIMEOUT).expect("no panic");
