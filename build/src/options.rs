@@ -7,14 +7,17 @@ use crate::host::Family;
 pub struct Options {
     /// Enables rustc's jump threading, which clones barriers into divergent branches. Only a
     /// negative control of the verifier sets it.
+    #[doc(hidden)]
     pub jump_threading: bool,
     /// Families of kernels. Each family gets its own image, and the kernels outside all families
     /// share one more image. If empty, one image holds all kernels.
     pub families: Vec<Family>,
     /// Exports the grid form of every kernel, `NAME__grid`, instead of `NAME`. Tests launch grid
     /// forms to run all ranks in a multi-rank grid.
+    #[doc(hidden)]
     pub multi_rank_grid: bool,
     /// Compiles kernels whose waits have no bounds, to measure the cost of bounded waits.
+    #[doc(hidden)]
     pub unbounded: bool,
 }
 

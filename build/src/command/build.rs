@@ -28,11 +28,11 @@ pub(crate) struct Arguments {
     out: Option<PathBuf>,
     /// Exports every kernel NAME in its grid form, NAME__grid. One launch of a grid form runs the
     /// blocks of all ranks. Tests use grid forms to run several ranks on one GPU.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     multi_rank_grid: bool,
     /// Compiles kernels whose waits have no bounds, with one image per family. `fusewire-benches
     /// wait-cost` measures them.
-    #[arg(long)]
+    #[arg(long, hide = true)]
     unbounded: bool,
 }
 

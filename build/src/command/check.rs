@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     native: bool,
     /// Checks only images of grid forms (see `build --multi-rank-grid`).
-    #[arg(long, conflicts_with = "native")]
+    #[arg(long, hide = true, conflicts_with = "native")]
     multi_rank_grid: bool,
     /// Prints every violation (by default one per kernel and rule) and every negative control.
     #[arg(long)]

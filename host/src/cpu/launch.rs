@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub const MAX_PARAM_BYTES: usize = 256;
 
 /// Maximum number of threads of a launch with concurrent blocks or several lanes.
-pub const MAX_THREADS: u32 = 4096;
+pub(crate) const MAX_THREADS: u32 = 4096;
 
 /// Data that a [`LaunchOwner`] attaches to a launch. The callbacks of the owner receive the data
 /// when the launch runs.
@@ -44,15 +44,15 @@ pub trait LaunchOwner: Send + Sync + fmt::Debug {
     fn after(&self, word: u64, info: &LaunchInfo, ran: bool) -> Result<()>;
 }
 
-/// Execution order of the blocks of a launch with one lane per block.
+/// Execution order of the blocks of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockOrder {
     /// Sequentially, on the thread that executes the launch. Requires that the blocks of the kernel
     /// do not wait for each other.
     #[default]
     Sequential,
-    /// Concurrently, each block on a separate thread. Blocks with several lanes always run
-    /// concurrently.
+    /// Concurrently, each block on a separate thread. Tests with several lanes per block always use
+    /// this order.
     Concurrent,
 }
 
@@ -62,9 +62,11 @@ pub struct Grid {
     /// Number of blocks, at least 1.
     pub blocks: u32,
     /// Lanes per block: 1 in production, up to 128 in tests. Each lane is a thread.
+    #[doc(hidden)]
     pub lanes: u32,
     /// Lanes per warp: a power of two, at most 64, that divides `lanes`. 0 selects one warp of all
     /// lanes, or warps of 64 lanes if there are more.
+    #[doc(hidden)]
     pub warp: u32,
     /// Bytes of block-shared memory that the kernel uses.
     pub shared_bytes: u32,
