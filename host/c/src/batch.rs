@@ -1,10 +1,12 @@
 //! Batches: sends and receives that run concurrently.
 
-use core::ffi::c_void;
+use core::ffi::{c_int, c_void};
 
+use crate::call::{Body, Call, operate};
+use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument};
-use crate::operations::{Call, operation};
 use crate::types::{VersionedStruct, dtype, numbers as n, read, struct_size};
+use crate::work::FusewireWork;
 
 /// `fusewire_p2p`: a send or receive of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +71,12 @@ unsafe fn read_ops(
     (0..count as usize).map(read_op).collect()
 }
 
-operation!(
-    /// Runs sends and receives concurrently.
-    fusewire_batch, fusewire_batch_async(ops: *const FusewireP2p, count: u32) |call| {
+/// Returns the body of [`fusewire_batch`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn run_batch(ops: *const FusewireP2p, count: u32) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or an array of `count` structs.
         let ops = unsafe { read_ops(call, ops, count)? };
         let mut batch = call.handle.comm.batch_op_create();
@@ -99,4 +104,40 @@ operation!(
         batch.issue()?;
         Ok(None)
     }
-);
+}
+
+/// Runs sends and receives concurrently.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_batch(
+    comm: *const FusewireComm,
+    ops: *const FusewireP2p,
+    count: u32,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe { operate("fusewire_batch", comm, None, run_batch(ops, count)) }
+}
+
+/// Enqueues [`fusewire_batch`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_batch_async(
+    comm: *const FusewireComm,
+    ops: *const FusewireP2p,
+    count: u32,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_batch_async",
+            comm,
+            Some(work),
+            run_batch(ops, count),
+        )
+    }
+}

@@ -14,9 +14,14 @@
 //! The header states the preconditions of every function: pointers are null or valid for the call,
 //! text ends with a zero byte, a struct is readable for its `struct_size` bytes, and handles are
 //! alive.
+//!
+//! The buffers of an operation are valid memory of the communicator's device until the call
+//! returns; those of an `_async` function, until the work is done and every graph that contains it
+//! is destroyed. `work` is null or writable.
 
 mod batch;
 mod bytes;
+mod call;
 mod comm;
 mod error;
 mod handle;

@@ -4,10 +4,10 @@ use core::ffi::{c_int, c_void};
 
 use fusewire::{DType, Norm, ScaleLayout, Work};
 
+use crate::call::{Call, operate};
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument};
 use crate::memory::View;
-use crate::operations::{Call, operate};
 use crate::types::{FusewireNorm, algorithm, dtype, numbers as n, read};
 use crate::work::FusewireWork;
 

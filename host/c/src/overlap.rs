@@ -4,10 +4,10 @@ use core::ffi::{c_int, c_void};
 
 use fusewire::{ReadyFlags, Stream, Work};
 
+use crate::call::{Call, operate};
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument, give, guard};
 use crate::handle::{destroy, live};
-use crate::operations::{Call, operate};
 use crate::types::{VersionedStruct, dtype, read, reduction};
 use crate::work::FusewireWork;
 

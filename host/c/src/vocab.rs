@@ -4,9 +4,9 @@ use core::ffi::{c_int, c_void};
 
 use fusewire::{DType, VocabParallel, Work};
 
+use crate::call::{Call, operate};
 use crate::comm::FusewireComm;
 use crate::error::{Outcome, argument};
-use crate::operations::{Call, operate};
 use crate::types::{FusewireVocab, dtype, numbers as n, read};
 use crate::work::FusewireWork;
 

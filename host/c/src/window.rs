@@ -6,13 +6,14 @@ use std::sync::{Arc, Weak};
 
 use fusewire::{Compare, DType, SignalUpdate, Window, WindowOptions};
 
+use crate::call::{Body, Call, operate};
 use crate::comm::{FusewireComm, Shared};
 use crate::error::{Outcome, argument, give, guard};
 use crate::handle::{destroy, live};
 use crate::memory::{Buffer, checked_size, refuse_capture};
-use crate::operations::{Call, operation};
 use crate::region::Region;
 use crate::types::{VersionedStruct, numbers as n, read};
+use crate::work::FusewireWork;
 
 /// `fusewire_window_options`. Zero selects the default of each field.
 #[derive(Clone, Copy, Debug)]
@@ -303,15 +304,18 @@ pub unsafe extern "C" fn fusewire_window_device(
     })
 }
 
-operation!(
-    /// Writes `bytes` bytes at `source` to the part of `peer`, `offset` bytes after its start.
-    fusewire_window_put, fusewire_window_put_async(
-        window: *const FusewireWindow,
-        source: *const c_void,
-        bytes: u64,
-        peer: u32,
-        offset: u64
-    ) |call| {
+/// Returns the body of [`fusewire_window_put`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn put(
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let source = call.tensor("source", source, Some(bytes), DType::U8)?;
@@ -321,18 +325,70 @@ operation!(
             || window.put_async(&source, peer, at),
         )
     }
-);
+}
 
-operation!(
-    /// Runs [`fusewire_window_put`], then adds 1 to this rank's value of signal `signal` at `peer`.
-    fusewire_window_put_signal, fusewire_window_put_signal_async(
-        window: *const FusewireWindow,
-        source: *const c_void,
-        bytes: u64,
-        peer: u32,
-        offset: u64,
-        signal: u32
-    ) |call| {
+/// Writes `bytes` bytes at `source` to the part of `peer`, `offset` bytes after its start.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_put(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_put",
+            comm,
+            None,
+            put(window, source, bytes, peer, offset),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_put`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_put_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_put_async",
+            comm,
+            Some(work),
+            put(window, source, bytes, peer, offset),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_put_signal`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn put_signal(
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+    signal: u32,
+) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let source = call.tensor("source", source, Some(bytes), DType::U8)?;
@@ -342,17 +398,71 @@ operation!(
             || window.put_signal_async(&source, peer, at, signal),
         )
     }
-);
+}
 
-operation!(
-    /// Reads `bytes` bytes from the part of `peer`, `offset` bytes after its start, to `target`.
-    fusewire_window_get, fusewire_window_get_async(
-        window: *const FusewireWindow,
-        target: *mut c_void,
-        bytes: u64,
-        peer: u32,
-        offset: u64
-    ) |call| {
+/// Runs [`fusewire_window_put`], then adds 1 to this rank's value of signal `signal` at `peer`.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_put_signal(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+    signal: u32,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_put_signal",
+            comm,
+            None,
+            put_signal(window, source, bytes, peer, offset, signal),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_put_signal`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_put_signal_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    source: *const c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+    signal: u32,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_put_signal_async",
+            comm,
+            Some(work),
+            put_signal(window, source, bytes, peer, offset, signal),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_get`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn get(
+    window: *const FusewireWindow,
+    target: *mut c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let target = call.tensor("target", target, Some(bytes), DType::U8)?;
@@ -362,13 +472,63 @@ operation!(
             || window.get_async(&target, peer, at),
         )
     }
-);
+}
 
-operation!(
-    /// Adds 1 to this rank's value of signal `signal` at `peer`.
-    fusewire_window_raise, fusewire_window_raise_async(
-        window: *const FusewireWindow, peer: u32, signal: u32
-    ) |call| {
+/// Reads `bytes` bytes from the part of `peer`, `offset` bytes after its start, to `target`.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_get(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    target: *mut c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_get",
+            comm,
+            None,
+            get(window, target, bytes, peer, offset),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_get`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_get_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    target: *mut c_void,
+    bytes: u64,
+    peer: u32,
+    offset: u64,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_get_async",
+            comm,
+            Some(work),
+            get(window, target, bytes, peer, offset),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_raise`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn raise(window: *const FusewireWindow, peer: u32, signal: u32) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         call.choose(
@@ -376,14 +536,59 @@ operation!(
             || window.raise_async(peer, signal),
         )
     }
-);
+}
 
-operation!(
-    /// Waits until `sender` has raised this rank's signal `signal` once more than this rank has
-    /// waited for it.
-    fusewire_window_wait_raised, fusewire_window_wait_raised_async(
-        window: *const FusewireWindow, signal: u32, sender: u32
-    ) |call| {
+/// Adds 1 to this rank's value of signal `signal` at `peer`.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_raise(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    peer: u32,
+    signal: u32,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_raise",
+            comm,
+            None,
+            raise(window, peer, signal),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_raise`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_raise_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    peer: u32,
+    signal: u32,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_raise_async",
+            comm,
+            Some(work),
+            raise(window, peer, signal),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_wait_raised`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn wait_raised(window: *const FusewireWindow, signal: u32, sender: u32) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let sender = sender_of(sender);
@@ -392,13 +597,66 @@ operation!(
             || window.wait_raised_async(signal, sender),
         )
     }
-);
+}
 
-operation!(
-    /// Sets this rank's value of signal `signal` at `peer`, or adds to it.
-    fusewire_window_signal, fusewire_window_signal_async(
-        window: *const FusewireWindow, peer: u32, signal: u32, update: u32, value: u64
-    ) |call| {
+/// Waits until `sender` has raised this rank's signal `signal` once more than this rank has
+/// waited for it.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_wait_raised(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    signal: u32,
+    sender: u32,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_wait_raised",
+            comm,
+            None,
+            wait_raised(window, signal, sender),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_wait_raised`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_wait_raised_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    signal: u32,
+    sender: u32,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_wait_raised_async",
+            comm,
+            Some(work),
+            wait_raised(window, signal, sender),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_signal`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn update_signal(
+    window: *const FusewireWindow,
+    peer: u32,
+    signal: u32,
+    update: u32,
+    value: u64,
+) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let update = update_of(call.name(), update, value)?;
@@ -407,13 +665,69 @@ operation!(
             || window.signal_async(peer, signal, update),
         )
     }
-);
+}
 
-operation!(
-    /// Waits until this rank's signal `signal` satisfies a comparison with `value`.
-    fusewire_window_wait_signal, fusewire_window_wait_signal_async(
-        window: *const FusewireWindow, signal: u32, sender: u32, compare: u32, value: u64
-    ) |call| {
+/// Sets this rank's value of signal `signal` at `peer`, or adds to it.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_signal(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    peer: u32,
+    signal: u32,
+    update: u32,
+    value: u64,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_signal",
+            comm,
+            None,
+            update_signal(window, peer, signal, update, value),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_signal`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_signal_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    peer: u32,
+    signal: u32,
+    update: u32,
+    value: u64,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_signal_async",
+            comm,
+            Some(work),
+            update_signal(window, peer, signal, update, value),
+        )
+    }
+}
+
+/// Returns the body of [`fusewire_window_wait_signal`].
+///
+/// # Safety
+/// Handles and arrays are null or valid until the returned function has run.
+unsafe fn wait_signal(
+    window: *const FusewireWindow,
+    signal: u32,
+    sender: u32,
+    compare: u32,
+    value: u64,
+) -> impl Body {
+    move |call: &Call<'_>| {
         // SAFETY: the caller passes null or a handle that stays alive during the call.
         let window = unsafe { on_stream(call, window)? };
         let compare = compare_of(call.name(), compare)?;
@@ -423,7 +737,56 @@ operation!(
             || window.wait_signal_async(signal, sender, compare, value),
         )
     }
-);
+}
+
+/// Waits until this rank's signal `signal` satisfies a comparison with `value`.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_wait_signal(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    signal: u32,
+    sender: u32,
+    compare: u32,
+    value: u64,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_wait_signal",
+            comm,
+            None,
+            wait_signal(window, signal, sender, compare, value),
+        )
+    }
+}
+
+/// Enqueues [`fusewire_window_wait_signal`] on the handle's stream.
+///
+/// # Safety
+/// The requirements of an operation in the [documentation of the crate](crate#safety).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fusewire_window_wait_signal_async(
+    comm: *const FusewireComm,
+    window: *const FusewireWindow,
+    signal: u32,
+    sender: u32,
+    compare: u32,
+    value: u64,
+    work: *mut *mut FusewireWork,
+) -> c_int {
+    // SAFETY: the preconditions of the called functions are also preconditions of this function.
+    unsafe {
+        operate(
+            "fusewire_window_wait_signal_async",
+            comm,
+            Some(work),
+            wait_signal(window, signal, sender, compare, value),
+        )
+    }
+}
 
 /// Returns the update with this number.
 fn update_of(operation: &str, number: u32, value: u64) -> Outcome<SignalUpdate> {
