@@ -89,8 +89,7 @@ pub(crate) struct Recorder {
     issued: AtomicU64,
     size: usize,
     /// Last sequence numbers: of collectives, sends by peer, receives by peer; then the same for
-    /// replays. A communicator issues its operations (and runs its replays) in one order, so a load
-    /// and a store suffice to increment a counter.
+    /// replays. Threads that use different streams may issue operations at the same time.
     sequences: Box<[AtomicU64]>,
 }
 
@@ -123,9 +122,7 @@ impl Recorder {
         let Some(counter) = self.sequences.get(at) else {
             return 0;
         };
-        let sequence = counter.load(Ordering::Relaxed) + 1;
-        counter.store(sequence, Ordering::Relaxed);
-        sequence
+        counter.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Records an operation that is issued now. Returns its number.
@@ -373,6 +370,28 @@ mod tests {
     use std::time::Instant;
 
     use super::{OpInfo, Recorder};
+
+    /// Threads may issue operations at the same time, on different streams.
+    #[test]
+    fn threads_never_get_the_same_sequence_number() {
+        let recorder = Recorder::new(64, 2);
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while started.elapsed().as_millis() < 500 {
+                        for _ in 0..1000 {
+                            recorder.issue(black_box(&OpInfo::default()), false);
+                        }
+                    }
+                });
+            }
+        });
+        let last = recorder.issue(&OpInfo::default(), false);
+        let records = recorder.records();
+        let record = records.last().expect("the last operation");
+        assert_eq!((record.id, record.sequence), (last, last));
+    }
 
     /// `cargo test --release -p fusewire --lib cost_of_an_entry -- --ignored --nocapture`
     #[test]
