@@ -519,10 +519,8 @@ mod tests {
             rlim_max: 64,
         };
         // SAFETY: `limit` is a readable `rlimit`.
-        assert_eq!(
-            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) },
-            0
-        );
+        let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        assert_eq!(status, 0);
         let mut files = Vec::new();
         while let Ok(file) = File::open("/dev/null") {
             files.push(file);
