@@ -13,7 +13,7 @@ pub enum P2pKind {
     Recv,
 }
 
-/// One operation of a [`Batch`].
+/// One operation of a [`Batch`](super::Batch).
 #[derive(Clone, Debug)]
 pub struct P2pOp {
     /// Direction: send or receive.
