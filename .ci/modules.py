@@ -82,7 +82,7 @@ class Crate:
                     self.load((*module, name), place, folder / name)
 
     def absolute(self, module, path):
-        """Returns `path` of a file of `module` from the root of the crate, or None."""
+        """Returns the absolute form of `path`, which occurs in a file of `module`."""
         at, rest = module, list(path)
         if rest[0] == "crate":
             at, rest = (), rest[1:]

@@ -11,7 +11,8 @@ use std::time::Instant;
 /// Installs `handler`, which must be async-signal-safe, for `signal`. Does nothing if this process
 /// was started with `signal` ignored, as by `nohup`.
 pub(crate) fn catch(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: `SIG_IGN` is a valid action for every signal in `SIGNALS`.
+    // SAFETY: `libc::signal` refuses invalid signals, and `handler` is async-signal-safe, as this
+    // function requires.
     unsafe {
         let before = libc::signal(signal, handler as *const () as libc::sighandler_t);
         if before == libc::SIG_IGN {

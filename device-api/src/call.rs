@@ -1,4 +1,4 @@
-//! Calls: what a launch does, as one word that ranks compare.
+//! Call words: the description of a launch in one word, which ranks compare.
 
 /// Declares [`Operation`] with a row for each operation: documentation, variant, code, name.
 macro_rules! operations {
@@ -144,7 +144,7 @@ pub struct Call(pub u64);
 
 impl Call {
     /// Packs a call. `dtype`, `reduction` and `algorithm` are codes, 0 for none; `agreed` is
-    /// whatever else must be equal on all ranks (the element count, as a rule).
+    /// another value that must be equal on all ranks, usually the element count.
     #[inline(always)]
     pub const fn new(
         operation: Operation,

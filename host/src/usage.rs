@@ -37,8 +37,8 @@
 //!
 //! Not ordered here are accesses by peers (`put`, or a collective on registered memory, which uses
 //! signals), operations of different streams or branches of one graph, flagged operands in a graph,
-//! and windows that kernels take: the program orders those by events, signals or flags. The
-//! functions that leave operands to flags are unsafe.
+//! and windows that kernels take: the program must order these accesses by events, signals or
+//! flags. The functions with flagged operands are therefore unsafe.
 
 mod direct;
 

@@ -50,7 +50,7 @@ impl Parts {
             let mut rank = 0;
             while rank < ranks {
                 parts.set(rank, end);
-                // Offsets are used only if the end is within the buffer. It is not if a sum wraps.
+                // A sum that would overflow saturates, and `Vector::check` then refuses the parts.
                 end = end.saturating_add(counts.get(rank as usize));
                 rank += 1;
             }

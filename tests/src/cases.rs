@@ -108,8 +108,8 @@ impl Case {
     }
 }
 
-/// Returns the operation of `case` with root or peer 0. For operations that the lists have no cases
-/// of, returns the path of their tests in `tests/tests`.
+/// Returns the operation of `case` with root or peer 0. If the lists have no cases of the
+/// operation, returns the path of its tests in `tests/tests`.
 ///
 /// # Panics
 /// Panics if the operation reduces and the case has no reduction.

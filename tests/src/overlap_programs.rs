@@ -1,4 +1,4 @@
-//! Programs like those of `safe_programs`, with operations with ready flags. The flags order the
+//! Programs like those of `safe_programs` that use operations with ready flags. Flags order the
 //! accesses of the consumer and the producer, as these operations require. The other accesses are
 //! those of safe code.
 

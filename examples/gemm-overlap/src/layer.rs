@@ -187,7 +187,7 @@ impl<'a> Layer<'a> {
         } = self.shape;
         let (per_rank, span) = (tokens.div_ceil(chunk), chunk * hidden);
         let (x, gathered, words) = (&self.x, &self.gathered, &self.chunks);
-        // SAFETY: the words order the accesses of the GEMMs to chunks and tiles.
+        // SAFETY: the flags order the accesses of the GEMMs to chunks and tiles.
         let gather = unsafe { comm.all_gather_with_flags_async(stream, gathered, x, words, span) }?;
         // Enqueue the GEMMs in the order in which chunks arrive: first the chunks of this rank,
         // then those of the next ranks in the ring.
@@ -200,7 +200,7 @@ impl<'a> Layer<'a> {
         }
         gather.wait(stream)?;
         let (out, z, tiles, sum) = (&self.out, &self.z, &self.tiles, ReduceOp::Sum);
-        // SAFETY: the words order the accesses of the GEMMs to chunks and tiles.
+        // SAFETY: the flags order the accesses of the GEMMs to chunks and tiles.
         let scatter =
             unsafe { comm.reduce_scatter_on_arrival_async(stream, out, z, tiles, span, 1, sum) }?;
         // Enqueue the GEMMs in the order in which the operation sends tiles: tile t of all rows,

@@ -249,8 +249,8 @@ int fusewire_workspace_bytes(const char *device, uint32_t size, const fusewire_o
 
 /* Allocates zeroed memory of the device in a new window, aligned to at least 16 bytes. All ranks
    call the function together, with the same size, which must be at least 1. A communicator has
-   at most 1024 windows at a time. Freed windows no longer count, unless a rank has captured an
-   operation while they existed. */
+   at most 1024 windows at a time. A freed window no longer counts, unless a rank has captured an
+   operation that may use it. */
 int fusewire_alloc(const fusewire_comm *comm, uint64_t bytes, void **memory);
 
 /* Frees memory from fusewire_alloc. All ranks call the function together. The call waits until no
@@ -801,7 +801,10 @@ typedef struct fusewire_overlap {
    compute stream, so work that is enqueued on the compute stream afterwards sees only values of
    this call. This also holds in replays of a graph. Enqueue the computation next, then call
    fusewire_work_join with the handle of the compute stream, which makes the compute stream wait for
-   the operation. In a capture, call fusewire_work_join before the capture ends. */
+   the operation. In a capture, call fusewire_work_join before the capture ends. The library does
+   not order accesses to single chunks and tiles: do not access a chunk of the output before its
+   word is 1, and do not write a chunk, or a tile whose word may have reached `target`, before the
+   operation has ended. */
 int fusewire_all_gather_with_flags(const fusewire_comm *comm, const fusewire_comm *consumer,
                                    const fusewire_overlap *overlap, fusewire_work **work);
 int fusewire_reduce_scatter_on_arrival(const fusewire_comm *comm, const fusewire_comm *producer,

@@ -291,7 +291,7 @@ pub unsafe extern "C" fn fusewire_all_gather_with_flags(
         let input = call.tensor("input", input, Some(count), element)?;
         let output = call.tensor("output", output, call.rows(count), element)?;
         let comm = &call.handle.comm;
-        // SAFETY: the caller orders the accesses to chunks and tiles by the words.
+        // SAFETY: the caller orders the accesses to chunks and tiles by the flags.
         Ok(unsafe {
             comm.all_gather_with_flags_async(
                 given.compute,
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn fusewire_reduce_scatter_on_arrival(
         let input = call.tensor("input", input, call.rows(count), element)?;
         let output = call.tensor("output", output, Some(count), element)?;
         let comm = &call.handle.comm;
-        // SAFETY: the caller orders the accesses to chunks and tiles by the words.
+        // SAFETY: the caller orders the accesses to chunks and tiles by the flags.
         Ok(unsafe {
             comm.reduce_scatter_on_arrival_async(
                 given.compute,

@@ -20,7 +20,8 @@ use crate::gpu::RawStream;
 /// variables, for two reasons. Changing the environment while another thread reads it is undefined
 /// behaviour, and a C library may read it at any time. The change would also have no effect if
 /// another library has already used the GPU. Therefore the launcher or the program sets the
-/// variables ([`prepare`]). A process with more streams of a priority than queues logs a warning.
+/// variables ([`prepare`]). If a device has more streams of one priority than queues, the library
+/// logs a warning.
 pub const VARIABLES: &[(&str, &str)] = &[(CUDA_VARIABLE, "32"), (HIP_VARIABLE, "16")];
 
 const CUDA_VARIABLE: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -94,8 +95,8 @@ impl QueueVariable {
                 queues,
                 "more streams of one priority than hardware queues: kernels of streams that share \
                  a queue run in sequence, and time out if they wait for each other; use at most \
-                 {queues} streams, or set {} to a larger value (at most {}) before the process \
-                 starts",
+                 {queues} streams of a priority, or set {} to a larger value (at most {}) before \
+                 the process starts",
                 self.name,
                 self.most
             );

@@ -146,8 +146,9 @@ impl Segment {
             .open(&path)
             .map_err(|error| {
                 let advice = file_limit_advice(&error).unwrap_or(
-                    "; the process must live, on this host, under this user and in this process id \
-                     namespace (else set FUSEWIRE_HOST_ID apart)",
+                    "; the process must be running on this host, under the same user and in the \
+                     same process id namespace (otherwise, give each container or host its own \
+                     FUSEWIRE_HOST_ID)",
                 );
                 refused(format!("{path} cannot be opened ({error}){advice}"))
             })?;
@@ -332,7 +333,7 @@ fn check_file_limit(bytes: u64) -> io::Result<()> {
 /// Returns the remedy if a file could not be opened because too many files are open.
 fn file_limit_advice(error: &io::Error) -> Option<&'static str> {
     match error.raw_os_error()? {
-        libc::EMFILE => Some("; raise the limit of open files by `ulimit -n`"),
+        libc::EMFILE => Some("; raise the limit on open files with `ulimit -n`"),
         libc::ENFILE => Some("; raise the limit of open files of this host (fs.file-max)"),
         _ => None,
     }
@@ -554,7 +555,7 @@ mod tests {
                 error.contains(reason) && error.contains("ulimit -n"),
                 "{error}"
             );
-            let blames_peer = ["has ended", "must live"].map(|part| error.contains(part));
+            let blames_peer = ["has ended", "must be running"].map(|part| error.contains(part));
             assert_eq!(blames_peer, [false; 2], "{error}");
         }
     }

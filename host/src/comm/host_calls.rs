@@ -1,11 +1,12 @@
 //! Collective calls that run on the host only: ranks share memory, exchange bytes or wait for each
 //! other through the store.
 //!
-//! A host call has one outcome on all ranks, or it stops the communicator. A step that fails on one
-//! rank only, such as an allocation, is an argument of the next step that all ranks take part in.
-//! The last step is [`HostCall::agreed`], which fails on all ranks if one has failed. Until then
-//! no operation can use a new window, so each rank removes it without waiting for the others. If
-//! a step of the store fails, the other ranks may have continued, so the communicator stops.
+//! A host call has one outcome on all ranks, or it stops the communicator. If a step can fail on
+//! one rank only, such as an allocation, its result is an argument of the next step in which all
+//! ranks take part. The last step is [`HostCall::agreed`], which fails on all ranks if one has
+//! failed. Before this step, no operation can use a new window, so each rank can remove it without
+//! waiting for the others. If an access to the store fails, the other ranks may have continued, so
+//! the communicator stops.
 
 use core::cell::RefCell;
 
@@ -28,8 +29,8 @@ pub(super) struct HostCall<'a> {
 }
 
 impl Communicator {
-    /// Begins a host call. All ranks must call this together. The call has one number, however many
-    /// steps a rank completes, so that the keys of later calls agree on all ranks.
+    /// Begins a host call. All ranks must call this together. The call uses one number, even if a
+    /// rank does not complete all steps, so that the keys of later calls are equal on all ranks.
     pub(super) fn host_call(&self, operation: &'static str) -> HostCall<'_> {
         let group = &self.inner.group;
         HostCall {
@@ -71,8 +72,8 @@ impl<'a> HostCall<'a> {
     }
 
     /// Ends the call with this rank's result. Returns the result if no rank has failed; otherwise
-    /// this rank's error or that of another rank. Stops the communicator if it cannot determine
-    /// this.
+    /// this rank's error or that of another rank. Stops the communicator if the ranks cannot agree
+    /// on the outcome.
     pub(super) fn agreed<T>(self, result: Result<T>) -> Result<T> {
         let inner = &*self.comm.inner;
         let store = &*inner.group.store;
@@ -106,8 +107,8 @@ impl<'a> HostCall<'a> {
         )
     }
 
-    /// Shares this rank's `parts` with all ranks, and reserves a window for each of them, of
-    /// `bytes[i]` bytes of each rank. A rank that has no parts passes the reason. The parts must
+    /// Shares this rank's `parts` with all ranks, and reserves a window for each part. Window i has
+    /// `bytes[i]` bytes on each rank. A rank that has no parts passes the reason. The parts must
     /// live until [`Self::agreed`].
     pub(super) fn add_windows(
         &self,
@@ -118,9 +119,10 @@ impl<'a> HostCall<'a> {
         let (inner, windows) = (&*comm.inner, &comm.inner.windows);
         let parts = parts.and_then(|parts| match windows.count() + bytes.len() > MAX_WINDOWS {
             true => Err(inner.group.error(format!(
-                "there are {MAX_WINDOWS} windows already, the most that a communicator can have; \
-                 free windows, end registrations, or allocate fewer and larger tensors and slice \
-                 them"
+                "{} of {MAX_WINDOWS} windows are in use, and this call needs {}; free windows, end \
+                 registrations, or allocate fewer and larger tensors and slice them",
+                windows.count(),
+                bytes.len()
             ))),
             false => Ok(parts),
         });
@@ -154,7 +156,7 @@ impl<'a> HostCall<'a> {
     }
 
     /// Publishes this rank's parts, or the reason why it has none, and maps the parts of all ranks.
-    /// Returns the parts of each rank for each of `bytes`.
+    /// Returns the parts of all ranks for each window.
     fn share(&self, own: Result<Vec<WindowPart>>, bytes: &[u64]) -> Result<Vec<Vec<WindowPart>>> {
         let own = own.and_then(|own| Ok((encode(&own)?, own)));
         let message = match &own {
@@ -170,7 +172,7 @@ impl<'a> HostCall<'a> {
                 return Err(inner.group.error(String::from_utf8_lossy(reason)));
             }
             described.push(decode(message, bytes.len()).ok_or_else(|| {
-                let detail = format!("rank {rank} published something else");
+                let detail = format!("the message of rank {rank} cannot be decoded");
                 inner.group.error(detail)
             })?);
         }
@@ -184,8 +186,8 @@ impl<'a> HostCall<'a> {
         {
             return Err(inner.group.error(format!(
                 "the memory of rank {rank} can be shared on its own host only, and the ranks are \
-                 on several hosts of one NVLink domain, which takes memory with fabric handles: \
-                 allocate it by Communicator::alloc"
+                 on several hosts of one NVLink domain, which requires fabric handles: allocate \
+                 it with Communicator::alloc"
             )));
         }
         let mut all: Vec<Vec<WindowPart>> = vec![Vec::new(); bytes.len()];
@@ -200,7 +202,7 @@ impl<'a> HostCall<'a> {
                     return Err(Error::PeerSegment {
                         rank,
                         detail: format!(
-                            "its part of {} bytes at {offset} leaves its memory of {}",
+                            "its part of {} bytes at offset {offset} exceeds its memory of {}",
                             bytes[at],
                             memory.bytes()
                         ),

@@ -478,7 +478,7 @@ fn host_calls_leave_no_keys() {
     });
 }
 
-/// Regression test: a rank that could not tell the outcome of a call kept its communicator, whose
+/// Regression test: a rank that could not determine the outcome of a call kept its communicator, whose
 /// later windows then had other numbers than those of the other ranks.
 #[test]
 fn a_host_call_that_a_rank_does_not_join_stops_the_communicator() {

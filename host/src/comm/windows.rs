@@ -20,7 +20,7 @@ use crate::memory::Memory;
 /// Most window addresses of an operation.
 pub(super) const MAX_ADDRESSES: usize = 4;
 
-/// Windows whose numbers a captured operation may have.
+/// Windows to which a captured operation may refer.
 #[derive(Debug)]
 pub(super) enum WindowNumbers {
     /// Windows at these addresses, which were resolved at this version of the windows.
@@ -66,8 +66,8 @@ pub(crate) struct Windows {
     of_others: EndedWindows,
 }
 
-/// Memory of ended windows whose numbers graphs may have. A replay that has found the number may
-/// still run when the window ends.
+/// Memory of ended windows to which graphs may refer. A replay that has resolved the number of a
+/// window may still run when the window ends.
 #[derive(Default)]
 pub(super) struct EndedWindows(Mutex<Vec<(Option<Multicast>, Slot)>>);
 
@@ -329,8 +329,8 @@ impl Windows {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes that an operation that may have these windows is being captured. Returns false if a
-    /// window may have ended since the operation was bound.
+    /// Marks the windows to which a captured operation may refer. Returns false, and marks none, if
+    /// a window may have ended since the operation was bound.
     #[cold]
     pub(super) fn note_capture(&self, numbers: &WindowNumbers) -> bool {
         // Windows are retired under this lock.
@@ -355,9 +355,8 @@ impl Windows {
         true
     }
 
-    /// Returns a value that every captured operation keeps, with the memory of windows that end
-    /// while a graph of this rank exists. The operation may have numbers of windows, its own or
-    /// those of its peers.
+    /// Returns the owner of the memory of windows that end while a graph of this rank exists. Every
+    /// captured operation keeps this owner, because the operation or a peer may refer to a window.
     pub(super) fn for_graph(&self) -> Arc<EndedWindows> {
         let mut of_graphs = self
             .of_graphs
@@ -408,9 +407,9 @@ impl Windows {
     /// Removes a window that is retired or was never listed: kernels no longer resolve its number,
     /// and its memory may be freed. All ranks must have agreed that no operation in flight uses it.
     /// A new window may get the number if `is_free` is true. All ranks must pass the same value,
-    /// which must be false if a rank has captured an operation with the number: a replay then
-    /// fails. One that runs now may have resolved the number, so the memory lives as long as the
-    /// graphs of this rank; if only other ranks have such graphs, as long as the communicator.
+    /// which must be false if a rank has captured an operation with the number. Later replays then
+    /// fail. A replay that runs now may have resolved the number, so the memory lives as long as
+    /// the graphs of this rank; if only other ranks have such graphs, as long as the communicator.
     pub(crate) fn remove(&self, id: usize, is_free: bool) {
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = match is_free {
@@ -640,7 +639,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&owner), 1);
     }
 
-    /// A window that the ranks do not agree on leaves its number, and no graph can have it.
+    /// A window on which the ranks do not agree frees its number, and no graph refers to it.
     #[test]
     fn a_window_that_was_not_listed_frees_its_number() {
         let windows = Windows::new(None, 0..1, false).expect("a table");

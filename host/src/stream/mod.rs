@@ -217,11 +217,10 @@ impl Stream {
         }))
     }
 
-    /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise enqueues
-    /// `command`, which must do the same work, and waits for it. `recording` is the result of a
-    /// preceding [`Stream::recording`]. The stream must not be capturing. `uses` orders the work
-    /// with other users of the same tensors. `enqueue` passes the command to its argument, which
-    /// enqueues it.
+    /// Runs `direct` on the calling thread if this is an idle CPU stream. Otherwise calls
+    /// `enqueue`, which passes a command that does the same work to its argument, and waits for it.
+    /// `recording` is the result of a preceding [`Stream::recording`]. The stream must not be
+    /// capturing. `uses` orders the work with other users of the same tensors.
     #[inline]
     pub(crate) fn run_ordered(
         &self,

@@ -477,7 +477,7 @@ fn overlap_on_streams_that_wait_for_each_other_is_refused() {
                 (comm.stream(), &legacy, false),
             ] {
                 let on = comm.on(operation);
-                // SAFETY: the words order the accesses to chunks and tiles.
+                // SAFETY: the flags order the accesses to chunks and tiles.
                 let result =
                     unsafe { on.all_gather_with_flags_async(compute, &y, &x, &flags, 256) };
                 let text = match &result {

@@ -148,7 +148,7 @@ fn an_abort_ends_the_reconfiguration_of_the_same_rank() {
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| comm.reconfigure(&all));
                 barrier.wait();
-                // Several times the interval of the looks at the abort word.
+                // Several times the longest interval between checks of the abort word.
                 std::thread::sleep(Duration::from_millis(2500));
                 let ended_early = waiting.is_finished();
                 let started = Instant::now();

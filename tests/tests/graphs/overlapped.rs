@@ -105,7 +105,7 @@ impl Gather {
         let (parts, comm) = (&self.parts, &self.parts.comm);
         parts.capture(|| {
             let compute = &parts.compute;
-            // SAFETY: the words order the accesses, except in the negative controls.
+            // SAFETY: the flags order the accesses, except in the negative controls.
             let work = unsafe {
                 comm.all_gather_with_flags_async(compute, &self.y, &self.x, flags, CHUNK)
             }?;
@@ -154,7 +154,7 @@ fn a_thousand_replays_consume_each_chunk_after_its_flag() {
                 if round % 64 == 63 {
                     let (parts, compute) = (&gather.parts, &gather.parts.compute);
                     let (comm, x, y) = (&parts.comm, &gather.x, &gather.y);
-                    // SAFETY: the words order the accesses, except in the negative controls.
+                    // SAFETY: the flags order the accesses, except in the negative controls.
                     unsafe { comm.all_gather_with_flags_async(compute, y, x, &flags, CHUNK) }?
                         .wait(compute)?;
                     compute.synchronize()?;
@@ -205,7 +205,7 @@ fn scatter(comm: &Communicator, early: bool, replays: u64) -> Result<u64> {
     let graph = parts.capture(|| {
         let (comm, compute) = (&parts.comm, &parts.compute);
         let sum = ReduceOp::Sum;
-        // SAFETY: the words order the accesses, except in the negative controls.
+        // SAFETY: the flags order the accesses, except in the negative controls.
         let work = unsafe {
             comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, CHUNK, 1, sum)
         }?;
@@ -279,10 +279,10 @@ fn both_sides_of_a_layer_in_one_graph() {
             let (comm, compute) = (&parts.comm, &parts.compute);
             for layer in 0..3 {
                 let from = if layer == 0 { &x } else { &out };
-                // SAFETY: the words order the accesses, except in the negative controls.
+                // SAFETY: the flags order the accesses, except in the negative controls.
                 let gathered =
                     unsafe { comm.all_gather_with_flags_async(compute, &y, from, &flags, CHUNK) }?;
-                // SAFETY: the words order the accesses, except in the negative controls.
+                // SAFETY: the flags order the accesses, except in the negative controls.
                 let scattered = unsafe {
                     comm.reduce_scatter_on_arrival_async(
                         compute,

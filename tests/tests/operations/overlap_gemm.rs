@@ -75,7 +75,7 @@ fn gather(
     for call in 0..3 {
         input.copy_from_bytes(&fill(dtype, me, call, count))?;
         output.copy_from_bytes(&vec![0xee; count * ranks * dtype.size()])?;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work =
             unsafe { comm.all_gather_with_flags_async(compute, &output, &input, flags, chunk) }?;
         // The compute stream continues when all chunks have arrived.
@@ -152,7 +152,7 @@ fn scatter(
     let per_row = count.div_ceil(tile);
     for call in 0..2 {
         input.copy_from_bytes(&fill(dtype, me, call, count * rows))?;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work = unsafe {
             comm.reduce_scatter_on_arrival_async(compute, &output, &input, &tiles, tile, 3, op)
         }?;
@@ -249,10 +249,10 @@ fn a_host_thread_consumes_chunks_and_produces_tiles() {
             let late = (u64::from(comm.rank()) + round) % 3;
             std::thread::sleep(Duration::from_micros(300 * late));
             x.copy_from(&vec![round * 10 + u64::from(comm.rank()); COUNT])?;
-            // SAFETY: the words order the accesses to chunks and tiles.
+            // SAFETY: the flags order the accesses to chunks and tiles.
             let gathered =
                 unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, CHUNK) }?;
-            // SAFETY: the words order the accesses to chunks and tiles.
+            // SAFETY: the flags order the accesses to chunks and tiles.
             let scattered = unsafe {
                 comm.reduce_scatter_on_arrival_async(
                     &compute,
@@ -302,7 +302,7 @@ fn flags_in_the_callers_memory() {
         let flags = comm.adopt_ready_flags(&words.slice(2, 5)?)?;
         assert_eq!((flags.len(), flags.is_empty()), (5, false));
         let (x, y) = (comm.alloc(DType::F32, 20)?, tensor(DType::F32, 40)?);
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 10) }?;
         work.wait(&compute)?;
         compute.synchronize()?;
@@ -320,7 +320,7 @@ fn a_missing_tile_is_named() {
         let (x, y) = (comm.alloc(DType::F32, 200)?, tensor(DType::F32, 100)?);
         let tiles = comm.ready_flags(comm.chunks(100, 30))?;
         let sum = ReduceOp::Sum;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work =
             unsafe { comm.reduce_scatter_on_arrival_async(&compute, &y, &x, &tiles, 30, 5, sum) }?;
         for index in 0..tiles.len() {
@@ -362,7 +362,7 @@ fn a_gather_that_fails_releases_its_consumer() {
         let (comm, compute) = with_streams(&comm);
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(4)?;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50) }?;
         for index in 0..4 {
             let _ = flags.stream_wait(&compute, index)?;
@@ -376,7 +376,7 @@ fn a_gather_that_fails_releases_its_consumer() {
         assert_eq!(words[..2], [1, 1], "chunks of this rank are ready");
         assert_eq!(words[2..], [ReadyFlags::FAILED; 2]);
         // A call on a failed communicator is refused before it clears the flags.
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let again = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, 50) };
         assert!(matches!(again, Err(Error::Timeout(_))));
         assert_eq!(flags.words().to_vec::<u32>()?, words);
@@ -393,7 +393,7 @@ fn different_chunk_lengths_are_an_error() {
         let (x, y) = (tensor(DType::F32, 100)?, tensor(DType::F32, 200)?);
         let flags = comm.ready_flags(20)?;
         let chunk = 50 - 10 * comm.rank() as usize;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         let work = unsafe { comm.all_gather_with_flags_async(&compute, &y, &x, &flags, chunk) }?;
         Ok(work.wait_blocking().expect_err("chunks differ").to_string())
     });
@@ -415,7 +415,7 @@ fn wrong_arguments_are_refused() {
             other => panic!("{what}: {other:?}"),
         };
         let gather = |stream: &Stream, output: &Tensor, flags: &ReadyFlags, chunk: usize| {
-            // SAFETY: the words order the accesses to chunks and tiles.
+            // SAFETY: the flags order the accesses to chunks and tiles.
             unsafe { comm.all_gather_with_flags_async(stream, output, &x, flags, chunk) }
         };
         says("needed", gather(&compute, &x, &flags, 50));
@@ -427,7 +427,7 @@ fn wrong_arguments_are_refused() {
         let ints = tensor(DType::I32, 200)?;
         says("output is i32", gather(&compute, &ints, &flags, 50));
         let scatter = |target: u32, op: ReduceOp| {
-            // SAFETY: the words order the accesses to chunks and tiles.
+            // SAFETY: the flags order the accesses to chunks and tiles.
             unsafe {
                 comm.reduce_scatter_on_arrival_async(&compute, &x, &y, &flags, 50, target, op)
             }
@@ -449,10 +449,10 @@ fn wrong_arguments_are_refused() {
         comm.barrier()?;
         // Empty operations are permitted and need no flags.
         let (none, nothing) = (tensor(DType::F32, 0)?, comm.ready_flags(0)?);
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         unsafe { comm.all_gather_with_flags_async(&compute, &none, &none, &nothing, 0) }?
             .wait_blocking()?;
-        // SAFETY: the words order the accesses to chunks and tiles.
+        // SAFETY: the flags order the accesses to chunks and tiles.
         unsafe {
             comm.reduce_scatter_on_arrival_async(
                 &compute,

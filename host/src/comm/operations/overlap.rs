@@ -49,12 +49,12 @@ impl Communicator {
     /// with cleared words.
     ///
     /// # Safety
-    /// Work on `consumer`, and threads that access parts of `output`, are not ordered with the
-    /// operation: they must not access a chunk of `output` before they have acquired its word, and
-    /// must not write a chunk that they wait for. Work on other streams must not access parts of
-    /// `output` before the operation has ended. Accesses of the host and of other streams to all
-    /// of `output` wait for the operation. In a graph they do not: there, every access to `output`
-    /// must follow the words or [`Work::wait`].
+    /// The library does not order the operation with work on `consumer` and with threads that
+    /// access parts of `output`. They must not access a chunk of `output` before they have acquired
+    /// its word, and must not write a chunk before the operation has ended. Work on other streams
+    /// must not access parts of `output` before the operation has ended. Accesses of the host and
+    /// of other streams to all of `output` wait for the operation, except in a graph. In a graph,
+    /// every access to `output` must follow the words of its chunks or [`Work::wait`].
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] before any data moves: for lengths and types that
@@ -162,12 +162,13 @@ impl Communicator {
     /// The result is bitwise equal to that of [`Communicator::reduce_scatter_single`].
     ///
     /// # Safety
-    /// Work on `producer`, and threads that access parts of `input`, are not ordered with the
-    /// operation: they must not write a tile of `input` from the moment at which its word may reach
-    /// `target` until the operation has ended. Work on other streams must not write parts of
-    /// `input` before that. Accesses of the host and of other streams to all of `input` wait for
-    /// the operation, unless `input` is a single tile. In a graph they do not: there, every write
-    /// to `input` must precede the words or follow [`Work::wait`].
+    /// The library does not order the operation with work on `producer` and with threads that
+    /// access parts of `input`. They must not write a tile of `input` from the moment at which its
+    /// word may reach `target` until the operation has ended. Work on other streams must not write
+    /// parts of `input` before the operation has ended. Accesses of the host and of other streams
+    /// to all of `input` wait for the operation, unless `input` is a single tile, and except in a
+    /// graph. In a graph, every write to `input` must precede the update of the tile's word or
+    /// follow [`Work::wait`].
     ///
     /// # Errors
     /// The errors of [`Communicator::all_gather_with_flags_async`]; [`Error::InvalidArgument`] for
@@ -368,7 +369,7 @@ impl Communicator {
     }
 
     /// Clears the words on the compute stream, then enqueues the operation on the communicator's
-    /// stream, which waits for the clearing. The words order its accesses to `operand`.
+    /// stream, which waits for the clearing. The flags order its accesses to `operand`.
     fn fork(
         &self,
         compute: &Stream,

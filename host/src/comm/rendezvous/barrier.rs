@@ -52,8 +52,9 @@ impl Rendezvous<'_> {
         self.agree(what, None, clean).map(drop)
     }
 
-    /// Runs [`Self::barrier_then`] with the reason why this rank has failed, if it has. Returns the
-    /// reason of one of the failed ranks, or `None` if no rank has failed: the same on every rank.
+    /// Waits and cleans like [`Self::barrier_then`]. `failure` is the reason why this rank has
+    /// failed, if it has. Returns the reason of one failed rank, the same on every rank, or `None`
+    /// if no rank has failed.
     pub(in crate::comm) fn agree(
         &self,
         what: &str,

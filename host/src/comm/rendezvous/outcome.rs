@@ -3,7 +3,7 @@
 /// The outcome of a rendezvous or of a barrier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All ranks have joined, and their options agree. No rank has failed before the barrier.
+    /// All ranks have joined and their options agree; of a barrier: no rank has reported a failure.
     Complete,
     /// The reason for failure.
     Refused(String),

@@ -274,7 +274,7 @@ impl Rendezvous<'_> {
         match &error {
             Error::Store(store) if store.is_disconnect() => self.refuse(format!(
                 "the store's server ended while rank {} waited for the other ranks ({error}); \
-                 unless a launcher serves the store, rank 0 does: see why that ended",
+                 unless a launcher serves the store, rank 0 serves it: check why rank 0 ended",
                 self.rank
             )),
             _ => error,

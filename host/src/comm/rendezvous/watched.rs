@@ -1,7 +1,8 @@
 //! Waits in the store that end early: when a rank that must join has ended or has left the
 //! communicator that makes the call, or when that communicator has failed or was aborted. A
-//! reconfiguration usually follows a failure, so only an abort on this rank ends its waits. Another
-//! rank may abort the communicator in order to leave an operation and to join the reconfiguration.
+//! reconfiguration usually follows a failure, so a failure of the replaced communicator does not
+//! end its waits; an abort on this rank does. Another rank may abort the communicator in order to
+//! leave an operation and to join the reconfiguration.
 //!
 //! A wait that finds a rank ended asks the store once more, and fails if the key is still missing.
 //! A rank may end its process after it has left the last barrier of a call. Until then all other

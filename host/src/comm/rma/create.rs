@@ -100,7 +100,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::Communicator`](crate::Error::Communicator) if ranks pass different arguments, or if
-    /// the call fails on another rank, which the message names; the errors of memory on this rank;
+    /// the call fails on another rank, which the message names; a failed allocation or mapping;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) on backends without windows, and
     /// for a window with cells if the GPU of a rank has no atomics for the memory of another rank.
     /// No rank has the window then, and all ranks can repeat the call. If the ranks cannot agree on

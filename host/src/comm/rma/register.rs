@@ -211,8 +211,8 @@ impl Communicator {
     /// Ends windows once no rank uses them.
     pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
         self.check_window_can_end()?;
-        // If this rank cannot tell whether the others remove the windows, the numbers of later
-        // windows would differ.
+        // Stops the communicator, because the other ranks may have removed the windows, and the
+        // numbers of later windows would then differ.
         self.try_end_windows(ids)
             .inspect_err(|error| self.inner.stop(error.clone()))
     }

@@ -16,20 +16,20 @@
 //!
 //! A launch with window addresses is before the all_reduce for one of these reasons:
 //!
-//! - A thread that runs it directly has taken the stream, and has then read an unchanged version of
-//!   the windows and that the stream is the one of the last launch. If the all_reduce had taken the
-//!   stream first, the thread would have acquired the new version. If the order of launches had
-//!   continued on another stream, `change_stream` would have cleared `last_stream` before it
-//!   recorded an event on this stream, and the thread would have acquired that by taking the
-//!   stream. Otherwise the event follows the launch.
+//! - A thread that runs the launch directly has taken the stream. It has then read that the version
+//!   of the windows is unchanged, and that the last launch was on this stream. If the all_reduce
+//!   had taken the stream first, the thread would have acquired the new version. If the order of
+//!   launches had continued on another stream, `change_stream` would have cleared `last_stream`
+//!   before it recorded an event on this stream, and the thread would have acquired the cleared
+//!   value by taking the stream. Otherwise the event follows the launch.
 //! - A thread that enqueues it holds a [`Submission`], and has read an unchanged version under it.
 //!   `retire_windows` changes the version, then waits until there is no submission. Both are
 //!   sequentially consistent, so the thread sees the change, or `retire_windows` waits for it. If
 //!   the order of launches has continued on another stream in the meantime, the thread makes that
 //!   stream wait for the launch before its submission ends.
-//! - In a capture, the thread marks the windows under the lock under which they are retired, so the
-//!   number of a window that a graph has is not used again. Nothing orders replays with the end of
-//!   the window, so the graphs keep its memory.
+//! - In a capture, the thread marks the windows under the lock that also protects their retirement.
+//!   The number of a marked window is not used again. Nothing orders replays with the end of the
+//!   window, so the graphs keep its memory.
 
 use core::sync::atomic::{AtomicUsize, Ordering, fence};
 use core::time::Duration;
@@ -45,7 +45,7 @@ use crate::comm::Communicator;
 use crate::comm::windows::{MAX_ADDRESSES, WindowNumbers};
 use crate::stream::Event;
 
-/// Interval at which the end of a window looks for the end of submissions.
+/// Interval at which `retire_windows` checks whether all submissions have ended.
 const NAP: Duration = Duration::from_micros(50);
 
 /// An operation with window addresses that this thread is enqueuing.
@@ -185,8 +185,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns the operation for a capture, without window addresses if a window has ended, after
-    /// it has marked the windows whose numbers the graph gets.
+    /// Marks the windows to which the graph will refer, and passes `prepared` to `capture`, without
+    /// window addresses if a window may have ended.
     pub(super) fn with_windows_captured<R>(
         &self,
         prepared: &PreparedOp<'_>,
@@ -202,8 +202,8 @@ impl Communicator {
         capture(&prepared.keeping(of_graphs))
     }
 
-    /// Retires windows: operations that are bound from now on do not find them, and those that are
-    /// bound are before the next operation of this thread, or go through staging.
+    /// Retires windows: operations that are bound from now on do not find them. Operations that are
+    /// bound already precede the next operation of this thread, or go through staging.
     ///
     /// # Errors
     /// [`crate::Error::Communicator`] if another thread does not end the submission of an operation
