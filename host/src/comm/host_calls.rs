@@ -89,7 +89,18 @@ impl<'a> HostCall<'a> {
             });
         match outcome {
             Ok(None) => result,
-            Ok(Some(reason)) => result.and_then(|_| Err(inner.group.error(reason))),
+            Ok(Some(reason)) => {
+                let (reason, stops) = match reason.strip_prefix(STOPPED) {
+                    Some(reason) => (reason, true),
+                    None => (reason.as_str(), false),
+                };
+                let error = inner.group.error(reason);
+                if stops {
+                    // Done before `result` is dropped, which keeps its windows in this case.
+                    inner.stop(error.clone());
+                }
+                result.and(Err(error))
+            }
             Err(error) => {
                 // Done before `result` is dropped, which keeps its windows in this case.
                 inner.stop(error.clone());
@@ -100,10 +111,13 @@ impl<'a> HostCall<'a> {
 
     /// Returns the message of the other ranks if this rank has failed.
     fn failure(&self, error: &Error) -> String {
+        let (operation, rank) = (self.operation, self.comm.rank());
+        if self.comm.inner.check().is_err() {
+            return format!("{STOPPED}{operation} failed on rank {rank}: {error}");
+        }
         format!(
-            "{} failed on rank {}: {error}; no rank has the window, and the call can be repeated",
-            self.operation,
-            self.comm.rank()
+            "{operation} failed on rank {rank}: {error}; no rank has the window, and the call can \
+             be repeated"
         )
     }
 
@@ -169,7 +183,8 @@ impl<'a> HostCall<'a> {
         let mut described = Vec::new();
         for (rank, message) in (0..).zip(&messages) {
             if let Some((&REFUSED, reason)) = message.split_first() {
-                return Err(inner.group.error(String::from_utf8_lossy(reason)));
+                let reason = String::from_utf8_lossy(reason);
+                return Err(inner.group.error(reason.trim_start_matches(STOPPED)));
             }
             described.push(decode(message, bytes.len()).ok_or_else(|| {
                 let detail = format!("the message of rank {rank} cannot be decoded");
@@ -214,6 +229,10 @@ impl<'a> HostCall<'a> {
         Ok(all)
     }
 }
+
+/// First character of the reason of a rank whose communicator has failed during the call. The other
+/// ranks stop, too.
+const STOPPED: char = '\u{1}';
 
 /// First byte of a message with the reason why a rank has no parts.
 const REFUSED: u8 = 0;

@@ -257,7 +257,9 @@ impl Inner {
         let passes = 1 + u32::from(self.executor.on_gpu.is_some());
         for _ in 0..passes {
             for (rank, workspace) in (0..).zip(&self.executor.workspaces) {
-                if rank != self.group.rank && self.executor.reaches(rank) {
+                // The memory of a rank that has left may be gone, and it waits for nothing.
+                let is_peer = rank != self.group.rank && !self.is_marked(rank);
+                if is_peer && self.executor.reaches(rank) {
                     self.mark(workspace, self.group.rank);
                 }
             }

@@ -281,7 +281,7 @@ impl Communicator {
     /// graphs that were captured on them. Members of the old communicator that are left out and
     /// wait for this rank fail by their timeout, or earlier if an abort reaches them.
     ///
-    /// While this rank waits for the other members, [`Communicator::abort`] on this rank, from
+    /// While this rank waits for other members to join, [`Communicator::abort`] on this rank, from
     /// another thread, ends the call on all waiting members. An abort by another rank does not end
     /// it, because that rank may join later.
     ///

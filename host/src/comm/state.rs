@@ -26,6 +26,9 @@ pub(super) struct Status {
     /// The first failure.
     pub(super) failure: OnceLock<Error>,
     pub(super) finalized: AtomicBool,
+    /// Set while [`Communicator::finalize`] waits for pending work. It returns a failure, so the
+    /// watchdog does not end the process.
+    is_finalizing: AtomicBool,
     /// True if a drop without [`Communicator::finalize`] is a mistake that the user must see: if
     /// [`new_comm`](super::new_comm) created the communicator, or one that it was split from.
     pub(super) must_finalize: AtomicBool,
@@ -85,6 +88,10 @@ impl Communicator {
     }
 
     fn end(&self) -> Result<()> {
+        self.inner
+            .status
+            .is_finalizing
+            .store(true, Ordering::Release);
         let last = self
             .inner
             .executor
@@ -440,7 +447,7 @@ impl Inner {
             self.status.is_unnoticed.store(true, Ordering::Relaxed);
         }
         let Err(error) = self.check() else { return };
-        if !ends_process || self.status.finalized.load(Ordering::Acquire) {
+        if !ends_process || self.status.is_finalizing.load(Ordering::Acquire) {
             return;
         }
         eprintln!(

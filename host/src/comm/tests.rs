@@ -513,6 +513,29 @@ fn a_host_call_without_an_outcome_stops_the_communicator() {
     });
 }
 
+/// A rank whose communicator fails during a host call cannot repeat it, so no rank can.
+#[test]
+fn a_host_call_during_which_one_rank_stops_stops_all() {
+    let store = Arc::new(MemoryStore::new());
+    on_ranks(2, &store, |comm| {
+        let call = comm.host_call("alloc");
+        let failed = comm.inner.group.error("a time-out");
+        if comm.rank() == 0 {
+            comm.inner.stop(failed.clone());
+            call.agreed(Err::<(), _>(failed)).expect_err("the failure");
+            return Ok(());
+        }
+        let error = call.agreed(Ok(())).expect_err("rank 0 has failed");
+        let text = error.to_string();
+        assert!(
+            text.contains("\": alloc failed on rank 0") && !text.contains("repeated"),
+            "{text}"
+        );
+        assert!(comm.failure().is_some());
+        Ok(())
+    });
+}
+
 #[test]
 fn new_windows_are_removed_unless_a_peer_may_use_them() {
     let store = Arc::new(MemoryStore::new());

@@ -199,7 +199,7 @@ impl Communicator {
 
     /// Fails while the stream is capturing, because a graph cannot contain the end of a window.
     pub(super) fn check_window_can_end(&self) -> Result<()> {
-        match self.stream().is_capturing() {
+        match self.stream().recording()?.is_some() {
             true => Err(Error::CaptureState {
                 detail: "a window cannot end while its communicator's stream is capturing"
                     .to_owned(),
@@ -211,14 +211,17 @@ impl Communicator {
     /// Ends windows once no rank uses them.
     pub(super) fn end_windows(&self, ids: &[usize]) -> Result<()> {
         self.check_window_can_end()?;
+        // No rank removes a window before all ranks have entered the barrier, so a rank whose
+        // barrier is refused can repeat the call.
+        self.barrier()?;
         // Stops the communicator, because the other ranks may have removed the windows, and the
         // numbers of later windows would then differ.
         self.try_end_windows(ids)
             .inspect_err(|error| self.inner.stop(error.clone()))
     }
 
+    /// Ends windows after a barrier.
     fn try_end_windows(&self, ids: &[usize]) -> Result<()> {
-        self.barrier()?;
         // A hook of the barrier, or another thread, may have enqueued operations on the memory.
         // None of them is left after the second barrier, which follows them on every rank.
         self.retire_windows(ids)?;

@@ -157,7 +157,7 @@ impl Communicator {
         // thread does not see that, the event follows the launch.
         fence(Ordering::SeqCst);
         if self.inner.executor.last_stream.load(Ordering::SeqCst) != self.stream.id() {
-            self.precede_last_launch()?;
+            self.precede_last_launch();
         }
         Ok(enqueued)
     }
@@ -169,20 +169,25 @@ impl Communicator {
             && self.inner.executor.last_stream.load(Ordering::Acquire) == self.stream.id()
     }
 
-    /// Makes the launches after the communicator's last one follow the work of this stream.
+    /// Makes the launches after the communicator's last one follow the work of this stream. If the
+    /// stream of the last launch cannot wait now, blocks until the work is complete.
     #[cold]
-    fn precede_last_launch(&self) -> Result<()> {
+    fn precede_last_launch(&self) {
         let last = self.inner.executor.lock_order();
         let stream = last.as_ref().map(|(stream, _)| stream.clone());
-        if let Some(stream) = &stream
-            && stream.id() != self.stream.id()
-        {
-            stream.wait_stream(&self.stream, &Event::new())?;
-        }
+        let event = Event::new();
+        let is_ordered = stream.as_ref().is_none_or(|stream| {
+            // A wait in a capture would become a part of the graph.
+            let can_wait = || stream.recording().is_ok_and(|of| !of.is_some());
+            stream.id() == self.stream.id()
+                || (can_wait() && stream.wait_stream(&self.stream, &event).is_ok())
+        });
         drop(last);
         // Dropped after the lock, as in `change_stream`.
         drop(stream);
-        Ok(())
+        if !is_ordered && self.stream.record(&event).is_ok() {
+            event.synchronize();
+        }
     }
 
     /// Marks the windows to which the graph will refer, and passes `prepared` to `capture`, without
@@ -217,6 +222,8 @@ impl Communicator {
         fence(Ordering::SeqCst);
         let (started, timeout) = (Instant::now(), self.timeout());
         while self.inner.executor.submissions.load(Ordering::SeqCst) > 0 {
+            self.inner.executor.look();
+            self.inner.check()?;
             if started.elapsed() > timeout {
                 return Err(self.inner.group.error(format!(
                     "a window cannot end, because another thread has been enqueuing an operation \
