@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use fusewire::{
-    Communicator, DType, Device, Error, ReduceOp, ReplayEdge, Result, Stream, StreamPriority,
-    run_threads_each,
+    Communicator, DType, Device, Error, ReduceOp, Registration, ReplayEdge, Result, Stream,
+    StreamPriority, run_threads_each,
 };
 use fusewire_tests::device;
 use fusewire_tests::device::{run_threads, stream};
@@ -144,7 +144,12 @@ fn operations_on_all_kinds_of_streams_run_in_the_order_of_the_calls() {
 }
 
 /// Checks that every call on the legacy stream is refused, and that the capture stays valid.
-fn refused(fake: &Fake, comm: &Communicator, legacy: &Communicator) -> Result<()> {
+fn refused(
+    fake: &Fake,
+    comm: &Communicator,
+    legacy: &Communicator,
+    registered: &Registration,
+) -> Result<()> {
     let x = comm.tensor(DType::F32, 100)?;
     let calls = |name| fake.calls(name);
     let before = (calls(c"cuLaunchKernel"), calls(c"cuEventRecord"));
@@ -160,6 +165,7 @@ fn refused(fake: &Fake, comm: &Communicator, legacy: &Communicator) -> Result<()
         ("record", stream.record(&event)),
         ("synchronize", stream.synchronize()),
         ("begin_capture", stream.begin_capture()),
+        ("tensor_deregister", legacy.tensor_deregister(registered)),
     ] {
         let error = result.expect_err(what);
         assert!(
@@ -185,11 +191,12 @@ fn the_legacy_stream_is_refused_during_captures_which_stay_valid() {
             let legacy = comm.on(&adopt(LEGACY)?);
             let x = comm.tensor(DType::F32, 100)?;
             legacy.all_reduce(&x, ReduceOp::Sum)?;
+            let registered = comm.tensor_register(&x)?;
             // A capture of a blocking stream by another library.
             let raw = fake.blocking_stream();
             for mode in 0..3 {
                 fake.begin_capture(raw, mode);
-                refused(fake, comm, &legacy)?;
+                refused(fake, comm, &legacy, &registered)?;
                 fake.end_capture(raw);
                 legacy.all_reduce(&x, ReduceOp::Sum)?;
             }
@@ -198,7 +205,7 @@ fn the_legacy_stream_is_refused_during_captures_which_stay_valid() {
             let on = comm.on(&own);
             own.begin_capture()?;
             on.all_reduce_async(&x, ReduceOp::Sum)?;
-            refused(fake, comm, &legacy)?;
+            refused(fake, comm, &legacy, &registered)?;
             let exec = own.end_capture()?.instantiate()?;
             legacy.all_reduce(&x, ReduceOp::Sum)?;
             exec.run(&own)?;
@@ -213,7 +220,7 @@ fn the_legacy_stream_is_refused_during_captures_which_stay_valid() {
             drop((on, own));
             legacy.all_reduce(&x, ReduceOp::Sum)?;
             fake.call("cuStreamDestroy_v2", raw);
-            Ok(())
+            legacy.tensor_deregister(&registered)
         });
     });
 }
