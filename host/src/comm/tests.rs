@@ -478,8 +478,8 @@ fn host_calls_leave_no_keys() {
     });
 }
 
-/// Regression test: a rank that could not determine the outcome of a call kept its communicator, whose
-/// later windows then had other numbers than those of the other ranks.
+/// Regression test: a rank that could not determine the outcome of a call kept its communicator.
+/// Its later windows then had other numbers than those of the other ranks.
 #[test]
 fn a_host_call_that_a_rank_does_not_join_stops_the_communicator() {
     let store = Arc::new(MemoryStore::new());
