@@ -154,7 +154,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::launch`].
     pub unsafe fn launch_unchecked(self) -> Result<()> {
         self.expect_faults();
-        self.comm.run(&self.bind()?.0)
+        self.comm.run(&self.bind()?)
     }
 
     /// Runs [`KernelLaunch::enqueue`] for a kernel that is an unsafe function.
@@ -166,7 +166,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::enqueue`].
     pub unsafe fn enqueue_unchecked(self) -> Result<Work> {
         self.expect_faults();
-        self.comm.submit(&self.bind()?.0)
+        self.comm.submit(&self.bind()?)
     }
 
     /// Checks the launch and binds the arguments. The result can be launched many times, with the
@@ -194,7 +194,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
     /// The errors of [`KernelLaunch::prepare`].
     pub unsafe fn prepare_unchecked(self) -> Result<PreparedKernel> {
         self.expect_faults();
-        let (op, windows) = self.bind()?;
+        let op = self.bind()?;
         self.comm.warm_up_kernel(&self.arguments.kernel())?;
         let tensors: Vec<_> = op
             .tensors
@@ -204,14 +204,12 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
             .collect();
         Ok(PreparedKernel {
             comm: self.comm.clone(),
-            windows: windows.into_iter().cloned().collect(),
             op: op.detached().owning(Arc::new(tensors)),
         })
     }
 
-    /// Checks the launch against the kernel's contract and binds the arguments. Also returns the
-    /// windows among them.
-    fn bind(&self) -> Result<(PreparedOp<'_>, Vec<&Window>)> {
+    /// Checks the launch against the kernel's contract and binds the arguments.
+    fn bind(&self) -> Result<PreparedOp<'_>> {
         let kernel = self.arguments.kernel();
         let info = kernel.info();
         let check = Check {
@@ -249,7 +247,7 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
                 }
                 Ok(Some(Owner::Window(window))) => {
                     kept.push(window.keep());
-                    windows.push(window);
+                    windows.push(window.end_flag());
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -278,12 +276,15 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
         if !kept.is_empty() {
             prepared = prepared.keeping(Arc::new(kept));
         }
+        if !windows.is_empty() {
+            prepared = prepared.taking(windows.into());
+        }
         let mut attributes = self.attributes;
         attributes.threads = attributes.threads.max(info.contract.threads);
         if attributes != LaunchAttributes::default() {
             prepared = prepared.shaped(attributes);
         }
-        Ok((prepared, windows))
+        Ok(prepared)
     }
 
     /// Refuses unsafe kernels. The field `kernel` of the arguments may name another kernel with the
@@ -357,7 +358,6 @@ impl<A: KernelArguments> KernelLaunch<'_, A> {
 pub struct PreparedKernel {
     comm: Communicator,
     op: PreparedOp<'static>,
-    windows: Vec<Window>,
 }
 
 impl fmt::Debug for PreparedKernel {
@@ -377,7 +377,6 @@ impl PreparedKernel {
     /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a
     /// window was freed.
     pub fn launch(&self) -> Result<()> {
-        self.check_windows()?;
         self.comm.run(&self.op)
     }
 
@@ -387,14 +386,7 @@ impl PreparedKernel {
     /// # Errors
     /// The errors of [`PreparedKernel::launch`]. The [`Work`] reports a failure of the kernel.
     pub fn enqueue(&self) -> Result<Work> {
-        self.check_windows()?;
         self.comm.submit(&self.op)
-    }
-
-    fn check_windows(&self) -> Result<()> {
-        self.windows
-            .iter()
-            .try_for_each(|window| window.check_launch(self.op.name, &self.comm))
     }
 }
 

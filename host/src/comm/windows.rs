@@ -20,16 +20,32 @@ use crate::memory::Memory;
 /// Most window addresses of an operation.
 pub(super) const MAX_ADDRESSES: usize = 4;
 
-/// Windows to which a captured operation may refer.
-#[derive(Debug)]
-pub(super) enum WindowNumbers {
-    /// Windows at these addresses, which were resolved at this version of the windows.
-    Bound(usize, ArrayVec<WindowAddr, MAX_ADDRESSES>),
-    /// Any window: the operation takes a window or a value that may be a window address.
-    Any,
+/// Flag of a window that is set before the window ends.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EndFlag(Arc<AtomicBool>);
+
+impl EndFlag {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
 }
 
-impl WindowNumbers {
+/// Windows to which a captured operation may refer.
+#[derive(Debug)]
+pub(super) enum WindowNumbers<'a> {
+    /// Windows at these addresses, which were resolved at this version of the windows.
+    Bound(usize, ArrayVec<WindowAddr, MAX_ADDRESSES>),
+    /// Any window: the operation takes windows with these flags, or a value that may be a window
+    /// address.
+    Any(&'a [EndFlag]),
+}
+
+impl WindowNumbers<'_> {
     pub(super) const NONE: Self = Self::Bound(0, ArrayVec::new_const());
 }
 
@@ -332,11 +348,12 @@ impl Windows {
     /// Marks the windows to which a captured operation may refer. Returns false, and marks none, if
     /// a window may have ended since the operation was bound.
     #[cold]
-    pub(super) fn note_capture(&self, numbers: &WindowNumbers) -> bool {
+    pub(super) fn note_capture(&self, numbers: &WindowNumbers<'_>) -> bool {
         // Windows are retired under this lock.
         let mut all = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let bound = match numbers {
-            WindowNumbers::Any => None,
+            WindowNumbers::Any(flags) if flags.iter().any(EndFlag::is_set) => return false,
+            WindowNumbers::Any(_) => None,
             WindowNumbers::Bound(_, bound) if bound.is_empty() => return true,
             WindowNumbers::Bound(version, _) if *version != self.version() => return false,
             WindowNumbers::Bound(_, bound) => Some(bound),
@@ -655,7 +672,7 @@ mod tests {
         let (first, at) = reserve();
         let (second, _) = reserve();
         assert_ne!(first.id, second.id);
-        assert!(windows.note_capture(&WindowNumbers::Any));
+        assert!(windows.note_capture(&WindowNumbers::Any(&[])));
         assert!(!windows.is_captured(first.id));
         assert!(!windows.addr_of(at, 4096).is_some());
         assert!(!windows.have_multicast(), "no operation has a window");

@@ -6,8 +6,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Error, HookArguments, HookHandle, Operation,
-    Options, P2pKind, RecordState, ReduceOp, Registration, Result, Tensor, WindowOptions,
+    Algorithm, CallOptions, Communicator, Compare, DType, Error, HookArguments, HookHandle,
+    Operation, Options, P2pKind, RecordState, ReduceOp, Registration, Result, SignalUpdate, Tensor,
+    Window, WindowOptions,
 };
 use fusewire_tests::device::{device, run_threads, stream, tensor};
 
@@ -552,6 +553,88 @@ fn a_hook_may_end_the_registration_of_an_operand() {
                 comm.finalize()
             }) {
                 result.unwrap_or_else(|error| panic!("{name}, {algorithm:?}: {error}"));
+            }
+        }
+    }
+}
+
+/// Registers a pre-hook that, at its first call of an operation, frees `window` and allocates
+/// another one, which gets the number. Returns the hook and the new window.
+fn replace_window(
+    comm: &Communicator,
+    window: &Window,
+) -> (HookHandle, Arc<Mutex<Option<Window>>>) {
+    let outside = stream();
+    let window = Mutex::new(Some(window.on(&outside)));
+    let new = Arc::new(Mutex::new(None));
+    let (outside, of_hook) = (comm.on(&outside), Arc::clone(&new));
+    let hook = comm.register_pre_hook(move |_| {
+        let freed = window.lock().expect("no panic").take();
+        if let Some(freed) = freed {
+            let (dtype, len) = (freed.dtype(), freed.len());
+            freed.free().expect("the end");
+            let next = outside.alloc_window(dtype, len, WindowOptions::default());
+            *of_hook.lock().expect("no panic") = Some(next.expect("a window"));
+        }
+    });
+    (hook, new)
+}
+
+/// The operation has the number of the window, which belongs to another window after the hook.
+#[test]
+fn an_operation_fails_if_a_hook_frees_its_window() {
+    const COUNT: usize = 256;
+    type Call = fn(&Window, &Tensor, u32) -> Result<()>;
+    let calls: [(&str, Call); 7] = [
+        ("put", |window, x, peer| window.put(x, peer, 0)),
+        ("put enqueued", |window, x, peer| {
+            window.put_async(x, peer, 0)?.wait_blocking()
+        }),
+        ("put with signal", |window, x, peer| {
+            window.put_signal(x, peer, 0, 0)
+        }),
+        ("put captured", |window, x, peer| {
+            let captured = stream();
+            captured.begin_capture()?;
+            let put = window.on(&captured).put_async(x, peer, 0);
+            captured.end_capture()?;
+            put.map(drop)
+        }),
+        ("get", |window, x, peer| window.get(x, peer, 0)),
+        ("signal", |window, _, peer| {
+            window.signal(peer, 0, SignalUpdate::Set(5))
+        }),
+        ("wait", |window, _, peer| {
+            window.wait_signal(0, Some(peer), Compare::Equal, 0)
+        }),
+    ];
+    for blocks in [1, 2] {
+        for (name, call) in calls {
+            let mut options = Options::default();
+            options.blocks = blocks;
+            for result in run_threads(2, &options, |comm| {
+                let x = values(COUNT, 1.0)?;
+                let window = comm.alloc_window(DType::F32, COUNT, WindowOptions::default())?;
+                let (hook, new) = replace_window(&comm, &window);
+                let refused = call(&window, &x, 1 - comm.rank()).expect_err(name);
+                hook.remove();
+                let is_refusal = matches!(refused, Error::InvalidArgument { .. });
+                assert!(is_refusal, "{name}: {refused}");
+                let text = refused.to_string();
+                assert!(text.contains("the window was freed"), "{name}: {text}");
+                comm.barrier()?;
+                let new = new.lock().expect("no panic").take().expect("a window");
+                assert_eq!(new.tensor().to_vec::<f32>()?, vec![0.0; COUNT], "{name}");
+                assert_eq!(new.read_signal(0, None)?, 0, "{name}");
+                assert_eq!(x.to_vec::<f32>()?, vec![1.0; COUNT], "{name}");
+                // The numbers are used again, also after a capture that was refused.
+                let format = |window: &Window| format!("{window:?}");
+                assert_eq!(format(&new), format(&window), "{name}");
+                comm.barrier()?;
+                new.free()?;
+                comm.finalize()
+            }) {
+                result.unwrap_or_else(|error| panic!("{name}, {blocks} blocks: {error}"));
             }
         }
     }

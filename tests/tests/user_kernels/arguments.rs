@@ -1,5 +1,7 @@
 //! Arguments arrive as they were passed, and memory lives as long as it is used.
 
+use std::sync::{Arc, Mutex};
+
 use bytemuck::{Pod, Zeroable};
 use fusewire::{Bf16, DType, Result, SignalUpdate, WindowOptions};
 use fusewire_device::element::{Max, Ordered, Reduction, ReductionCode, Sum};
@@ -444,6 +446,53 @@ fn a_prepared_kernel_refuses_a_bad_launch_and_a_freed_window() {
         comm.barrier()
     }) {
         result.expect("the communicator still works");
+    }
+}
+
+/// A launch fails if a hook frees a window among the arguments. Another window has its number then.
+#[test]
+fn a_kernel_fails_if_a_hook_frees_its_window() {
+    for prepare in [false, true] {
+        for result in fusewire::run_threads(2, &fusewire::Options::default(), |comm| {
+            let x = zeros(DType::F32, 4)?;
+            let window = comm.alloc_window(DType::F32, 4, WindowOptions::default())?;
+            let launch = || {
+                comm.kernel(RaisesAll {
+                    window: (&window).into(),
+                    x: (&x).into(),
+                })
+            };
+            let prepared = prepare.then(|| launch().prepare()).transpose()?;
+            let ended = Mutex::new(Some(window.clone()));
+            let new = Arc::new(Mutex::new(None));
+            let (outside, of_hook) = (comm.clone(), Arc::clone(&new));
+            let hook = comm.register_pre_hook(move |_| {
+                let ended = ended.lock().expect("no panic").take();
+                if let Some(ended) = ended {
+                    ended.free().expect("the end");
+                    let next = outside.alloc_window(DType::F32, 4, WindowOptions::default());
+                    *of_hook.lock().expect("no panic") = Some(next.expect("a window"));
+                }
+            });
+            let launched = match &prepared {
+                Some(prepared) => prepared.launch(),
+                None => launch().launch(),
+            };
+            hook.remove();
+            let error = launched.expect_err("freed").to_string();
+            assert!(
+                error.contains("raises_all: the window was freed"),
+                "{error}"
+            );
+            comm.barrier()?;
+            let new = new.lock().expect("no panic").take().expect("a window");
+            assert_eq!(new.read_signal(0, None)?, 0);
+            assert_eq!(x.to_vec::<f32>()?, [0.0; 4]);
+            comm.barrier()?;
+            new.free()
+        }) {
+            result.expect("the communicator still works");
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Creation of windows, over a tensor of each rank or over new memory.
 
-use core::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use fusewire_device::DType;
@@ -187,9 +186,8 @@ impl Communicator {
             shared: Arc::new(Shared {
                 device,
                 on_gpu,
-                inner: Arc::clone(&self.inner),
-                freed: AtomicBool::new(false),
-                _parts: parts,
+                end: Arc::default(),
+                parts,
             }),
         })
     }

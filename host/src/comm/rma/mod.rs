@@ -9,7 +9,6 @@ mod transfer;
 
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use fusewire_device::DType;
@@ -22,10 +21,10 @@ pub use self::register::Registration;
 pub use self::signal::SignalUpdate;
 use crate::Result;
 use crate::algorithm::Algorithm;
+use crate::comm::Communicator;
 use crate::comm::observe::HookResult;
 use crate::comm::submit::{PreparedOp, invalid};
-use crate::comm::windows::WindowPart;
-use crate::comm::{Communicator, Inner};
+use crate::comm::windows::{EndFlag, WindowPart};
 use crate::device::Device;
 use crate::gpu::Scratch;
 use crate::options::CallOptions;
@@ -106,11 +105,11 @@ struct Shared {
     device: Box<DeviceWindow>,
     /// Copy of `device` in GPU memory.
     on_gpu: Option<Scratch>,
-    inner: Arc<Inner>,
-    freed: AtomicBool,
+    /// Set before the window is freed.
+    end: Arc<[EndFlag; 1]>,
     /// Memory of every rank for the window and for its signal pad. Mapped as long as a launch that
     /// refers to it may run, even after the window has been freed.
-    _parts: [Vec<WindowPart>; 2],
+    parts: [Vec<WindowPart>; 2],
 }
 
 impl fmt::Debug for Window {
@@ -214,10 +213,7 @@ impl Window {
         if peer == self.comm.rank() {
             return Ok(self.tensor.clone());
         }
-        let id = self.shared.device.window as usize;
-        let Some((memory, offset)) = self.comm.inner.windows.part(id, peer) else {
-            return Err(invalid("map_remote", "the window was freed".to_owned()));
-        };
+        let (memory, offset) = self.shared.parts[0][peer as usize].clone();
         let allocation = Allocation::new(memory, None);
         Ok(Tensor::at(
             allocation,
@@ -237,14 +233,14 @@ impl Window {
     pub fn free(self) -> Result<()> {
         self.alive("free")?;
         self.comm.check_window_can_end()?;
-        self.shared.freed.store(true, Ordering::Release);
+        self.shared.end[0].set();
         let device = &self.shared.device;
         self.comm
             .end_windows(&[device.window as usize, device.signal_pad as usize])
     }
 
     fn alive(&self, operation: &'static str) -> Result<()> {
-        if self.shared.freed.load(Ordering::Acquire) {
+        if self.shared.end[0].is_set() {
             return Err(invalid(operation, "the window was freed".to_owned()));
         }
         Ok(())
@@ -303,8 +299,14 @@ impl Window {
         ))
     }
 
-    /// Makes the launch keep the window's description alive.
+    /// Returns the flag that is set before the window is freed.
+    pub(in crate::comm) fn end_flag(&self) -> EndFlag {
+        self.shared.end[0].clone()
+    }
+
+    /// Makes the launch keep the window's description alive, and fail if the window was freed.
     fn bind<'a>(&self, prepared: PreparedOp<'a>) -> PreparedOp<'a> {
-        prepared.keeping(Arc::clone(&self.shared) as _)
+        let end = Arc::clone(&self.shared.end);
+        prepared.keeping(Arc::clone(&self.shared) as _).taking(end)
     }
 }

@@ -157,7 +157,7 @@ impl Window {
         for sender in senders {
             for block in 0..device.blocks {
                 let slot = device.slot_at(signal, sender, block);
-                let (memory, at) = self.word(self.comm.rank(), slot)?;
+                let (memory, at) = self.word(self.comm.rank(), slot);
                 value = value.wrapping_add(memory.load(at));
             }
         }
@@ -180,7 +180,7 @@ impl Window {
                     (own, device.taken_at(signal, sender, block)),
                     (sender, device.sent_at(signal, own, block)),
                 ] {
-                    let (memory, at) = self.word(rank, word)?;
+                    let (memory, at) = self.word(rank, word);
                     memory.store(at, 0)?;
                 }
             }
@@ -218,17 +218,14 @@ impl Window {
                 format!("counter {counter} of {}", device.counters),
             ));
         }
-        self.word(self.comm.rank(), device.counter_at(counter))
+        Ok(self.word(self.comm.rank(), device.counter_at(counter)))
     }
 
     /// Returns the memory and the offset of a word of `rank`'s signal pad. The word is only
     /// accessed atomically.
-    fn word(&self, rank: u32, offset: u64) -> Result<WindowPart> {
-        let signal_pad = self.shared.device.signal_pad as usize;
-        match self.shared.inner.windows.part(signal_pad, rank) {
-            Some((memory, start)) => Ok((memory, start + offset)),
-            None => Err(invalid("window", "the window was freed".to_owned())),
-        }
+    fn word(&self, rank: u32, offset: u64) -> WindowPart {
+        let (memory, start) = &self.shared.parts[1][rank as usize];
+        (memory.clone(), start + offset)
     }
 
     fn prepare_signal(

@@ -1,32 +1,36 @@
-//! Operations with window addresses, and the end of those windows.
+//! Operations that refer to windows, and the end of those windows.
 //!
-//! A window address is resolved when an operation is bound. Until the operation is submitted, a
-//! hook or another thread may end the window, and a later window may get its number. Then the
-//! operation is submitted without window addresses: it goes through staging, as an operation on
-//! memory in no window does.
+//! A bound operation has numbers of windows: in the addresses of its buffers, or in the windows
+//! that the caller passed. Until the operation is submitted, a hook or another thread may end a
+//! window, and a later window may get its number. An operation whose buffer is in the window is
+//! then submitted without window addresses: it goes through staging, as an operation on memory in
+//! no window does. An operation on the window itself fails.
 //!
 //! - **Who may overwrite what:** [`Windows::remove`](crate::comm::windows::Windows::remove)
 //!   overwrites the entry of a window and unmaps its memory.
 //! - **After having acquired** the completion of the all_reduce that follows
 //!   [`Communicator::retire_windows`] on this rank. It comes after every launch of any rank that
-//!   has an address in the window, because each rank submits such a launch in the order of its
-//!   streams before that all_reduce, and all ranks run the operations of a communicator in the same
-//!   order.
+//!   refers to the window, because each rank submits such a launch in the order of its streams
+//!   before that all_reduce, and all ranks run the operations of a communicator in the same order.
 //! - **Released by** the launches, which end before the all_reduce begins.
 //!
-//! A launch with window addresses is before the all_reduce for one of these reasons:
+//! Before the all_reduce, the rank changes the version of its windows, and sets the flag of the
+//! window. A launch reads the version (for its buffers) or the flags (of passed windows), and is
+//! before the all_reduce for one of these reasons:
 //!
-//! - A thread that runs the launch directly has taken the stream. It has then read that the version
-//!   of the windows is unchanged, and that the last launch was on this stream. If the all_reduce
-//!   had taken the stream first, the thread would have acquired the new version. If the order of
-//!   launches had continued on another stream, `change_stream` would have cleared `last_stream`
-//!   before it recorded an event on this stream, and the thread would have acquired the cleared
-//!   value by taking the stream. Otherwise the event follows the launch.
-//! - A thread that enqueues it holds a [`Submission`], and has read an unchanged version under it.
-//!   `retire_windows` changes the version, then waits until there is no submission. Both are
-//!   sequentially consistent, so the thread sees the change, or `retire_windows` waits for it. If
-//!   the order of launches has continued on another stream in the meantime, the thread makes that
-//!   stream wait for the launch before its submission ends.
+//! - A thread that runs the launch directly has taken the stream. It has then read that the window
+//!   has not ended, and that the last launch was on this stream. If the all_reduce had taken the
+//!   stream first, the thread would have acquired the change. If the order of launches had
+//!   continued on another stream, `change_stream` would have cleared `last_stream` before it
+//!   recorded an event on this stream, and the thread would have acquired the cleared value by
+//!   taking the stream. Otherwise the event follows the launch.
+//! - A thread that enqueues it holds a [`Submission`], and has read under it that the window has
+//!   not ended. `retire_windows` makes the change, then waits until there is no submission. Both
+//!   are sequentially consistent, so the thread sees the change, or `retire_windows` waits for it.
+//!   If the order of launches has continued on another stream in the meantime, the thread makes
+//!   that stream wait for the launch before its submission ends. If the last launch was on another
+//!   stream, a thread that runs a launch on a passed window directly also holds a submission, until
+//!   the launch has ended.
 //! - In a capture, the thread marks the windows under the lock that also protects their retirement.
 //!   The number of a marked window is not used again. Nothing orders replays with the end of the
 //!   window, so the graphs keep its memory.
@@ -39,16 +43,17 @@ use std::time::Instant;
 use fusewire_device::call::Operation;
 use fusewire_device::comm::WindowAddr;
 
-use super::prepared_op::{BoundWindows, PreparedOp};
-use crate::Result;
+use super::invalid;
+use super::prepared_op::{BoundWindows, OpWindows, PreparedOp};
 use crate::comm::Communicator;
-use crate::comm::windows::{MAX_ADDRESSES, WindowNumbers};
+use crate::comm::windows::{EndFlag, MAX_ADDRESSES, WindowNumbers};
 use crate::stream::Event;
+use crate::{Error, Result};
 
 /// Interval at which `retire_windows` checks whether all submissions have ended.
 const NAP: Duration = Duration::from_micros(50);
 
-/// An operation with window addresses that this thread is enqueuing.
+/// An operation on windows that this thread is submitting.
 struct Submission<'a>(&'a AtomicUsize);
 
 impl Drop for Submission<'_> {
@@ -65,7 +70,7 @@ impl<'a> PreparedOp<'a> {
         debug_assert!(fields.len() <= MAX_ADDRESSES);
         let has_address = |field: &usize| WindowAddr(self.params[field / 8]).is_some();
         if fields.iter().any(has_address) {
-            self.windows = Some(BoundWindows { version, fields });
+            self.windows = OpWindows::Buffers(BoundWindows { version, fields });
         }
     }
 
@@ -73,26 +78,23 @@ impl<'a> PreparedOp<'a> {
     #[cold]
     fn staged(&self) -> Self {
         let mut staged = self.clone();
-        for field in self.windows.iter().flat_map(|windows| windows.fields) {
-            staged.params[field / 8] = WindowAddr::NONE.0;
+        if let OpWindows::Buffers(windows) = &self.windows {
+            for field in windows.fields {
+                staged.params[field / 8] = WindowAddr::NONE.0;
+            }
         }
-        staged.windows = None;
+        staged.windows = OpWindows::None;
         staged
     }
 
-    fn window_numbers(&self) -> WindowNumbers {
-        let takes_windows = matches!(
-            self.op_info.call().operation(),
-            Operation::User
-                | Operation::Put
-                | Operation::Get
-                | Operation::Signal
-                | Operation::WaitSignal
-        );
+    fn window_numbers(&self) -> WindowNumbers<'_> {
         match &self.windows {
-            _ if takes_windows => WindowNumbers::Any,
-            None => WindowNumbers::NONE,
-            Some(windows) => {
+            OpWindows::None if self.op_info.call().operation() == Operation::User => {
+                WindowNumbers::Any(&[])
+            }
+            OpWindows::None => WindowNumbers::NONE,
+            OpWindows::Passed(flags) => WindowNumbers::Any(flags),
+            OpWindows::Buffers(windows) => {
                 let fields = windows.fields.iter();
                 let addresses = fields.map(|field| WindowAddr(self.params[field / 8]));
                 let bound = addresses.filter(|addr| addr.is_some()).collect();
@@ -100,6 +102,19 @@ impl<'a> PreparedOp<'a> {
             }
         }
     }
+}
+
+/// Fails if one of the windows that the caller passed was freed.
+fn check_not_freed(prepared: &PreparedOp<'_>, flags: &[EndFlag]) -> Result<()> {
+    match flags.iter().any(EndFlag::is_set) {
+        true => Err(freed(prepared)),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn freed(prepared: &PreparedOp<'_>) -> Error {
+    invalid(prepared.function_name(), "the window was freed".to_owned())
 }
 
 /// Passes `prepared` without window addresses to `run`. Not inlined, so that the copy takes no
@@ -112,21 +127,45 @@ fn run_staged<R>(prepared: &PreparedOp<'_>, run: impl FnOnce(&PreparedOp<'_>) ->
 
 impl Communicator {
     /// Passes `prepared` to `run` on this thread, which has taken the stream; without window
-    /// addresses, if the windows may end before the operation.
+    /// addresses, if the windows of its buffers may end before the operation.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a window that the caller passed was freed. `run` was
+    /// not called then.
     #[inline(always)]
     pub(super) fn with_windows_now<R>(
         &self,
         prepared: &PreparedOp<'_>,
         run: impl FnOnce(&PreparedOp<'_>) -> R,
-    ) -> R {
-        match &prepared.windows {
-            Some(windows) if !self.are_valid(windows) => run_staged(prepared, run),
-            _ => run(prepared),
-        }
+    ) -> Result<R> {
+        let _submission = match &prepared.windows {
+            OpWindows::None => None,
+            OpWindows::Buffers(windows) if self.are_valid(windows) => None,
+            OpWindows::Buffers(_) => return Ok(run_staged(prepared, run)),
+            OpWindows::Passed(flags) => self.check_passed(prepared, flags)?,
+        };
+        Ok(run(prepared))
+    }
+
+    /// Checks windows that the caller passed, on the thread that has taken the stream. Returns the
+    /// submission under which the thread must run the operation, if the stream alone does not
+    /// order it before the end of the windows.
+    fn check_passed(
+        &self,
+        prepared: &PreparedOp<'_>,
+        flags: &[EndFlag],
+    ) -> Result<Option<Submission<'_>>> {
+        let is_last = self.is_last_stream();
+        let submission = (!is_last).then(|| self.begin_submission());
+        check_not_freed(prepared, flags)?;
+        Ok(submission)
     }
 
     /// Calls `enqueue`, which enqueues `prepared` on the stream; without window addresses, if the
-    /// windows may end before the operation.
+    /// windows of its buffers may end before the operation.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::with_windows_now`], and of `enqueue`.
     #[inline]
     pub(super) fn with_windows_queued<R>(
         &self,
@@ -134,23 +173,23 @@ impl Communicator {
         enqueue: impl FnOnce(&PreparedOp<'_>) -> Result<R>,
     ) -> Result<R> {
         match &prepared.windows {
-            Some(windows) => self.enqueue_bound(prepared, windows, enqueue),
-            None => enqueue(prepared),
+            OpWindows::None => enqueue(prepared),
+            _ => self.enqueue_with_windows(prepared, enqueue),
         }
     }
 
-    fn enqueue_bound<R>(
+    fn enqueue_with_windows<R>(
         &self,
         prepared: &PreparedOp<'_>,
-        windows: &BoundWindows,
         enqueue: impl FnOnce(&PreparedOp<'_>) -> Result<R>,
     ) -> Result<R> {
-        let submissions = &self.inner.executor.submissions;
-        submissions.fetch_add(1, Ordering::SeqCst);
-        let submission = Submission(submissions);
-        if !self.are_valid(windows) {
-            drop(submission);
-            return enqueue(&prepared.staged());
+        let _submission = self.begin_submission();
+        match &prepared.windows {
+            OpWindows::Buffers(windows) if !self.are_valid(windows) => {
+                return enqueue(&prepared.staged());
+            }
+            OpWindows::Passed(flags) => check_not_freed(prepared, flags)?,
+            OpWindows::Buffers(_) | OpWindows::None => {}
         }
         let enqueued = enqueue(prepared)?;
         // `change_stream` clears `last_stream` before it records an event on this stream. If this
@@ -162,11 +201,22 @@ impl Communicator {
         Ok(enqueued)
     }
 
+    fn begin_submission(&self) -> Submission<'_> {
+        let submissions = &self.inner.executor.submissions;
+        submissions.fetch_add(1, Ordering::SeqCst);
+        Submission(submissions)
+    }
+
     /// Returns true if the windows have not changed, and this stream is that of the last launch.
     #[inline]
     fn are_valid(&self, windows: &BoundWindows) -> bool {
-        self.inner.windows.version() == windows.version
-            && self.inner.executor.last_stream.load(Ordering::Acquire) == self.stream.id()
+        self.inner.windows.version() == windows.version && self.is_last_stream()
+    }
+
+    /// Returns true if this stream is that of the last launch.
+    #[inline]
+    fn is_last_stream(&self) -> bool {
+        self.inner.executor.last_stream.load(Ordering::Acquire) == self.stream.id()
     }
 
     /// Makes the launches after the communicator's last one follow the work of this stream. If the
@@ -191,27 +241,32 @@ impl Communicator {
     }
 
     /// Marks the windows to which the graph will refer, and passes `prepared` to `capture`, without
-    /// window addresses if a window may have ended.
+    /// window addresses if a window of its buffers may have ended.
+    ///
+    /// # Errors
+    /// Those of [`Communicator::with_windows_now`], and of `capture`.
     pub(super) fn with_windows_captured<R>(
         &self,
         prepared: &PreparedOp<'_>,
-        capture: impl FnOnce(&PreparedOp<'_>) -> R,
-    ) -> R {
+        capture: impl FnOnce(&PreparedOp<'_>) -> Result<R>,
+    ) -> Result<R> {
         let windows = &self.inner.windows;
         // Before the windows are marked, so that those which end later find it.
         let of_graphs = windows.for_graph();
-        let prepared = match windows.note_capture(&prepared.window_numbers()) {
-            true => prepared.clone(),
-            false => prepared.staged(),
+        let is_noted = windows.note_capture(&prepared.window_numbers());
+        let prepared = match &prepared.windows {
+            _ if is_noted => prepared.clone(),
+            OpWindows::Passed(_) => return Err(freed(prepared)),
+            OpWindows::Buffers(_) | OpWindows::None => prepared.staged(),
         };
         capture(&prepared.keeping(of_graphs))
     }
 
     /// Retires windows: operations that are bound from now on do not find them. Operations that are
-    /// bound already precede the next operation of this thread, or go through staging.
+    /// bound already precede the next operation of this thread, go through staging, or fail.
     ///
     /// # Errors
-    /// [`crate::Error::Communicator`] if another thread does not end the submission of an operation
+    /// [`Error::Communicator`] if another thread does not end the submission of an operation
     /// within the timeout.
     pub(in crate::comm) fn retire_windows(&self, ids: &[usize]) -> Result<()> {
         let order = self.inner.executor.lock_order();

@@ -181,7 +181,7 @@ impl Communicator {
             // SAFETY: the parameters belong to the entry (`PreparedOp::new`); their pointers are
             // valid during this call.
             unsafe { crate::cpu::run_single(kernel, entry, params) }
-        });
+        })?;
         if let Err(error) = ran {
             // Fails the other ranks now, which would otherwise wait for this rank until their
             // timeout.
@@ -211,7 +211,7 @@ impl Communicator {
             });
         }
         let direct =
-            || self.with_windows_now(prepared, |prepared| self.command(prepared, id)?.execute());
+            || self.with_windows_now(prepared, |prepared| self.command(prepared, id)?.execute())?;
         self.stream.run_ordered(recording, uses, direct, |push| {
             self.push(prepared, id, push)
         })

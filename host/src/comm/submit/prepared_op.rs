@@ -9,6 +9,7 @@ use fusewire_device::native::{Kernel, KernelInfo, NativeEntry};
 use crate::comm::Communicator;
 use crate::comm::attributes::LaunchAttributes;
 use crate::comm::observe::{OpInfo, function_name};
+use crate::comm::windows::EndFlag;
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
 use crate::tensor::{Tensor, TensorUse};
@@ -37,6 +38,17 @@ pub(super) struct BoundWindows {
     pub(super) fields: &'static [usize],
 }
 
+/// The windows of an operation. They may end until it is submitted.
+#[derive(Clone, Debug)]
+pub(super) enum OpWindows {
+    /// No window, or only addresses that the caller passed as values.
+    None,
+    /// Windows that the operation can do without: those in which its buffers are.
+    Buffers(BoundWindows),
+    /// Windows that the caller passed.
+    Passed(Arc<[EndFlag]>),
+}
+
 /// An operation with its arguments, ready to run. It has no heap allocations for its parameters, so
 /// it can be built in place on the caller's stack.
 #[derive(Clone)]
@@ -51,8 +63,7 @@ pub(in crate::comm) struct PreparedOp<'a> {
     /// Call of a backend.
     pub(super) hand_off: Option<HostFn>,
     pub(super) op_info: OpInfo,
-    /// Window addresses among the parameters, if there are any.
-    pub(super) windows: Option<BoundWindows>,
+    pub(super) windows: OpWindows,
     /// Tensors that the launch keeps alive.
     pub(in crate::comm) tensors: [Option<TensorUse<'a>>; 3],
     /// Accesses to tensors, if they are not those of `tensors`.
@@ -97,7 +108,7 @@ impl<'a> PreparedOp<'a> {
             params: words,
             bytes: size_of::<P>(),
             hand_off: None,
-            windows: None,
+            windows: OpWindows::None,
             op_info,
             tensors,
             accesses: None,
@@ -145,6 +156,12 @@ impl<'a> PreparedOp<'a> {
             Some(before) => Arc::new((before, table)),
             None => table,
         });
+        self
+    }
+
+    /// Sets the windows that the caller passed.
+    pub(in crate::comm) fn taking(mut self, windows: Arc<[EndFlag]>) -> Self {
+        self.windows = OpWindows::Passed(windows);
         self
     }
 
@@ -218,7 +235,7 @@ impl<'a> PreparedOp<'a> {
             params: [0; PARAM_WORDS],
             bytes: 0,
             hand_off: Some(run),
-            windows: None,
+            windows: OpWindows::None,
             op_info,
             tensors,
             accesses: None,
