@@ -1,6 +1,8 @@
 //! A communicator as a kernel sees it: ranks, windows, and pointers into a peer's memory.
 
 use core::marker::PhantomData;
+#[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::{Pod, Zeroable};
 
@@ -331,7 +333,7 @@ impl Comm {
         }
         let (window, parts) = self.window(addr.window());
         // SAFETY: the table has MAX_WINDOWS entries.
-        let size = unsafe { (&raw const (*window).bytes).read() };
+        let size = unsafe { part_bytes(window) };
         let base = match self.reaches(rank) {
             // SAFETY: each entry has an address for each rank of the team.
             true => unsafe { parts.wrapping_add(self.member(rank) as usize).read() },
@@ -357,6 +359,26 @@ impl Comm {
         self.workspace().inbox
             + (u64::from(block) * u64::from(self.size()) + u64::from(from)) * 2 * LINE
     }
+}
+
+/// Returns the bytes of each rank's part of a window, or 0 if the window does not exist.
+///
+/// The host clears this word when a window ends, and a replay may read it at the same time. On the
+/// CPU, both accesses are therefore atomic. A GPU's copy of the table is written by the driver, and
+/// aligned words are not torn.
+///
+/// # Safety
+/// `window` must be an entry of the table.
+#[inline(always)]
+unsafe fn part_bytes(window: *const WindowConst) -> u64 {
+    // SAFETY: the precondition of this function.
+    let bytes = unsafe { &raw const (*window).bytes };
+    #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
+    // SAFETY: the precondition of this function.
+    return unsafe { bytes.read() };
+    #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
+    // SAFETY: entries are aligned, and the host writes those of live communicators atomically.
+    return unsafe { AtomicU64::from_ptr(bytes.cast_mut()) }.load(Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 use core::mem::forget;
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use std::sync::Arc;
 use std::thread;
 
 use fusewire::{
-    Communicator, Compare, DType, Event, Options, ReduceOp, Result, SignalUpdate, Stream, Tensor,
-    WindowOptions,
+    Communicator, Compare, DType, Error, Event, Options, ReduceOp, Result, SignalUpdate, Stream,
+    Tensor, WindowOptions,
 };
 
 use crate::device::{run_threads, stream, tensor};
@@ -47,6 +49,7 @@ pub const PROGRAMS: &[Program] = &[
     Program::new("dropped and forgotten handles", dropped_handles),
     Program::new("parts of one buffer", parts_of_one_buffer),
     Program::new("windows of another thread", windows_of_another_thread),
+    Program::new("a replay as its window ends", replay_as_a_window_ends),
     Program {
         host_only: true,
         ..Program::new("closures on the stream", closures)
@@ -284,6 +287,38 @@ fn parts_of_one_buffer(comm: &Communicator) -> Result<()> {
     }
     first.synchronize()?;
     second.synchronize()
+}
+
+/// A hook launches a graph between the last operation on its window and the removal of the window.
+/// The replay writes to the window or fails.
+fn replay_as_a_window_ends(comm: &Communicator) -> Result<()> {
+    for _ in 0..ROUNDS {
+        // A failed replay ends its communicator.
+        let results = run_threads(1, comm.options(), |comm| {
+            let window = comm.alloc_window(DType::F32, COUNT, WindowOptions::default())?;
+            let source = tensor(DType::F32, COUNT)?;
+            let captured = stream();
+            captured.begin_capture()?;
+            window.on(&captured).put_async(&source, 0, 0)?;
+            let graph = captured.end_capture()?.instantiate()?;
+            let launched = Arc::new(AtomicBool::new(false));
+            let (was_launched, of_hook) = (Arc::clone(&launched), captured.clone());
+            comm.register_post_hook(move |arguments| {
+                if arguments.name == "all_reduce" {
+                    graph.launch(&of_hook).expect("a launch");
+                    was_launched.store(true, Ordering::Relaxed);
+                }
+            });
+            window.free()?;
+            assert!(launched.load(Ordering::Relaxed), "a replay");
+            if let Err(error) = captured.synchronize() {
+                assert!(matches!(error, Error::Failed(_)), "{error}");
+            }
+            Ok(())
+        });
+        results.into_iter().collect::<Result<()>>()?;
+    }
+    Ok(())
 }
 
 /// Another thread ends a registration and frees a window while an operation on the tensor is in

@@ -5,7 +5,7 @@ use core::any::Any;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -138,8 +138,9 @@ pub(crate) struct ReservedWindow {
     is_unicast: bool,
 }
 
-// SAFETY: an entry of the table is written under the lock, either before its number is published or
-// after all ranks have agreed that no operation uses it. Otherwise it is only read.
+// SAFETY: an entry of the table is written under the lock, before its number is published.
+// `Windows::remove` then clears the words of an entry: the size atomically, as kernels read it, and
+// the multicast address, which only GPUs have. Otherwise an entry is only read.
 unsafe impl Sync for Windows {}
 
 impl fmt::Debug for Windows {
@@ -444,10 +445,11 @@ impl Windows {
         let (was_listed, was_captured) = (*is_listed, *captured);
         let parts = core::mem::replace(&mut all[id], slot);
         let entry = self.entry(id);
-        // SAFETY: the lock is held, and no kernel or host thread reads the entry, because all ranks
-        // agreed that no operation uses the window.
-        unsafe { (&raw mut (*entry).bytes).write(0) };
-        // SAFETY: see the write above.
+        // SAFETY: `entry` points to this table's entry. Replays that read it at the same time load
+        // the word atomically.
+        let bytes = unsafe { AtomicU64::from_ptr(&raw mut (*entry).bytes) };
+        bytes.store(0, Ordering::Relaxed);
+        // SAFETY: the lock is held, and kernels of a CPU do not read this word.
         let multicast = unsafe { (&raw mut (*entry).multicast).replace(0) };
         if let Err(error) = self.publish(id) {
             tracing::warn!(%error, "a window of a GPU could not be taken out of its table");
