@@ -3,8 +3,8 @@
 #
 #   tests/models/run.sh [loom|shuttle|tsan|mutants|quick|all] [FILTER]
 #
-# `quick` runs loom and shuttle, each model for at most one second (FUSEWIRE_MODEL_SECONDS). `all`
-# runs loom, shuttle and ThreadSanitizer without that limit. `mutants` weakens every memory
+# `quick` runs loom and shuttle, each model for at most half a second (FUSEWIRE_MODEL_SECONDS).
+# `all` runs loom, shuttle and ThreadSanitizer without that limit. `mutants` weakens every memory
 # operation of the device API once: a model under loom must fail, or survivors.txt must say why not.
 #
 # loom and shuttle need only stable Rust. ThreadSanitizer also needs an instrumented standard
@@ -57,7 +57,7 @@ case "${1:-all}" in
   mutants) FUSEWIRE_MUTANTS="${2:-1}" checker loom ;;
   tsan) tsan ;;
   quick)
-    export FUSEWIRE_MODEL_SECONDS=1
+    export FUSEWIRE_MODEL_SECONDS=0.5
     checker loom
     checker shuttle
     ;;

@@ -121,7 +121,12 @@ impl Entry {
         let counter = Arc::clone(&executions);
         let scenario = self.scenario.with_own_memory();
         let start = Instant::now();
-        let limit = Duration::from_secs(self.seconds.min(most_seconds()));
+        let limit = match self.expected {
+            Expected::Passes => longest(),
+            // A control ends when it is caught, so this limit costs no time.
+            Expected::Caught => longest().saturating_mul(4),
+        };
+        let limit = limit.min(Duration::from_secs(self.seconds));
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
             explore(self.bound, limit, move || {
                 counter.fetch_add(1, Ordering::Relaxed);
@@ -130,7 +135,7 @@ impl Entry {
         }));
         let elapsed = start.elapsed();
         let executions = executions.load(Ordering::Relaxed);
-        let seconds = limit.as_secs();
+        let seconds = limit.as_secs_f64();
         let (outcome, good) = match (&result, self.expected) {
             (Ok(()), Expected::Passes) => {
                 let coverage = match self.bound {
@@ -166,11 +171,13 @@ impl Entry {
     }
 }
 
-/// Returns the time limit of every exploration in seconds, which `FUSEWIRE_MODEL_SECONDS` sets.
-fn most_seconds() -> u64 {
+/// Returns the time limit of every exploration, which `FUSEWIRE_MODEL_SECONDS` sets.
+fn longest() -> Duration {
     let text = std::env::var("FUSEWIRE_MODEL_SECONDS").ok();
-    text.map_or(u64::MAX, |text| {
-        text.parse()
+    text.map_or(Duration::MAX, |text| {
+        let seconds = text.parse().ok();
+        seconds
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
             .expect("FUSEWIRE_MODEL_SECONDS is a number of seconds")
     })
 }

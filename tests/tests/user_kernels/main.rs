@@ -26,6 +26,7 @@ use fusewire::{Communicator, DType, Element, Options, Result, Tensor, run_thread
 use fusewire_device::comm::Rank;
 use fusewire_device::native::SafeKernel;
 use fusewire_device::{Aborted, Machine, Session, kernel};
+use fusewire_tests::skip::full;
 
 /// Numbers of ranks, blocks and lanes.
 const SHAPES: [(u32, u32, u32); 7] = [
@@ -54,6 +55,12 @@ fn options(blocks: u32, lanes: u32) -> Options {
     options.testing.lanes = lanes;
     options.testing.warp = if lanes == 64 { 16 } else { 0 };
     options
+}
+
+/// Returns true if a test of blocks of `lanes` lanes makes fewer launches than others: each lane of
+/// several is a thread. `FUSEWIRE_FULL=1` makes all launches.
+fn is_short(lanes: u32) -> bool {
+    lanes > 1 && !full()
 }
 
 /// Runs `test` on every rank. It panics if a rank returns an error.
