@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use fusewire::backend::{Backend, CallArgs, register_backend};
-use fusewire::store::MemoryStore;
+use fusewire::store::{self, MemoryStore, Store};
 use fusewire::{
     Algorithm, CallOptions, Collective, Communicator, DType, Device, EndReason, Error, GraphExec,
     Input, Op, Operands, Options, ReduceOp, ReductionCode, Result, Tensor, Window, WindowOptions,
@@ -130,7 +130,42 @@ fn a_timeout_that_is_set_holds_for_all_clones() {
     });
 }
 
-/// A short timeout of operations does not bound the rendezvous.
+/// A store that takes some time for each access.
+#[derive(Debug)]
+struct SlowStore(Arc<MemoryStore>);
+
+impl SlowStore {
+    fn delayed(&self) -> &MemoryStore {
+        std::thread::sleep(Duration::from_millis(10));
+        &self.0
+    }
+}
+
+impl Store for SlowStore {
+    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
+        self.delayed().set(key, value)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> store::Result<Vec<u8>> {
+        self.delayed().get(key, timeout)
+    }
+    fn wait(&self, keys: &[&str], timeout: Duration) -> store::Result<()> {
+        self.delayed().wait(keys, timeout)
+    }
+    fn add(&self, key: &str, amount: i64) -> store::Result<i64> {
+        self.delayed().add(key, amount)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> store::Result<Vec<u8>> {
+        self.delayed().compare_set(key, expected, desired)
+    }
+    fn check(&self, keys: &[&str]) -> store::Result<bool> {
+        self.delayed().check(keys)
+    }
+    fn delete(&self, key: &str) -> store::Result<bool> {
+        self.delayed().delete(key)
+    }
+}
+
+/// A short timeout of operations bounds no step of the rendezvous.
 #[test]
 fn the_bootstrap_has_a_timeout_of_its_own() {
     let run = |options: Options, ranks: u32| -> Vec<Result<()>> {
@@ -138,7 +173,11 @@ fn the_bootstrap_has_a_timeout_of_its_own() {
         std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..ranks)
                 .map(|rank| {
-                    let options = options.clone().store(store.clone()).rank_size(rank, 2);
+                    let own: Arc<dyn Store> = match rank {
+                        0 => store.clone(),
+                        _ => Arc::new(SlowStore(store.clone())),
+                    };
+                    let options = options.clone().store(own).rank_size(rank, 2);
                     scope.spawn(move || {
                         if rank == 1 {
                             std::thread::sleep(Duration::from_millis(100));

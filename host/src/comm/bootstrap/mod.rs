@@ -20,7 +20,7 @@ use super::config::CommConfig;
 use super::multi_rank_grid;
 use super::multicast;
 use super::observe::Hooks;
-use super::rendezvous::{PeerInfo, RankClaim};
+use super::rendezvous::{PeerInfo, RankClaim, Rendezvous};
 use super::topology::Locality;
 use crate::Result;
 use crate::backend::{Backend, Reach};
@@ -164,13 +164,14 @@ impl Communicator {
             multicast,
             backend: None,
         };
+        let timeout = rendezvous.timeout;
         let comm = Self::assemble(config, parts)?;
-        comm.rendezvous(&comm.inner.group.prefix).end(
-            "mapped",
-            &agreed,
-            &locality.host,
-            &["oversubscribed", multi_rank_grid::KEY],
-        )?;
+        let rendezvous = Rendezvous {
+            timeout,
+            ..comm.rendezvous(&comm.inner.group.prefix)
+        };
+        let keys = ["oversubscribed", multi_rank_grid::KEY];
+        rendezvous.end("mapped", &agreed, &locality.host, &keys)?;
         Ok(comm)
     }
 
