@@ -35,11 +35,15 @@ pub mod step;
 #[cfg(any(loom, shuttle))]
 pub mod windows;
 
-/// Thread functions of the model checker in use.
+/// Thread functions and locks of the model checker in use.
 #[cfg(any(loom, shuttle))]
 pub mod tool {
     #[cfg(loom)]
+    pub use loom::sync::{Condvar, Mutex};
+    #[cfg(loom)]
     pub use loom::thread::{spawn, yield_now};
+    #[cfg(shuttle)]
+    pub use shuttle::sync::{Condvar, Mutex};
     #[cfg(shuttle)]
     pub use shuttle::thread::{spawn, yield_now};
 }

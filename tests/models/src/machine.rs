@@ -7,6 +7,8 @@ use fusewire_device::Machine;
 use fusewire_device::arch;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 
+use crate::tool::{Condvar, Mutex};
+
 /// A block of one lane that takes the code paths of a GPU: it processes two packets as a unit and
 /// loops over lanes.
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,47 @@ impl Barrier {
         self.arrived.fetch_add(1, arrive);
         while self.arrived.load(leave) < all {
             arch::pause();
+        }
+    }
+}
+
+/// Start or end of the launches of a rank, which all lanes enter. Everything before it is visible
+/// after it, as in the order of a stream.
+///
+/// Lanes block instead of polling: loom runs the thread that has yielded least, so that lanes which
+/// poll can keep one that has polled more from running.
+#[derive(Debug)]
+pub struct Boundary {
+    lanes: u64,
+    arrived: Mutex<u64>,
+    all_arrived: Condvar,
+}
+
+impl Boundary {
+    /// Creates a boundary of `lanes` lanes.
+    pub fn new(lanes: u32) -> Self {
+        Self {
+            lanes: u64::from(lanes),
+            arrived: Mutex::new(0),
+            all_arrived: Condvar::new(),
+        }
+    }
+
+    /// Waits until all lanes have entered. `passed` holds the number of times that this lane has
+    /// entered before.
+    ///
+    /// # Panics
+    /// Panics if another lane has panicked here.
+    pub fn wait(&self, passed: &Cell<u64>) {
+        passed.set(passed.get() + 1);
+        let all = passed.get() * self.lanes;
+        let mut arrived = self.arrived.lock().expect("no lane panicked");
+        *arrived += 1;
+        if *arrived == all {
+            self.all_arrived.notify_all();
+        }
+        while *arrived < all {
+            arrived = self.all_arrived.wait(arrived).expect("no lane panicked");
         }
     }
 }

@@ -11,7 +11,7 @@ use fusewire_device::mem::model::Model;
 use fusewire_device::mem::prim::{AtomicU64, Ordering};
 use fusewire_device::mem::{self, Order, Scope};
 
-use crate::machine::{Barrier, SingleLaneGpu, WeakLane};
+use crate::machine::{Barrier, Boundary, SingleLaneGpu, WeakLane};
 use crate::memory_image::MemoryImage;
 use crate::step::{Op, Step};
 use crate::tool;
@@ -79,8 +79,8 @@ pub struct Scenario {
 /// State that the lanes of a rank share in one execution. Only `shared` is of a block.
 struct RankBlock {
     shared: Vec<BlockShared>,
-    /// Barrier at the start and end of each launch.
-    boundary: Barrier,
+    /// Start and end of each launch.
+    boundary: Boundary,
     /// Block barrier of `Blocks::WeakLane` and `Blocks::Claimed`.
     weak: Barrier,
 }
@@ -134,7 +134,7 @@ impl Scenario {
                             BlockShared::new(config.lanes, config.lanes, shared)
                         })
                         .collect(),
-                    boundary: Barrier::new(config.lanes * config.blocks),
+                    boundary: Boundary::new(config.lanes * config.blocks),
                     weak: Barrier::new(config.lanes),
                 })
             })
@@ -232,8 +232,7 @@ impl Scenario {
                 stream_order();
             }
             if lanes * image.config().blocks > 1 {
-                let (arrive, leave) = (Ordering::AcqRel, Ordering::Acquire);
-                block.boundary.wait(&boundaries, arrive, leave);
+                block.boundary.wait(&boundaries);
             }
         };
         let context = LaneContext {
