@@ -377,7 +377,8 @@ unsafe fn part_bytes(window: *const WindowConst) -> u64 {
     // SAFETY: the precondition of this function.
     return unsafe { bytes.read() };
     #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
-    // SAFETY: entries are aligned, and the host writes those of live communicators atomically.
+    // SAFETY: entries are aligned. The host writes other values only while nothing has the number
+    // of the window.
     return unsafe { AtomicU64::from_ptr(bytes.cast_mut()) }.load(Ordering::Relaxed);
 }
 

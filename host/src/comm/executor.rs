@@ -33,7 +33,7 @@ pub(super) struct Executor {
     pub(super) reach: Reach,
     /// Id of the stream of the last launch, or 0 while it changes.
     pub(super) last_stream: AtomicUsize,
-    /// Number of threads that are enqueuing operations with window addresses.
+    /// Number of threads that are submitting operations on windows (`submit/bound_windows.rs`).
     pub(super) submissions: AtomicUsize,
     pub(super) order: Mutex<Option<(Stream, Event)>>,
     /// Longest timeout of a call in nanoseconds, or 0 if no call had a longer one than the

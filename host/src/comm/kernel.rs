@@ -377,6 +377,7 @@ impl PreparedKernel {
     /// The communicator's failure; [`Error::InvalidArgument`](crate::Error::InvalidArgument) if a
     /// window was freed.
     pub fn launch(&self) -> Result<()> {
+        self.op.check_windows()?;
         self.comm.run(&self.op)
     }
 
@@ -386,6 +387,7 @@ impl PreparedKernel {
     /// # Errors
     /// The errors of [`PreparedKernel::launch`]. The [`Work`] reports a failure of the kernel.
     pub fn enqueue(&self) -> Result<Work> {
+        self.op.check_windows()?;
         self.comm.submit(&self.op)
     }
 }

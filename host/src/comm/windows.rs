@@ -25,8 +25,14 @@ pub(super) const MAX_ADDRESSES: usize = 4;
 pub(super) struct EndFlag(Arc<AtomicBool>);
 
 impl EndFlag {
-    pub(super) fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
+    /// Sets the flag. Returns false if it was set before.
+    pub(super) fn set(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+
+    /// Clears the flag of a window that has not ended.
+    pub(super) fn clear(&self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 
     #[inline]

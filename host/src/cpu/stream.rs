@@ -14,7 +14,7 @@ use super::command::Command;
 use super::event::CpuEvent;
 use super::graph::{Branch, Capture, CpuGraph, CpuGraphExec, current_replay};
 use super::launch::{Launch, message};
-use super::queue::{CAPTURE, DIRECT, Entry, Report, Shared, UNIT};
+use super::queue::{CAPTURE, DIRECT, Entry, Report, Shared, State, UNIT};
 use crate::usage::{AccessList, DirectUse, InUse, Name, PendingWork, User, Uses, WorkSource};
 use crate::{Error, Result, deferred};
 
@@ -403,9 +403,23 @@ impl CpuStream {
         if self.shared().active_capture(&mut state).is_some() {
             return Err(Error::capture("begin: this stream is capturing already"));
         }
-        self.shared()
-            .set_capture(&mut state, Capture::begin(), Origin::Here);
-        Ok(())
+        self.set_capture(&mut state, Capture::begin(), Origin::Here)
+    }
+
+    /// Makes the stream a part of a capture. Work that another thread is running directly has no
+    /// number. An empty operation in the queue completes after it, so that
+    /// [`CpuStream::wait_issued`] waits for this work.
+    fn set_capture(&self, state: &mut State, capture: Arc<Capture>, origin: Origin) -> Result<()> {
+        let shared = self.shared();
+        shared.set_capture(state, capture, origin);
+        if shared.flags.load(Ordering::Acquire) & DIRECT == 0 {
+            return Ok(());
+        }
+        let nothing = Command::host(|| Ok(()));
+        let issued = self.issue(state, nothing, Report::TicketOnly);
+        issued
+            .map(drop)
+            .inspect_err(|_| shared.clear_capture(state))
     }
 
     /// Ends the capture and returns the recorded graph. Streams that joined the capture leave it.
@@ -549,15 +563,22 @@ impl CpuStream {
             && shared.active_capture(&mut state).is_none()
             && let Some(capture) = event.capture()
         {
-            shared.set_capture(&mut state, capture, Origin::Elsewhere);
-            return Ok(CpuTicket::DONE);
+            return self
+                .set_capture(&mut state, capture, Origin::Elsewhere)
+                .map(|()| CpuTicket::DONE);
         }
         if let Some(capture) = shared.active_capture(&mut state) {
             let branch = state.branch.clone();
             drop(state);
             return Self::capture(&capture, branch, command).map(|()| CpuTicket::DONE);
         }
+        self.issue(&mut state, command, report)
+    }
+
+    /// Adds a command to the queue.
+    fn issue(&self, state: &mut State, command: Command, report: Report) -> Result<CpuTicket> {
         self.start_worker()?;
+        let shared = self.shared();
         let (seq, record) = (state.next, command.issue());
         state.next += 1;
         state.queue.push_back(Entry {

@@ -1,6 +1,7 @@
 //! Tests windows: put, get, signal, wait, registered memory, and a kernel with a device window.
 
 use core::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use fusewire::testing::TestNetwork;
 use fusewire::{Communicator, Compare, DType, Error, Options, Result, SignalUpdate, WindowOptions};
@@ -769,5 +770,40 @@ fn freeing_a_captured_window_is_an_error_and_no_crash() {
         drop(comm);
         // The windows were not freed, and the graph keeps their memory alive.
         graph.run(&stream).expect("the graph keeps the memory");
+    });
+}
+
+/// A blocking call is refused in work of the same stream.
+#[test]
+fn a_refused_end_of_a_window_can_be_repeated() {
+    if device().is_gpu() {
+        return fusewire_tests::skip::skip(
+            "cpu",
+            "a host function of a GPU may not call the driver",
+        );
+    }
+    all(2, &options(), |comm| {
+        let stream = stream();
+        let window = comm
+            .on(&stream)
+            .alloc_window(DType::F32, 4, WindowOptions::default())?;
+        let (inside, outside) = (window.clone(), window.clone());
+        let refused = Arc::new(Mutex::new(None));
+        let of_stream = Arc::clone(&refused);
+        stream.host_fn(Arc::new(move || {
+            *of_stream.lock().expect("no panic") = Some(inside.clone().free());
+            Ok(())
+        }))?;
+        stream.synchronize()?;
+        let refused = refused.lock().expect("no panic").take().expect("a result");
+        refused.expect_err("a blocking call in work of the stream");
+        let source = tensor(DType::F32, 4)?;
+        source.copy_from(&[1.0f32; 4])?;
+        window.put(&source, comm.rank(), 0)?;
+        assert_eq!(window.tensor().to_vec::<f32>()?, [1.0; 4]);
+        window.free()?;
+        let error = outside.free().expect_err("a second end").to_string();
+        assert!(error.contains("free: the window was freed"), "{error}");
+        Ok(())
     });
 }

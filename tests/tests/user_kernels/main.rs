@@ -57,8 +57,8 @@ fn options(blocks: u32, lanes: u32) -> Options {
     options
 }
 
-/// Returns true if a test of blocks of `lanes` lanes makes fewer launches than others: each lane of
-/// several is a thread. `FUSEWIRE_FULL=1` makes all launches.
+/// Returns true if a test of blocks of `lanes` lanes makes fewer launches than others: with more
+/// than one lane, each lane is a thread. `FUSEWIRE_FULL=1` makes all launches.
 fn is_short(lanes: u32) -> bool {
     lanes > 1 && !full()
 }

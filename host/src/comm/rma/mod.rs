@@ -124,6 +124,29 @@ impl fmt::Debug for Window {
 
 impl HookResult for Window {}
 
+/// The end of a window by one caller. If it does not complete, the window can be used and freed
+/// again: a refused call has ended nothing, and any other error stops the communicator.
+struct Ending<'a>(&'a EndFlag);
+
+impl<'a> Ending<'a> {
+    fn begin(flag: &'a EndFlag) -> Result<Self> {
+        match flag.set() {
+            true => Ok(Self(flag)),
+            false => Err(invalid("free", "the window was freed".to_owned())),
+        }
+    }
+
+    fn complete(self) {
+        core::mem::forget(self);
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
+}
+
 impl Window {
     /// Returns this rank's part.
     pub fn tensor(&self) -> &Tensor {
@@ -227,16 +250,17 @@ impl Window {
     /// uses it. A window that is not freed lives as long as the communicator.
     ///
     /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the window was freed.
     /// [`Error::CaptureState`](crate::Error::CaptureState) while the communicator's stream is
-    /// capturing; clones of the window can be freed later. The communicator's failure. In both
-    /// cases the memory is not freed.
+    /// capturing, and other refusals of [`Communicator::barrier`]: clones of the window can be used
+    /// and freed later. The communicator's failure: the memory is not freed.
     pub fn free(self) -> Result<()> {
-        self.alive("free")?;
-        self.comm.check_window_can_end()?;
-        self.shared.end[0].set();
+        let ending = Ending::begin(&self.shared.end[0])?;
         let device = &self.shared.device;
         self.comm
-            .end_windows(&[device.window as usize, device.signal_pad as usize])
+            .end_windows(&[device.window as usize, device.signal_pad as usize])?;
+        ending.complete();
+        Ok(())
     }
 
     fn alive(&self, operation: &'static str) -> Result<()> {

@@ -14,9 +14,11 @@
 //!   before that all_reduce, and all ranks run the operations of a communicator in the same order.
 //! - **Released by** the launches, which end before the all_reduce begins.
 //!
-//! Before the all_reduce, the rank changes the version of its windows, and sets the flag of the
-//! window. A launch reads the version (for its buffers) or the flags (of passed windows), and is
-//! before the all_reduce for one of these reasons:
+//! Before the all_reduce, the rank sets the flag of the window ([`EndFlag`]), and changes the
+//! version of its windows. A launch reads the version (for its buffers) or the flags (of passed
+//! windows), and is before the all_reduce for one of the following reasons. Addresses that a kernel
+//! takes as values are not checked: a launch with one must not be concurrent with the end of its
+//! window.
 //!
 //! - A thread that runs the launch directly has taken the stream. It has then read that the window
 //!   has not ended, and that the last launch was on this stream. If the all_reduce had taken the
@@ -24,13 +26,13 @@
 //!   continued on another stream, `change_stream` would have cleared `last_stream` before it
 //!   recorded an event on this stream, and the thread would have acquired the cleared value by
 //!   taking the stream. Otherwise the event follows the launch.
+//! - A thread that runs a launch on a passed window directly, although the last launch was on
+//!   another stream, holds a [`Submission`] until the launch has ended.
 //! - A thread that enqueues it holds a [`Submission`], and has read under it that the window has
-//!   not ended. `retire_windows` makes the change, then waits until there is no submission. Both
-//!   are sequentially consistent, so the thread sees the change, or `retire_windows` waits for it.
-//!   If the order of launches has continued on another stream in the meantime, the thread makes
-//!   that stream wait for the launch before its submission ends. If the last launch was on another
-//!   stream, a thread that runs a launch on a passed window directly also holds a submission, until
-//!   the launch has ended.
+//!   not ended. `retire_windows`, after both changes, waits until there is no submission. All of
+//!   these accesses are sequentially consistent, so the thread sees the change, or
+//!   `retire_windows` waits for it. If the order of launches has continued on another stream in the
+//!   meantime, the thread makes that stream wait for the launch before its submission ends.
 //! - In a capture, the thread marks the windows under the lock that also protects their retirement.
 //!   The number of a marked window is not used again. Nothing orders replays with the end of the
 //!   window, so the graphs keep its memory.
@@ -87,6 +89,15 @@ impl<'a> PreparedOp<'a> {
         staged
     }
 
+    /// Fails if one of the windows that the caller passed was freed.
+    #[inline]
+    pub(in crate::comm) fn check_windows(&self) -> Result<()> {
+        match &self.windows {
+            OpWindows::Passed(flags) if flags.iter().any(EndFlag::is_set) => Err(freed(self)),
+            _ => Ok(()),
+        }
+    }
+
     fn window_numbers(&self) -> WindowNumbers<'_> {
         match &self.windows {
             OpWindows::None if self.op_info.call().operation() == Operation::User => {
@@ -101,14 +112,6 @@ impl<'a> PreparedOp<'a> {
                 WindowNumbers::Bound(windows.version, bound)
             }
         }
-    }
-}
-
-/// Fails if one of the windows that the caller passed was freed.
-fn check_not_freed(prepared: &PreparedOp<'_>, flags: &[EndFlag]) -> Result<()> {
-    match flags.iter().any(EndFlag::is_set) {
-        true => Err(freed(prepared)),
-        false => Ok(()),
     }
 }
 
@@ -142,7 +145,7 @@ impl Communicator {
             OpWindows::None => None,
             OpWindows::Buffers(windows) if self.are_valid(windows) => None,
             OpWindows::Buffers(_) => return Ok(run_staged(prepared, run)),
-            OpWindows::Passed(flags) => self.check_passed(prepared, flags)?,
+            OpWindows::Passed(_) => self.check_passed(prepared)?,
         };
         Ok(run(prepared))
     }
@@ -150,14 +153,10 @@ impl Communicator {
     /// Checks windows that the caller passed, on the thread that has taken the stream. Returns the
     /// submission under which the thread must run the operation, if the stream alone does not
     /// order it before the end of the windows.
-    fn check_passed(
-        &self,
-        prepared: &PreparedOp<'_>,
-        flags: &[EndFlag],
-    ) -> Result<Option<Submission<'_>>> {
+    fn check_passed(&self, prepared: &PreparedOp<'_>) -> Result<Option<Submission<'_>>> {
         let is_last = self.is_last_stream();
         let submission = (!is_last).then(|| self.begin_submission());
-        check_not_freed(prepared, flags)?;
+        prepared.check_windows()?;
         Ok(submission)
     }
 
@@ -183,14 +182,14 @@ impl Communicator {
         prepared: &PreparedOp<'_>,
         enqueue: impl FnOnce(&PreparedOp<'_>) -> Result<R>,
     ) -> Result<R> {
-        let _submission = self.begin_submission();
-        match &prepared.windows {
-            OpWindows::Buffers(windows) if !self.are_valid(windows) => {
-                return enqueue(&prepared.staged());
-            }
-            OpWindows::Passed(flags) => check_not_freed(prepared, flags)?,
-            OpWindows::Buffers(_) | OpWindows::None => {}
+        let submission = self.begin_submission();
+        if let OpWindows::Buffers(windows) = &prepared.windows
+            && !self.are_valid(windows)
+        {
+            drop(submission);
+            return enqueue(&prepared.staged());
         }
+        prepared.check_windows()?;
         let enqueued = enqueue(prepared)?;
         // `change_stream` clears `last_stream` before it records an event on this stream. If this
         // thread does not see that, the event follows the launch.
@@ -281,7 +280,7 @@ impl Communicator {
             self.inner.check()?;
             if started.elapsed() > timeout {
                 return Err(self.inner.group.error(format!(
-                    "a window cannot end, because another thread has been enqueuing an operation \
+                    "a window cannot end, because another thread has been submitting an operation \
                      on this communicator for {:.3} s",
                     timeout.as_secs_f64()
                 )));

@@ -120,8 +120,8 @@ impl Communicator {
         result: impl FnOnce(Ticket) -> R,
     ) -> Result<R> {
         let capture = || {
-            self.stream.note_accesses(recording, accesses)?;
             self.with_windows_captured(prepared, |prepared| {
+                self.stream.note_accesses(recording, accesses)?;
                 let command = self.command(prepared, 0)?;
                 self.stream.enqueue_in(recording, command).map(result)
             })

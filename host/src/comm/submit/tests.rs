@@ -2,7 +2,10 @@
 //! launch, so these tests change the parameters of prepared operations.
 
 use core::mem::offset_of;
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
+use std::sync::Arc;
+use std::thread;
 
 use fusewire_device::args::RawBuffer;
 use fusewire_kernels::all_reduce::{AllReducePacketParams, ReductionParams};
@@ -13,6 +16,7 @@ use fusewire_kernels::vocab::VocabParams;
 
 use super::PreparedOp;
 use crate::comm::Communicator;
+use crate::comm::windows::EndFlag;
 use crate::options::testing::TestOptions;
 use crate::{
     Algorithm, Collective, DType, Norm, Options, ReduceOp, Result, Stream, Tensor, VocabParallel,
@@ -222,4 +226,41 @@ fn a_vector_operation_with_short_counts_fails_on_all_ranks_and_writes_nothing() 
             Ok((outcome, output))
         });
     }
+}
+
+/// A thread that runs a launch directly, while the last launch was on another stream, delays the
+/// end of windows. A launch that comes after the end is refused.
+#[test]
+fn windows_do_not_end_during_a_launch_on_a_passed_window() {
+    let results = run_threads(1, &Options::default(), |comm| {
+        let flag = EndFlag::default();
+        let tensor = filled(&comm, COUNT, 1.0)?;
+        let collective = Collective::all_reduce(&tensor, &tensor, ReduceOp::Sum);
+        let prepared = comm.prepare(collective)?.taking(Arc::from([flag.clone()]));
+        let last_stream = &comm.inner.executor.last_stream;
+        let retired = AtomicBool::new(false);
+        thread::scope(|scope| {
+            last_stream.store(usize::MAX, Ordering::SeqCst);
+            comm.with_windows_now(&prepared, |_| {
+                flag.set();
+                scope.spawn(|| {
+                    comm.retire_windows(&[]).expect("no failure");
+                    retired.store(true, Ordering::SeqCst);
+                });
+                thread::sleep(Duration::from_millis(100));
+                assert!(!retired.load(Ordering::SeqCst), "during the launch");
+            })
+        })?;
+        assert!(retired.load(Ordering::SeqCst));
+        let late = comm.with_windows_now(&prepared, |_| panic!("the window was freed"));
+        assert!(late.is_err());
+        let late = comm.with_windows_queued(&prepared, |_| -> Result<()> {
+            panic!("the window was freed")
+        });
+        assert!(late.is_err());
+        Ok(())
+    });
+    results
+        .into_iter()
+        .for_each(|result| result.expect("one rank"));
 }

@@ -1,5 +1,6 @@
 //! Tests of the order of work, results, events and destruction.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, ThreadId};
@@ -293,4 +294,29 @@ fn waiting_for_a_stream_from_its_own_work_is_refused() {
             .to_string()
             .contains("its own work")
     );
+}
+
+/// Another stream that waits for a capturing stream also waits for work that a thread had begun to
+/// run directly before the capture.
+#[test]
+fn a_capture_does_not_hide_direct_work() {
+    let (source, other) = (CpuStream::new(), CpuStream::new());
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let ran = source.try_direct(|| {
+            let begun = scope.spawn(|| source.begin_capture()).join();
+            begun.expect("no panic").expect("a capture");
+            other.wait_issued(&source).expect("a wait");
+            let (other, has_ended) = (&other, &has_ended);
+            scope.spawn(move || {
+                other.synchronize().expect("no failure");
+                assert!(has_ended.load(Ordering::SeqCst), "synchronized too early");
+            });
+            thread::sleep(Duration::from_millis(100));
+            has_ended.store(true, Ordering::SeqCst);
+        });
+        assert!(ran.is_some(), "an idle stream");
+    });
+    source.end_capture().expect("a graph");
+    source.synchronize().expect("no failure");
 }
