@@ -72,6 +72,9 @@ statuses! {
         c"part or all of the requested memory range is already mapped";
     HostMemoryNotRegistered = 713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
         c"pointer does not correspond to a registered memory region";
+    IllegalInstruction = 715, c"CUDA_ERROR_ILLEGAL_INSTRUCTION",
+        c"an illegal instruction was encountered";
+    MisalignedAddress = 716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address";
     LaunchFailed = 719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure";
     CooperativeLaunchTooLarge = 720, c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
         c"too many blocks in cooperative launch";

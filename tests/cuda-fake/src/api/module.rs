@@ -154,8 +154,8 @@ fn start(
         log_refusal("the fake does not support launches with an argument buffer (`extra`)");
         return Err(Status::NotSupported);
     }
-    let mut bytes = vec![0u8; function.entry.bytes];
-    for (at, parameter) in function.entry.parameters.iter().enumerate() {
+    let mut bytes = vec![0u8; function.entry.param_bytes()];
+    for (at, parameter) in function.entry.params.iter().enumerate() {
         if arguments.is_null() {
             return Err(Status::InvalidValue);
         }
@@ -164,9 +164,10 @@ fn start(
         if argument.is_null() {
             return Err(Status::InvalidValue);
         }
-        let target = &mut bytes[parameter.offset..][..parameter.size];
+        let size = parameter.size as usize;
+        let target = &mut bytes[parameter.offset as usize..][..size];
         // SAFETY: `cuda.h` requires the argument to have the parameter's size.
-        let argument = unsafe { core::slice::from_raw_parts(argument.cast(), parameter.size) };
+        let argument = unsafe { core::slice::from_raw_parts(argument.cast(), size) };
         target.copy_from_slice(argument);
     }
     function.launch(context, stream, shape, &bytes)
@@ -206,7 +207,7 @@ fn shape(config: &LaunchConfig) -> Result<(Shape, Vec<Vec<u32>>)> {
 fn attribute(function: &Function, number: c_uint) -> Result<u32> {
     Ok(match number {
         0 => function.max_threads(),
-        1 => function.entry.shared_bytes as u32,
+        1 => function.entry.shared_bytes,
         2 | 3 | 7 | 10..=14 => 0,
         4 => function.registers,
         5 => function.target,
@@ -294,7 +295,7 @@ export! {
         let function = alive(function)?;
         match number {
             8 => {
-                let most = SHARED_MOST.saturating_sub(function.entry.shared_bytes as u32);
+                let most = SHARED_MOST.saturating_sub(function.entry.shared_bytes);
                 let value = u32::try_from(value).ok().filter(|value| *value <= most);
                 function.max_dynamic.store(value.ok_or(Status::InvalidValue)?, Ordering::Relaxed);
                 Ok(())
@@ -306,9 +307,9 @@ export! {
 
     fn cuFuncGetParamInfo(function: usize, index: usize, offset: *mut usize, size: *mut usize) {
         let function = alive(function)?;
-        let parameter = function.entry.parameters.get(index).ok_or(Status::InvalidValue)?;
-        put(offset, parameter.offset)?;
-        super::put_if(size, parameter.size);
+        let parameter = function.entry.params.get(index).ok_or(Status::InvalidValue)?;
+        put(offset, parameter.offset as usize)?;
+        super::put_if(size, parameter.size as usize);
         Ok(())
     }
 

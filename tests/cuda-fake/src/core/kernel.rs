@@ -8,11 +8,12 @@ use fusewire::cpu::{self, BlockOrder, Grid, LaunchInfo, LaunchOwner};
 use fusewire_device::arch::SHARED_BYTES;
 use fusewire_device::multi_rank_grid::{GridParams, kernel_name};
 use fusewire_device::native::{KERNELS, KernelInfo, NativeEntry, ParamField};
+use fusewire_emulator::{Entry, LoadedModule};
 
 use super::context::Context;
+use super::emulated::{self, Job};
 use super::grid::{self, GridArguments};
 use super::handles::{FUNCTIONS, MODULES, fresh};
-use super::image::{Entry, Image};
 use super::record::{count_launch, log_refusal};
 use super::settings::settings;
 use super::shared_object::{self, ObjectKernel};
@@ -155,7 +156,7 @@ pub(super) fn most_threads(target: u32, name: &str) -> u32 {
 pub(crate) struct Module {
     pub(crate) handle: usize,
     pub(crate) context: usize,
-    image: Image,
+    image: Arc<LoadedModule>,
     /// Handles of the functions that the program has requested, by name.
     functions: Mutex<BTreeMap<String, usize>>,
 }
@@ -166,6 +167,7 @@ pub(crate) struct Function {
     pub(crate) module: usize,
     pub(crate) context: usize,
     pub(crate) entry: Entry,
+    image: Arc<LoadedModule>,
     native: Option<Native>,
     /// Target of the image, such as 90 for sm_90.
     pub(crate) target: u32,
@@ -184,15 +186,21 @@ pub(crate) struct Shape {
     pub(crate) cooperative: bool,
 }
 
+/// External functions that the driver provides.
+const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+
 /// Loads PTX. An error contains the message that the driver's compiler would log.
 pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize, (Status, String)> {
-    let image = Image::parse(text).map_err(|error| {
-        let detail = format!(
-            "ptxas application ptx input, line {}; fatal   : {}",
-            error.line, error.detail
-        );
+    let invalid = |error: fusewire_emulator::Error| {
+        let detail = match error {
+            fusewire_emulator::Error::Ptx { line, detail } => {
+                format!("ptxas application ptx input, line {line}; fatal   : {detail}")
+            }
+            other => format!("ptxas fatal   : {other}"),
+        };
         (Status::InvalidPtx, detail)
-    })?;
+    };
+    let image = emulated::parse(text).map_err(invalid)?;
     let settings = settings();
     let fatal = |status, detail: String| Err((status, format!("ptxas fatal   : {detail}")));
     // CUDA 12.5 and 12.6 both have PTX 8.5, so later minor versions of CUDA 12 are one ahead of
@@ -201,20 +209,20 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
         13_000.. => 90,
         driver => 80 + (driver - 12_000.min(driver)) / 10 - u32::from(driver >= 12_060),
     };
-    if image.version > newest {
+    if image.version() > newest {
         return fatal(
             Status::UnsupportedPtxVersion,
             format!(
                 "Unsupported .version {}.{}; current version is '{}.{}'",
-                image.version / 10,
-                image.version % 10,
+                image.version() / 10,
+                image.version() % 10,
                 newest / 10,
                 newest % 10
             ),
         );
     }
-    let target = image.target;
-    if target > settings.capability || (image.exact && target != settings.capability) {
+    let target = image.target();
+    if target > settings.capability || (image.is_exact() && target != settings.capability) {
         return fatal(
             Status::InvalidPtx,
             format!(
@@ -224,7 +232,8 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
             ),
         );
     }
-    if let Some(name) = image.unresolved.first() {
+    let mut external = image.external_functions();
+    if let Some(name) = external.find(|name| !SYSTEM.contains(name)) {
         return fatal(
             Status::InvalidPtx,
             format!("Unresolved extern function '{name}'"),
@@ -234,7 +243,7 @@ pub(crate) fn load(context: &Context, text: &str) -> core::result::Result<usize,
     let module = Module {
         handle,
         context: context.handle,
-        image,
+        image: Arc::new(LoadedModule::new(&image, context.device).map_err(invalid)?),
         functions: Mutex::default(),
     };
     MODULES.insert_as(handle, Arc::new(module));
@@ -251,7 +260,8 @@ pub(crate) fn unload(handle: usize) -> Result<()> {
 impl Module {
     /// Returns the handle of a function.
     pub(crate) fn function(&self, name: &str) -> Result<usize> {
-        let entry = self.image.entry(name).ok_or(Status::NotFound)?;
+        let image = self.image.module();
+        let entry = image.entry(name).ok_or(Status::NotFound)?;
         let mut functions = lock(&self.functions);
         if let Some(handle) = functions.get(name) {
             return Ok(*handle);
@@ -261,9 +271,10 @@ impl Module {
             context: self.context,
             entry: entry.clone(),
             native: Native::find(name),
-            target: self.image.target,
-            registers: registers_of(self.image.target, name),
-            max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes as u32)),
+            target: image.target(),
+            registers: registers_of(image.target(), name),
+            max_dynamic: AtomicU32::new(SHARED_USUAL.saturating_sub(entry.shared_bytes)),
+            image: Arc::clone(&self.image),
         }));
         functions.insert(name.to_owned(), handle);
         Ok(handle)
@@ -271,7 +282,8 @@ impl Module {
 
     /// Returns the names of all entries.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.image.entries.iter().map(|entry| entry.name.as_str())
+        let entries = self.image.module().entries().iter();
+        entries.map(|entry| entry.name.as_str())
     }
 }
 
@@ -292,7 +304,7 @@ impl Function {
         if threads > self.max_threads() || dynamic > SHARED_MOST {
             return Ok(0);
         }
-        let shared = self.entry.shared_bytes as u32 + dynamic + SHARED_SYSTEM;
+        let shared = self.entry.shared_bytes + dynamic + SHARED_SYSTEM;
         let by_threads = RESIDENT.0 / threads.next_multiple_of(32);
         Ok(by_threads
             .min(RESIDENT.1)
@@ -303,7 +315,8 @@ impl Function {
     /// Returns true if the parameters that the image declares match the parameters of the native
     /// entry.
     fn fits(&self, native: Native) -> bool {
-        let declared = self.entry.parameters.iter().map(|it| (it.offset, it.size));
+        let declared = self.entry.params.iter();
+        let declared = declared.map(|it| (it.offset as usize, it.size as usize));
         declared.eq(native.params().iter().map(|it| (it.offset, it.size)))
     }
 
@@ -358,7 +371,54 @@ impl Function {
         if self.context != context.handle || stream.context != context.handle {
             return Err(Status::InvalidHandle);
         }
-        let (blocks, _) = self.check(shape)?;
+        let (blocks, threads) = self.check(shape)?;
+        let name = &self.entry.name;
+        let (launch, table, job) = if settings().emulate {
+            let occupancy = self.occupancy(threads, shape.shared_bytes)?;
+            let job = Job::new(context, &self.image, name, shape, occupancy, parameters);
+            let job = Arc::new(job);
+            let (entry, argument, grid) = job.entry();
+            // SAFETY: the owner keeps the job alive, whose address is the parameter of the entry.
+            // `cuda.h` requires the values of the parameters to be valid when the kernel runs.
+            let launch = unsafe { cpu::Launch::new(entry, &argument, grid) };
+            (launch, None, Some(job))
+        } else {
+            let (launch, table) = self.native_launch(shape, blocks, parameters)?;
+            (launch, table, None)
+        };
+        let launch = launch.map_err(|error| {
+            log_refusal(&format!("{name}: {error}"));
+            Status::LaunchOutOfResources
+        })?;
+        let words = self.entry.params.iter().filter(|it| it.size == 8);
+        let owner = Owner {
+            context: Arc::clone(context),
+            name: name.clone(),
+            table,
+            _job: job,
+            words: words
+                .filter_map(|it| {
+                    let at = it.offset as usize;
+                    parameters.get(at..at + 8)?.try_into().ok()
+                })
+                .map(u64::from_le_bytes)
+                .collect(),
+        };
+        let launch = launch.owned_by(Arc::new(owner), [0; 4]);
+        capture::submit(stream, cpu::Command::Launch(launch))?;
+        count_launch(name);
+        Ok(())
+    }
+
+    /// Creates a launch of the native entry. Also returns the arguments and the number of ranks of
+    /// a grid form.
+    #[allow(clippy::type_complexity)] // used once
+    fn native_launch(
+        &self,
+        shape: &Shape,
+        blocks: u32,
+        parameters: &[u8],
+    ) -> Result<(fusewire::Result<cpu::Launch>, Option<(GridArguments, u32)>)> {
         let name = &self.entry.name;
         let Some(native) = self.native else {
             log_refusal(&format!(
@@ -412,24 +472,7 @@ impl Function {
         // SAFETY: `fits` has checked that the parameters have the layout of the entry's struct, and
         // `cuda.h` requires their values to be valid when the kernel runs.
         let launch = unsafe { cpu::Launch::new(entry, arguments, grid) };
-        let launch = launch.map_err(|error| {
-            log_refusal(&format!("{name}: {error}"));
-            Status::LaunchOutOfResources
-        })?;
-        let words = self.entry.parameters.iter().filter(|it| it.size == 8);
-        let owner = Owner {
-            context: Arc::clone(context),
-            name: name.clone(),
-            table,
-            words: words
-                .filter_map(|it| parameters.get(it.offset..it.offset + 8)?.try_into().ok())
-                .map(u64::from_le_bytes)
-                .collect(),
-        };
-        let launch = launch.owned_by(Arc::new(owner), [0; 4]);
-        capture::submit(stream, cpu::Command::Launch(launch))?;
-        count_launch(name);
-        Ok(())
+        Ok((launch, table))
     }
 }
 
@@ -442,6 +485,8 @@ struct Owner {
     words: Vec<u64>,
     /// A grid form's arguments and number of ranks.
     table: Option<(GridArguments, u32)>,
+    /// The job of an emulated launch, which the launch refers to by address.
+    _job: Option<Arc<Job>>,
 }
 
 impl Owner {

@@ -2,7 +2,9 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+
+use fusewire_emulator::Range;
 
 use super::backing::{self, Backing};
 use super::settings::{POISON, settings};
@@ -184,6 +186,80 @@ impl Space {
     }
 }
 
+/// Number of times that ranges have been removed or have lost access rights.
+static REMOVED: AtomicU64 = AtomicU64::new(0);
+
+/// Read-locked while the emulator executes a slice, write-locked while ranges are removed.
+static EMULATION: RwLock<()> = RwLock::new(());
+
+/// Waits until the emulator executes no slice. Call this function before locking the address
+/// space, and keep the guard while ranges or access rights are removed.
+fn removing() -> RwLockWriteGuard<'static, ()> {
+    let guard = EMULATION.write().unwrap_or_else(PoisonError::into_inner);
+    REMOVED.fetch_add(1, Ordering::Release);
+    guard
+}
+
+/// Runs a slice of the emulator. Ranges are removed only between slices.
+pub(crate) fn hold(slice: &mut dyn FnMut()) {
+    let _guard = EMULATION.read().unwrap_or_else(PoisonError::into_inner);
+    slice();
+}
+
+/// Returns a number that changes when ranges are removed or lose access rights.
+pub(crate) fn generation() -> u64 {
+    REMOVED.load(Ordering::Acquire)
+}
+
+/// Returns the range at an address with the access rights of a device, for the emulator.
+pub(crate) fn range(device: u32, address: u64) -> Option<Range> {
+    let space = lock(&SPACE);
+    let region = space.containing(address)?;
+    let multicast = matches!(region.kind, Kind::Multicast(_));
+    let end = match region.kind {
+        Kind::Mapping(_) | Kind::Multicast(_) => region.end(),
+        _ => region.start + region.requested,
+    };
+    let allows = |write| {
+        if multicast {
+            region
+                .access
+                .get(&device)
+                .is_some_and(|access| *access == 3)
+        } else {
+            region.allows(device, write)
+        }
+    };
+    Some(Range {
+        start: region.start,
+        end,
+        read: allows(false),
+        write: allows(true),
+        multicast,
+        owner: region.on_device().then_some(region.device),
+    })
+}
+
+/// Returns the addresses of the memory that all devices have bound at a multicast address.
+pub(crate) fn replicas(
+    device: u32,
+    address: u64,
+    bytes: u64,
+) -> core::result::Result<Vec<u64>, String> {
+    let region = find(address);
+    let Some((object, offset)) = region.as_ref().and_then(|region| match &region.kind {
+        Kind::Multicast(object) if region.access.get(&device) == Some(&3) => {
+            Some((object, address - region.start))
+        }
+        _ => None,
+    }) else {
+        return Err(format!(
+            "device {device} has no access to a multicast object at {address:#x}"
+        ));
+    };
+    object.replicas(offset, bytes)
+}
+
 /// Marks the start of device work. Device memory must be accessible until [`end_work`].
 pub(crate) fn begin_work() {
     let mut space = lock(&SPACE);
@@ -292,6 +368,7 @@ pub(crate) fn open_block(
 
 /// Closes a block that [`open_block`] opened.
 pub(crate) fn close_block(address: u64) -> Result<()> {
+    let _removing = removing();
     let mut space = lock(&SPACE);
     let region = space
         .regions
@@ -319,6 +396,7 @@ pub(crate) fn free_host(address: u64) -> Result<()> {
 }
 
 fn remove(address: u64, of_kind: impl Fn(&Kind) -> bool) -> Result<()> {
+    let _removing = removing();
     let mut space = lock(&SPACE);
     match space.regions.get(&address) {
         Some(region) if of_kind(&region.kind) => {
@@ -366,6 +444,7 @@ pub(crate) fn register(device: u32, context: usize, start: u64, bytes: u64) -> R
 
 /// Undoes [`register`].
 pub(crate) fn unregister(start: u64) -> Result<()> {
+    let _removing = removing();
     let mut space = lock(&SPACE);
     match space.regions.get(&start).map(|region| &region.kind) {
         Some(Kind::Registered) => {
@@ -443,6 +522,7 @@ pub(crate) fn faults(address: u64, device: u32) -> bool {
 
 /// Frees all ranges of a context.
 pub(crate) fn free_context(context: usize) {
+    let _removing = removing();
     let mut space = lock(&SPACE);
     space.regions.retain(|_, region| {
         if region.context != context {

@@ -4,6 +4,7 @@ pub(crate) mod backing;
 pub(crate) mod capture;
 pub(crate) mod constants;
 pub(crate) mod context;
+pub(crate) mod emulated;
 pub(crate) mod graph;
 pub(crate) mod grid;
 pub(crate) mod handles;

@@ -1,16 +1,19 @@
 //! Multicast objects: teams of devices, and the memory that each device has bound.
 //!
-//! All processes with a handle to an object share the memory file of its team. The fake does not
-//! emulate a switch: native kernels access the memory of each device through the unicast address of
-//! that memory. The address range of the object can be reserved and mapped, but not accessed.
+//! All processes with a handle to an object share the memory file of its team, which lists the
+//! bindings of all devices. The address range of the object can be reserved and mapped, but not
+//! accessed. Native kernels access the memory of each device through its unicast address. The
+//! emulator executes `multimem` instructions on the bound memory of all devices: it opens the memory
+//! files of other processes through `/proc`.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
-use super::backing::{Backing, GRANULARITY};
+use super::backing::{self, Backing, GRANULARITY};
 use super::handles::{ALLOCATIONS, MULTICASTS, fresh};
 use super::memory::{self, Kind};
 use super::settings::settings;
@@ -22,8 +25,11 @@ const NAME: &str = "fusewire-cuda-fake-multicast";
 /// Maximum number of devices of a team.
 pub(crate) const DEVICES: u32 = 72;
 
+/// Maximum number of bindings of an object.
+const BINDINGS_MAX: usize = 4 * DEVICES as usize;
+
 /// Size of the memory file of a team, in bytes.
-const PAGE: usize = 4096;
+const PAGE: usize = 20 << 10;
 
 /// Recommended granularity in bytes.
 const RECOMMENDED: u64 = 512 << 20;
@@ -37,6 +43,64 @@ struct Team {
     count: AtomicU32,
     /// UUIDs of the devices, two words each.
     members: [AtomicU64; 2 * DEVICES as usize],
+    bindings: [TeamBinding; BINDINGS_MAX],
+}
+
+/// A binding in the memory file of a team. Written while the team is locked.
+#[derive(Debug)]
+#[repr(C)]
+struct TeamBinding {
+    /// Number of the binding, unique on the host. 0: the entry is free.
+    id: AtomicU64,
+    /// Index of the device in the members of the team.
+    member: AtomicU64,
+    offset: AtomicU64,
+    bytes: AtomicU64,
+    /// Process and descriptor of the memory file, and the offset in this file.
+    process: AtomicU64,
+    descriptor: AtomicU64,
+    memory_offset: AtomicU64,
+}
+
+/// A mapping of the memory file of a team.
+#[derive(Debug)]
+struct TeamMapping(*const Team);
+
+// SAFETY: the pointer refers to atomics in shared memory, which stays mapped until the value is
+// dropped.
+unsafe impl Send for TeamMapping {}
+// SAFETY: see `Send`.
+unsafe impl Sync for TeamMapping {}
+
+impl Drop for TeamMapping {
+    fn drop(&mut self) {
+        // SAFETY: `map_team` mapped `PAGE` bytes at this address. References into the mapping
+        // borrow `self`, so none is live.
+        unsafe { libc::munmap(self.0.cast_mut().cast(), PAGE) };
+    }
+}
+
+impl TeamMapping {
+    fn team(&self) -> &Team {
+        // SAFETY: the mapping lives as long as `self`. All fields are atomic integers, for which
+        // all bit patterns are valid.
+        unsafe { &*self.0 }
+    }
+
+    /// Runs `f` while this process has locked the team.
+    fn locked<T>(&self, f: impl FnOnce(&Team) -> T) -> T {
+        let team = self.team();
+        let take = || {
+            team.locked
+                .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
+        };
+        while take().is_err() {
+            std::thread::yield_now();
+        }
+        let result = f(team);
+        team.locked.store(0, Ordering::Release);
+        result
+    }
 }
 
 const _: () = assert!(size_of::<Team>() <= PAGE);
@@ -49,17 +113,12 @@ pub(crate) struct Object {
     pub(crate) handles: u32,
     bytes: u64,
     devices: u32,
-    team: *const Team,
+    team: Arc<TeamMapping>,
     references: Mutex<u32>,
     bindings: Mutex<Vec<Binding>>,
+    /// Mapped memory of bindings by their numbers: address and size.
+    replicas: Mutex<BTreeMap<u64, (u64, u64)>>,
 }
-
-// SAFETY: `team` points to atomics in shared memory, which stays mapped until the object is
-// dropped.
-unsafe impl Send for Object {}
-// SAFETY: `team` points to atomics in shared memory, which stays mapped until the object is
-// dropped.
-unsafe impl Sync for Object {}
 
 /// Memory that is bound to an object for one device. The binding keeps the memory alive.
 #[derive(Debug)]
@@ -67,6 +126,9 @@ struct Binding {
     device: u32,
     offset: u64,
     bytes: u64,
+    team: Arc<TeamMapping>,
+    /// Index in the bindings of the team.
+    slot: usize,
     _memory: Arc<Backing>,
 }
 
@@ -79,15 +141,18 @@ pub(crate) fn bindings() -> u64 {
 
 impl Drop for Binding {
     fn drop(&mut self) {
+        self.team.team().bindings[self.slot]
+            .id
+            .store(0, Ordering::Release);
         BINDINGS.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Drop for Object {
     fn drop(&mut self) {
-        // SAFETY: `map_team` mapped `PAGE` bytes at `team`. References into the mapping borrow
-        // `self`, so none is live.
-        unsafe { libc::munmap(self.team.cast_mut().cast(), PAGE) };
+        for (address, bytes) in lock(&self.replicas).values() {
+            backing::unmap(*address, *bytes);
+        }
     }
 }
 
@@ -162,15 +227,16 @@ fn insert(file: File, bytes: u64, devices: u32, handles: u32) -> Result<usize> {
         handles,
         bytes,
         devices,
-        team,
+        team: Arc::new(team),
         references: Mutex::new(1),
         bindings: Mutex::default(),
+        replicas: Mutex::default(),
     };
     MULTICASTS.insert_as(handle, Arc::new(object));
     Ok(handle)
 }
 
-fn map_team(file: &File) -> Result<*const Team> {
+fn map_team(file: &File) -> Result<TeamMapping> {
     // SAFETY: a mapping without a fixed address replaces no other mapping.
     let address = unsafe {
         libc::mmap(
@@ -185,7 +251,7 @@ fn map_team(file: &File) -> Result<*const Team> {
     if address == libc::MAP_FAILED {
         return Err(Status::OutOfMemory);
     }
-    Ok(address.cast_const().cast())
+    Ok(TeamMapping(address.cast_const().cast()))
 }
 
 /// Returns the object of a handle.
@@ -226,17 +292,95 @@ fn identity(device: u32) -> [u64; 2] {
 
 impl Object {
     fn team(&self) -> &Team {
-        // SAFETY: `team` stays mapped until `self` is dropped. All fields are atomic integers, for
-        // which all bit patterns are valid.
-        unsafe { &*self.team }
+        self.team.team()
     }
 
-    fn has(&self, device: u32) -> bool {
+    /// Returns the index of a device in the members of the team.
+    fn member(&self, device: u32) -> Option<usize> {
         let wanted = identity(device);
         let count = self.team().count.load(Ordering::Acquire).min(DEVICES) as usize;
         self.team().members[..2 * count]
             .chunks_exact(2)
-            .any(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
+            .position(|words| wanted == [0, 1].map(|at| words[at].load(Ordering::Acquire)))
+    }
+
+    /// Adds a binding to the memory file of the team. Returns its index.
+    fn publish(
+        &self,
+        device: u32,
+        offset: u64,
+        memory: &Backing,
+        memory_offset: u64,
+        bytes: u64,
+    ) -> Result<usize> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let member = self.member(device).ok_or(Status::InvalidDevice)? as u64;
+        self.team.locked(|team| {
+            let is_free = |binding: &TeamBinding| binding.id.load(Ordering::Acquire) == 0;
+            let slot = team
+                .bindings
+                .iter()
+                .position(is_free)
+                .ok_or(Status::OutOfMemory)?;
+            let binding = &team.bindings[slot];
+            let process = u64::from(std::process::id());
+            let words = [
+                (&binding.member, member),
+                (&binding.offset, offset),
+                (&binding.bytes, bytes),
+                (&binding.process, process),
+                (&binding.descriptor, memory.file.as_raw_fd() as u64),
+                (&binding.memory_offset, memory_offset),
+            ];
+            for (cell, word) in words {
+                cell.store(word, Ordering::Relaxed);
+            }
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            binding.id.store(process << 32 | number, Ordering::Release);
+            Ok(slot)
+        })
+    }
+
+    /// Returns the addresses of the memory that all devices have bound at an offset.
+    pub(crate) fn replicas(
+        &self,
+        offset: u64,
+        bytes: u64,
+    ) -> core::result::Result<Vec<u64>, String> {
+        let mut mapped = lock(&self.replicas);
+        let find = |member: u64| {
+            self.team().bindings.iter().find_map(|binding| {
+                let id = binding.id.load(Ordering::Acquire);
+                let start = binding.offset.load(Ordering::Relaxed);
+                let end = start + binding.bytes.load(Ordering::Relaxed);
+                let found = id != 0
+                    && binding.member.load(Ordering::Relaxed) == member
+                    && start <= offset
+                    && offset + bytes <= end;
+                found.then_some((id, binding))
+            })
+        };
+        (0..u64::from(self.devices))
+            .map(|member| {
+                let (id, binding) = find(member).ok_or_else(|| {
+                    format!(
+                        "device {member} of the multicast object has no memory bound at offset \
+                         {offset:#x}"
+                    )
+                })?;
+                let inner = offset - binding.offset.load(Ordering::Relaxed);
+                if let Some((address, _)) = mapped.get(&id) {
+                    return Ok(address + inner);
+                }
+                let (address, bytes) = binding.map()?;
+                mapped.insert(id, (address, bytes));
+                Ok(address + inner)
+            })
+            .collect()
+    }
+
+    fn has(&self, device: u32) -> bool {
+        self.member(device).is_some()
     }
 
     /// Returns an error if a device of the team has not joined yet. The driver would wait for that
@@ -258,27 +402,50 @@ impl Object {
 /// Adds a device to the team.
 pub(crate) fn join(handle: usize, device: u32) -> Result<()> {
     let object = object(handle)?;
-    let team = object.team();
-    let take = || {
-        team.locked
-            .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed)
-    };
-    while take().is_err() {
-        std::thread::yield_now();
-    }
-    let count = team.count.load(Ordering::Acquire);
-    let joined = if object.has(device) || count >= object.devices {
-        Err(Status::InvalidValue)
-    } else {
+    object.team.locked(|team| {
+        let count = team.count.load(Ordering::Acquire);
+        if object.has(device) || count >= object.devices {
+            return Err(Status::InvalidValue);
+        }
         let slots = &team.members[2 * count as usize..];
         for (slot, word) in slots.iter().zip(identity(device)) {
             slot.store(word, Ordering::Release);
         }
         team.count.store(count + 1, Ordering::Release);
         Ok(())
-    };
-    team.locked.store(0, Ordering::Release);
-    joined
+    })
+}
+
+impl TeamBinding {
+    /// Maps the bound memory. Returns the address and the size of the mapping.
+    fn map(&self) -> core::result::Result<(u64, u64), String> {
+        let word = |cell: &AtomicU64| cell.load(Ordering::Acquire);
+        let path = format!(
+            "/proc/{}/fd/{}",
+            word(&self.process),
+            word(&self.descriptor)
+        );
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|error| format!("cannot open the bound memory {path}: {error}"))?;
+        let bytes = word(&self.bytes);
+        // SAFETY: a mapping without a fixed address replaces no other mapping.
+        let address = unsafe {
+            libc::mmap(
+                core::ptr::null_mut(),
+                bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                word(&self.memory_offset) as libc::off_t,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(format!(
+                "cannot map {bytes} bytes of the bound memory {path}"
+            ));
+        }
+        Ok((address as u64, bytes))
+    }
 }
 
 /// Binds a range of memory to a range of an object.
@@ -315,11 +482,14 @@ pub(crate) fn bind(
     if bindings.iter().any(overlaps) {
         return Err(Status::InvalidValue);
     }
+    let slot = object.publish(device, offset, &memory, memory_offset, bytes)?;
     BINDINGS.fetch_add(1, Ordering::AcqRel);
     bindings.push(Binding {
         device,
         offset,
         bytes,
+        team: Arc::clone(&object.team),
+        slot,
         _memory: memory,
     });
     Ok(())

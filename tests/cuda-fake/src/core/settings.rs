@@ -30,6 +30,8 @@ pub(crate) struct Settings {
     pub(crate) host: u8,
     /// `FUSEWIRE_CUDA_FAKE_GUARD=1`: host accesses to device memory crash while devices are idle.
     pub(crate) guard: bool,
+    /// `FUSEWIRE_FAKE_GPU=ptx`: the emulator executes the PTX of images.
+    pub(crate) emulate: bool,
     /// `FUSEWIRE_CUDA_FAKE_POISON=0`: new device memory is zero, not filled with [`POISON`].
     pub(crate) poison: bool,
 }
@@ -56,8 +58,23 @@ pub(crate) fn settings() -> &'static Settings {
         peer_access: number("PEER_ACCESS", 1) != 0,
         host: number("HOST", 0) as u8,
         guard: number("GUARD", 0) != 0,
+        emulate: emulate(),
         poison: number("POISON", 1) != 0,
     })
+}
+
+/// Reads `FUSEWIRE_FAKE_GPU`, which selects how kernels are executed.
+fn emulate() -> bool {
+    match std::env::var("FUSEWIRE_FAKE_GPU").as_deref() {
+        Ok("ptx") => true,
+        Ok("native" | "") | Err(_) => false,
+        Ok(other) => {
+            super::record::log_refusal(&format!(
+                "FUSEWIRE_FAKE_GPU is {other:?}; the values are ptx and native"
+            ));
+            false
+        }
+    }
 }
 
 /// Returns the value of `FUSEWIRE_CUDA_FAKE_` + `name`.

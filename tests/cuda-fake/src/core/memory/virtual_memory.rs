@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{Allocation, Kind, Region, SPACE, Space, find, region};
+use super::{Allocation, Kind, Region, SPACE, Space, find, region, removing};
 use crate::core::backing::{self, Backing, GRANULARITY};
 use crate::core::handles::{ALLOCATIONS, fresh};
 use crate::core::settings::settings;
@@ -144,6 +144,7 @@ fn mappings(space: &Space, start: u64, bytes: u64) -> Result<Vec<u64>> {
 
 /// Unmaps the mappings that exactly fill a range.
 pub(crate) fn unmap(start: u64, bytes: u64) -> Result<()> {
+    let _removing = removing();
     let mut space = lock(&SPACE);
     for at in mappings(&space, start, bytes)? {
         if let Some(region) = space.regions.remove(&at) {
@@ -158,6 +159,7 @@ pub(crate) fn set_access(start: u64, bytes: u64, device: u32, flags: u32) -> Res
     if !matches!(flags, 0 | 1 | 3) || device >= settings().devices {
         return Err(Status::InvalidValue);
     }
+    let _removing = removing();
     let mut space = lock(&SPACE);
     for at in mappings(&space, start, bytes)? {
         if let Some(region) = space.regions.get_mut(&at) {

@@ -1,0 +1,190 @@
+//! Blocks: shared memory and barriers.
+
+use crate::launch::Grid;
+use crate::program::BarrierKind;
+use crate::warp::Warp;
+
+/// Number of barriers of a block.
+pub(crate) const BARRIERS: usize = 16;
+
+/// Fills shared memory, whose initial contents are undefined.
+const POISON: u8 = 0xcb;
+
+/// A barrier of a block.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Barrier {
+    /// Number of threads that have arrived in the current phase.
+    pub(crate) arrived: u32,
+    /// Number of threads that must arrive. 0: all threads of the block that have not exited.
+    pub(crate) expected: u32,
+    /// Number of completed phases.
+    pub(crate) phase: u64,
+    /// Number of threads with a true predicate in the current phase.
+    trues: u32,
+    /// Result of the last completed phase: number of threads, and of those with a true predicate.
+    pub(crate) result: (u32, u32),
+    /// Lanes that have arrived by warp, and the instruction at which they have arrived. Only for
+    /// aligned barriers.
+    aligned: Vec<(u32, u32, u32)>,
+}
+
+/// State that the warps of a block share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) barriers: [Barrier; BARRIERS],
+    /// Lanes of each warp that have not exited.
+    pub(crate) live: Vec<u32>,
+    /// Number of threads that have not exited.
+    pub(crate) threads: u32,
+    /// Number of the block in the grid.
+    pub(crate) number: u64,
+    /// Coordinates of the block in the grid.
+    pub(crate) coordinates: [u32; 3],
+}
+
+/// A resident block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) shared: Shared,
+    pub(crate) warps: Vec<Warp>,
+}
+
+impl Block {
+    /// Creates block `number` of a grid.
+    pub(crate) fn new(grid: &Grid, number: u64) -> Self {
+        let threads = grid.threads();
+        let [x, y, _] = grid.blocks.map(u64::from);
+        let bytes = grid.program.shared_bytes as usize + grid.dynamic_shared as usize;
+        let warps: Vec<Warp> = (0..threads.div_ceil(32))
+            .map(|warp| Warp::new(&grid.program, warp, (threads - warp * 32).min(32)))
+            .collect();
+        Self {
+            shared: Shared {
+                bytes: vec![POISON; bytes],
+                barriers: Default::default(),
+                live: warps.iter().map(|warp| warp.live).collect(),
+                threads,
+                number,
+                coordinates: [
+                    (number % x) as u32,
+                    (number / x % y) as u32,
+                    (number / x / y) as u32,
+                ],
+            },
+            warps,
+        }
+    }
+}
+
+impl Shared {
+    /// Registers the arrival of the lanes `lanes` of warp `warp` at a barrier. Returns the phase
+    /// whose completion they wait for.
+    ///
+    /// # Errors
+    /// Fails with a description if lanes of the warp do not execute the barrier together.
+    pub(crate) fn arrive(
+        &mut self,
+        id: usize,
+        arrival: &Arrival,
+        warp: u32,
+        lanes: u32,
+        trues: u32,
+    ) -> Result<u64, String> {
+        let barrier = &mut self.barriers[id];
+        let expected = arrival.count.unwrap_or(0);
+        if barrier.arrived == 0 {
+            barrier.expected = expected;
+        } else if barrier.expected != expected {
+            let count = |count| match count {
+                0 => "all threads".to_owned(),
+                count => format!("{count} threads"),
+            };
+            return Err(format!(
+                "barrier {id} is used with {} and with {} in one phase",
+                count(barrier.expected),
+                count(expected)
+            ));
+        }
+        if arrival.aligned {
+            let entry = barrier.aligned.iter_mut().find(|entry| entry.0 == warp);
+            match entry {
+                Some((_, _, pc)) if *pc != arrival.pc => {
+                    return Err(format!(
+                        "lanes of one warp are at two different instructions for the aligned \
+                         barrier {id}"
+                    ));
+                }
+                Some((_, arrived, _)) => *arrived |= lanes,
+                None => barrier.aligned.push((warp, lanes, arrival.pc)),
+            }
+        }
+        let phase = barrier.phase;
+        barrier.arrived += lanes.count_ones();
+        barrier.trues += trues.count_ones();
+        self.complete(id)?;
+        Ok(phase)
+    }
+
+    /// Completes the current phase of a barrier if all threads have arrived.
+    fn complete(&mut self, id: usize) -> Result<(), String> {
+        let barrier = &mut self.barriers[id];
+        let needed = match barrier.expected {
+            0 => self.threads,
+            expected => expected,
+        };
+        if barrier.arrived == 0 || barrier.arrived < needed {
+            return Ok(());
+        }
+        if barrier.arrived > needed {
+            return Err(format!(
+                "{} threads have arrived at barrier {id}, which {needed} threads use",
+                barrier.arrived
+            ));
+        }
+        for (warp, lanes, _) in barrier.aligned.drain(..) {
+            let missing = self.live[warp as usize] & !lanes;
+            if missing != 0 {
+                return Err(format!(
+                    "thread {} does not execute the aligned barrier {id} together with the other \
+                     threads of its warp",
+                    warp * 32 + missing.trailing_zeros()
+                ));
+            }
+        }
+        barrier.result = (barrier.arrived, barrier.trues);
+        barrier.arrived = 0;
+        barrier.trues = 0;
+        barrier.phase += 1;
+        Ok(())
+    }
+
+    /// Removes the lanes `lanes` of a warp, which have exited.
+    pub(crate) fn exit(&mut self, warp: u32, lanes: u32) -> Result<(), String> {
+        self.live[warp as usize] &= !lanes;
+        self.threads -= lanes.count_ones();
+        (0..BARRIERS)
+            .filter(|id| self.barriers[*id].expected == 0)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .try_for_each(|id| self.complete(id))
+    }
+}
+
+/// Properties of a barrier instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) count: Option<u32>,
+    pub(crate) aligned: bool,
+    pub(crate) pc: u32,
+}
+
+/// Returns the value that a reduction barrier gives to each thread.
+pub(crate) fn reduction(kind: BarrierKind, (threads, trues): (u32, u32)) -> u64 {
+    match kind {
+        BarrierKind::RedAnd => u64::from(trues == threads),
+        BarrierKind::RedOr => u64::from(trues > 0),
+        BarrierKind::RedPopc => u64::from(trues),
+        BarrierKind::Sync | BarrierKind::Arrive => 0,
+    }
+}

@@ -1,0 +1,576 @@
+//! The machine: runs the launches of all devices, one slice of a warp after another.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use crate::block::Block;
+use crate::error::{Error, Hang, Result};
+use crate::launch::{Counts, Grid, Launch, Ticket};
+use crate::memory::Memory;
+use crate::module::LoadedModule;
+use crate::report;
+use crate::warp::{Choice, Env};
+
+/// The order in which the warps of all launches execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduler {
+    /// Each warp executes 256 instructions in turn.
+    RoundRobin,
+    /// Random warps, numbers of instructions, and subsets of lanes. Errors name the seed.
+    Random(u64),
+    /// Round robin, but the warps of one device or block execute only if the others have made no
+    /// progress.
+    Starve {
+        /// Number of the device, or `None` for all devices.
+        device: Option<u32>,
+        /// Number of the block, or `None` for all blocks.
+        block: Option<u64>,
+    },
+}
+
+/// The passage of virtual time while no thread makes progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdleTime {
+    /// Virtual time advances as fast as the host's clock. For launches that wait for the host or
+    /// for other processes.
+    Host,
+    /// Virtual time advances at once to the end of the shortest sleep, or by a microsecond.
+    Skip,
+}
+
+/// Properties of a [`Machine`].
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The order in which warps execute.
+    pub scheduler: Scheduler,
+    /// The passage of virtual time while no thread makes progress.
+    pub idle: IdleTime,
+    /// Sum of the costs of the blocks that a device can execute concurrently. Further blocks wait
+    /// until a block has completed.
+    pub capacity: u32,
+    /// Time of the host's clock after which launches without progress fail.
+    pub hang_after: Duration,
+    /// Virtual time after which launches without progress fail.
+    pub hang_after_virtual: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            scheduler: Scheduler::RoundRobin,
+            idle: IdleTime::Skip,
+            capacity: u32::MAX,
+            hang_after: Duration::from_secs(120),
+            hang_after_virtual: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// Executes launches. All launches of a machine share a virtual clock, and may communicate through
+/// global memory.
+#[derive(Debug)]
+pub struct Machine {
+    run: Mutex<Run>,
+    incoming: Mutex<Vec<Grid>>,
+    /// Threads that wait for a launch wait here for another thread to stop running the machine.
+    turns: Mutex<u64>,
+    changed: Condvar,
+    memory: Arc<dyn Memory>,
+    launches: AtomicU64,
+    /// Number of a launch whose machine has not started to run it.
+    held: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Machine {
+    /// Creates a machine whose devices access `memory`.
+    pub fn new(config: Config, memory: Arc<dyn Memory>) -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            run: Mutex::new(Run {
+                random: Random::new(match config.scheduler {
+                    Scheduler::Random(seed) => seed,
+                    _ => 0,
+                }),
+                config,
+                grids: Vec::new(),
+                used: HashMap::new(),
+                now: epoch.map_or(0, |it| it.as_nanos() as u64),
+                clock: 0,
+                progress: 0,
+                idle: None,
+            }),
+            incoming: Mutex::default(),
+            turns: Mutex::default(),
+            changed: Condvar::new(),
+            memory,
+            launches: AtomicU64::new(0),
+            held: AtomicU64::new(0),
+        }
+    }
+
+    /// Executes a launch. Blocks until it has completed. Launches of several threads run
+    /// concurrently.
+    ///
+    /// # Errors
+    /// Fails if the launch is invalid, if a thread of it faults, or if its threads wait for events
+    /// that do not happen.
+    ///
+    /// # Safety
+    /// Memory that the kernel accesses and that [`Memory`] describes must stay mapped until the
+    /// launch has completed. If the host or other programs access this memory concurrently, they
+    /// must do so with atomic operations or copies by the operating system.
+    pub unsafe fn execute(&self, module: &Arc<LoadedModule>, launch: &Launch) -> Result<Counts> {
+        let mut results = self.submit(&[(Arc::clone(module), launch.clone())])?;
+        self.wait(&results.remove(0))
+    }
+
+    /// Executes launches concurrently. Returns the first error after all have ended.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    ///
+    /// # Safety
+    /// As [`execute`](Self::execute).
+    pub unsafe fn execute_all(
+        &self,
+        launches: &[(Arc<LoadedModule>, Launch)],
+    ) -> Result<Vec<Counts>> {
+        let tickets = self.submit(launches)?;
+        let results: Vec<_> = tickets.iter().map(|ticket| self.wait(ticket)).collect();
+        results.into_iter().collect()
+    }
+
+    fn submit(&self, launches: &[(Arc<LoadedModule>, Launch)]) -> Result<Vec<Arc<Ticket>>> {
+        let mut grids = Vec::new();
+        for (module, launch) in launches {
+            let id = self.launches.fetch_add(1, Ordering::Relaxed);
+            grids.push(Grid::new(launch, module, &self.memory, id)?);
+        }
+        let tickets = grids.iter().map(|grid| Arc::clone(&grid.ticket)).collect();
+        let mut incoming = lock(&self.incoming);
+        self.held.fetch_add(grids.len() as u64, Ordering::Release);
+        incoming.append(&mut grids);
+        Ok(tickets)
+    }
+
+    /// Runs the machine, or waits for the thread that does, until a launch has completed.
+    fn wait(&self, ticket: &Ticket) -> Result<Counts> {
+        loop {
+            let turn = *lock(&self.turns);
+            if let Some(result) = ticket.result() {
+                return result;
+            }
+            match self.run.try_lock() {
+                Ok(mut run) => self.run_until(&mut run, ticket),
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    // Another thread has panicked while it ran the machine: a bug of the emulator.
+                    poisoned.into_inner().abandon("the emulator has panicked");
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let turns = lock(&self.turns);
+                    if *turns == turn && ticket.result().is_none() {
+                        let wait = self.changed.wait_timeout(turns, Duration::from_millis(100));
+                        drop(wait.unwrap_or_else(PoisonError::into_inner));
+                    }
+                    continue;
+                }
+            }
+            *lock(&self.turns) += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn run_until(&self, run: &mut Run, ticket: &Ticket) {
+        while ticket.result().is_none() {
+            if self.held.load(Ordering::Acquire) > 0 {
+                let mut incoming = lock(&self.incoming);
+                self.held.store(0, Ordering::Release);
+                run.grids.append(&mut incoming);
+                run.progress += 1;
+            }
+            let mut ended = false;
+            self.memory.hold(&mut || ended = run.round());
+            if ended {
+                // A launch has ended: its thread may be waiting.
+                *lock(&self.turns) += 1;
+                self.changed.notify_all();
+            }
+        }
+    }
+}
+
+/// State of the machine while a thread runs it.
+#[derive(Debug)]
+struct Run {
+    config: Config,
+    grids: Vec<Grid>,
+    /// Cost of the resident blocks of each device.
+    used: HashMap<u32, u64>,
+    random: Random,
+    /// The virtual clock in nanoseconds.
+    now: u64,
+    /// Number of executed instructions.
+    clock: u64,
+    /// Number of events that a thread may wait for: changes of memory, completed barriers,
+    /// completed blocks.
+    progress: u64,
+    /// Start of the period without progress.
+    idle: Option<Idle>,
+}
+
+/// A period without progress.
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    since: Instant,
+    last: Instant,
+    since_virtual: u64,
+    rounds: u64,
+}
+
+/// Number of instructions of a slice of the scheduler [`Scheduler::RoundRobin`].
+const SLICE: u32 = 256;
+/// Number of rounds without progress after which a machine is idle. One round may miss events of
+/// the current one.
+const PATIENT_ROUNDS: u64 = 3;
+
+impl Run {
+    /// Executes a slice of each warp. Returns true if a launch has ended.
+    fn round(&mut self) -> bool {
+        let ended = self.admit();
+        let before = self.progress;
+        let mut order: Vec<(usize, usize, usize)> = Vec::new();
+        let random = matches!(self.config.scheduler, Scheduler::Random(_));
+        for (grid, it) in self.grids.iter_mut().enumerate() {
+            it.view.refresh();
+            for (block, it) in it.resident.iter().enumerate() {
+                order.extend((0..it.warps.len()).map(|warp| (grid, block, warp)));
+            }
+        }
+        let mut longest = 0;
+        if random {
+            self.random.shuffle(&mut order);
+            // Sometimes a launch does not execute for a number of slices.
+            let skipped = self.random.below(2 * self.grids.len() as u64 + 1) as usize;
+            for &(grid, block, warp) in &order {
+                if grid == skipped || self.random.below(4) == 0 {
+                    continue;
+                }
+                let budget = [1, 4, 16, 64, 256][self.random.below(5) as usize];
+                let choice = match self.random.below(4) {
+                    0 => Choice::Lane(self.random.next() as u32, self.random.next() as u32),
+                    1 => Choice::Lane(self.random.next() as u32, u32::MAX),
+                    _ => Choice::Lowest,
+                };
+                longest = longest.max(self.slice(grid, block, warp, choice, budget));
+            }
+        } else {
+            let is_starved = |grid: &Grid, block: &Block| match self.config.scheduler {
+                Scheduler::Starve {
+                    device,
+                    block: number,
+                } => {
+                    device.is_none_or(|it| it == grid.device)
+                        && number.is_none_or(|it| it == block.shared.number)
+                }
+                _ => false,
+            };
+            let (starved, others): (Vec<_>, Vec<_>) =
+                order.iter().copied().partition(|(grid, block, _)| {
+                    let grid = &self.grids[*grid];
+                    is_starved(grid, &grid.resident[*block])
+                });
+            for (grid, block, warp) in others {
+                longest = longest.max(self.fair_slice(grid, block, warp));
+            }
+            let rounds = self.idle.map_or(0, |idle| idle.rounds);
+            if self.progress == before && (longest == 0 || rounds >= PATIENT_ROUNDS) {
+                for (grid, block, warp) in starved {
+                    longest = longest.max(self.fair_slice(grid, block, warp));
+                }
+            }
+        }
+        self.now += u64::from(longest);
+        let removed = self.remove();
+        if self.progress != before {
+            self.idle = None;
+        } else {
+            self.rest();
+        }
+        ended || removed
+    }
+
+    /// Executes a slice of a warp: mostly the lanes with the lowest program counter, sometimes the
+    /// others, so that lanes that wait for lanes of their warp do not stop them.
+    fn fair_slice(&mut self, grid: usize, block: usize, warp: usize) -> u32 {
+        self.clock += 1;
+        let executed = self.slice(grid, block, warp, Choice::Lowest, SLICE);
+        if executed < SLICE {
+            return executed;
+        }
+        let nth = self.random.next() as u32;
+        executed + self.slice(grid, block, warp, Choice::Lane(nth, u32::MAX), SLICE / 4)
+    }
+
+    /// Makes waiting blocks resident while the devices have room. Returns true if a launch ended.
+    fn admit(&mut self) -> bool {
+        let mut admitted = false;
+        for grid in &mut self.grids {
+            let used = self.used.entry(grid.device).or_default();
+            let cost = u64::from(grid.cost);
+            while *used == 0 || *used + cost <= u64::from(self.config.capacity) {
+                let Some(number) = grid.waiting.pop_front() else {
+                    break;
+                };
+                *used += cost;
+                let block = Block::new(grid, number);
+                grid.resident.push(block);
+                admitted = true;
+            }
+        }
+        self.progress += u64::from(admitted);
+        false
+    }
+
+    /// Executes a slice of a warp. Returns the number of executed instructions.
+    fn slice(
+        &mut self,
+        grid: usize,
+        block: usize,
+        warp: usize,
+        choice: Choice,
+        budget: u32,
+    ) -> u32 {
+        let grid = &mut self.grids[grid];
+        let Some(block) = grid.resident.get_mut(block) else {
+            return 0;
+        };
+        let warp = &mut block.warps[warp];
+        if warp.live == 0 || !warp.is_ready(&block.shared, self.now) {
+            return 0;
+        }
+        let mut env = Env {
+            program: &grid.program,
+            module: &grid.module,
+            view: &mut grid.view,
+            shared: &mut block.shared,
+            params: &grid.params,
+            blocks: grid.blocks,
+            block: grid.block,
+            dynamic_shared: grid.dynamic_shared,
+            device: grid.device,
+            grid: grid.id,
+            now: self.now,
+            clock: self.clock,
+            progress: &mut self.progress,
+        };
+        match warp.run(&mut env, choice, budget) {
+            Ok(executed) => {
+                self.clock += u64::from(executed);
+                grid.counts.instructions += u64::from(executed);
+                executed
+            }
+            Err(mut fault) => {
+                fault.seed = seed(&self.config);
+                end(grid, &mut self.used, Err(Error::Fault(Arc::new(fault))));
+                self.progress += 1;
+                0
+            }
+        }
+    }
+
+    /// Removes completed blocks and launches. Fails launches with a block whose threads wait for
+    /// each other. Returns true if a launch has ended.
+    fn remove(&mut self) -> bool {
+        for grid in &mut self.grids {
+            let cost = u64::from(grid.cost);
+            let before = grid.resident.len();
+            grid.resident.retain(|block| block.shared.threads > 0);
+            let completed = (before - grid.resident.len()) as u64;
+            if completed > 0 {
+                *self.used.entry(grid.device).or_default() -= cost * completed;
+                self.progress += 1;
+            }
+            let now = self.now;
+            let stuck = grid.resident.iter().position(|block| {
+                block.warps.iter().all(|warp| {
+                    warp.live == 0
+                        || (!warp.is_ready(&block.shared, now) && warp.wakes_at().is_none())
+                })
+            });
+            if let Some(stuck) = stuck {
+                let block = &grid.resident[stuck];
+                let hang = Hang {
+                    summary: format!(
+                        "kernel {}, device {}, block {}: all threads wait for each other",
+                        grid.program.name, grid.device, block.shared.number
+                    ),
+                    waits: report::waits(grid, block),
+                    seed: seed(&self.config),
+                };
+                end(grid, &mut self.used, Err(Error::Hang(Arc::new(hang))));
+                self.progress += 1;
+            }
+        }
+        let before = self.grids.len();
+        self.grids.retain(|grid| {
+            if grid.ticket.result().is_some() {
+                return false;
+            }
+            if grid.is_complete() {
+                grid.ticket.finish(Ok(grid.counts));
+                return false;
+            }
+            true
+        });
+        before != self.grids.len()
+    }
+
+    /// Lets virtual time pass after a round without progress. Fails all launches after a long time
+    /// without progress.
+    fn rest(&mut self) {
+        let now = Instant::now();
+        let wakes_at = self.wakes_at();
+        let idle = self.idle.get_or_insert(Idle {
+            since: now,
+            last: now,
+            since_virtual: self.now,
+            rounds: 0,
+        });
+        idle.rounds += 1;
+        let rounds = idle.rounds;
+        if rounds <= PATIENT_ROUNDS && wakes_at.is_none() {
+            return;
+        }
+        let (since, since_virtual) = (idle.since, idle.since_virtual);
+        let elapsed = now - core::mem::replace(&mut idle.last, now);
+        match self.config.idle {
+            IdleTime::Host => {
+                self.now += elapsed.as_nanos() as u64;
+                if rounds > 1000 {
+                    std::thread::sleep(Duration::from_micros(20));
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+            IdleTime::Skip => match wakes_at {
+                Some(until) if rounds < 1000 => self.now = self.now.max(until),
+                // Threads that poll for a long time wait for a timeout.
+                _ => self.now += 1000 + rounds,
+            },
+        }
+        let virtual_time = Duration::from_nanos(self.now - since_virtual);
+        if now - since > self.config.hang_after || virtual_time > self.config.hang_after_virtual {
+            self.hang();
+        }
+    }
+
+    /// Returns the earliest time at which a thread wakes, if all threads sleep or wait.
+    fn wakes_at(&self) -> Option<u64> {
+        let blocks = self.grids.iter().flat_map(|grid| &grid.resident);
+        let mut earliest = None;
+        for block in blocks {
+            for warp in &block.warps {
+                if warp.is_ready(&block.shared, self.now) {
+                    return None;
+                }
+                earliest = match (earliest, warp.wakes_at()) {
+                    (Some(first), Some(second)) => Some(u64::min(first, second)),
+                    (first, second) => first.or(second),
+                };
+            }
+        }
+        earliest
+    }
+
+    /// Fails all launches because they make no progress.
+    fn hang(&mut self) {
+        let mut waits = Vec::new();
+        for grid in &self.grids {
+            for block in &grid.resident {
+                waits.extend(report::waits(grid, block));
+            }
+            if let (Some(first), Some(last)) = (grid.waiting.front(), grid.waiting.back()) {
+                waits.push(format!(
+                    "kernel {}, device {}: blocks {first} to {last} are not resident, because the \
+                     device has no room",
+                    grid.program.name, grid.device
+                ));
+            }
+        }
+        let hang = Arc::new(Hang {
+            summary: format!("{} launches make no progress", self.grids.len()),
+            waits,
+            seed: seed(&self.config),
+        });
+        for mut grid in core::mem::take(&mut self.grids) {
+            end(
+                &mut grid,
+                &mut self.used,
+                Err(Error::Hang(Arc::clone(&hang))),
+            );
+        }
+        self.idle = None;
+    }
+
+    /// Fails all launches.
+    fn abandon(&mut self, detail: &str) {
+        for mut grid in core::mem::take(&mut self.grids) {
+            let error = Error::launch(&grid.program.name, detail);
+            end(&mut grid, &mut self.used, Err(error));
+        }
+    }
+}
+
+fn seed(config: &Config) -> Option<u64> {
+    match config.scheduler {
+        Scheduler::Random(seed) => Some(seed),
+        _ => None,
+    }
+}
+
+/// Ends a launch with a result.
+fn end(grid: &mut Grid, used: &mut HashMap<u32, u64>, result: Result<Counts>) {
+    let blocks = grid.resident.len() as u64;
+    *used.entry(grid.device).or_default() -= blocks * u64::from(grid.cost);
+    grid.resident.clear();
+    grid.waiting.clear();
+    if grid.ticket.result().is_none() {
+        grid.ticket.finish(result);
+    }
+}
+
+/// A generator of pseudo-random numbers: SplitMix64 (Steele et al., 2014).
+#[derive(Clone, Debug)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Returns a number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at as u64 + 1) as usize);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Modules: PTX text with its kernels and variables.
+
+use core::fmt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::decode::decode;
+use crate::error::{Error, Result};
+use crate::memory::Range;
+use crate::program::Program;
+use crate::ptx::{Declarations, FunctionText, Initializer, shared_bytes};
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelParam {
+    /// Name in the PTX text.
+    pub name: String,
+    /// Offset in bytes from the start of the parameters.
+    pub offset: u32,
+    /// Size in bytes.
+    pub size: u32,
+}
+
+/// The declaration of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Name of the kernel.
+    pub name: String,
+    /// Parameters in their order.
+    pub params: Vec<KernelParam>,
+    /// Maximum number of threads of a block (`.maxntid`, `.reqntid`), or 0.
+    pub max_threads: u32,
+    /// Size of the static variables in shared memory that the kernel uses, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl Entry {
+    /// Returns the size of all parameters in bytes.
+    pub fn param_bytes(&self) -> usize {
+        self.params
+            .last()
+            .map_or(0, |it| (it.offset + it.size) as usize)
+    }
+}
+
+/// A module: PTX text. Its kernels are decoded when they are first used.
+pub struct Module {
+    text: Arc<str>,
+    declarations: Declarations,
+    entries: Vec<Entry>,
+    files: Arc<Vec<(u64, String)>>,
+    programs: Mutex<HashMap<String, Arc<Program>>>,
+}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Module");
+        debug
+            .field("entries", &self.entries)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Module {
+    /// Reads the declarations of PTX text. The bodies of kernels are decoded when the kernels are
+    /// launched for the first time; [`Module::decode_all`] decodes them at once.
+    ///
+    /// # Errors
+    /// Fails at the first declaration that is not PTX or is not supported, with its line.
+    pub fn parse(text: &str) -> Result<Self> {
+        let declarations = Declarations::parse(text)?;
+        let entries = declarations.functions.iter().filter(|it| it.is_entry);
+        Ok(Self {
+            entries: entries
+                .map(|function| entry(function, &declarations, text))
+                .collect::<Result<_>>()?,
+            text: text.into(),
+            files: Arc::new(declarations.files.clone()),
+            declarations,
+            programs: Mutex::default(),
+        })
+    }
+
+    /// Decodes all kernels.
+    ///
+    /// # Errors
+    /// Fails at the first instruction that the emulator does not support, with its name and line.
+    pub fn decode_all(&self) -> Result<()> {
+        let mut entries = self.entries.iter();
+        entries.try_for_each(|entry| self.program(&entry.name).map(drop))
+    }
+
+    /// Returns the declarations of all kernels, in the order of the text.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Returns the declaration of a kernel.
+    pub fn entry(&self, kernel: &str) -> Option<&Entry> {
+        self.entries.iter().find(|entry| entry.name == kernel)
+    }
+
+    /// Returns the PTX version times ten.
+    pub fn version(&self) -> u32 {
+        self.declarations.version
+    }
+
+    /// Returns the target of the module: 90 for `sm_90` and `sm_90a`.
+    pub fn target(&self) -> u32 {
+        self.declarations.target
+    }
+
+    /// Returns true if the module runs only on its target, such as `sm_90a`.
+    pub fn is_exact(&self) -> bool {
+        self.declarations.exact
+    }
+
+    /// Returns the names of the external functions.
+    pub fn external_functions(&self) -> impl Iterator<Item = &str> {
+        let functions = self.declarations.functions.iter();
+        functions
+            .filter(|it| it.is_external)
+            .map(|function| function.name.as_str())
+    }
+
+    pub(crate) fn program(&self, kernel: &str) -> Result<Arc<Program>> {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(program) = programs.get(kernel) {
+            return Ok(Arc::clone(program));
+        }
+        let program = Arc::new(decode(self, kernel)?);
+        programs.insert(kernel.to_owned(), Arc::clone(&program));
+        Ok(program)
+    }
+
+    pub(crate) fn declarations(&self) -> &Declarations {
+        &self.declarations
+    }
+
+    pub(crate) fn files(&self) -> &Arc<Vec<(u64, String)>> {
+        &self.files
+    }
+
+    pub(crate) fn text(&self) -> &Arc<str> {
+        &self.text
+    }
+
+    pub(crate) fn source(&self) -> &str {
+        &self.text
+    }
+}
+
+fn entry(function: &FunctionText, declarations: &Declarations, text: &str) -> Result<Entry> {
+    let (range, _) = function.body.clone().unwrap_or_default();
+    let body = &text[range];
+    let used = declarations
+        .shared
+        .iter()
+        .filter(|it| body.contains(&it.name));
+    Ok(Entry {
+        name: function.name.clone(),
+        params: function
+            .params
+            .iter()
+            .map(|it| KernelParam {
+                name: it.name.clone(),
+                offset: it.offset,
+                size: it.size,
+            })
+            .collect(),
+        max_threads: function.max_threads,
+        shared_bytes: used.map(|it| it.bytes).sum::<u32>() + shared_bytes(body)?,
+    })
+}
+
+/// A module that is loaded on a device: it has variables of its own.
+#[derive(Debug)]
+pub struct LoadedModule {
+    module: Arc<Module>,
+    device: u32,
+    /// Memory of the variables, in 8-byte words. Kernels write it through raw pointers.
+    storage: Vec<Box<[core::cell::UnsafeCell<u64>]>>,
+}
+
+// SAFETY: only kernels access the words, with atomic operations, after the constructor.
+unsafe impl Send for LoadedModule {}
+// SAFETY: see `Send`.
+unsafe impl Sync for LoadedModule {}
+
+impl LoadedModule {
+    /// Loads a module on a device: allocates and initialises its variables.
+    ///
+    /// # Errors
+    /// Fails if an initial value is the address of a function or of an unknown variable.
+    pub fn new(module: &Arc<Module>, device: u32) -> Result<Self> {
+        let variables = &module.declarations.globals;
+        let mut loaded = Self {
+            module: Arc::clone(module),
+            device,
+            storage: variables
+                .iter()
+                .map(|variable| {
+                    // With room for an alignment of 16 bytes and more.
+                    let words = variable.bytes.div_ceil(8) + variable.align.div_ceil(8);
+                    (0..words).map(|_| core::cell::UnsafeCell::new(0)).collect()
+                })
+                .collect(),
+        };
+        for (at, variable) in variables.iter().enumerate() {
+            let mut bytes = Vec::with_capacity(variable.bytes as usize);
+            for value in &variable.initial {
+                let value = match value {
+                    Initializer::Integer(value) => *value,
+                    Initializer::Float(bits) if variable.element == 4 => {
+                        u64::from((f64::from_bits(*bits) as f32).to_bits())
+                    }
+                    Initializer::Float(bits) => *bits,
+                    Initializer::Address(name, offset, _) => {
+                        let found = variables.iter().position(|it| it.name == *name);
+                        let Some(found) = found else {
+                            return Err(Error::syntax(
+                                0,
+                                format!(
+                                    "the initial value of {} is the address of {name}, which is \
+                                     not a variable",
+                                    variable.name
+                                ),
+                            ));
+                        };
+                        loaded.address(found).wrapping_add_signed(*offset)
+                    }
+                };
+                bytes.extend_from_slice(&value.to_le_bytes()[..variable.element as usize]);
+            }
+            let skip = (loaded.address(at) - loaded.storage[at].as_ptr() as u64) as usize;
+            for (offset, byte) in bytes.into_iter().enumerate() {
+                let position = skip + offset;
+                let word = loaded.storage[at][position / 8].get_mut();
+                *word |= u64::from(byte) << (position % 8 * 8);
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// Returns the module.
+    pub fn module(&self) -> &Arc<Module> {
+        &self.module
+    }
+
+    /// Returns the address of a variable by its number.
+    pub(crate) fn address(&self, variable: usize) -> u64 {
+        let align = u64::from(self.module.declarations.globals[variable].align);
+        (self.storage[variable].as_ptr() as u64).next_multiple_of(align)
+    }
+
+    /// Returns the ranges of the variables.
+    pub(crate) fn ranges(&self) -> Vec<Range> {
+        let variables = self.module.declarations.globals.iter().enumerate();
+        let range = |(at, variable): (usize, &crate::ptx::Variable)| Range {
+            start: self.address(at),
+            end: self.address(at) + u64::from(variable.bytes),
+            read: true,
+            write: true,
+            multicast: false,
+            owner: Some(self.device),
+        };
+        variables.map(range).collect()
+    }
+}

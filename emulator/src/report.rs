@@ -1,0 +1,79 @@
+//! Descriptions of what the threads of a block wait for.
+
+use crate::block::Block;
+use crate::launch::Grid;
+use crate::program::LANES;
+use crate::warp::{Wait, lanes};
+
+/// Describes what the threads of a block wait for: one line for each group of threads of a warp at
+/// the same instruction.
+pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (number, warp) in block.warps.iter().enumerate() {
+        let mut rest = warp.live;
+        while rest != 0 {
+            let first = rest.trailing_zeros() as usize;
+            let same = lanes(rest)
+                .filter(|lane| {
+                    warp.pcs[*lane] == warp.pcs[first]
+                        && kind(warp.waits[*lane]) == kind(warp.waits[first])
+                })
+                .fold(0u32, |mask, lane| mask | 1 << lane);
+            rest &= !same;
+            let inst = &grid.program.code[warp.pcs[first] as usize];
+            let thread = number * LANES + first;
+            let event = match warp.waits[first] {
+                Wait::Barrier(id, _) => {
+                    let barrier = &block.shared.barriers[usize::from(id)];
+                    let expected = match barrier.expected {
+                        0 => block.shared.threads,
+                        expected => expected,
+                    };
+                    format!(
+                        "barrier {id}, {} of {expected} threads have arrived",
+                        barrier.arrived
+                    )
+                }
+                Wait::Mask(mask) => format!("the other lanes of the mask {mask:#010x}"),
+                Wait::Sleep(_) | Wait::No => match warp.polls[first] {
+                    Some(poll) => {
+                        let mut view = grid.view.clone_ranges();
+                        let owner = match view.find(poll.address).map(|range| range.owner) {
+                            Some(Some(device)) => format!("memory of device {device}"),
+                            _ => "host memory".to_owned(),
+                        };
+                        format!(
+                            "a change of the {} bytes at {:#x} in {owner}, whose value is {:#x}",
+                            poll.size, poll.address, poll.value
+                        )
+                    }
+                    None => "nothing: the threads execute instructions".to_owned(),
+                },
+            };
+            let source = grid
+                .program
+                .source(inst)
+                .map_or(String::new(), |it| format!(" ({it})"));
+            lines.push(format!(
+                "kernel {}, device {}, block {}, {} threads from {thread}, PTX line {} `{}`{source} \
+                 wait for {event}",
+                grid.program.name,
+                grid.device,
+                block.shared.number,
+                same.count_ones(),
+                inst.line,
+                grid.program.line_text(inst.line),
+            ));
+        }
+    }
+    lines
+}
+
+/// Returns a number that is equal for waits of the same kind.
+fn kind(wait: Wait) -> u8 {
+    match wait {
+        Wait::No | Wait::Sleep(_) => 0,
+        Wait::Barrier(id, _) => 1 + id,
+        Wait::Mask(_) => 100,
+    }
+}

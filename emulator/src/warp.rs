@@ -1,0 +1,1276 @@
+//! Execution of the threads of a warp. Each lane has a program counter of its own; lanes with equal
+//! program counters execute an instruction together.
+
+use core::sync::atomic::{Ordering, fence};
+
+use crate::atomic;
+use crate::block::{Arrival, BARRIERS, Shared, reduction};
+use crate::error::{Fault, FaultKind, Site};
+use crate::float::{self, Format};
+use crate::memory::{self, View};
+use crate::module::LoadedModule;
+use crate::program::{
+    Access, BarrierKind, Conversion, Extend, FUNCTION_BASE, Inst, LANES, LOCAL_BASE, NO_REG, Op,
+    Order, Program, Reg, Row, Shuffle, Space, Special, Src, Together, Vote, resolve,
+};
+
+/// Value of a register that a shuffle reads from a lane outside of its mask.
+const UNDEFINED: u64 = 0xcbcb_cbcb;
+
+/// Why a lane does not execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// The lane is ready, or has exited.
+    No,
+    /// The lane sleeps until this time.
+    Sleep(u64),
+    /// The lane waits for the completion of a phase of a barrier.
+    Barrier(u8, u64),
+    /// The lane waits for the lanes of a mask to execute the same instruction.
+    Mask(u32),
+}
+
+/// A return address: program counter, first register row, start of the frame, call site.
+#[derive(Clone, Copy, Debug)]
+struct Return {
+    pc: u32,
+    rows: u32,
+    frame: u32,
+    site: u32,
+}
+
+/// A load by which a lane may wait for another thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Poll {
+    pub(crate) address: u64,
+    pub(crate) value: u64,
+    pub(crate) size: u8,
+}
+
+/// The state of a warp.
+#[derive(Debug)]
+pub(crate) struct Warp {
+    /// Number of the warp in its block.
+    number: u32,
+    /// Lanes that have not exited.
+    pub(crate) live: u32,
+    /// Lanes that can execute.
+    ready: u32,
+    pub(crate) waits: [Wait; LANES],
+    pub(crate) pcs: [u32; LANES],
+    /// Register row of each lane at which its function's registers start.
+    rows: [u32; LANES],
+    /// Start of each lane's frame in its local memory.
+    frames: [u32; LANES],
+    registers: Vec<Row>,
+    stacks: Vec<Vec<Return>>,
+    locals: Vec<Vec<u8>>,
+    /// The last strong load of global memory of each lane.
+    pub(crate) polls: [Option<Poll>; LANES],
+}
+
+/// Which lanes of a warp a slice executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// The lanes with the lowest program counter. Lanes that have diverged meet again.
+    Lowest,
+    /// The lanes with the program counter of the n-th ready lane, restricted to a mask if a lane
+    /// remains.
+    Lane(u32, u32),
+}
+
+/// The environment of a warp while it executes.
+#[derive(Debug)]
+pub(crate) struct Env<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) module: &'a LoadedModule,
+    pub(crate) view: &'a mut View,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) params: &'a [u8],
+    pub(crate) blocks: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared: u32,
+    pub(crate) device: u32,
+    pub(crate) grid: u64,
+    /// The virtual clock in nanoseconds.
+    pub(crate) now: u64,
+    /// Number of instructions that the machine has executed.
+    pub(crate) clock: u64,
+    /// Counts events that other threads may wait for.
+    pub(crate) progress: &'a mut u64,
+}
+
+/// A fault without its site.
+struct Problem {
+    kind: FaultKind,
+    lane: usize,
+    detail: String,
+}
+
+impl Problem {
+    fn new(kind: FaultKind, lane: usize, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            lane,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// Iterates over the lanes of a mask.
+pub(crate) fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let lane = (mask != 0).then(|| mask.trailing_zeros() as usize)?;
+        mask &= mask - 1;
+        Some(lane)
+    })
+}
+
+/// Effect of an instruction on the program counters.
+enum Next {
+    /// All lanes of the group continue with the next instruction.
+    Step,
+    /// All lanes of the group continue at a program counter.
+    Jump(u32),
+    /// The lanes have been given program counters or wait.
+    Regroup,
+}
+
+/// Lanes with the same program counter and function frame.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    mask: u32,
+    pc: u32,
+    /// First register row.
+    rows: usize,
+    /// The lowest program counter of the lanes that are not in the group.
+    limit: u32,
+}
+
+impl Warp {
+    /// Creates warp `number` of a block, with `count` threads.
+    pub(crate) fn new(program: &Program, number: u32, count: u32) -> Self {
+        let live = if count >= 32 {
+            u32::MAX
+        } else {
+            (1 << count) - 1
+        };
+        let kernel = &program.functions[0];
+        let local = if kernel.frame > 0 {
+            vec![vec![0xcb; kernel.frame as usize]; LANES]
+        } else {
+            Vec::new()
+        };
+        Self {
+            number,
+            live,
+            ready: live,
+            waits: [Wait::No; LANES],
+            pcs: [kernel.start; LANES],
+            rows: [0; LANES],
+            frames: [0; LANES],
+            registers: vec![[0; LANES]; kernel.rows as usize],
+            stacks: Vec::new(),
+            locals: local,
+            polls: [None; LANES],
+        }
+    }
+
+    /// Returns the earliest time at which a sleeping lane wakes.
+    pub(crate) fn wakes_at(&self) -> Option<u64> {
+        let times = lanes(self.live).filter_map(|lane| match self.waits[lane] {
+            Wait::Sleep(until) => Some(until),
+            _ => None,
+        });
+        times.min()
+    }
+
+    /// Returns true if a lane can execute now.
+    pub(crate) fn is_ready(&self, shared: &Shared, now: u64) -> bool {
+        self.ready != 0
+            || lanes(self.live).any(|lane| match self.waits[lane] {
+                Wait::Sleep(until) => until <= now,
+                Wait::Barrier(id, phase) => shared.barriers[usize::from(id)].phase > phase,
+                Wait::No | Wait::Mask(_) => false,
+            })
+    }
+
+    /// Makes the lanes ready whose waits have ended.
+    fn wake(&mut self, env: &Env<'_>) {
+        for lane in lanes(self.live & !self.ready) {
+            match self.waits[lane] {
+                Wait::Sleep(until) if until <= env.now => {}
+                Wait::Barrier(id, phase) => {
+                    let barrier = &env.shared.barriers[usize::from(id)];
+                    if barrier.phase <= phase {
+                        continue;
+                    }
+                    if let Op::Barrier { kind, d, .. } =
+                        env.program.code[self.pcs[lane] as usize].op
+                        && d != NO_REG
+                    {
+                        let row = (self.rows[lane] + d) as usize;
+                        self.registers[row][lane] = reduction(kind, barrier.result);
+                    }
+                    self.pcs[lane] += 1;
+                }
+                _ => continue,
+            }
+            self.waits[lane] = Wait::No;
+            self.ready |= 1 << lane;
+        }
+    }
+
+    /// Chooses the next group of lanes.
+    fn group(&self, choice: Choice) -> Option<Group> {
+        if self.ready == 0 {
+            return None;
+        }
+        let key = |lane: usize| (self.pcs[lane], self.rows[lane]);
+        let leader = match choice {
+            Choice::Lowest => lanes(self.ready).min_by_key(|lane| key(*lane))?,
+            Choice::Lane(nth, _) => {
+                lanes(self.ready).nth((nth % self.ready.count_ones()) as usize)?
+            }
+        };
+        let (pc, rows) = key(leader);
+        let mut mask = 0;
+        let mut limit = u32::MAX;
+        for lane in lanes(self.ready) {
+            if key(lane) == (pc, rows) {
+                mask |= 1 << lane;
+            } else if self.rows[lane] == rows {
+                limit = limit.min(self.pcs[lane]);
+            }
+        }
+        if let Choice::Lane(_, subset) = choice {
+            limit = u32::MAX;
+            if mask & subset != 0 {
+                mask &= subset;
+            }
+        }
+        Some(Group {
+            mask,
+            pc,
+            rows: rows as usize,
+            limit,
+        })
+    }
+
+    /// Executes up to `budget` instructions. Returns the number of executed instructions.
+    pub(crate) fn run(
+        &mut self,
+        env: &mut Env<'_>,
+        choice: Choice,
+        budget: u32,
+    ) -> Result<u32, Fault> {
+        self.wake(env);
+        let mut executed = 0;
+        let Some(mut group) = self.group(choice) else {
+            return Ok(0);
+        };
+        // After a divergence, a slice for one lane continues with the lanes that are with it.
+        let mut choice = choice;
+        if let Choice::Lane(..) = choice {
+            choice = Choice::Lane(0, u32::MAX);
+        }
+        while executed < budget {
+            let inst = &env.program.code[group.pc as usize];
+            executed += 1;
+            let next = self
+                .execute(env, inst, &group)
+                .map_err(|problem| self.fault(env, inst, problem))?;
+            match next {
+                Next::Step => group.pc += 1,
+                Next::Jump(pc) => group.pc = pc,
+                Next::Regroup => {
+                    self.wake(env);
+                    match self.group(choice) {
+                        Some(next) => group = next,
+                        None => return Ok(executed),
+                    }
+                    continue;
+                }
+            }
+            if group.pc >= group.limit {
+                self.save(&group);
+                match self.group(choice) {
+                    Some(next) => group = next,
+                    None => return Ok(executed),
+                }
+            }
+        }
+        self.save(&group);
+        Ok(executed)
+    }
+
+    /// Stores the program counter of a group.
+    fn save(&mut self, group: &Group) {
+        for lane in lanes(group.mask & self.ready) {
+            self.pcs[lane] = group.pc;
+        }
+    }
+
+    fn fault(&self, env: &Env<'_>, inst: &Inst, problem: Problem) -> Fault {
+        Fault {
+            kind: problem.kind,
+            detail: problem.detail,
+            site: self.site(
+                env.program,
+                env.device,
+                env.shared.number,
+                inst,
+                problem.lane,
+            ),
+            seed: None,
+        }
+    }
+
+    /// Describes an instruction and a lane that executes it.
+    pub(crate) fn site(
+        &self,
+        program: &Program,
+        device: u32,
+        block: u64,
+        inst: &Inst,
+        lane: usize,
+    ) -> Site {
+        Site {
+            kernel: program.name.clone(),
+            device,
+            block: block as u32,
+            thread: self.number * LANES as u32 + lane as u32,
+            line: inst.line,
+            instruction: program.line_text(inst.line),
+            source: program.source(inst),
+        }
+    }
+
+    fn row<'s>(&'s self, env: &'s Env<'_>, group: &Group, source: Src) -> &'s Row {
+        match source.as_constant() {
+            Some(index) => &env.program.constants[index],
+            None => &self.registers[group.rows + source.0 as usize],
+        }
+    }
+
+    fn write(&mut self, group: &Group, d: Reg, mask: u32, values: &Row) {
+        if d == NO_REG {
+            return;
+        }
+        let row = &mut self.registers[group.rows + d as usize];
+        if mask == u32::MAX {
+            *row = *values;
+        } else {
+            for lane in lanes(mask) {
+                row[lane] = values[lane];
+            }
+        }
+    }
+
+    /// Sets the program counter of lanes.
+    fn set_pcs(&mut self, mask: u32, pc: u32) {
+        for lane in lanes(mask) {
+            self.pcs[lane] = pc;
+        }
+    }
+
+    /// Executes an instruction for the lanes of a group.
+    fn execute(&mut self, env: &mut Env<'_>, inst: &Inst, group: &Group) -> Result<Next, Problem> {
+        let active = match inst.guard {
+            None => group.mask,
+            Some(guard) => {
+                let row = &self.registers[group.rows + guard.predicate as usize];
+                let chosen = lanes(group.mask)
+                    .filter(|lane| (row[*lane] & 1 != 0) != guard.negated)
+                    .fold(0, |mask, lane| mask | 1 << lane);
+                if chosen == 0 {
+                    return Ok(Next::Step);
+                }
+                chosen
+            }
+        };
+        match &inst.op {
+            Op::Alu { f, d, s } => {
+                let mut values = [0; LANES];
+                f(
+                    &mut values,
+                    s.map(|source| self.row(env, group, source)),
+                    active,
+                );
+                self.write(group, *d, active, &values);
+            }
+            Op::Float {
+                op,
+                format,
+                packed,
+                modifiers,
+                d,
+                s,
+            } => {
+                let [x, y, z] = s.map(|source| self.row(env, group, source));
+                let mut values = [0; LANES];
+                let of = |a, b, c| float::arith(*op, *format, *modifiers, a, b, c);
+                for lane in lanes(active) {
+                    let (a, b, c) = (x[lane], y[lane], z[lane]);
+                    values[lane] = if *packed {
+                        let low = of(a & 0xffff, b & 0xffff, c & 0xffff);
+                        low | of(a >> 16 & 0xffff, b >> 16 & 0xffff, c >> 16 & 0xffff) << 16
+                    } else {
+                        of(a, b, c)
+                    };
+                }
+                self.write(group, *d, active, &values);
+            }
+            Op::Convert { conversion, d, s } => {
+                let [x, y] = s.map(|source| self.row(env, group, source));
+                let mut values = [0; LANES];
+                for lane in lanes(active) {
+                    values[lane] = convert(conversion, x[lane], y[lane]);
+                }
+                self.write(group, *d, active, &values);
+            }
+            Op::Testp { kind, format, d, s } => {
+                let x = self.row(env, group, *s);
+                let mut values = [0; LANES];
+                let name = crate::alu::TESTP[usize::from(*kind)];
+                for lane in lanes(active) {
+                    let holds = float::testp(name, *format, x[lane]);
+                    values[lane] = u64::from(holds == Some(true));
+                }
+                self.write(group, *d, active, &values);
+            }
+            Op::Special { register, d } => {
+                let mut values = [0; LANES];
+                for lane in lanes(active) {
+                    values[lane] = self.special(env, *register, lane, active);
+                }
+                self.write(group, *d, active, &values);
+            }
+            Op::Variable {
+                variable,
+                offset,
+                d,
+            } => {
+                let address = env.module.address(*variable as usize);
+                let values = [address.wrapping_add_signed(*offset); LANES];
+                self.write(group, *d, active, &values);
+            }
+            Op::FrameAddress { offset, d } => {
+                let values = self.frames.map(|frame| u64::from(frame + offset));
+                self.write(group, *d, active, &values);
+            }
+            Op::Branch { target } => {
+                if active == group.mask {
+                    return Ok(Next::Jump(*target));
+                }
+                self.set_pcs(active, *target);
+                self.set_pcs(group.mask & !active, group.pc + 1);
+                return Ok(Next::Regroup);
+            }
+            Op::BranchIndex { index, table } => {
+                let index = *self.row(env, group, *index);
+                let table = &env.program.tables[*table as usize];
+                self.set_pcs(group.mask & !active, group.pc + 1);
+                for lane in lanes(active) {
+                    let Some(target) = table.get(index[lane] as u32 as usize) else {
+                        return Err(Problem::new(
+                            FaultKind::InvalidOperand,
+                            lane,
+                            format!("index {} of a table of {}", index[lane], table.len()),
+                        ));
+                    };
+                    self.pcs[lane] = *target;
+                }
+                return Ok(Next::Regroup);
+            }
+            Op::Call { site, address } => return self.call(env, group, active, *site, *address),
+            Op::Return => return self.ret(env, group, active),
+            Op::Exit => {
+                self.set_pcs(group.mask & !active, group.pc + 1);
+                self.live &= !active;
+                self.ready &= !active;
+                *env.progress += 1;
+                env.shared.exit(self.number, active).map_err(|detail| {
+                    Problem::new(
+                        FaultKind::Divergence,
+                        active.trailing_zeros() as usize,
+                        detail,
+                    )
+                })?;
+                return Ok(Next::Regroup);
+            }
+            Op::Trap => {
+                return Err(Problem::new(
+                    FaultKind::Trap,
+                    active.trailing_zeros() as usize,
+                    "the kernel executed trap",
+                ));
+            }
+            Op::Nop => {}
+            Op::Load {
+                access,
+                d,
+                base,
+                offset,
+            } => self.load(env, group, active, *access, *d, *base, *offset)?,
+            Op::Store {
+                access,
+                s,
+                base,
+                offset,
+            } => self.store(env, group, active, *access, *s, *base, *offset)?,
+            Op::Atomic {
+                access,
+                atomic,
+                d,
+                base,
+                offset,
+                s,
+            } => {
+                let [x, y] = s.map(|source| *self.row(env, group, source));
+                let addresses = *self.row(env, group, *base);
+                let mut values = [0; LANES];
+                for lane in lanes(active) {
+                    let address = addresses[lane].wrapping_add_signed(*offset);
+                    let f = |old| atomic::apply(*atomic, access.size, old, x[lane], y[lane]);
+                    values[lane] = self.update(env, lane, *access, address, f)?;
+                }
+                self.write(group, *d, active, &values);
+            }
+            Op::MultimemLoad {
+                access,
+                kind,
+                d,
+                base,
+                offset,
+            } => {
+                let addresses = *self.row(env, group, *base);
+                for lane in lanes(active) {
+                    let address = addresses[lane].wrapping_add_signed(*offset);
+                    for at in 0..usize::from(access.count) {
+                        let address = address + at as u64 * u64::from(access.size);
+                        let replicas = multicast(env, lane, *access, address, at == 0)?;
+                        let values = replicas.into_iter().map(|replica| {
+                            // SAFETY: `Memory::replicas` returns mapped addresses of at least
+                            // `size` bytes, and `multicast` has checked the alignment.
+                            unsafe { memory::load(replica, access.size, Order::Relaxed) }
+                        });
+                        let value = atomic::reduce(*kind, access.size, values);
+                        if d[at] != NO_REG {
+                            self.registers[group.rows + d[at] as usize][lane] = value;
+                        }
+                    }
+                }
+            }
+            Op::MultimemStore {
+                access,
+                kind,
+                s,
+                base,
+                offset,
+            } => {
+                let addresses = *self.row(env, group, *base);
+                let rows = s.map(|source| *self.row(env, group, source));
+                for lane in lanes(active) {
+                    let address = addresses[lane].wrapping_add_signed(*offset);
+                    for at in 0..usize::from(access.count) {
+                        let address = address + at as u64 * u64::from(access.size);
+                        let value = rows[at][lane];
+                        for replica in multicast(env, lane, *access, address, at == 0)? {
+                            match kind {
+                                Some(kind) => {
+                                    let f = |old| {
+                                        atomic::apply(kind.reduction, access.size, old, value, 0)
+                                    };
+                                    // SAFETY: as for a load.
+                                    unsafe { memory::update(replica, access.size, f) };
+                                }
+                                None => {
+                                    // SAFETY: as for a load.
+                                    unsafe {
+                                        memory::store(replica, access.size, access.order, value)
+                                    };
+                                }
+                            }
+                        }
+                        *env.progress += 1;
+                    }
+                }
+            }
+            Op::Together {
+                op,
+                d,
+                a,
+                mask,
+                negate,
+            } => {
+                let masks = *self.row(env, group, *mask);
+                let together = TogetherInst {
+                    op: *op,
+                    d: *d,
+                    a: *a,
+                    negate: *negate,
+                };
+                return self.together(env, group, active, &together, &masks);
+            }
+            Op::Barrier {
+                kind,
+                aligned,
+                id,
+                count,
+                a,
+                negate,
+                ..
+            } => {
+                let arrival = Arrival {
+                    count: count.map(|count| {
+                        let row = self.row(env, group, count);
+                        row[active.trailing_zeros() as usize] as u32
+                    }),
+                    aligned: *aligned,
+                    pc: group.pc,
+                };
+                let ids = *self.row(env, group, *id);
+                let row = self.row(env, group, *a);
+                let trues = lanes(active)
+                    .filter(|lane| (row[*lane] & 1 != 0) != *negate)
+                    .fold(0, |mask, lane| mask | 1 << lane);
+                return self.barrier(env, group, active, *kind, &ids, arrival, trues);
+            }
+            Op::Fence { sequential } => {
+                fence(if *sequential {
+                    Ordering::SeqCst
+                } else {
+                    Ordering::AcqRel
+                });
+            }
+            Op::Nanosleep { duration } => {
+                let durations = *self.row(env, group, *duration);
+                self.set_pcs(group.mask, group.pc + 1);
+                for lane in lanes(active) {
+                    let duration = durations[lane] & 0xffff_ffff;
+                    self.waits[lane] = Wait::Sleep(env.now + duration);
+                }
+                self.ready &= !active;
+                return Ok(Next::Regroup);
+            }
+        }
+        Ok(Next::Step)
+    }
+
+    fn special(&self, env: &Env<'_>, register: Special, lane: usize, active: u32) -> u64 {
+        let thread = self.number * LANES as u32 + lane as u32;
+        let [x, y, z] = env.block;
+        let below = (1u64 << lane) - 1;
+        match register {
+            Special::Tid(0) => u64::from(thread % x),
+            Special::Tid(1) => u64::from(thread / x % y),
+            Special::Tid(_) => u64::from(thread / x / y),
+            Special::Ntid(axis) => u64::from(env.block[usize::from(axis)]),
+            Special::Ctaid(axis) => u64::from(env.shared.coordinates[usize::from(axis)]),
+            Special::Nctaid(axis) => u64::from(env.blocks[usize::from(axis)]),
+            Special::LaneId => lane as u64,
+            Special::WarpId => u64::from(self.number),
+            Special::WarpCount => u64::from((x * y * z).div_ceil(LANES as u32)),
+            Special::SmId => env.shared.number % 132,
+            Special::SmCount => 132,
+            Special::GridId => env.grid,
+            Special::MaskEq => 1 << lane,
+            Special::MaskLt => below,
+            Special::MaskLe => below | 1 << lane,
+            Special::MaskGt => 0xffff_ffff & !(below | 1 << lane),
+            Special::MaskGe => 0xffff_ffff & !below,
+            Special::Clock => env.clock & 0xffff_ffff,
+            Special::ClockHigh => env.clock >> 32,
+            Special::Clock64 => env.clock,
+            Special::Timer => env.now & 0xffff_ffff,
+            Special::TimerHigh => env.now >> 32,
+            Special::Timer64 => env.now,
+            Special::DynamicShared => u64::from(env.dynamic_shared),
+            Special::TotalShared => env.shared.bytes.len() as u64,
+            Special::ActiveMask => u64::from(active),
+        }
+    }
+
+    /// Returns the bytes of shared or local memory, or of parameters, of an access.
+    fn private<'s>(
+        &'s mut self,
+        shared: &'s mut Shared,
+        lane: usize,
+        space: Space,
+        address: u64,
+        size: u64,
+    ) -> Result<&'s mut [u8], Problem> {
+        let (bytes, name): (&mut [u8], _) = match space {
+            Space::Shared => (&mut shared.bytes, "shared"),
+            _ => (
+                self.locals
+                    .get_mut(lane)
+                    .map_or(&mut [][..], |it| it.as_mut_slice()),
+                "local",
+            ),
+        };
+        let length = bytes.len();
+        if !address.is_multiple_of(size) {
+            return Err(Problem::new(
+                FaultKind::MisalignedAddress,
+                lane,
+                format!("accesses {size} bytes at {name} address {address:#x}"),
+            ));
+        }
+        address
+            .checked_add(size)
+            .filter(|end| *end <= length as u64)
+            .map(|end| &mut bytes[address as usize..end as usize])
+            .ok_or_else(|| {
+                Problem::new(
+                    FaultKind::IllegalAddress,
+                    lane,
+                    format!(
+                        "accesses {size} bytes at {name} address {address:#x}; the {name} memory \
+                         has {length:#x} bytes"
+                    ),
+                )
+            })
+    }
+
+    /// Returns the state space and address of an access.
+    fn locate(&self, lane: usize, space: Space, address: u64) -> Result<(Space, u64), Problem> {
+        match space {
+            Space::Generic => Ok(resolve(address)),
+            Space::Frame => Ok((Space::Local, address + u64::from(self.frames[lane]))),
+            // Parameters are also read through generic addresses and through frame addresses.
+            Space::Param if address >= LOCAL_BASE => Ok(resolve(address)),
+            Space::Global if resolve(address).0 != Space::Global => {
+                let (space, address) = resolve(address);
+                Err(Problem::new(
+                    FaultKind::IllegalAddress,
+                    lane,
+                    format!("the global address is the {space:?} address {address:#x}"),
+                ))
+            }
+            space => Ok((space, address)),
+        }
+    }
+
+    /// Checks an access to global memory.
+    fn check(
+        view: &mut View,
+        lane: usize,
+        access: Access,
+        address: u64,
+        write: bool,
+    ) -> Result<(), Problem> {
+        let bytes = u64::from(access.size) * u64::from(access.count);
+        if !address.is_multiple_of(bytes) {
+            return Err(Problem::new(
+                FaultKind::MisalignedAddress,
+                lane,
+                format!("accesses {bytes} bytes at global address {address:#x}"),
+            ));
+        }
+        view.check(address, bytes, write)
+            .map_err(|detail| Problem::new(FaultKind::IllegalAddress, lane, detail))
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    fn load(
+        &mut self,
+        env: &mut Env<'_>,
+        group: &Group,
+        active: u32,
+        access: Access,
+        d: [Reg; 4],
+        base: Src,
+        offset: i64,
+    ) -> Result<(), Problem> {
+        let addresses = *self.row(env, group, base);
+        let (size, count) = (u64::from(access.size), u64::from(access.count));
+        for lane in lanes(active) {
+            let address = addresses[lane].wrapping_add_signed(offset);
+            let (space, address) = self.locate(lane, access.space, address)?;
+            if space == Space::Global {
+                Self::check(env.view, lane, access, address, false)?;
+            }
+            for at in 0..count {
+                let address = address + at * size;
+                let value = match space {
+                    // SAFETY: `check` found `size * count` readable bytes, and the address is a
+                    // multiple of this product.
+                    Space::Global => unsafe { memory::load(address, access.size, access.order) },
+                    Space::Param => {
+                        let end = address.saturating_add(size) as usize;
+                        let bytes = env.params.get(address as usize..end);
+                        little(bytes.ok_or_else(|| {
+                            Problem::new(
+                                FaultKind::IllegalAddress,
+                                lane,
+                                format!("reads {size} bytes at parameter address {address:#x}"),
+                            )
+                        })?)
+                    }
+                    space => little(self.private(env.shared, lane, space, address, size)?),
+                };
+                if access.order.is_strong() && space == Space::Global {
+                    self.polls[lane] = Some(Poll {
+                        address,
+                        value,
+                        size: access.size,
+                    });
+                }
+                let value = match access.extend {
+                    Extend::Zero => value,
+                    Extend::Sign(width) => {
+                        let shift = 64 - 8 * u32::from(access.size);
+                        let value = ((value << shift) as i64 >> shift) as u64;
+                        value & (u64::MAX >> (64 - u32::from(width)))
+                    }
+                };
+                let d = d[at as usize];
+                if d != NO_REG {
+                    self.registers[group.rows + d as usize][lane] = value;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    fn store(
+        &mut self,
+        env: &mut Env<'_>,
+        group: &Group,
+        active: u32,
+        access: Access,
+        s: [Src; 4],
+        base: Src,
+        offset: i64,
+    ) -> Result<(), Problem> {
+        let addresses = *self.row(env, group, base);
+        let (size, count) = (u64::from(access.size), u64::from(access.count));
+        for lane in lanes(active) {
+            let address = addresses[lane].wrapping_add_signed(offset);
+            let (space, address) = self.locate(lane, access.space, address)?;
+            if space == Space::Global {
+                Self::check(env.view, lane, access, address, true)?;
+            }
+            for at in 0..count {
+                let value = self.row(env, group, s[at as usize])[lane];
+                let address = address + at * size;
+                match space {
+                    Space::Global => {
+                        // SAFETY: `check` found `size * count` writable bytes, and the address is
+                        // a multiple of this product.
+                        let changed =
+                            unsafe { memory::store(address, access.size, access.order, value) };
+                        *env.progress += u64::from(changed);
+                    }
+                    Space::Param => {
+                        return Err(Problem::new(
+                            FaultKind::IllegalAddress,
+                            lane,
+                            "writes a parameter of the kernel",
+                        ));
+                    }
+                    space => {
+                        let bytes = self.private(env.shared, lane, space, address, size)?;
+                        let value = &value.to_le_bytes()[..size as usize];
+                        *env.progress += u64::from(bytes != value);
+                        bytes.copy_from_slice(value);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces an element of memory by a function of its value. Returns the old value.
+    fn update(
+        &mut self,
+        env: &mut Env<'_>,
+        lane: usize,
+        access: Access,
+        address: u64,
+        f: impl Fn(u64) -> u64,
+    ) -> Result<u64, Problem> {
+        let (space, address) = self.locate(lane, access.space, address)?;
+        let old = match space {
+            Space::Global => {
+                Self::check(env.view, lane, access, address, true)?;
+                // SAFETY: `check` found `size` writable bytes at a multiple of `size`.
+                let old = unsafe { memory::update(address, access.size, &f) };
+                self.polls[lane] = Some(Poll {
+                    address,
+                    value: old,
+                    size: access.size,
+                });
+                old
+            }
+            Space::Shared => {
+                let size = u64::from(access.size);
+                let bytes = self.private(env.shared, lane, space, address, size)?;
+                let old = little(bytes);
+                bytes.copy_from_slice(&f(old).to_le_bytes()[..usize::from(access.size)]);
+                old
+            }
+            _ => {
+                return Err(Problem::new(
+                    FaultKind::IllegalAddress,
+                    lane,
+                    format!("an atomic operation on {space:?} memory"),
+                ));
+            }
+        };
+        *env.progress += u64::from(f(old) != old);
+        Ok(old)
+    }
+
+    fn call(
+        &mut self,
+        env: &mut Env<'_>,
+        group: &Group,
+        active: u32,
+        site: u32,
+        address: Src,
+    ) -> Result<Next, Problem> {
+        let program = env.program;
+        let addresses = *self.row(env, group, address);
+        let caller = program
+            .functions
+            .iter()
+            .filter(|it| it.start <= group.pc)
+            .max_by_key(|it| it.start)
+            .expect("each instruction belongs to a function");
+        let call = &program.calls[site as usize];
+        if self.stacks.is_empty() {
+            self.stacks = vec![Vec::new(); LANES];
+        }
+        if self.locals.is_empty() {
+            self.locals = vec![Vec::new(); LANES];
+        }
+        self.set_pcs(group.mask & !active, group.pc + 1);
+        for lane in lanes(active) {
+            let index = match call.callee {
+                Some(index) => index,
+                None => addresses[lane].wrapping_sub(FUNCTION_BASE) as u32,
+            };
+            let invalid =
+                |detail: &str| Problem::new(FaultKind::InvalidOperand, lane, detail.to_owned());
+            let callee = program.functions.get(index as usize).filter(|it| {
+                call.arguments.len() == it.parameters.len()
+                    && call.results.len() == it.returns.len()
+            });
+            let callee = callee.ok_or_else(|| {
+                invalid("calls an address that is not that of a function with these parameters")
+            })?;
+            let stack = &mut self.stacks[lane];
+            if stack.len() >= 1000 {
+                return Err(invalid("the call stack has more than 1000 frames"));
+            }
+            let frame = self.frames[lane];
+            stack.push(Return {
+                pc: group.pc + 1,
+                rows: self.rows[lane],
+                frame,
+                site,
+            });
+            let next = frame + caller.frame;
+            let local = &mut self.locals[lane];
+            local.resize(local.len().max((next + callee.frame) as usize), 0xcb);
+            for ((from, size), to) in call.arguments.iter().zip(&callee.parameters) {
+                let from = (frame + from) as usize;
+                local.copy_within(from..from + *size as usize, (next + to) as usize);
+            }
+            self.frames[lane] = next;
+            self.rows[lane] += caller.rows;
+            self.pcs[lane] = callee.start;
+            let rows = (self.rows[lane] + callee.rows) as usize;
+            if self.registers.len() < rows {
+                self.registers.resize(rows, [0; LANES]);
+            }
+        }
+        Ok(Next::Regroup)
+    }
+
+    fn ret(&mut self, env: &mut Env<'_>, group: &Group, active: u32) -> Result<Next, Problem> {
+        let program = env.program;
+        let callee = program
+            .functions
+            .iter()
+            .filter(|it| it.start <= group.pc)
+            .max_by_key(|it| it.start)
+            .expect("each instruction belongs to a function");
+        self.set_pcs(group.mask & !active, group.pc + 1);
+        for lane in lanes(active) {
+            let frame = self.stacks[lane].pop().ok_or_else(|| {
+                Problem::new(FaultKind::InvalidOperand, lane, "returns without a call")
+            })?;
+            let call = &program.calls[frame.site as usize];
+            let local = &mut self.locals[lane];
+            for ((to, size), from) in call.results.iter().zip(&callee.returns) {
+                let from = (self.frames[lane] + from) as usize;
+                local.copy_within(from..from + *size as usize, (frame.frame + to) as usize);
+            }
+            self.frames[lane] = frame.frame;
+            self.rows[lane] = frame.rows;
+            self.pcs[lane] = frame.pc;
+        }
+        Ok(Next::Regroup)
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    fn barrier(
+        &mut self,
+        env: &mut Env<'_>,
+        group: &Group,
+        active: u32,
+        kind: BarrierKind,
+        ids: &Row,
+        arrival: Arrival,
+        trues: u32,
+    ) -> Result<Next, Problem> {
+        let lane = active.trailing_zeros() as usize;
+        let id = ids[lane];
+        if id >= BARRIERS as u64 || lanes(active).any(|lane| ids[lane] != id) {
+            let detail = format!("{id} is not the number of a barrier, or differs between lanes");
+            return Err(Problem::new(FaultKind::InvalidOperand, lane, detail));
+        }
+        if arrival
+            .count
+            .is_some_and(|it| it == 0 || !it.is_multiple_of(LANES as u32))
+        {
+            return Err(Problem::new(
+                FaultKind::InvalidOperand,
+                lane,
+                "the number of threads of a barrier is not a multiple of 32",
+            ));
+        }
+        self.set_pcs(group.mask & !active, group.pc + 1);
+        let phase = env
+            .shared
+            .arrive(id as usize, &arrival, self.number, active, trues)
+            .map_err(|detail| Problem::new(FaultKind::Divergence, lane, detail))?;
+        if env.shared.barriers[id as usize].phase > phase {
+            *env.progress += 1;
+        }
+        if kind == BarrierKind::Arrive {
+            self.set_pcs(active, group.pc + 1);
+            return Ok(Next::Regroup);
+        }
+        self.set_pcs(active, group.pc);
+        for lane in lanes(active) {
+            self.waits[lane] = Wait::Barrier(id as u8, phase);
+        }
+        self.ready &= !active;
+        Ok(Next::Regroup)
+    }
+
+    /// Executes an instruction that all lanes of a mask execute together. Lanes that arrive before
+    /// others wait.
+    fn together(
+        &mut self,
+        env: &mut Env<'_>,
+        group: &Group,
+        active: u32,
+        inst: &TogetherInst,
+        masks: &Row,
+    ) -> Result<Next, Problem> {
+        let mut rest = active;
+        let mut complete = 0;
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize;
+            let mask = masks[lane] as u32;
+            let same = lanes(rest)
+                .filter(|lane| masks[*lane] as u32 == mask)
+                .fold(0, |all, lane| all | 1 << lane);
+            rest &= !same;
+            if same & !mask != 0 {
+                return Err(Problem::new(
+                    FaultKind::Divergence,
+                    (same & !mask).trailing_zeros() as usize,
+                    format!("the lane is not in its member mask {mask:#010x}"),
+                ));
+            }
+            // Lanes that wait at this instruction with this mask.
+            let waiting = lanes(mask & self.live & !active)
+                .filter(|lane| {
+                    self.waits[*lane] == Wait::Mask(mask)
+                        && self.pcs[*lane] == group.pc
+                        && self.rows[*lane] as usize == group.rows
+                })
+                .fold(0, |all, lane| all | 1 << lane);
+            let members = mask & self.live;
+            if (same | waiting) & members == members {
+                self.exchange(env, group, inst, members);
+                for lane in lanes(waiting) {
+                    self.waits[lane] = Wait::No;
+                    self.pcs[lane] = group.pc + 1;
+                    self.ready |= 1 << lane;
+                }
+                complete |= members;
+            } else {
+                for lane in lanes(same) {
+                    self.waits[lane] = Wait::Mask(mask);
+                    self.pcs[lane] = group.pc;
+                }
+                self.ready &= !same;
+            }
+        }
+        if complete == active {
+            return Ok(Next::Step);
+        }
+        self.set_pcs(group.mask & (complete | !active), group.pc + 1);
+        Ok(Next::Regroup)
+    }
+
+    /// Exchanges the values of the lanes `members`.
+    fn exchange(&mut self, env: &Env<'_>, group: &Group, inst: &TogetherInst, members: u32) {
+        let a = *self.row(env, group, inst.a);
+        let truth = |lane: usize| (a[lane] & 1 != 0) != inst.negate;
+        let count = lanes(members).filter(|lane| truth(*lane)).count() as u32;
+        let mut values = [0; LANES];
+        let mut flags = [0; LANES];
+        let mut flag_register = NO_REG;
+        match inst.op {
+            Together::Shuffle {
+                kind,
+                valid,
+                lane: source,
+                clamp,
+            } => {
+                flag_register = valid;
+                let (sources, clamps) =
+                    (*self.row(env, group, source), *self.row(env, group, clamp));
+                for lane in lanes(members) {
+                    let (b, c) = (sources[lane] as u32 & 31, clamps[lane] as u32);
+                    let segment = c >> 8 & 31;
+                    let own = lane as u32;
+                    let least = own & segment;
+                    let most = least | (c & 31 & !segment);
+                    let (from, within) = match kind {
+                        // The clamp of an upward shuffle is its lower bound.
+                        Shuffle::Up => (
+                            own.wrapping_sub(b),
+                            i64::from(own) - i64::from(b) >= i64::from(most),
+                        ),
+                        Shuffle::Down => (own + b, own + b <= most),
+                        Shuffle::Butterfly => (own ^ b, own ^ b <= most),
+                        Shuffle::Index => {
+                            let from = least | (b & !segment);
+                            (from, from <= most)
+                        }
+                    };
+                    let from = if within { from as usize } else { lane };
+                    values[lane] = if members >> from & 1 != 0 {
+                        a[from]
+                    } else {
+                        UNDEFINED
+                    };
+                    flags[lane] = u64::from(within);
+                }
+            }
+            Together::Vote(vote) => {
+                let all = members.count_ones();
+                let ballot = lanes(members)
+                    .filter(|lane| truth(*lane))
+                    .fold(0, |mask, lane| mask | 1u32 << lane);
+                let value = match vote {
+                    Vote::All => u64::from(count == all),
+                    Vote::Any => u64::from(count > 0),
+                    Vote::Uni => u64::from(count == 0 || count == all),
+                    Vote::Ballot => u64::from(ballot),
+                };
+                values = [value; LANES];
+            }
+            Together::Reduce(reduction) => {
+                let first = a[members.trailing_zeros() as usize];
+                let rest = lanes(members & (members - 1));
+                let value = rest.fold(first, |all, lane| {
+                    atomic::apply(reduction, 4, all, a[lane], 0)
+                });
+                values = [value; LANES];
+            }
+            Together::MatchAny => {
+                for lane in lanes(members) {
+                    values[lane] = lanes(members)
+                        .filter(|other| a[*other] == a[lane])
+                        .fold(0, |mask, other| mask | 1 << other);
+                }
+            }
+            Together::MatchAll { valid } => {
+                flag_register = valid;
+                let first = a[members.trailing_zeros() as usize];
+                let equal = lanes(members).all(|lane| a[lane] == first);
+                values = [if equal { u64::from(members) } else { 0 }; LANES];
+                flags = [u64::from(equal); LANES];
+            }
+            Together::Elect { leader } => {
+                flag_register = leader;
+                let first = members.trailing_zeros();
+                values = [u64::from(first); LANES];
+                flags[first as usize] = 1;
+            }
+            Together::Sync => {}
+        }
+        self.write(group, inst.d, members, &values);
+        self.write(group, flag_register, members, &flags);
+    }
+}
+
+/// Operands of an instruction that lanes execute together.
+struct TogetherInst {
+    op: Together,
+    d: Reg,
+    a: Src,
+    negate: bool,
+}
+
+/// Returns the replicas of an element of a multicast object.
+fn multicast(
+    env: &mut Env<'_>,
+    lane: usize,
+    access: Access,
+    address: u64,
+    first: bool,
+) -> Result<Vec<u64>, Problem> {
+    let bytes = u64::from(access.size) * u64::from(access.count);
+    if first && !address.is_multiple_of(bytes) {
+        return Err(Problem::new(
+            FaultKind::MisalignedAddress,
+            lane,
+            format!("accesses {bytes} bytes at multicast address {address:#x}"),
+        ));
+    }
+    env.view
+        .replicas(address, u64::from(access.size))
+        .map_err(|detail| Problem::new(FaultKind::IllegalAddress, lane, detail))
+}
+
+fn little(bytes: &[u8]) -> u64 {
+    let mut all = [0; 8];
+    all[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(all)
+}
+
+fn convert(conversion: &Conversion, a: u64, b: u64) -> u64 {
+    match *conversion {
+        Conversion::Float(from, to, modifiers, None) => float::convert(a, from, to, modifiers),
+        Conversion::Float(from, to, modifiers, Some(true)) => {
+            let of = |value| float::convert(value, from, to, modifiers);
+            of(b) | of(a) << to.bits()
+        }
+        Conversion::Float(from, to, modifiers, Some(false)) => {
+            let mask = (1 << from.bits()) - 1;
+            let of = |value| float::convert(value & mask, from, to, modifiers);
+            of(a) | of(a >> from.bits()) << to.bits()
+        }
+        Conversion::Integral(format, modifiers) => float::round_to_integral(a, format, modifiers),
+        Conversion::ToInteger(from, width, signed, modifiers) => {
+            float::to_int(a, from, modifiers, u32::from(width), signed)
+        }
+        Conversion::FromInteger(width, signed, to, modifiers) => {
+            let to: Format = to;
+            float::from_int(a, u32::from(width), signed, to, modifiers)
+        }
+    }
+}

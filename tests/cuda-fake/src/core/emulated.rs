@@ -1,0 +1,180 @@
+//! Execution of PTX by the emulator.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use fusewire::cpu::Grid;
+use fusewire_device::group::cpu::LaneContext;
+use fusewire_device::native::NativeEntry;
+use fusewire_emulator::{
+    Config, Error, FaultKind, IdleTime, Launch, LoadedModule, Machine, Memory, Module, Range,
+    Scheduler,
+};
+
+use super::context::Context;
+use super::kernel::Shape;
+use super::record::log_refusal;
+use super::settings::{settings, variable};
+use super::{lock, memory};
+use crate::status::Status;
+
+/// Capacity of an SM, in the unit of [`Launch::cost`].
+const MULTIPROCESSOR: u32 = 32 * 27 * 25 * 7;
+
+/// Returns the machine that executes all launches of this process.
+fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(|| {
+        let hang = variable("HANG").and_then(|text| text.parse().ok());
+        let config = Config {
+            scheduler: scheduler(),
+            idle: IdleTime::Host,
+            capacity: MULTIPROCESSOR.saturating_mul(settings().multiprocessors),
+            hang_after: Duration::from_secs(hang.unwrap_or(300)),
+            ..Config::default()
+        };
+        Machine::new(config, Arc::new(DeviceMemory))
+    })
+}
+
+/// Reads `FUSEWIRE_CUDA_FAKE_SCHEDULER`: `round-robin`, `random:SEED`, or `starve:DEVICE:BLOCK`,
+/// where `*` stands for all devices or blocks.
+fn scheduler() -> Scheduler {
+    let Some(text) = variable("SCHEDULER") else {
+        return Scheduler::RoundRobin;
+    };
+    let mut words = text.split(':');
+    let parsed = match (words.next(), words.next(), words.next()) {
+        (Some("round-robin"), None, None) => Some(Scheduler::RoundRobin),
+        (Some("random"), Some(seed), None) => seed.parse().ok().map(Scheduler::Random),
+        (Some("starve"), Some(device), block) => {
+            let number = |text: &str| (text != "*").then(|| text.parse().ok());
+            let device = number(device);
+            let block = number(block.unwrap_or("*"));
+            let valid = device != Some(None) && block != Some(None);
+            valid.then_some(Scheduler::Starve {
+                device: device.flatten(),
+                block: block.flatten().map(u64::from),
+            })
+        }
+        _ => None,
+    };
+    parsed.unwrap_or_else(|| {
+        log_refusal(&format!(
+            "FUSEWIRE_CUDA_FAKE_SCHEDULER is {text:?}; expected round-robin, random:SEED or \
+             starve:DEVICE:BLOCK"
+        ));
+        Scheduler::RoundRobin
+    })
+}
+
+/// The memory of all devices of this process.
+#[derive(Debug)]
+struct DeviceMemory;
+
+// SAFETY: the fake maps all ranges of its address space with their access rights while device work
+// is running. Functions that remove a range wait until no slice is running.
+unsafe impl Memory for DeviceMemory {
+    fn range(&self, device: u32, address: u64) -> Option<Range> {
+        memory::range(device, address)
+    }
+
+    fn generation(&self) -> u64 {
+        memory::generation()
+    }
+
+    fn hold(&self, slice: &mut dyn FnMut()) {
+        memory::hold(slice);
+    }
+
+    fn replicas(&self, device: u32, address: u64, bytes: u64) -> Result<Vec<u64>, String> {
+        memory::replicas(device, address, bytes)
+    }
+}
+
+/// Reads the text of an image. Images with the same text share the decoded kernels.
+pub(crate) fn parse(text: &str) -> Result<Arc<Module>, Error> {
+    static MODULES: Mutex<BTreeMap<String, Weak<Module>>> = Mutex::new(BTreeMap::new());
+    let mut modules = lock(&MODULES);
+    if let Some(module) = modules.get(text).and_then(Weak::upgrade) {
+        return Ok(module);
+    }
+    let module = Arc::new(Module::parse(text)?);
+    modules.retain(|_, module| module.strong_count() > 0);
+    modules.insert(text.to_owned(), Arc::downgrade(&module));
+    Ok(module)
+}
+
+/// A launch that the emulator executes.
+#[derive(Debug)]
+pub(crate) struct Job {
+    context: Arc<Context>,
+    module: Arc<LoadedModule>,
+    launch: Launch,
+}
+
+impl Job {
+    /// Creates a launch. `occupancy` is the number of blocks that an SM can execute concurrently.
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        module: &Arc<LoadedModule>,
+        kernel: &str,
+        shape: &Shape,
+        occupancy: u32,
+        parameters: &[u8],
+    ) -> Self {
+        Self {
+            context: Arc::clone(context),
+            module: Arc::clone(module),
+            launch: Launch {
+                kernel: kernel.to_owned(),
+                device: context.device,
+                blocks: shape.grid,
+                threads: shape.block,
+                dynamic_shared: shape.shared_bytes,
+                params: parameters.to_vec(),
+                cost: MULTIPROCESSOR.div_ceil(occupancy.max(1)),
+            },
+        }
+    }
+
+    /// Returns the entry of the launch and its parameters: the address of the job. The launch must
+    /// keep the job alive.
+    pub(crate) fn entry(self: &Arc<Self>) -> (NativeEntry, [u8; 8], Grid) {
+        let address = Arc::as_ptr(self) as u64;
+        (run, address.to_le_bytes(), Grid::default())
+    }
+
+    fn run(&self) {
+        // SAFETY: `DeviceMemory` keeps the accessed memory mapped. The memory of the devices is
+        // accessed by the emulator, by copies of the fake, and by other processes that run the
+        // fake.
+        let result = unsafe { machine().execute(&self.module, &self.launch) };
+        let Err(error) = result else {
+            return;
+        };
+        log_refusal(&error.to_string());
+        self.context.fail(match error {
+            Error::Fault(fault) => match fault.kind {
+                FaultKind::IllegalAddress => Status::IllegalAddress,
+                FaultKind::MisalignedAddress => Status::MisalignedAddress,
+                FaultKind::Trap => Status::IllegalInstruction,
+                _ => Status::LaunchFailed,
+            },
+            _ => Status::LaunchFailed,
+        });
+    }
+}
+
+/// Entry of all emulated launches.
+///
+/// # Safety
+/// `params` must point to the address of a live [`Job`].
+unsafe fn run(_: *const LaneContext, params: *const u8) {
+    // SAFETY: the caller guarantees that `params` points to an address.
+    let address = unsafe { params.cast::<u64>().read_unaligned() };
+    // SAFETY: the caller guarantees a live job at this address.
+    let job = unsafe { &*(address as *const Job) };
+    job.run();
+}
