@@ -37,6 +37,7 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Program> {
             text: Arc::clone(module.text()),
         },
         constants: HashMap::new(),
+        dynamic: None,
         shared: HashMap::new(),
         pending: Vec::new(),
         indices: HashMap::new(),
@@ -63,14 +64,16 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Program> {
     decoder.finish()
 }
 
-/// An address in shared memory that is known when all functions are decoded: the end of the
-/// static variables.
+/// Stands for the start of dynamic shared memory, which is known when all functions are decoded:
+/// the end of the static variables.
 const DYNAMIC_SHARED: u64 = u64::MAX;
 
 struct Decoder<'a> {
     module: &'a Module,
     program: Program,
     constants: HashMap<u64, usize>,
+    /// Index of the constant with the start of dynamic shared memory.
+    dynamic: Option<usize>,
     /// Offsets of the variables in shared memory, by function (empty for the module) and name.
     shared: HashMap<String, u64>,
     /// Functions that are not decoded yet, by their index in the module.
@@ -236,6 +239,16 @@ impl<'a> Decoder<'a> {
         let index = *self.constants.entry(value).or_insert_with(|| {
             program.constants.push([value; LANES]);
             program.constants.len() - 1
+        });
+        Src::constant(index)
+    }
+
+    /// Returns the start of dynamic shared memory.
+    fn dynamic_shared(&mut self) -> Src {
+        let constants = &mut self.program.constants;
+        let index = *self.dynamic.get_or_insert_with(|| {
+            constants.push([0; LANES]);
+            constants.len() - 1
         });
         Src::constant(index)
     }
@@ -408,8 +421,8 @@ impl<'a> Decoder<'a> {
 
     /// Replaces the placeholder of the start of dynamic shared memory.
     fn finish(mut self) -> Result<Program> {
-        if let Some(index) = self.constants.get(&DYNAMIC_SHARED) {
-            self.program.constants[*index] = [u64::from(self.program.shared_bytes); LANES];
+        if let Some(index) = self.dynamic {
+            self.program.constants[index] = [u64::from(self.program.shared_bytes); LANES];
         }
         let code = &self.program.code;
         let kernel = &self.program.functions[0];
@@ -551,15 +564,13 @@ impl<'a> Decoder<'a> {
     /// Returns the address of a variable or function in its state space.
     fn address(&mut self, c: &mut Context<'a>, text: &str, name: Name, offset: i64) -> Result<Src> {
         match name {
-            Name::Shared(DYNAMIC_SHARED) if offset == 0 => Ok(self.constant(DYNAMIC_SHARED)),
             Name::Shared(DYNAMIC_SHARED) => {
-                let s = [self.constant(DYNAMIC_SHARED), self.constant(offset as u64)];
+                let (start, offset) = (self.dynamic_shared(), self.constant(offset as u64));
                 let d = c.fresh(64);
-                let s = [s[0], s[1], s[0]];
                 c.prepare(Op::Alu {
                     f: alu::add64(),
                     d,
-                    s,
+                    s: [start, offset, start],
                 });
                 Ok(Src::register(d))
             }
@@ -1004,14 +1015,7 @@ impl<'a> Decoder<'a> {
                 ..Modifiers::default()
             };
             for side in [&mut a, &mut b] {
-                let d = c.fresh(32);
-                let conversion = Conversion::Float(from, Format::F32, modifiers, None);
-                c.prepare(Op::Convert {
-                    conversion,
-                    d,
-                    s: [*side; 2],
-                });
-                *side = Src::register(d);
+                *side = self.widen(c, *side, from, modifiers);
             }
             compared = "f32";
         }
@@ -1053,6 +1057,18 @@ impl<'a> Decoder<'a> {
         Ok(true)
     }
 
+    /// Emits a conversion of an operand to f32.
+    fn widen(&self, c: &mut Context<'a>, s: Src, from: Format, modifiers: Modifiers) -> Src {
+        let d = c.fresh(32);
+        let conversion = Conversion::Float(from, Format::F32, modifiers, None);
+        c.prepare(Op::Convert {
+            conversion,
+            d,
+            s: [s; 2],
+        });
+        Src::register(d)
+    }
+
     fn select(
         &mut self,
         c: &mut Context<'a>,
@@ -1060,6 +1076,7 @@ impl<'a> Decoder<'a> {
         words: &[&str],
         operands: &[Operand<'a>],
     ) -> Result<bool> {
+        let ftz = words.contains(&"ftz");
         let words: Vec<&str> = words.iter().copied().filter(|it| *it != "ftz").collect();
         let Some(kind) = words.first() else {
             return Ok(false);
@@ -1070,7 +1087,14 @@ impl<'a> Decoder<'a> {
         let chosen = match (name, &words[1..]) {
             ("selp", []) => self.source(c, operands, 3, "pred")?,
             ("slct", [kind @ ("s32" | "f32")]) => {
-                let third = self.source(c, operands, 3, kind)?;
+                let mut third = self.source(c, operands, 3, kind)?;
+                if ftz {
+                    let modifiers = Modifiers {
+                        ftz,
+                        ..Modifiers::default()
+                    };
+                    third = self.widen(c, third, Format::F32, modifiers);
+                }
                 let zero = self.constant(0);
                 let f = alu::comparison("ge", kind).expect("both types can be compared");
                 self.temporary(c, f, 1, &[third, zero])
@@ -1661,7 +1685,11 @@ impl<'a> Decoder<'a> {
         let length = self.source(c, operands, 4, "u32")?;
         // The mask of the field, shifted to its position; positions beyond the width leave `b`.
         let field = self.temporary(c, alu::field(bits), bits, &[position, length]);
-        let shl = alu::integer("shl", &[kind]).expect("both types can be shifted");
+        let [and, shl] = [("and", "b32"), ("shl", kind)]
+            .map(|(name, kind)| alu::integer(name, &[kind]).expect("the types are supported"));
+        // The position is an 8-bit number.
+        let eight_bits = self.constant(0xff);
+        let position = self.temporary(c, and, 32, &[position, eight_bits]);
         let shifted = self.temporary(c, shl, bits, &[a, position]);
         self.alu(c, alu::blend(), d, &[shifted, b, field]);
         Ok(true)
@@ -1827,4 +1855,22 @@ fn special(name: &str) -> Option<Special> {
         "total_smem_size" => Special::TotalShared,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_constant_of_all_ones_is_not_the_start_of_dynamic_shared_memory() {
+        let text = ".version 8.0\n.target sm_80\n.address_size 64\n\
+                    .extern .shared .align 16 .b8 dynamic[];\n.shared .b8 fixed[48];\n\
+                    .entry k()\n{\n.reg .b64 %rd<3>;\nmov.b64 %rd1, -1;\n\
+                    mov.b64 %rd2, dynamic;\nret;\n}\n";
+        let program = decode(&Module::parse(text).unwrap(), "k").unwrap();
+        let first = program.constants.iter().map(|row| row[0]);
+        let mut first: Vec<u64> = first.collect();
+        first.sort_unstable();
+        assert_eq!(first, [0, 48, u64::MAX]);
+    }
 }
