@@ -266,6 +266,7 @@ impl Warp {
     ) -> Result<u32, Fault> {
         self.wake(env);
         let mut executed = 0;
+        let mut values = [0; LANES];
         let Some(mut group) = self.group(choice) else {
             return Ok(0);
         };
@@ -278,7 +279,7 @@ impl Warp {
             let inst = &env.program.code[group.pc as usize];
             executed += 1;
             let next = self
-                .execute(env, inst, &group)
+                .execute(env, inst, &group, &mut values)
                 .map_err(|problem| self.fault(env, inst, problem))?;
             match next {
                 Next::Step => group.pc += 1,
@@ -346,6 +347,7 @@ impl Warp {
         }
     }
 
+    #[inline(always)]
     fn row<'s>(&'s self, env: &'s Env<'_>, group: &Group, source: Src) -> &'s Row {
         match source.as_constant() {
             Some(index) => &env.program.constants[index],
@@ -353,6 +355,7 @@ impl Warp {
         }
     }
 
+    #[inline(always)]
     fn write(&mut self, group: &Group, d: Reg, mask: u32, values: &Row) {
         if d == NO_REG {
             return;
@@ -375,7 +378,15 @@ impl Warp {
     }
 
     /// Executes an instruction for the lanes of a group.
-    fn execute(&mut self, env: &mut Env<'_>, inst: &Inst, group: &Group) -> Result<Next, Problem> {
+    ///
+    /// `values` is memory for the result. Its initial contents do not matter.
+    fn execute(
+        &mut self,
+        env: &mut Env<'_>,
+        inst: &Inst,
+        group: &Group,
+        values: &mut Row,
+    ) -> Result<Next, Problem> {
         let active = match inst.guard {
             None => group.mask,
             Some(guard) => {
@@ -407,8 +418,8 @@ impl Warp {
                 d,
                 s,
             } => {
-                let [x, y, z] = s.map(|source| self.row(env, group, source));
-                let mut values = [0; LANES];
+                let (x, y) = (self.row(env, group, s[0]), self.row(env, group, s[1]));
+                let z = self.row(env, group, s[2]);
                 let of = |a, b, c| float::arith(*op, *format, *modifiers, a, b, c);
                 for lane in lanes(active) {
                     let (a, b, c) = (x[lane], y[lane], z[lane]);
@@ -419,32 +430,29 @@ impl Warp {
                         of(a, b, c)
                     };
                 }
-                self.write(group, *d, active, &values);
+                self.write(group, *d, active, values);
             }
             Op::Convert { conversion, d, s } => {
-                let [x, y] = s.map(|source| self.row(env, group, source));
-                let mut values = [0; LANES];
+                let (x, y) = (self.row(env, group, s[0]), self.row(env, group, s[1]));
                 for lane in lanes(active) {
                     values[lane] = convert(conversion, x[lane], y[lane]);
                 }
-                self.write(group, *d, active, &values);
+                self.write(group, *d, active, values);
             }
             Op::Testp { kind, format, d, s } => {
                 let x = self.row(env, group, *s);
-                let mut values = [0; LANES];
                 let name = crate::alu::TESTP[usize::from(*kind)];
                 for lane in lanes(active) {
                     let holds = float::testp(name, *format, x[lane]);
                     values[lane] = u64::from(holds == Some(true));
                 }
-                self.write(group, *d, active, &values);
+                self.write(group, *d, active, values);
             }
             Op::Special { register, d } => {
-                let mut values = [0; LANES];
                 for lane in lanes(active) {
                     values[lane] = self.special(env, *register, lane, active);
                 }
-                self.write(group, *d, active, &values);
+                self.write(group, *d, active, values);
             }
             Op::Variable {
                 variable,
@@ -529,13 +537,12 @@ impl Warp {
             } => {
                 let [x, y] = s.map(|source| *self.row(env, group, source));
                 let addresses = *self.row(env, group, *base);
-                let mut values = [0; LANES];
                 for lane in lanes(active) {
                     let address = addresses[lane].wrapping_add_signed(*offset);
                     let f = |old| atomic::apply(*atomic, access.size, old, x[lane], y[lane]);
                     values[lane] = self.update(env, lane, *access, address, f)?;
                 }
-                self.write(group, *d, active, &values);
+                self.write(group, *d, active, values);
             }
             Op::MultimemLoad {
                 access,
@@ -692,7 +699,8 @@ impl Warp {
         }
     }
 
-    /// Returns the bytes of shared or local memory, or of parameters, of an access.
+    /// Returns the bytes of shared or local memory of an access.
+    #[inline(always)]
     fn private<'s>(
         &'s mut self,
         shared: &'s mut Shared,
@@ -710,31 +718,16 @@ impl Warp {
                 "local",
             ),
         };
-        let length = bytes.len();
-        if !address.is_multiple_of(size) {
-            return Err(Problem::new(
-                FaultKind::MisalignedAddress,
-                lane,
-                format!("accesses {size} bytes at {name} address {address:#x}"),
-            ));
+        let length = bytes.len() as u64;
+        if address.is_multiple_of(size) && address.checked_add(size).is_some_and(|it| it <= length)
+        {
+            return Ok(&mut bytes[address as usize..][..size as usize]);
         }
-        address
-            .checked_add(size)
-            .filter(|end| *end <= length as u64)
-            .map(|end| &mut bytes[address as usize..end as usize])
-            .ok_or_else(|| {
-                Problem::new(
-                    FaultKind::IllegalAddress,
-                    lane,
-                    format!(
-                        "accesses {size} bytes at {name} address {address:#x}; the {name} memory \
-                         has {length:#x} bytes"
-                    ),
-                )
-            })
+        Err(private_problem(lane, name, address, size, length))
     }
 
     /// Returns the state space and address of an access.
+    #[inline(always)]
     fn locate(&self, lane: usize, space: Space, address: u64) -> Result<(Space, u64), Problem> {
         match space {
             Space::Generic => Ok(resolve(address)),
@@ -754,6 +747,7 @@ impl Warp {
     }
 
     /// Checks an access to global memory.
+    #[inline(always)]
     fn check(
         view: &mut View,
         lane: usize,
@@ -791,6 +785,20 @@ impl Warp {
             let (space, address) = self.locate(lane, access.space, address)?;
             if space == Space::Global {
                 Self::check(env.view, lane, access, address, false)?;
+            }
+            if space == Space::Shared && access.extend == Extend::Zero {
+                // The most frequent accesses of kernels that keep their state in shared memory.
+                let bytes = self.private(env.shared, lane, space, address, size * count)?;
+                let mut loaded = [0; 4];
+                for (value, bytes) in loaded.iter_mut().zip(bytes.chunks_exact(size as usize)) {
+                    *value = little(bytes);
+                }
+                for (d, value) in d.iter().zip(loaded).take(count as usize) {
+                    if *d != NO_REG {
+                        self.registers[group.rows + *d as usize][lane] = value;
+                    }
+                }
+                continue;
             }
             for at in 0..count {
                 let address = address + at * size;
@@ -1217,6 +1225,20 @@ impl Warp {
     }
 }
 
+/// Describes an invalid access to shared or local memory.
+#[cold]
+fn private_problem(lane: usize, name: &str, address: u64, size: u64, length: u64) -> Problem {
+    if !address.is_multiple_of(size) {
+        let detail = format!("accesses {size} bytes at {name} address {address:#x}");
+        return Problem::new(FaultKind::MisalignedAddress, lane, detail);
+    }
+    let detail = format!(
+        "accesses {size} bytes at {name} address {address:#x}; the {name} memory has {length:#x} \
+         bytes"
+    );
+    Problem::new(FaultKind::IllegalAddress, lane, detail)
+}
+
 /// Operands of an instruction that lanes execute together.
 struct TogetherInst {
     op: Together,
@@ -1246,7 +1268,13 @@ fn multicast(
         .map_err(|detail| Problem::new(FaultKind::IllegalAddress, lane, detail))
 }
 
+#[inline(always)]
 fn little(bytes: &[u8]) -> u64 {
+    match bytes {
+        [a, b, c, d] => return u64::from(u32::from_le_bytes([*a, *b, *c, *d])),
+        [a, b, c, d, e, f, g, h] => return u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]),
+        _ => {}
+    }
     let mut all = [0; 8];
     all[..bytes.len()].copy_from_slice(bytes);
     u64::from_le_bytes(all)

@@ -290,9 +290,10 @@ impl Module {
 impl Function {
     /// Returns the maximum number of threads of a block.
     pub(crate) fn max_threads(&self) -> u32 {
+        let most = settings().threads.min(MAX_THREADS);
         match self.entry.max_threads {
-            0 => MAX_THREADS,
-            threads => threads.min(MAX_THREADS),
+            0 => most,
+            threads => threads.min(most),
         }
     }
 

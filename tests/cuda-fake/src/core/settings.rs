@@ -11,6 +11,8 @@ pub(crate) struct Settings {
     pub(crate) capability: u32,
     /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: number of SMs of a device.
     pub(crate) multiprocessors: u32,
+    /// `FUSEWIRE_CUDA_FAKE_THREADS`: maximum number of threads of a block.
+    pub(crate) threads: u32,
     /// `FUSEWIRE_CUDA_FAKE_MEMORY`: size of a device's memory in bytes.
     pub(crate) memory: u64,
     /// `FUSEWIRE_CUDA_FAKE_DRIVER`: version of the driver (12080).
@@ -49,6 +51,7 @@ pub(crate) fn settings() -> &'static Settings {
         devices: number("DEVICES", 1) as u32,
         capability: number("SM", 90) as u32,
         multiprocessors: number("MULTIPROCESSORS", 132) as u32,
+        threads: number("THREADS", 1024) as u32,
         memory: number("MEMORY", H200_MEMORY),
         driver: number("DRIVER", 12_080) as u32,
         descriptors: number("DESCRIPTORS", 1) != 0,
