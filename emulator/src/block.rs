@@ -13,19 +13,44 @@ const POISON: u8 = 0xcb;
 /// A barrier of a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Barrier {
-    /// Number of threads that have arrived in the current phase.
+    /// Number of threads that have arrived in the current phase. In a barrier with a number of
+    /// threads, a warp counts as 32 threads, also if it has fewer or some have exited.
     pub(crate) arrived: u32,
+    /// Number of threads that have arrived in the current phase, without those that have exited.
+    threads: u32,
     /// Number of threads that must arrive. 0: all threads of the block that have not exited.
     pub(crate) expected: u32,
     /// Number of completed phases.
     pub(crate) phase: u64,
     /// Number of threads with a true predicate in the current phase.
     trues: u32,
-    /// Result of the last completed phase: number of threads, and of those with a true predicate.
-    pub(crate) result: (u32, u32),
-    /// Lanes that have arrived by warp, and the instruction at which they have arrived. Only for
-    /// aligned barriers.
-    aligned: Vec<(u32, u32, u32)>,
+    /// True if the current phase reduces predicates.
+    reduces: bool,
+    /// Results of completed phases that waiting threads have not read.
+    results: Vec<PhaseResult>,
+    /// Warps of which some lanes have arrived and others have not.
+    partial: Vec<Partial>,
+}
+
+/// The result of a reduction in a phase of a barrier.
+#[derive(Clone, Copy, Debug)]
+struct PhaseResult {
+    phase: u64,
+    /// Number of threads.
+    threads: u32,
+    /// Number of threads with a true predicate.
+    trues: u32,
+    /// Number of threads that have not read the result.
+    unread: u32,
+}
+
+/// Lanes of a warp that have arrived at a barrier before the others.
+#[derive(Clone, Copy, Debug)]
+struct Partial {
+    warp: u32,
+    lanes: u32,
+    /// The instruction of an aligned barrier.
+    pc: Option<u32>,
 }
 
 /// State that the warps of a block share.
@@ -106,24 +131,52 @@ impl Shared {
                 count(expected)
             ));
         }
-        if arrival.aligned {
-            let entry = barrier.aligned.iter_mut().find(|entry| entry.0 == warp);
-            match entry {
-                Some((_, _, pc)) if *pc != arrival.pc => {
-                    return Err(format!(
-                        "lanes of one warp are at two different instructions for the aligned \
-                         barrier {id}"
-                    ));
-                }
-                Some((_, arrived, _)) => *arrived |= lanes,
-                None => barrier.aligned.push((warp, lanes, arrival.pc)),
+        let pc = arrival.aligned.then_some(arrival.pc);
+        match barrier.partial.iter_mut().find(|it| it.warp == warp) {
+            Some(partial) if partial.pc != pc => {
+                return Err(format!(
+                    "lanes of one warp are at two different instructions for the aligned barrier \
+                     {id}"
+                ));
             }
+            Some(partial) => partial.lanes |= lanes,
+            None => barrier.partial.push(Partial { warp, lanes, pc }),
         }
         let phase = barrier.phase;
         barrier.arrived += lanes.count_ones();
+        barrier.threads += lanes.count_ones();
         barrier.trues += trues.count_ones();
+        barrier.reduces |= arrival.reduces;
+        self.arrive_warp(id, warp);
         self.complete(id)?;
         Ok(phase)
+    }
+
+    /// Registers the arrival of a warp if all lanes that have not exited have arrived.
+    fn arrive_warp(&mut self, id: usize, warp: u32) {
+        let live = self.live[warp as usize];
+        let barrier = &mut self.barriers[id];
+        let whole = |it: &Partial| it.warp == warp && live & !it.lanes == 0;
+        if let Some(at) = barrier.partial.iter().position(whole) {
+            let partial = barrier.partial.swap_remove(at);
+            if barrier.expected != 0 {
+                barrier.arrived += partial.lanes.count_zeros();
+            }
+        }
+    }
+
+    /// Returns the result of a reduction for a thread that has waited for the end of a phase.
+    pub(crate) fn read_result(&mut self, id: usize, phase: u64, kind: BarrierKind) -> u64 {
+        let results = &mut self.barriers[id].results;
+        let Some(at) = results.iter().position(|it| it.phase == phase) else {
+            return 0;
+        };
+        results[at].unread -= 1;
+        let result = results[at];
+        if result.unread == 0 {
+            results.swap_remove(at);
+        }
+        reduction(kind, (result.threads, result.trues))
     }
 
     /// Completes the current phase of a barrier if all threads have arrived.
@@ -142,18 +195,26 @@ impl Shared {
                 barrier.arrived
             ));
         }
-        for (warp, lanes, _) in barrier.aligned.drain(..) {
-            let missing = self.live[warp as usize] & !lanes;
-            if missing != 0 {
+        for partial in barrier.partial.drain(..) {
+            let missing = self.live[partial.warp as usize] & !partial.lanes;
+            if missing != 0 && partial.pc.is_some() {
                 return Err(format!(
                     "thread {} does not execute the aligned barrier {id} together with the other \
                      threads of its warp",
-                    warp * 32 + missing.trailing_zeros()
+                    partial.warp * 32 + missing.trailing_zeros()
                 ));
             }
         }
-        barrier.result = (barrier.arrived, barrier.trues);
+        if core::mem::take(&mut barrier.reduces) {
+            barrier.results.push(PhaseResult {
+                phase: barrier.phase,
+                threads: barrier.threads,
+                trues: barrier.trues,
+                unread: barrier.threads,
+            });
+        }
         barrier.arrived = 0;
+        barrier.threads = 0;
         barrier.trues = 0;
         barrier.phase += 1;
         Ok(())
@@ -163,11 +224,10 @@ impl Shared {
     pub(crate) fn exit(&mut self, warp: u32, lanes: u32) -> Result<(), String> {
         self.live[warp as usize] &= !lanes;
         self.threads -= lanes.count_ones();
-        (0..BARRIERS)
-            .filter(|id| self.barriers[*id].expected == 0)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .try_for_each(|id| self.complete(id))
+        (0..BARRIERS).try_for_each(|id| {
+            self.arrive_warp(id, warp);
+            self.complete(id)
+        })
     }
 }
 
@@ -176,11 +236,13 @@ impl Shared {
 pub(crate) struct Arrival {
     pub(crate) count: Option<u32>,
     pub(crate) aligned: bool,
+    /// True if the threads reduce predicates.
+    pub(crate) reduces: bool,
     pub(crate) pc: u32,
 }
 
 /// Returns the value that a reduction barrier gives to each thread.
-pub(crate) fn reduction(kind: BarrierKind, (threads, trues): (u32, u32)) -> u64 {
+fn reduction(kind: BarrierKind, (threads, trues): (u32, u32)) -> u64 {
     match kind {
         BarrierKind::RedAnd => u64::from(trues == threads),
         BarrierKind::RedOr => u64::from(trues > 0),

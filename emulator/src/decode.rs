@@ -13,7 +13,7 @@ use crate::program::{
     Inst, LANES, MultimemType, NO_REG, Op, Order, Program, Reg, SHARED_BASE, Scope, Shuffle, Space,
     Special, Src, Together, Vote, base,
 };
-use crate::ptx::{Body, FunctionText, Item, Operand, Statement, Variable};
+use crate::ptx::{Body, FunctionText, Initializer, Item, Operand, Statement, Variable};
 
 /// Decodes the kernel `name` of a module.
 pub(crate) fn decode(module: &Module, name: &str) -> Result<Program> {
@@ -49,10 +49,24 @@ pub(crate) fn decode(module: &Module, name: &str) -> Result<Program> {
         decoder.place_shared(variable);
     }
     decoder.function_index(&kernel.name);
-    while let Some(function) = decoder.pending.pop() {
-        let text = &functions[function];
-        let index = decoder.indices[&text.name] as usize;
-        decoder.function(text, index)?;
+    loop {
+        while let Some(function) = decoder.pending.pop() {
+            let text = &functions[function];
+            let index = decoder.indices[&text.name] as usize;
+            decoder.function(text, index)?;
+        }
+        // An indirect call may read the address of its function from an initialized variable.
+        if decoder.program.calls.iter().any(|it| it.callee.is_none()) {
+            let values = declarations.globals.iter().flat_map(|it| &it.initial);
+            for value in values {
+                if let Initializer::Address(name, ..) = value {
+                    decoder.function_index(name);
+                }
+            }
+        }
+        if decoder.pending.is_empty() {
+            break;
+        }
     }
     for variable in declarations.shared.iter().filter(|it| it.bytes == 0) {
         let end = decoder
@@ -223,6 +237,7 @@ impl<'a> Decoder<'a> {
         let index = self.program.functions.len() as u32;
         self.program.functions.push(Function {
             name: name.to_owned(),
+            number: position as u32,
             start: 0,
             rows: 0,
             frame: 0,
@@ -310,6 +325,7 @@ impl<'a> Decoder<'a> {
         let [parameters, returns] = offsets;
         self.program.functions[index] = Function {
             name: text.name.clone(),
+            number: self.program.functions[index].number,
             start,
             rows,
             frame: c.frame.next_multiple_of(16),
@@ -594,7 +610,10 @@ impl<'a> Decoder<'a> {
                 Ok(Src::register(d))
             }
             Name::Function => match self.function_index(text) {
-                Some(index) => Ok(self.constant(FUNCTION_BASE + u64::from(index))),
+                Some(index) => {
+                    let number = self.program.functions[index as usize].number;
+                    Ok(self.constant(FUNCTION_BASE + u64::from(number)))
+                }
                 None => c.error(format!("function {text} has no body")),
             },
             Name::Register(_) => c.error("a register has no address"),
@@ -791,7 +810,7 @@ impl<'a> Decoder<'a> {
             _ => return Ok(false),
         }
         if kind.starts_with('s')
-            && let Some(width) = c.widths.get(registers[0] as usize)
+            && let Some(width) = registers.iter().find_map(|it| c.widths.get(*it as usize))
         {
             access.extend = Extend::Sign(*width);
         }

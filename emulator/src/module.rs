@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::decode::decode;
 use crate::error::{Error, Result};
 use crate::memory::Range;
-use crate::program::Program;
+use crate::program::{FUNCTION_BASE, Program};
 use crate::ptx::{Declarations, FunctionText, Initializer, shared_bytes};
 
 /// A parameter of a kernel.
@@ -216,18 +216,25 @@ impl LoadedModule {
                     }
                     Initializer::Float(bits) => *bits,
                     Initializer::Address(name, offset, _) => {
-                        let found = variables.iter().position(|it| it.name == *name);
-                        let Some(found) = found else {
+                        let functions = &module.declarations.functions;
+                        let start = if let Some(found) =
+                            variables.iter().position(|it| it.name == *name)
+                        {
+                            loaded.address(found)
+                        } else if let Some(found) = functions.iter().position(|it| it.name == *name)
+                        {
+                            FUNCTION_BASE + found as u64
+                        } else {
                             return Err(Error::syntax(
                                 0,
                                 format!(
                                     "the initial value of {} is the address of {name}, which is \
-                                     not a variable",
+                                     not a variable or function",
                                     variable.name
                                 ),
                             ));
                         };
-                        loaded.address(found).wrapping_add_signed(*offset)
+                        start.wrapping_add_signed(*offset)
                     }
                 };
                 bytes.extend_from_slice(&value.to_le_bytes()[..variable.element as usize]);

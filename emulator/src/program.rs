@@ -141,6 +141,13 @@ pub(crate) enum BarrierKind {
     RedPopc,
 }
 
+impl BarrierKind {
+    /// Returns true if the barrier reduces predicates.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Self::RedAnd | Self::RedOr | Self::RedPopc)
+    }
+}
+
 /// A `vote` instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vote {
@@ -475,6 +482,8 @@ impl Inst {
 #[derive(Clone, Debug)]
 pub(crate) struct Function {
     pub(crate) name: String,
+    /// Number of the function in the module. Its address is [`FUNCTION_BASE`] plus the number.
+    pub(crate) number: u32,
     /// Index of the first instruction.
     pub(crate) start: u32,
     /// Number of register rows.

@@ -70,10 +70,10 @@ pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
 }
 
 /// Returns a number that is equal for waits of the same kind.
-fn kind(wait: Wait) -> u8 {
+fn kind(wait: Wait) -> u64 {
     match wait {
         Wait::No | Wait::Sleep(_) => 0,
-        Wait::Barrier(id, _) => 1 + id,
-        Wait::Mask(_) => 100,
+        Wait::Barrier(id, _) => 1 + u64::from(id),
+        Wait::Mask(mask) => 1 << 32 | u64::from(mask),
     }
 }

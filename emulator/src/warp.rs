@@ -4,7 +4,7 @@
 use core::sync::atomic::{Ordering, fence};
 
 use crate::atomic;
-use crate::block::{Arrival, BARRIERS, Shared, reduction};
+use crate::block::{Arrival, BARRIERS, Shared};
 use crate::error::{Fault, FaultKind, Site};
 use crate::float::{self, Format};
 use crate::memory::{self, View};
@@ -196,7 +196,7 @@ impl Warp {
     }
 
     /// Makes the lanes ready whose waits have ended.
-    fn wake(&mut self, env: &Env<'_>) {
+    fn wake(&mut self, env: &mut Env<'_>) {
         for lane in lanes(self.live & !self.ready) {
             match self.waits[lane] {
                 Wait::Sleep(until) if until <= env.now => {}
@@ -207,10 +207,13 @@ impl Warp {
                     }
                     if let Op::Barrier { kind, d, .. } =
                         env.program.code[self.pcs[lane] as usize].op
-                        && d != NO_REG
+                        && kind.reduces()
                     {
-                        let row = (self.rows[lane] + d) as usize;
-                        self.registers[row][lane] = reduction(kind, barrier.result);
+                        let result = env.shared.read_result(usize::from(id), phase, kind);
+                        if d != NO_REG {
+                            let row = (self.rows[lane] + d) as usize;
+                            self.registers[row][lane] = result;
+                        }
                     }
                     self.pcs[lane] += 1;
                 }
@@ -497,6 +500,15 @@ impl Warp {
                 self.set_pcs(group.mask & !active, group.pc + 1);
                 self.live &= !active;
                 self.ready &= !active;
+                // Lanes that wait for an exited lane execute their instruction again.
+                for lane in lanes(self.live & !self.ready) {
+                    if let Wait::Mask(mask) = self.waits[lane]
+                        && mask & active != 0
+                    {
+                        self.waits[lane] = Wait::No;
+                        self.ready |= 1 << lane;
+                    }
+                }
                 *env.progress += 1;
                 env.shared.exit(self.number, active).map_err(|detail| {
                     Problem::new(
@@ -635,6 +647,7 @@ impl Warp {
                         row[active.trailing_zeros() as usize] as u32
                     }),
                     aligned: *aligned,
+                    reduces: kind.reduces(),
                     pc: group.pc,
                 };
                 let ids = *self.row(env, group, *id);
@@ -800,6 +813,9 @@ impl Warp {
                 }
                 continue;
             }
+            if count > 1 && !matches!(space, Space::Global | Space::Param) {
+                self.private(env.shared, lane, space, address, size * count)?;
+            }
             for at in 0..count {
                 let address = address + at * size;
                 let value = match space {
@@ -861,6 +877,9 @@ impl Warp {
             let (space, address) = self.locate(lane, access.space, address)?;
             if space == Space::Global {
                 Self::check(env.view, lane, access, address, true)?;
+            }
+            if count > 1 && !matches!(space, Space::Global | Space::Param) {
+                self.private(env.shared, lane, space, address, size * count)?;
             }
             for at in 0..count {
                 let value = self.row(env, group, s[at as usize])[lane];
@@ -960,7 +979,14 @@ impl Warp {
         for lane in lanes(active) {
             let index = match call.callee {
                 Some(index) => index,
-                None => addresses[lane].wrapping_sub(FUNCTION_BASE) as u32,
+                None => {
+                    let number = addresses[lane].wrapping_sub(FUNCTION_BASE);
+                    let found = program
+                        .functions
+                        .iter()
+                        .position(|it| u64::from(it.number) == number);
+                    found.map_or(u32::MAX, |index| index as u32)
+                }
             };
             let invalid =
                 |detail: &str| Problem::new(FaultKind::InvalidOperand, lane, detail.to_owned());

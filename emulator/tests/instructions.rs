@@ -32,12 +32,7 @@ fn number(kind: &str, value: u64) -> i128 {
 }
 
 /// Checks an instruction with operands and result of one type, from a function of numbers.
-fn check_integers(
-    name: &str,
-    kinds: &[&str],
-    operands: usize,
-    f: impl Fn(&str, &[i128]) -> i128,
-) {
+fn check_integers(name: &str, kinds: &[&str], operands: usize, f: impl Fn(&str, &[i128]) -> i128) {
     for kind in kinds {
         let register = register(kind);
         let sources = vec![register; operands];
@@ -86,7 +81,12 @@ fn mul_and_mad() {
 
 #[test]
 fn mul_and_mad_wide() {
-    for (kind, wide) in [("u16", "u32"), ("s16", "s32"), ("u32", "u64"), ("s32", "s64")] {
+    for (kind, wide) in [
+        ("u16", "u32"),
+        ("s16", "s32"),
+        ("u32", "u64"),
+        ("s32", "s64"),
+    ] {
         let (from, to) = (register(kind), register(wide));
         let product = |x: &[u64]| number(kind, x[0]) * number(kind, x[1]);
         check(
@@ -118,7 +118,9 @@ fn mul24_uses_24_bits() {
         _ => ((x as i32) << 8 >> 8).into(),
     };
     let kinds = ["u32", "s32"];
-    check_integers("mul24.lo", &kinds, 2, |kind, x| low(kind, x[0]) * low(kind, x[1]));
+    check_integers("mul24.lo", &kinds, 2, |kind, x| {
+        low(kind, x[0]) * low(kind, x[1])
+    });
     check_integers("mad24.lo", &kinds, 3, |kind, x| {
         low(kind, x[0]) * low(kind, x[1]) + x[2]
     });
@@ -188,7 +190,9 @@ fn logic() {
         let cases = pairs(bits(kind));
         let two = |name: &str, f: fn(u64, u64) -> u64| {
             let instruction = format!("{name}.{kind} %d, %s0, %s1;");
-            check(&instruction, kind, &[kind; 2], &cases, |x| f(x[0], x[1]) & m);
+            check(&instruction, kind, &[kind; 2], &cases, |x| {
+                f(x[0], x[1]) & m
+            });
         };
         two("and", |a, b| a & b);
         two("or", |a, b| a | b);
@@ -203,7 +207,9 @@ fn logic() {
     let cases: Vec<Vec<u64>> = (0..4).map(|at| vec![at & 1, at >> 1]).collect();
     let two = |name: &str, f: fn(u64, u64) -> u64| {
         let instruction = format!("{name}.pred %d, %s0, %s1;");
-        check(&instruction, "pred", &["pred"; 2], &cases, |x| f(x[0], x[1]));
+        check(&instruction, "pred", &["pred"; 2], &cases, |x| {
+            f(x[0], x[1])
+        });
     };
     two("and", |a, b| a & b);
     two("or", |a, b| a | b);
@@ -218,11 +224,33 @@ fn bit_counts_and_reversal() {
         let cases = pairs(bits(kind));
         let width = u64::from(bits(kind));
         let count = |x: u64| (0..width).map(|at| x >> at & 1).sum::<u64>();
-        let clz = |x: u64| (0..width).take_while(|at| x >> (width - 1 - at) & 1 == 0).count();
+        let clz = |x: u64| {
+            (0..width)
+                .take_while(|at| x >> (width - 1 - at) & 1 == 0)
+                .count()
+        };
         let reversed = |x: u64| (0..width).fold(0, |all, at| all << 1 | (x >> at & 1));
-        check(&format!("popc.{kind} %d, %s0;"), "b32", &[kind], &cases, |x| count(x[0]));
-        check(&format!("clz.{kind} %d, %s0;"), "b32", &[kind], &cases, |x| clz(x[0]) as u64);
-        check(&format!("brev.{kind} %d, %s0;"), kind, &[kind], &cases, |x| reversed(x[0]));
+        check(
+            &format!("popc.{kind} %d, %s0;"),
+            "b32",
+            &[kind],
+            &cases,
+            |x| count(x[0]),
+        );
+        check(
+            &format!("clz.{kind} %d, %s0;"),
+            "b32",
+            &[kind],
+            &cases,
+            |x| clz(x[0]) as u64,
+        );
+        check(
+            &format!("brev.{kind} %d, %s0;"),
+            kind,
+            &[kind],
+            &cases,
+            |x| reversed(x[0]),
+        );
     }
 }
 
@@ -265,18 +293,28 @@ fn bfe_extracts_and_extends() {
         let msb = u64::from(bits(kind)) - 1;
         let instruction = format!("bfe.{kind} %d, %s0, %s1, %s2;");
         let sources = [register(kind), "b32", "b32"];
-        check(&instruction, register(kind), &sources, &fields(bits(kind)), |x| {
-            let (a, position, length) = (x[0], x[1] & 0xff, x[2] & 0xff);
-            let sign = if kind.starts_with('u') || length == 0 {
-                0
-            } else {
-                a >> (position + length - 1).min(msb) & 1
-            };
-            (0..=msb).fold(0, |all, at| {
-                let inside = at < length && position + at <= msb;
-                all | (if inside { a >> (position + at) & 1 } else { sign }) << at
-            })
-        });
+        check(
+            &instruction,
+            register(kind),
+            &sources,
+            &fields(bits(kind)),
+            |x| {
+                let (a, position, length) = (x[0], x[1] & 0xff, x[2] & 0xff);
+                let sign = if kind.starts_with('u') || length == 0 {
+                    0
+                } else {
+                    a >> (position + length - 1).min(msb) & 1
+                };
+                (0..=msb).fold(0, |all, at| {
+                    let inside = at < length && position + at <= msb;
+                    all | (if inside {
+                        a >> (position + at) & 1
+                    } else {
+                        sign
+                    }) << at
+                })
+            },
+        );
     }
 }
 
@@ -316,19 +354,25 @@ fn prmt_selects_bytes() {
         .enumerate()
         .map(|(at, x)| vec![x[0], x[1], x[2] ^ (at as u64 * 0x9e37 & 0xffff)])
         .collect();
-    check("prmt.b32 %d, %s0, %s1, %s2;", "b32", &["b32"; 3], &cases, |x| {
-        let bytes = x[0] | x[1] << 32;
-        (0..4).fold(0, |all, at| {
-            let select = x[2] >> (4 * at) & 0xf;
-            let byte = bytes >> (8 * (select & 7)) & 0xff;
-            let byte = match (select & 8 != 0, byte >= 0x80) {
-                (false, _) => byte,
-                (true, true) => 0xff,
-                (true, false) => 0,
-            };
-            all | byte << (8 * at)
-        })
-    });
+    check(
+        "prmt.b32 %d, %s0, %s1, %s2;",
+        "b32",
+        &["b32"; 3],
+        &cases,
+        |x| {
+            let bytes = x[0] | x[1] << 32;
+            (0..4).fold(0, |all, at| {
+                let select = x[2] >> (4 * at) & 0xf;
+                let byte = bytes >> (8 * (select & 7)) & 0xff;
+                let byte = match (select & 8 != 0, byte >= 0x80) {
+                    (false, _) => byte,
+                    (true, true) => 0xff,
+                    (true, false) => 0,
+                };
+                all | byte << (8 * at)
+            })
+        },
+    );
 }
 
 #[test]
@@ -345,18 +389,39 @@ fn lop3_computes_all_functions_of_three_operands() {
     }
     // The example of the ISA: (a & b) ^ c.
     let cases = triples(32);
-    check("lop3.b32 %d, %s0, %s1, %s2, 0x6a;", "b32", &["b32"; 3], &cases, |x| {
-        (x[0] & x[1]) ^ x[2]
-    });
+    check(
+        "lop3.b32 %d, %s0, %s1, %s2, 0x6a;",
+        "b32",
+        &["b32"; 3],
+        &cases,
+        |x| (x[0] & x[1]) ^ x[2],
+    );
 }
 
 #[test]
 fn shifts_clamp_their_amount() {
-    for kind in ["b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64"] {
+    for kind in [
+        "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64",
+    ] {
         let width = bits(kind);
         let mut cases = Vec::new();
         for value in interesting(width) {
-            for amount in [0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 0x8000_0001] {
+            for amount in [
+                0,
+                1,
+                7,
+                15,
+                16,
+                17,
+                31,
+                32,
+                33,
+                63,
+                64,
+                65,
+                255,
+                0x8000_0001,
+            ] {
                 cases.push(vec![value, amount]);
             }
         }
@@ -387,9 +452,17 @@ fn funnel_shifts() {
     for (direction, mode) in [("l", "wrap"), ("l", "clamp"), ("r", "wrap"), ("r", "clamp")] {
         let instruction = format!("shf.{direction}.{mode}.b32 %d, %s0, %s1, %s2;");
         check(&instruction, "b32", &["b32"; 3], &cases, |x| {
-            let n = if mode == "wrap" { x[2] & 31 } else { x[2].min(32) };
+            let n = if mode == "wrap" {
+                x[2] & 31
+            } else {
+                x[2].min(32)
+            };
             let pair = u128::from(x[0]) | u128::from(x[1]) << 32;
-            let all = if direction == "l" { pair << n >> 32 } else { pair >> n };
+            let all = if direction == "l" {
+                pair << n >> 32
+            } else {
+                pair >> n
+            };
             all as u64 & 0xffff_ffff
         });
     }
@@ -404,9 +477,15 @@ fn selp_and_slct() {
             case.push(at as u64 % 2);
         }
         let instruction = format!("selp.{kind} %d, %s0, %s1, %s2;");
-        check(&instruction, register, &[register, register, "pred"], &cases, |x| {
-            if x[2] != 0 { x[0] } else { x[1] }
-        });
+        check(
+            &instruction,
+            register,
+            &[register, register, "pred"],
+            &cases,
+            |x| {
+                if x[2] != 0 { x[0] } else { x[1] }
+            },
+        );
     }
     let selectors = [0u64, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0x7fc0_0000];
     let cases = |bits: u32| -> Vec<Vec<u64>> {
@@ -423,12 +502,21 @@ fn selp_and_slct() {
         // Negative zero equals zero; NaN selects the second operand.
         let instruction = format!("slct.{kind}.f32 %d, %s0, %s1, %s2;");
         check(&instruction, register, &sources, &cases(bits(kind)), |x| {
-            if f32::from_bits(x[2] as u32) >= 0.0 { x[0] } else { x[1] }
+            if f32::from_bits(x[2] as u32) >= 0.0 {
+                x[0]
+            } else {
+                x[1]
+            }
         });
     }
     // Flushed subnormal numbers equal zero.
     let cases = [vec![1, 2, 0x8000_0001], vec![1, 2, 0x8080_0000]];
-    let results = evaluate("slct.ftz.b32.f32 %d, %s0, %s1, %s2;", "b32", &["b32"; 3], &cases);
+    let results = evaluate(
+        "slct.ftz.b32.f32 %d, %s0, %s1, %s2;",
+        "b32",
+        &["b32"; 3],
+        &cases,
+    );
     assert_eq!(results, [1, 2]);
 }
 
@@ -558,31 +646,58 @@ fn setp_combines_with_a_predicate() {
             check(&text, "pred", &kinds, &cases, |x| combine(x[0] > x[1], x));
         }
     }
-    check("setp.lt.u32 %q0|%d, %s0, %s1;", "pred", &["b32"; 2], &cases, |x| {
-        u64::from(x[0] >= x[1])
-    });
-    check("setp.lt.u32 _|%d, %s0, %s1;", "pred", &["b32"; 2], &cases, |x| {
-        u64::from(x[0] >= x[1])
-    });
+    check(
+        "setp.lt.u32 %q0|%d, %s0, %s1;",
+        "pred",
+        &["b32"; 2],
+        &cases,
+        |x| u64::from(x[0] >= x[1]),
+    );
+    check(
+        "setp.lt.u32 _|%d, %s0, %s1;",
+        "pred",
+        &["b32"; 2],
+        &cases,
+        |x| u64::from(x[0] >= x[1]),
+    );
     // The second result of an unordered comparison is the complement of the first.
     let nan = [vec![0x7fc0_0000, 0]];
-    check("setp.lt.f32 %q0|%d, %s0, %s1;", "pred", &["b32"; 2], &nan, |_| 1);
+    check(
+        "setp.lt.f32 %q0|%d, %s0, %s1;",
+        "pred",
+        &["b32"; 2],
+        &nan,
+        |_| 1,
+    );
 }
 
 #[test]
 fn set_returns_all_ones_or_one() {
     let cases: Vec<Vec<u64>> = (0..12).map(|at| vec![at / 4, 1, at % 2]).collect();
-    for (result, one) in [("u32", 0xffff_ffff), ("s32", 0xffff_ffff), ("f32", 0x3f80_0000)] {
+    for (result, one) in [
+        ("u32", 0xffff_ffff),
+        ("s32", 0xffff_ffff),
+        ("f32", 0x3f80_0000),
+    ] {
         let text = format!("set.ge.{result}.s32 %d, %s0, %s1;");
-        check(&text, "b32", &["b32"; 2], &cases, |x| if x[0] >= x[1] { one } else { 0 });
+        check(&text, "b32", &["b32"; 2], &cases, |x| {
+            if x[0] >= x[1] { one } else { 0 }
+        });
         let text = format!("set.ge.and.{result}.s32 %d, %s0, %s1, %s2;");
         check(&text, "b32", &["b32", "b32", "pred"], &cases, |x| {
             if x[0] >= x[1] && x[2] != 0 { one } else { 0 }
         });
         let text = format!("set.ltu.{result}.f64 %d, %s0, %s1;");
-        let floats = [vec![2f64.to_bits(), 1f64.to_bits()], vec![f64::NAN.to_bits(), 0]];
+        let floats = [
+            vec![2f64.to_bits(), 1f64.to_bits()],
+            vec![f64::NAN.to_bits(), 0],
+        ];
         check(&text, "b32", &["b64"; 2], &floats, |x| {
-            if f64::from_bits(x[0]).is_nan() { one } else { 0 }
+            if f64::from_bits(x[0]).is_nan() {
+                one
+            } else {
+                0
+            }
         });
     }
 }
@@ -624,8 +739,12 @@ fn cvt_between_integers() {
 #[test]
 fn cvt_accepts_a_wider_source_register() {
     let cases: Vec<Vec<u64>> = interesting(32).into_iter().map(|it| vec![it]).collect();
-    check("cvt.u64.u8 %d, %s0;", "b64", &["b32"], &cases, |x| x[0] & 0xff);
-    check("cvt.s64.s8 %d, %s0;", "b64", &["b32"], &cases, |x| x[0] as i8 as u64);
+    check("cvt.u64.u8 %d, %s0;", "b64", &["b32"], &cases, |x| {
+        x[0] & 0xff
+    });
+    check("cvt.s64.s8 %d, %s0;", "b64", &["b32"], &cases, |x| {
+        x[0] as i8 as u64
+    });
     check("cvt.s32.s16 %d, %s0;", "b32", &["b32"], &cases, |x| {
         x[0] as i16 as u32 as u64
     });
@@ -644,7 +763,10 @@ fn mov_packs_and_unpacks() {
     assert_eq!(low, [0x89ab_cdef]);
     let high = evaluate("mov.b64 {_, %d}, %s0;", "b32", &["b64"], &b64);
     assert_eq!(high, [0x0123_4567]);
-    for (at, part) in ["0xcdef", "0x89ab", "0x4567", "0x0123"].into_iter().enumerate() {
+    for (at, part) in ["0xcdef", "0x89ab", "0x4567", "0x0123"]
+        .into_iter()
+        .enumerate()
+    {
         let mut names = ["%h0", "%h1", "%h2", "%h3"];
         names[at] = "%d";
         let text = format!("mov.b64 {{{}}}, %s0;", names.join(", "));
@@ -653,10 +775,16 @@ fn mov_packs_and_unpacks() {
     }
     let words = [vec![0x89ab_cdef, 0x0123_4567]];
     let text = "mov.b64 %d, {%s0, %s1};";
-    assert_eq!(evaluate(text, "b64", &["b32"; 2], &words), [0x0123_4567_89ab_cdef]);
+    assert_eq!(
+        evaluate(text, "b64", &["b32"; 2], &words),
+        [0x0123_4567_89ab_cdef]
+    );
     let halves = [vec![0xcdef, 0x89ab, 0x4567, 0x0123]];
     let text = "mov.b64 %d, {%s0, %s1, %s2, %s3};";
-    assert_eq!(evaluate(text, "b64", &["b16"; 4], &halves), [0x0123_4567_89ab_cdef]);
+    assert_eq!(
+        evaluate(text, "b64", &["b16"; 4], &halves),
+        [0x0123_4567_89ab_cdef]
+    );
     let text = "mov.b32 %d, {%s0, %s1};";
     assert_eq!(evaluate(text, "b32", &["b16"; 2], &halves), [0x89ab_cdef]);
     // The result replaces an operand.
@@ -707,7 +835,9 @@ fn carries_chain() {
         "{split} add.cc.u32 %r4, %r0, %r2; add.u32 %r6, %r0, %r2; mul.lo.u32 %r7, %r6, 3; \
          addc.u32 %r5, %r1, %r3; {join}"
     );
-    check(&text, "b64", &["b64"; 2], &cases, |x| x[0].wrapping_add(x[1]));
+    check(&text, "b64", &["b64"; 2], &cases, |x| {
+        x[0].wrapping_add(x[1])
+    });
 }
 
 #[test]
@@ -764,11 +894,31 @@ struct Format {
     infinities: bool,
 }
 
-const F16: Format = Format { bits: 16, mantissa: 10, infinities: true };
-const BF16: Format = Format { bits: 16, mantissa: 7, infinities: true };
-const F32: Format = Format { bits: 32, mantissa: 23, infinities: true };
-const E4M3: Format = Format { bits: 8, mantissa: 3, infinities: false };
-const E5M2: Format = Format { bits: 8, mantissa: 2, infinities: true };
+const F16: Format = Format {
+    bits: 16,
+    mantissa: 10,
+    infinities: true,
+};
+const BF16: Format = Format {
+    bits: 16,
+    mantissa: 7,
+    infinities: true,
+};
+const F32: Format = Format {
+    bits: 32,
+    mantissa: 23,
+    infinities: true,
+};
+const E4M3: Format = Format {
+    bits: 8,
+    mantissa: 3,
+    infinities: false,
+};
+const E5M2: Format = Format {
+    bits: 8,
+    mantissa: 2,
+    infinities: true,
+};
 
 impl Format {
     fn exponent_ones(self) -> u64 {
@@ -802,7 +952,11 @@ impl Format {
 
     /// Returns the exact value of bits.
     fn value(self, bits: u64) -> f64 {
-        let sign = if bits >> (self.bits - 1) & 1 != 0 { -1.0 } else { 1.0 };
+        let sign = if bits >> (self.bits - 1) & 1 != 0 {
+            -1.0
+        } else {
+            1.0
+        };
         let magnitude = bits & self.nan();
         if self.is_nan(bits) {
             return f64::NAN;
@@ -839,7 +993,11 @@ impl Format {
                 high = middle;
             }
         }
-        let overflow = if satfinite || !self.infinities { largest } else { largest + 1 };
+        let overflow = if satfinite || !self.infinities {
+            largest
+        } else {
+            largest + 1
+        };
         let exact = self.value(low) == magnitude;
         let up = match mode {
             _ if exact => false,
@@ -877,7 +1035,11 @@ fn to_odd(x: f64, error: f64) -> f64 {
     if error == 0.0 || !x.is_finite() || x.to_bits() & 1 == 1 {
         return x;
     }
-    if error > 0.0 { x.next_up() } else { x.next_down() }
+    if error > 0.0 {
+        x.next_up()
+    } else {
+        x.next_down()
+    }
 }
 
 /// Returns the error of the rounded sum of two numbers (Knuth's two-sum).
@@ -962,7 +1124,11 @@ fn encoding_pairs(format: Format) -> Vec<Vec<u64>> {
 
 /// Replaces each NaN by one encoding. The payload is not specified.
 fn canonical(format: Format, bits: u64) -> u64 {
-    if format.is_nan(bits) { format.nan() } else { bits }
+    if format.is_nan(bits) {
+        format.nan()
+    } else {
+        bits
+    }
 }
 
 /// Checks a floating-point instruction against a function that returns bits. All NaN are equal.
@@ -994,7 +1160,11 @@ fn arithmetic_in_f32_f16_bf16() {
     for format in [F32, F16, BF16] {
         let kind = name(format);
         let cases = encoding_pairs(format);
-        let modes = if kind == "f32" { &MODES[..] } else { &MODES[..1] };
+        let modes = if kind == "f32" {
+            &MODES[..]
+        } else {
+            &MODES[..1]
+        };
         for mode in modes {
             let round = |x: f64| format.round(x, mode, false);
             let value = |bits: u64| format.value(bits);
@@ -1071,8 +1241,25 @@ fn arithmetic_in_f32_f16_bf16() {
 #[test]
 fn arithmetic_in_f64() {
     let mut cases = Vec::new();
-    let mut values = vec![0.0, 1.0, 1.5, 3.0, 0.1, 1e300, 1e-300, 7.0, f64::INFINITY, 1e10];
-    values.extend([f64::MAX, f64::from_bits(1), f64::MIN_POSITIVE, f64::NAN, 1.0 / 3.0]);
+    let mut values = vec![
+        0.0,
+        1.0,
+        1.5,
+        3.0,
+        0.1,
+        1e300,
+        1e-300,
+        7.0,
+        f64::INFINITY,
+        1e10,
+    ];
+    values.extend([
+        f64::MAX,
+        f64::from_bits(1),
+        f64::MIN_POSITIVE,
+        f64::NAN,
+        1.0 / 3.0,
+    ]);
     values.extend(values.clone().iter().map(|x| -x));
     for a in &values {
         cases.extend(values.iter().map(|b| vec![a.to_bits(), b.to_bits()]));
@@ -1091,7 +1278,9 @@ fn arithmetic_in_f64() {
     same("sub.f64 %d, %s0, %s1;", 2, &|x| x[0] - x[1]);
     same("mul.f64 %d, %s0, %s1;", 2, &|x| x[0] * x[1]);
     same("div.rn.f64 %d, %s0, %s1;", 2, &|x| x[0] / x[1]);
-    same("fma.rn.f64 %d, %s0, %s1, %s1;", 2, &|x| x[0].mul_add(x[1], x[1]));
+    same("fma.rn.f64 %d, %s0, %s1, %s1;", 2, &|x| {
+        x[0].mul_add(x[1], x[1])
+    });
     same("rcp.rn.f64 %d, %s0;", 1, &|x| 1.0 / x[0]);
     same("sqrt.rn.f64 %d, %s0;", 1, &|x| x[0].sqrt());
     same("abs.f64 %d, %s0;", 1, &|x| x[0].abs());
@@ -1101,7 +1290,11 @@ fn arithmetic_in_f64() {
     });
     // Directed rounding: the nearest number, corrected by the sign of its error.
     let directed = |nearest: f64, error: f64, mode: &str| {
-        let toward_zero = if nearest > 0.0 { error < 0.0 } else { error > 0.0 };
+        let toward_zero = if nearest > 0.0 {
+            error < 0.0
+        } else {
+            error > 0.0
+        };
         match mode {
             "rz" if toward_zero && nearest > 0.0 => nearest.next_down(),
             "rz" if toward_zero => nearest.next_up(),
@@ -1120,27 +1313,51 @@ fn arithmetic_in_f64() {
         .collect();
     for mode in MODES {
         let float = |x: &[u64]| (f64::from_bits(x[0]), f64::from_bits(x[1]));
-        check(&format!("add.{mode}.f64 %d, %s0, %s1;"), "b64", &["b64"; 2], &cases, |x| {
-            let (a, b) = float(x);
-            directed(a + b, sum_error(a, b), mode).to_bits()
-        });
-        check(&format!("mul.{mode}.f64 %d, %s0, %s1;"), "b64", &["b64"; 2], &cases, |x| {
-            let (a, b) = float(x);
-            directed(a * b, a.mul_add(b, -(a * b)), mode).to_bits()
-        });
-        check(&format!("div.{mode}.f64 %d, %s0, %s1;"), "b64", &["b64"; 2], &cases, |x| {
-            let (a, b) = float(x);
-            let q = a / b;
-            directed(q, (-q).mul_add(b, a) * b.signum(), mode).to_bits()
-        });
-        check(&format!("sqrt.{mode}.f64 %d, %s0;"), "b64", &["b64"], &cases, |x| {
-            let a = float(x).0;
-            if a < 0.0 {
-                return 0xfff8_0000_0000_0000;
-            }
-            let root = a.sqrt();
-            directed(root, (-root).mul_add(root, a), mode).to_bits()
-        });
+        check(
+            &format!("add.{mode}.f64 %d, %s0, %s1;"),
+            "b64",
+            &["b64"; 2],
+            &cases,
+            |x| {
+                let (a, b) = float(x);
+                directed(a + b, sum_error(a, b), mode).to_bits()
+            },
+        );
+        check(
+            &format!("mul.{mode}.f64 %d, %s0, %s1;"),
+            "b64",
+            &["b64"; 2],
+            &cases,
+            |x| {
+                let (a, b) = float(x);
+                directed(a * b, a.mul_add(b, -(a * b)), mode).to_bits()
+            },
+        );
+        check(
+            &format!("div.{mode}.f64 %d, %s0, %s1;"),
+            "b64",
+            &["b64"; 2],
+            &cases,
+            |x| {
+                let (a, b) = float(x);
+                let q = a / b;
+                directed(q, (-q).mul_add(b, a) * b.signum(), mode).to_bits()
+            },
+        );
+        check(
+            &format!("sqrt.{mode}.f64 %d, %s0;"),
+            "b64",
+            &["b64"],
+            &cases,
+            |x| {
+                let a = float(x).0;
+                if a < 0.0 {
+                    return 0xfff8_0000_0000_0000;
+                }
+                let root = a.sqrt();
+                directed(root, (-root).mul_add(root, a), mode).to_bits()
+            },
+        );
     }
 }
 
@@ -1158,25 +1375,38 @@ fn minimum_and_maximum() {
                 let less = a.0 < b.0 || a.0 == b.0 && a.1 < b.1;
                 if less != max { x[0] } else { x[1] }
             };
-            check_floats(&format!("{op}.{kind} %d, %s0, %s1;"), format, 2, &cases, |x| {
-                match (format.is_nan(x[0]), format.is_nan(x[1])) {
+            check_floats(
+                &format!("{op}.{kind} %d, %s0, %s1;"),
+                format,
+                2,
+                &cases,
+                |x| match (format.is_nan(x[0]), format.is_nan(x[1])) {
                     (true, _) => x[1],
                     (_, true) => x[0],
                     _ => choose(x),
-                }
-            });
-            check_floats(&format!("{op}.NaN.{kind} %d, %s0, %s1;"), format, 2, &cases, |x| {
-                if format.is_nan(x[0]) || format.is_nan(x[1]) {
-                    format.nan()
-                } else {
-                    choose(x)
-                }
-            });
+                },
+            );
+            check_floats(
+                &format!("{op}.NaN.{kind} %d, %s0, %s1;"),
+                format,
+                2,
+                &cases,
+                |x| {
+                    if format.is_nan(x[0]) || format.is_nan(x[1]) {
+                        format.nan()
+                    } else {
+                        choose(x)
+                    }
+                },
+            );
         }
     }
     let text = "min.f64 %d, %s0, %s1;";
     let cases = [vec![0, 1 << 63], vec![f64::NAN.to_bits(), 1f64.to_bits()]];
-    assert_eq!(evaluate(text, "b64", &["b64"; 2], &cases), [1 << 63, 1f64.to_bits()]);
+    assert_eq!(
+        evaluate(text, "b64", &["b64"; 2], &cases),
+        [1 << 63, 1f64.to_bits()]
+    );
 }
 
 #[test]
@@ -1225,19 +1455,34 @@ fn float_modifiers() {
     assert_eq!(one("add.sat.f32 %d, %s0, %s1;", f(f32::NAN), f(0.5)), 0);
     // Subnormal operands and results.
     assert_eq!(one("add.ftz.f32 %d, %s0, %s1;", 1, f(0.0)), 0);
-    assert_eq!(one("mul.ftz.f32 %d, %s0, %s1;", 0x8080_0000, f(0.5)), 0x8000_0000);
-    assert_eq!(one("mul.f32 %d, %s0, %s1;", 0x8080_0000, f(0.5)), 0x8040_0000);
+    assert_eq!(
+        one("mul.ftz.f32 %d, %s0, %s1;", 0x8080_0000, f(0.5)),
+        0x8000_0000
+    );
+    assert_eq!(
+        one("mul.f32 %d, %s0, %s1;", 0x8080_0000, f(0.5)),
+        0x8040_0000
+    );
     // Signs.
     assert_eq!(one("neg.f32 %d, %s0;", f(0.0), 0), f(-0.0));
     assert_eq!(one("abs.f32 %d, %s0;", f(-2.0), 0), f(2.0));
-    assert_eq!(one("max.xorsign.abs.f32 %d, %s0, %s1;", f(-2.0), f(1.0)), f(-2.0));
-    assert_eq!(one("max.xorsign.abs.f32 %d, %s0, %s1;", f(-2.0), f(-1.0)), f(2.0));
+    assert_eq!(
+        one("max.xorsign.abs.f32 %d, %s0, %s1;", f(-2.0), f(1.0)),
+        f(-2.0)
+    );
+    assert_eq!(
+        one("max.xorsign.abs.f32 %d, %s0, %s1;", f(-2.0), f(-1.0)),
+        f(2.0)
+    );
     // The ISA lists the results for special operands.
     assert_eq!(one("rcp.approx.f32 %d, %s0;", f(0.0), 0), f(f32::INFINITY));
     assert_eq!(one("sqrt.approx.f32 %d, %s0;", f(-0.0), 0), f(-0.0));
     assert_eq!(one("rsqrt.approx.f32 %d, %s0;", f(f32::INFINITY), 0), 0);
     assert_eq!(one("ex2.approx.f32 %d, %s0;", f(3.0), 0), f(8.0));
-    assert_eq!(one("lg2.approx.f32 %d, %s0;", f(0.0), 0), f(f32::NEG_INFINITY));
+    assert_eq!(
+        one("lg2.approx.f32 %d, %s0;", f(0.0), 0),
+        f(f32::NEG_INFINITY)
+    );
     assert_eq!(one("div.approx.f32 %d, %s0, %s1;", f(6.0), f(3.0)), f(2.0));
     assert_eq!(one("div.full.f32 %d, %s0, %s1;", f(6.0), f(3.0)), f(2.0));
 }
@@ -1256,8 +1501,18 @@ fn testp_classifies() {
         (f32::from_bits(1), "finite number subnormal"),
         (f32::from_bits(0x8040_0000), "finite number subnormal"),
     ];
-    let cases: Vec<Vec<u64>> = values.iter().map(|it| vec![it.0.to_bits().into()]).collect();
-    for property in ["finite", "infinite", "number", "notanumber", "normal", "subnormal"] {
+    let cases: Vec<Vec<u64>> = values
+        .iter()
+        .map(|it| vec![it.0.to_bits().into()])
+        .collect();
+    for property in [
+        "finite",
+        "infinite",
+        "number",
+        "notanumber",
+        "normal",
+        "subnormal",
+    ] {
         let text = format!("testp.{property}.f32 %d, %s0;");
         let results = evaluate(&text, "pred", &["b32"], &cases);
         for ((value, properties), got) in values.iter().zip(results) {
@@ -1356,7 +1611,9 @@ fn cvt_to_and_from_8_bit_floats() {
             assert_eq!(got & 0xff, want(case[1]), "{text} {case:x?}");
             assert_eq!(got >> 8, want(case[0]), "{text} {case:x?}");
         }
-        let halves: Vec<Vec<u64>> = (0..0x1_0000u64).map(|it| vec![it | (it * 7) << 16]).collect();
+        let halves: Vec<Vec<u64>> = (0..0x1_0000u64)
+            .map(|it| vec![it | (it * 7) << 16])
+            .collect();
         let text = format!("cvt.rn.satfinite.{to}.f16x2 %d, %s0;");
         let results = evaluate(&text, "b16", &["b32"], &halves);
         for (case, got) in halves.iter().zip(results) {
@@ -1385,9 +1642,34 @@ fn cvt_to_and_from_8_bit_floats() {
 #[test]
 fn cvt_floats_to_integers_round_and_clamp() {
     let values = [
-        0.0, -0.0, 0.4, 0.5, 0.6, 1.5, 2.5, -0.5, -1.5, -2.4, 127.5, 128.0, 255.6, -129.0, 32768.0,
-        65535.4, 65536.0, -32769.0, 2147483648.0, -2147483904.0, 4294967296.0, 1e19, -1e19, 1e30,
-        f64::INFINITY, f64::NEG_INFINITY, 8388609.0, 16777217.0,
+        0.0,
+        -0.0,
+        0.4,
+        0.5,
+        0.6,
+        1.5,
+        2.5,
+        -0.5,
+        -1.5,
+        -2.4,
+        127.5,
+        128.0,
+        255.6,
+        -129.0,
+        32768.0,
+        65535.4,
+        65536.0,
+        -32769.0,
+        2147483648.0,
+        -2147483904.0,
+        4294967296.0,
+        1e19,
+        -1e19,
+        1e30,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        8388609.0,
+        16777217.0,
     ];
     for from in ["f32", "f64"] {
         let cases: Vec<Vec<u64>> = values
@@ -1423,8 +1705,14 @@ fn cvt_floats_to_integers_round_and_clamp() {
     }
     // NaN converts to 0 in narrow types.
     let nan = [vec![0x7fc0_0000]];
-    assert_eq!(evaluate("cvt.rzi.s32.f32 %d, %s0;", "b32", &["b32"], &nan), [0]);
-    assert_eq!(evaluate("cvt.rzi.u16.f32 %d, %s0;", "b16", &["b32"], &nan), [0]);
+    assert_eq!(
+        evaluate("cvt.rzi.s32.f32 %d, %s0;", "b32", &["b32"], &nan),
+        [0]
+    );
+    assert_eq!(
+        evaluate("cvt.rzi.u16.f32 %d, %s0;", "b16", &["b32"], &nan),
+        [0]
+    );
 }
 
 #[test]
@@ -1466,16 +1754,22 @@ fn cvt_rounds_to_integral_values() {
         .map(|x| vec![x.to_bits().into()])
         .collect();
     for mode in ["rni", "rzi", "rmi", "rpi"] {
-        check(&format!("cvt.{mode}.f32.f32 %d, %s0;"), "b32", &["b32"], &cases, |x| {
-            let x = f32::from_bits(x[0] as u32);
-            let x = match mode {
-                "rni" => x.round_ties_even(),
-                "rzi" => x.trunc(),
-                "rmi" => x.floor(),
-                _ => x.ceil(),
-            };
-            x.to_bits().into()
-        });
+        check(
+            &format!("cvt.{mode}.f32.f32 %d, %s0;"),
+            "b32",
+            &["b32"],
+            &cases,
+            |x| {
+                let x = f32::from_bits(x[0] as u32);
+                let x = match mode {
+                    "rni" => x.round_ties_even(),
+                    "rzi" => x.trunc(),
+                    "rmi" => x.floor(),
+                    _ => x.ceil(),
+                };
+                x.to_bits().into()
+            },
+        );
     }
     let sat = evaluate("cvt.sat.f32.f32 %d, %s0;", "b32", &["b32"], &cases);
     assert_eq!(sat[0], u64::from(0.5f32.to_bits()));

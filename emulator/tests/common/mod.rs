@@ -115,19 +115,19 @@ pub fn write_u32(buffer: &Buffer, values: &[u32]) {
 fn bytes(kind: &str) -> u32 {
     match kind {
         "pred" => 4,
-        _ => kind.trim_start_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().unwrap() / 8,
+        _ => {
+            kind.trim_start_matches(|c: char| !c.is_ascii_digit())
+                .parse::<u32>()
+                .unwrap()
+                / 8
+        }
     }
 }
 
 /// Executes an instruction once for each case, and returns the 64-bit results. The instruction
 /// uses the registers `%d` of type `result`, and `%s0`, `%s1`, .. of the types `sources`; types are
 /// `pred`, `b16`, `b32` and `b64`. Predicates are 0 or 1.
-pub fn evaluate(
-    instruction: &str,
-    result: &str,
-    sources: &[&str],
-    cases: &[Vec<u64>],
-) -> Vec<u64> {
+pub fn evaluate(instruction: &str, result: &str, sources: &[&str], cases: &[Vec<u64>]) -> Vec<u64> {
     let mut text = String::from(
         ".visible .entry k(.param .u64 in, .param .u64 out) {\n\
          .reg .b32 %t, %one; .reg .b64 %in, %out, %o; .reg .pred %q<4>;\n\
@@ -175,7 +175,11 @@ pub fn evaluate(
         panic!("{instruction}: {error}");
     }
     let bytes = out.read();
-    let results = bytes.as_chunks::<8>().0.iter().map(|it| u64::from_le_bytes(*it));
+    let results = bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|it| u64::from_le_bytes(*it));
     results.take(cases.len()).collect()
 }
 
