@@ -306,6 +306,7 @@ impl<'a> Decoder<'a> {
         while let Some(item) = items.next_item()? {
             self.item(&mut c, item)?;
         }
+        c.guard = None;
         c.emit(if text.is_entry { Op::Exit } else { Op::Return });
         self.link(&mut c)?;
         let rows = liveness::allocate(&mut c.code, c.widths.len() as u32, &self.program.tables);

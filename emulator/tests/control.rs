@@ -528,3 +528,18 @@ fn launches_that_do_not_fit_are_refused() {
     assert_eq!((entry.params[1].offset, entry.param_bytes()), (8, 16));
     assert_eq!(module.entry("k").unwrap().max_threads, 64);
 }
+
+#[test]
+fn a_function_returns_at_its_end() {
+    // The last instruction has a guard.
+    let text = ".func f(.param .b64 out) { .reg .b64 %d; .reg .pred %p; ld.param.b64 %d, [out];
+        setp.eq.u64 %p, %d, 0; @%p st.global.u32 [%d], 1; }"
+        .to_owned()
+        + &kernel_text(
+            "k",
+            1,
+            "{ .param .b64 a; st.param.b64 [a], %in0; call f, (a); }
+            setp.eq.u32 %p0, %thread, 3; @%p0 st.global.u32 [%in0], 7;",
+        );
+    assert_eq!(run(&module(&text), 8, 1), [7]);
+}

@@ -296,7 +296,6 @@ fn atomic(space: &str, operation: &str, kind: &str, old: u64, operands: &[u64]) 
     words[1..1 + operands.len()].copy_from_slice(operands);
     let bytes: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
     buffer.write(&bytes);
-    let body = body.replace(".noftz.f16x2 ", ".noftz.f16x2 ");
     if let Err(error) = gpus.run(&[Kernel::new(&kernel(1, &body), "k").arg(&buffer)]) {
         panic!("{operation}.{kind}: {error}");
     }

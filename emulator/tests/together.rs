@@ -142,11 +142,9 @@ fn votes() {
             assert_eq!(per_thread(&body, 32), vec![want; 32], "{condition} {mode}");
         }
     }
-    let body = "setp.lt.u32 %p0, %lane, 5; vote.sync.any.pred %p1, !%p0, 0x1f;
-        @!%p0 bra DONE;
-        DONE: selp.u32 %r0, 1, 0, %p1;";
-    let body = body.replace("0x1f", "-1");
-    assert_eq!(per_thread(&body, 32), vec![1; 32]);
+    let body = "setp.lt.u32 %p0, %lane, 5; vote.sync.any.pred %p1, !%p0, -1;
+        selp.u32 %r0, 1, 0, %p1;";
+    assert_eq!(per_thread(body, 32), vec![1; 32]);
     let body = "and.b32 %r1, %lane, 1; setp.eq.u32 %p0, %r1, 1;
         vote.sync.ballot.b32 %r0, %p0, 0xffffffff;";
     assert_eq!(per_thread(body, 32), vec![0xaaaa_aaaa; 32]);

@@ -74,7 +74,7 @@ pub fn fault(module: &Arc<Module>, threads: u32) -> Arc<Fault> {
 }
 
 /// Returns the fault of the result of launches.
-pub fn expect_fault<T: std::fmt::Debug>(result: Result<T, Error>) -> Arc<Fault> {
+pub fn expect_fault<T: core::fmt::Debug>(result: Result<T, Error>) -> Arc<Fault> {
     match result {
         Err(Error::Fault(fault)) => fault,
         other => panic!("expected a fault: {other:?}"),
@@ -82,7 +82,7 @@ pub fn expect_fault<T: std::fmt::Debug>(result: Result<T, Error>) -> Arc<Fault> 
 }
 
 /// Returns the hang of the result of launches.
-pub fn expect_hang<T: std::fmt::Debug>(result: Result<T, Error>) -> Arc<Hang> {
+pub fn expect_hang<T: core::fmt::Debug>(result: Result<T, Error>) -> Arc<Hang> {
     match result {
         Err(Error::Hang(hang)) => hang,
         other => panic!("expected a hang: {other:?}"),
@@ -206,6 +206,31 @@ pub fn mask(kind: &str) -> u64 {
     match kind {
         "pred" => 1,
         _ => u64::MAX >> (64 - 8 * bytes(kind)),
+    }
+}
+
+/// Returns the width of a type in bits.
+pub fn bits(kind: &str) -> u32 {
+    kind[1..].parse().expect("a type is a letter and a width")
+}
+
+/// Returns the register type of a type.
+pub fn register(kind: &str) -> &'static str {
+    match bits(kind) {
+        64 => "b64",
+        32 => "b32",
+        _ => "b16",
+    }
+}
+
+/// Returns the number that bits of a type represent.
+pub fn number(kind: &str, value: u64) -> i128 {
+    let bits = bits(kind);
+    let value = value & mask(kind);
+    if kind.starts_with('s') && value >> (bits - 1) != 0 {
+        i128::from(value) - (1 << bits)
+    } else {
+        i128::from(value)
     }
 }
 
