@@ -1,17 +1,24 @@
 //! A fake of the CUDA driver library that executes calls and kernels, for tests without a GPU.
 //!
 //! The shared object exports the C functions of `libcuda.so.1` that Fusewire's CUDA device calls,
-//! and executes them. Device memory is backed by memory files. A kernel runs as its native entry,
-//! with one thread per block. [`fusewire::cpu`] implements streams and graphs. The fake enforces
-//! the rules of the driver about handles, contexts, access to mapped memory, captures, callbacks
-//! and launch shapes, so tests without a GPU find violations.
+//! and executes them. Device memory is backed by memory files. [`fusewire::cpu`] implements streams
+//! and graphs. The fake enforces the rules of the driver about handles, contexts, access to mapped
+//! memory, captures, callbacks and launch shapes, so tests without a GPU find violations.
+//!
+//! `FUSEWIRE_FAKE_GPU` selects the execution of kernels. With `native`, the default, a kernel runs
+//! as its native entry, with one thread per block. With `ptx`, [`fusewire_emulator`] executes the
+//! PTX of the loaded image, with all warps and lanes of the launch.
 //!
 //! [`install`] fills a folder with links to the shared object. A child process that has the folder
-//! in its `LD_LIBRARY_PATH` loads the fake. [`stand_in`] creates images that the fake can load. The
-//! fake can also load images of `fusewire-build`, but reads only their declarations.
+//! in its `LD_LIBRARY_PATH` loads the fake. It can load images of `fusewire-build`. [`stand_in`]
+//! creates images for native execution: they have declarations, but no code.
 //!
 //! | variable | meaning (default in parentheses) |
 //! |---|---|
+//! | `FUSEWIRE_FAKE_GPU` | `ptx`: the emulator executes images; `native`: native entries (native) |
+//! | `FUSEWIRE_CUDA_FAKE_SCHEDULER` | `random:SEED` or `starve:DEVICE:BLOCK`, `*` for all (`round-robin`) |
+//! | `FUSEWIRE_CUDA_FAKE_HANG` | seconds after which emulated launches without progress fail (300) |
+//! | `FUSEWIRE_CUDA_FAKE_THREADS` | maximum number of threads of a block (1024) |
 //! | `FUSEWIRE_CUDA_FAKE_DEVICES` | number of devices (1); 0: `cuInit` finds no device |
 //! | `FUSEWIRE_CUDA_FAKE_SM` | compute capability times ten (90) |
 //! | `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS` | number of SMs of a device (132) |
@@ -41,10 +48,16 @@
 //! --multi-rank-grid`). It runs the blocks of all ranks, and each block gets the parameters of its
 //! rank.
 //!
-//! Multicast objects follow the driver's rules, but the fake does not emulate a switch. Native
-//! kernels (`multimem` of `fusewire-device`) access the memory of each rank through the unicast
-//! address of that memory. An access to the object's address fails. Fabric handles work between
-//! processes of one machine. Settings can make these processes appear to be on several hosts.
+//! Multicast objects follow the driver's rules. Native kernels (`multimem` of `fusewire-device`)
+//! access the memory of each rank through the unicast address of that memory. An access to the
+//! object's address fails. In emulated kernels, `multimem` instructions access the object's
+//! address, and all other accesses to it fail. Fabric handles work between processes of one
+//! machine. Settings can make these processes appear to be on several hosts.
+//!
+//! A fault of an emulated kernel becomes an error of its context: 700 (illegal address), 716
+//! (misaligned address), 715 (`trap`), or 719 (all other errors, including launches without
+//! progress). The fake prints the text of the error to stderr. It names the kernel, device, block,
+//! thread and instruction.
 //!
 //! The fake reports the register counts of ptxas for the library's kernels, so their occupancy
 //! equals that on a GPU. Streams share hardware queues: if there are more streams
@@ -55,8 +68,12 @@
 //! `cuMemAlloc` on another device needs `cuCtxEnablePeerAccess`, virtual memory needs
 //! `cuMemSetAccess` for this device.
 //!
-//! Limits: the fake ignores the PTX code of a kernel and reads only its declarations. A block has
-//! one lane. A kernel that accesses freed memory crashes the process.
+//! Limits of native execution: the fake ignores the PTX code of a kernel and reads only its
+//! declarations. A block has one lane. A kernel that accesses freed memory crashes the process.
+//!
+//! Limits of emulation: those of [`fusewire_emulator`]. One machine executes all launches of a
+//! process, so only one of its threads executes instructions at a time. `griddepcontrol` has no
+//! effect, because launches of a stream complete in order.
 
 #![allow(non_snake_case)] // the names of cuda.h
 

@@ -46,7 +46,7 @@ pub(super) fn declare(
             })
             .collect();
         text.push_str(&format!(
-            "\n.visible .entry {name}(\n{}\n)\n.maxntid {}\n.minnctapersm 1\n{{\n\tret;\n}}\n",
+            "\n.visible .entry {name}(\n{}\n)\n.maxntid {}\n.minnctapersm 1\n{{\n\ttrap;\n}}\n",
             parameters.join(",\n"),
             kernel::most_threads(capability, &name)
         ));

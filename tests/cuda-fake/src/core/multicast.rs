@@ -341,7 +341,8 @@ impl Object {
         })
     }
 
-    /// Returns the addresses of the memory that all devices have bound at an offset.
+    /// Returns the addresses of the memory that all devices have bound at an offset, in the order
+    /// of the devices' UUIDs.
     pub(crate) fn replicas(
         &self,
         offset: u64,
@@ -360,9 +361,13 @@ impl Object {
                 found.then_some((id, binding))
             })
         };
-        (0..u64::from(self.devices))
-            .map(|member| {
-                let (id, binding) = find(member).ok_or_else(|| {
+        let mut members: Vec<_> = self.team().members.chunks_exact(2).enumerate().collect();
+        members.truncate(self.devices as usize);
+        members.sort_by_key(|(_, words)| [0, 1].map(|at| words[at].load(Ordering::Acquire)));
+        members
+            .into_iter()
+            .map(|(member, _)| {
+                let (id, binding) = find(member as u64).ok_or_else(|| {
                     format!(
                         "device {member} of the multicast object has no memory bound at offset \
                          {offset:#x}"
