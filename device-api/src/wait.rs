@@ -65,6 +65,9 @@ pub(crate) const BOUNDED: bool = !cfg!(fusewire_unbounded);
 /// Time after which a stalled wait compares its progress with that of its peers.
 const COMPARE_NS: u64 = 50_000;
 
+/// Maximum number of naps while another lane records a failure: about 40 ms on a GPU.
+const MOST_NAPS: u32 = 20_000;
+
 /// Bounds of one launch's waits.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitContext {
@@ -373,6 +376,22 @@ impl WaitContext {
         word != 0
     }
 
+    /// Waits until the lane that has claimed the failure record has written the abort word, and
+    /// reports this word to the host. That lane may belong to another launch. Without the wait,
+    /// this launch could end before the host has the failure, and would appear to have succeeded.
+    ///
+    /// The other lane waits for nothing between its claim and the abort word, so this wait ends.
+    /// The bound is for a lane that a driver has stopped in between.
+    #[cold]
+    fn await_abort(&self) {
+        for round in 0..MOST_NAPS {
+            if self.aborted() {
+                return;
+            }
+            self.nap(round);
+        }
+    }
+
     /// Stores the abort word where the host reads it. Several lanes may do so; the host keeps the
     /// first that it sees.
     #[cold]
@@ -556,6 +575,7 @@ impl WaitContext {
             let record = &raw mut (*state).failure;
             let claim = &raw mut (*record).state;
             if mem::compare_exchange_u64(claim, 0, 1, Order::AcqRel, Scope::System) != 0 {
+                self.await_abort();
                 return;
             }
             mem::write(
