@@ -1,10 +1,7 @@
 //! Integer, logical and comparison operations, and the common floating-point operations, on the
 //! registers of a warp.
 
-use crate::program::{LANES, Row};
-
-/// Computes an operation for the lanes of a mask. Other lanes of the result are unspecified.
-pub(crate) type AluFn = fn(&mut Row, [&Row; 3], u32);
+use crate::row::{AluFn, LANES, Row};
 
 /// Properties that `testp` tests.
 pub(crate) const TESTP: [&str; 6] = [

@@ -1,14 +1,9 @@
 //! Blocks: shared memory and barriers.
 
-use crate::launch::Grid;
 use crate::program::BarrierKind;
-use crate::warp::Warp;
 
 /// Number of barriers of a block.
 pub(crate) const BARRIERS: usize = 16;
-
-/// Fills shared memory, whose initial contents are undefined.
-const POISON: u8 = 0xcb;
 
 /// A barrier of a block.
 #[derive(Clone, Debug, Default)]
@@ -66,40 +61,6 @@ pub(crate) struct Shared {
     pub(crate) number: u64,
     /// Coordinates of the block in the grid.
     pub(crate) coordinates: [u32; 3],
-}
-
-/// A resident block.
-#[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) shared: Shared,
-    pub(crate) warps: Vec<Warp>,
-}
-
-impl Block {
-    /// Creates block `number` of a grid.
-    pub(crate) fn new(grid: &Grid, number: u64) -> Self {
-        let threads = grid.threads();
-        let [x, y, _] = grid.blocks.map(u64::from);
-        let bytes = grid.program.shared_bytes as usize + grid.dynamic_shared as usize;
-        let warps: Vec<Warp> = (0..threads.div_ceil(32))
-            .map(|warp| Warp::new(&grid.program, warp, (threads - warp * 32).min(32)))
-            .collect();
-        Self {
-            shared: Shared {
-                bytes: vec![POISON; bytes],
-                barriers: Default::default(),
-                live: warps.iter().map(|warp| warp.live).collect(),
-                threads,
-                number,
-                coordinates: [
-                    (number % x) as u32,
-                    (number / x % y) as u32,
-                    (number / x / y) as u32,
-                ],
-            },
-            warps,
-        }
-    }
 }
 
 impl Shared {

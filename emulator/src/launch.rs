@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use crate::block::Block;
+use crate::block::Shared;
 use crate::error::{Error, Result};
 use crate::memory::{Memory, View};
 use crate::module::LoadedModule;
 use crate::program::Program;
+use crate::warp::Warp;
 
 /// A launch of a kernel.
 #[derive(Clone, Debug)]
@@ -150,5 +151,42 @@ impl Grid {
     /// Returns true if all blocks have completed.
     pub(crate) fn is_complete(&self) -> bool {
         self.waiting.is_empty() && self.resident.is_empty()
+    }
+}
+
+/// Fills shared memory, whose initial contents are undefined.
+const POISON: u8 = 0xcb;
+
+/// A resident block.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) shared: Shared,
+    pub(crate) warps: Vec<Warp>,
+}
+
+impl Block {
+    /// Creates block `number` of a grid.
+    pub(crate) fn new(grid: &Grid, number: u64) -> Self {
+        let threads = grid.threads();
+        let [x, y, _] = grid.blocks.map(u64::from);
+        let bytes = grid.program.shared_bytes as usize + grid.dynamic_shared as usize;
+        let warps: Vec<Warp> = (0..threads.div_ceil(32))
+            .map(|warp| Warp::new(&grid.program, warp, (threads - warp * 32).min(32)))
+            .collect();
+        Self {
+            shared: Shared {
+                bytes: vec![POISON; bytes],
+                barriers: Default::default(),
+                live: warps.iter().map(|warp| warp.live).collect(),
+                threads,
+                number,
+                coordinates: [
+                    (number % x) as u32,
+                    (number / x % y) as u32,
+                    (number / x / y) as u32,
+                ],
+            },
+            warps,
+        }
     }
 }

@@ -179,6 +179,7 @@ mod module;
 mod program;
 mod ptx;
 mod report;
+mod row;
 mod warp;
 
 pub use arena::{Arg, Buffer, Gpus, Kernel};

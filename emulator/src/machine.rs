@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::block::Block;
 use crate::error::{Error, Hang, Result};
-use crate::launch::{Counts, Grid, Launch, Ticket};
+use crate::launch::{Block, Counts, Grid, Launch, Ticket};
 use crate::memory::Memory;
 use crate::module::LoadedModule;
 use crate::report;
@@ -37,7 +36,8 @@ pub enum IdleTime {
     /// Virtual time advances as fast as the host's clock. For launches that wait for the host or
     /// for other processes.
     Host,
-    /// Virtual time advances at once to the end of the shortest sleep, or by a microsecond.
+    /// Virtual time advances at once to the end of the shortest sleep, or, if threads poll, by at
+    /// least a microsecond in each round.
     Skip,
 }
 
@@ -80,8 +80,8 @@ pub struct Machine {
     changed: Condvar,
     memory: Arc<dyn Memory>,
     launches: AtomicU64,
-    /// Number of a launch whose machine has not started to run it.
-    held: AtomicU64,
+    /// Number of launches in `incoming`.
+    pending: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -111,7 +111,7 @@ impl Machine {
             changed: Condvar::new(),
             memory,
             launches: AtomicU64::new(0),
-            held: AtomicU64::new(0),
+            pending: AtomicU64::new(0),
         }
     }
 
@@ -155,7 +155,8 @@ impl Machine {
         }
         let tickets = grids.iter().map(|grid| Arc::clone(&grid.ticket)).collect();
         let mut incoming = lock(&self.incoming);
-        self.held.fetch_add(grids.len() as u64, Ordering::Release);
+        self.pending
+            .fetch_add(grids.len() as u64, Ordering::Release);
         incoming.append(&mut grids);
         Ok(tickets)
     }
@@ -189,9 +190,9 @@ impl Machine {
 
     fn run_until(&self, run: &mut Run, ticket: &Ticket) {
         while ticket.result().is_none() {
-            if self.held.load(Ordering::Acquire) > 0 {
+            if self.pending.load(Ordering::Acquire) > 0 {
                 let mut incoming = lock(&self.incoming);
-                self.held.store(0, Ordering::Release);
+                self.pending.store(0, Ordering::Release);
                 run.grids.append(&mut incoming);
                 run.progress += 1;
             }
@@ -243,7 +244,7 @@ const PATIENT_ROUNDS: u64 = 3;
 impl Run {
     /// Executes a slice of each warp. Returns true if a launch has ended.
     fn round(&mut self) -> bool {
-        let ended = self.admit();
+        self.admit();
         let before = self.progress;
         let mut order: Vec<(usize, usize, usize)> = Vec::new();
         let random = matches!(self.config.scheduler, Scheduler::Random(_));
@@ -303,7 +304,7 @@ impl Run {
         } else {
             self.rest();
         }
-        ended || removed
+        removed
     }
 
     /// Executes a slice of a warp: mostly the lanes with the lowest program counter, sometimes the
@@ -318,8 +319,8 @@ impl Run {
         executed + self.slice(grid, block, warp, Choice::Lane(nth, u32::MAX), SLICE / 4)
     }
 
-    /// Makes waiting blocks resident while the devices have room. Returns true if a launch ended.
-    fn admit(&mut self) -> bool {
+    /// Makes waiting blocks resident while the devices have room.
+    fn admit(&mut self) {
         let mut admitted = false;
         for grid in &mut self.grids {
             let used = self.used.entry(grid.device).or_default();
@@ -335,7 +336,6 @@ impl Run {
             }
         }
         self.progress += u64::from(admitted);
-        false
     }
 
     /// Executes a slice of a warp. Returns the number of executed instructions.
@@ -461,8 +461,9 @@ impl Run {
             }
             IdleTime::Skip => match wakes_at {
                 Some(until) if rounds < 1000 => self.now = self.now.max(until),
-                // Threads that poll for a long time wait for a timeout.
-                _ => self.now += 1000 + rounds,
+                // Threads that poll for a long time wait for a timeout. The step grows with the
+                // time that has passed, so that timeouts of any length end after few rounds.
+                _ => self.now += ((self.now - since_virtual) / 512).max(1000),
             },
         }
         let virtual_time = Duration::from_nanos(self.now - since_virtual);
@@ -505,7 +506,10 @@ impl Run {
             }
         }
         let hang = Arc::new(Hang {
-            summary: format!("{} launches make no progress", self.grids.len()),
+            summary: match self.grids.len() {
+                1 => "a launch makes no progress".to_owned(),
+                count => format!("{count} launches make no progress"),
+            },
             waits,
             seed: seed(&self.config),
         });

@@ -8,7 +8,7 @@ use crate::decode::decode;
 use crate::error::{Error, Result};
 use crate::memory::Range;
 use crate::program::{FUNCTION_BASE, Program};
-use crate::ptx::{Declarations, FunctionText, Initializer, shared_bytes};
+use crate::ptx::{FunctionText, Initializer, Source, shared_bytes};
 
 /// A parameter of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,10 +45,8 @@ impl Entry {
 
 /// A module: PTX text. Its kernels are decoded when they are first used.
 pub struct Module {
-    text: Arc<str>,
-    declarations: Declarations,
+    source: Source,
     entries: Vec<Entry>,
-    files: Arc<Vec<(u64, String)>>,
     programs: Mutex<HashMap<String, Arc<Program>>>,
 }
 
@@ -68,15 +66,17 @@ impl Module {
     /// # Errors
     /// Fails at the first declaration that is not PTX or is not supported, with its line.
     pub fn parse(text: &str) -> Result<Self> {
-        let declarations = Declarations::parse(text)?;
-        let entries = declarations.functions.iter().filter(|it| it.is_entry);
+        let source = Source::parse(text)?;
+        let entries = source
+            .declarations
+            .functions
+            .iter()
+            .filter(|it| it.is_entry);
         Ok(Self {
             entries: entries
-                .map(|function| entry(function, &declarations, text))
+                .map(|function| entry(function, &source))
                 .collect::<Result<_>>()?,
-            text: text.into(),
-            files: Arc::new(declarations.files.clone()),
-            declarations,
+            source,
             programs: Mutex::default(),
         })
     }
@@ -102,22 +102,22 @@ impl Module {
 
     /// Returns the PTX version times ten.
     pub fn version(&self) -> u32 {
-        self.declarations.version
+        self.source.declarations.version
     }
 
     /// Returns the target of the module: 90 for `sm_90` and `sm_90a`.
     pub fn target(&self) -> u32 {
-        self.declarations.target
+        self.source.declarations.target
     }
 
     /// Returns true if the module runs only on its target, such as `sm_90a`.
     pub fn is_exact(&self) -> bool {
-        self.declarations.exact
+        self.source.declarations.exact
     }
 
     /// Returns the names of the external functions.
     pub fn external_functions(&self) -> impl Iterator<Item = &str> {
-        let functions = self.declarations.functions.iter();
+        let functions = self.source.declarations.functions.iter();
         functions
             .filter(|it| it.is_external)
             .map(|function| function.name.as_str())
@@ -128,32 +128,17 @@ impl Module {
         if let Some(program) = programs.get(kernel) {
             return Ok(Arc::clone(program));
         }
-        let program = Arc::new(decode(self, kernel)?);
+        let program = Arc::new(decode(&self.source, kernel)?);
         programs.insert(kernel.to_owned(), Arc::clone(&program));
         Ok(program)
     }
-
-    pub(crate) fn declarations(&self) -> &Declarations {
-        &self.declarations
-    }
-
-    pub(crate) fn files(&self) -> &Arc<Vec<(u64, String)>> {
-        &self.files
-    }
-
-    pub(crate) fn text(&self) -> &Arc<str> {
-        &self.text
-    }
-
-    pub(crate) fn source(&self) -> &str {
-        &self.text
-    }
 }
 
-fn entry(function: &FunctionText, declarations: &Declarations, text: &str) -> Result<Entry> {
+fn entry(function: &FunctionText, source: &Source) -> Result<Entry> {
     let (range, _) = function.body.clone().unwrap_or_default();
-    let body = &text[range];
-    let used = declarations
+    let body = &source.text[range];
+    let used = source
+        .declarations
         .shared
         .iter()
         .filter(|it| body.contains(&it.name));
@@ -193,7 +178,7 @@ impl LoadedModule {
     /// # Errors
     /// Fails if an initial value is the address of a function or of an unknown variable.
     pub fn new(module: &Arc<Module>, device: u32) -> Result<Self> {
-        let variables = &module.declarations.globals;
+        let variables = &module.source.declarations.globals;
         let mut loaded = Self {
             module: Arc::clone(module),
             device,
@@ -216,7 +201,7 @@ impl LoadedModule {
                     }
                     Initializer::Float(bits) => *bits,
                     Initializer::Address(name, offset, _) => {
-                        let functions = &module.declarations.functions;
+                        let functions = &module.source.declarations.functions;
                         let start = if let Some(found) =
                             variables.iter().position(|it| it.name == *name)
                         {
@@ -226,7 +211,7 @@ impl LoadedModule {
                             FUNCTION_BASE + found as u64
                         } else {
                             return Err(Error::syntax(
-                                0,
+                                variable.line,
                                 format!(
                                     "the initial value of {} is the address of {name}, which is \
                                      not a variable or function",
@@ -256,13 +241,13 @@ impl LoadedModule {
 
     /// Returns the address of a variable by its number.
     pub(crate) fn address(&self, variable: usize) -> u64 {
-        let align = u64::from(self.module.declarations.globals[variable].align);
+        let align = u64::from(self.module.source.declarations.globals[variable].align);
         (self.storage[variable].as_ptr() as u64).next_multiple_of(align)
     }
 
     /// Returns the ranges of the variables.
     pub(crate) fn ranges(&self) -> Vec<Range> {
-        let variables = self.module.declarations.globals.iter().enumerate();
+        let variables = self.module.source.declarations.globals.iter().enumerate();
         let range = |(at, variable): (usize, &crate::ptx::Variable)| Range {
             start: self.address(at),
             end: self.address(at) + u64::from(variable.bytes),

@@ -2,15 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::alu::AluFn;
 use crate::float::{Arith, Format, Modifiers};
-
-/// Number of lanes of a warp.
-pub(crate) const LANES: usize = 32;
-
-/// A register of all lanes of a warp. Values narrower than 64 bits are zero-extended; predicates
-/// are 0 or 1.
-pub(crate) type Row = [u64; LANES];
+use crate::row::{AluFn, Row};
 
 /// A destination register.
 pub(crate) type Reg = u32;
@@ -385,7 +378,7 @@ pub(crate) struct Inst {
     pub(crate) location: u32,
 }
 
-/// How an instruction uses a register.
+/// The use of a register by an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Use,

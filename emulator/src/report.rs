@@ -1,8 +1,7 @@
 //! Descriptions of what the threads of a block wait for.
 
-use crate::block::Block;
-use crate::launch::Grid;
-use crate::program::LANES;
+use crate::launch::{Block, Grid};
+use crate::row::LANES;
 use crate::warp::{Wait, lanes};
 
 /// Describes what the threads of a block wait for: one line for each group of threads of a warp at
@@ -21,7 +20,6 @@ pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
                 .fold(0u32, |mask, lane| mask | 1 << lane);
             rest &= !same;
             let inst = &grid.program.code[warp.pcs[first] as usize];
-            let thread = number * LANES + first;
             let event = match warp.waits[first] {
                 Wait::Barrier(id, _) => {
                     let barrier = &block.shared.barriers[usize::from(id)];
@@ -47,7 +45,7 @@ pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
                             poll.size, poll.address, poll.value
                         )
                     }
-                    None => "nothing: the threads execute instructions".to_owned(),
+                    None => "no event: they are executing instructions".to_owned(),
                 },
             };
             let source = grid
@@ -55,12 +53,11 @@ pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
                 .source(inst)
                 .map_or(String::new(), |it| format!(" ({it})"));
             lines.push(format!(
-                "kernel {}, device {}, block {}, {} threads from {thread}, PTX line {} `{}`{source} \
-                 wait for {event}",
+                "kernel {}, device {}, block {}, {}, PTX line {} `{}`{source}: wait for {event}",
                 grid.program.name,
                 grid.device,
                 block.shared.number,
-                same.count_ones(),
+                threads(number * LANES, same),
                 inst.line,
                 grid.program.line_text(inst.line),
             ));
@@ -76,4 +73,22 @@ fn kind(wait: Wait) -> u64 {
         Wait::Barrier(id, _) => 1 + u64::from(id),
         Wait::Mask(mask) => 1 << 32 | u64::from(mask),
     }
+}
+
+/// Describes the threads of the lanes `mask` of a warp: ranges of numbers in the block.
+fn threads(first: usize, mask: u32) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for lane in lanes(mask) {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == lane => *last = lane,
+            _ => ranges.push((lane, lane)),
+        }
+    }
+    let texts = ranges
+        .into_iter()
+        .map(|(start, end)| match (start + first, end + first) {
+            (start, end) if start == end => format!("{start}"),
+            (start, end) => format!("{start} to {end}"),
+        });
+    format!("threads {}", texts.collect::<Vec<_>>().join(", "))
 }

@@ -457,11 +457,11 @@ fn a_missing_warp_hangs() {
         text.contains("barrier 5, 64 of 96 threads have arrived"),
         "{text}"
     );
-    assert!(hang.waits[0].contains("32 threads from 0,"), "{text}");
+    assert!(hang.waits[0].contains("threads 0 to 31,"), "{text}");
     assert!(hang.waits[0].contains("a change of the 4 bytes"), "{text}");
-    assert!(hang.waits[1].contains("32 threads from 32,"), "{text}");
+    assert!(hang.waits[1].contains("threads 32 to 63,"), "{text}");
     assert!(hang.waits[1].contains("line 7 `bar.sync 5;`"), "{text}");
-    assert!(hang.waits[2].contains("32 threads from 64,"), "{text}");
+    assert!(hang.waits[2].contains("threads 64 to 95,"), "{text}");
 }
 
 #[test]

@@ -5,4 +5,4 @@ mod lexer;
 mod module;
 
 pub(crate) use body::{Body, Item, Operand, Statement};
-pub(crate) use module::{Declarations, FunctionText, Initializer, Variable, shared_bytes};
+pub(crate) use module::{FunctionText, Initializer, Source, Variable, shared_bytes};

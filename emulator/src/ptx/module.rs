@@ -1,6 +1,7 @@
 //! Declarations of a module: variables and functions.
 
 use core::ops::Range;
+use std::sync::Arc;
 
 use super::lexer::{Lexer, Token};
 use crate::error::{Error, Result};
@@ -29,6 +30,8 @@ pub(crate) enum Initializer {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Variable {
     pub(crate) name: String,
+    /// Line of the declaration.
+    pub(crate) line: u32,
     pub(crate) align: u32,
     /// Size of an element in bytes.
     pub(crate) element: u32,
@@ -68,8 +71,31 @@ pub(crate) struct Declarations {
     /// Variables in shared memory, outside of functions.
     pub(crate) shared: Vec<Variable>,
     pub(crate) functions: Vec<FunctionText>,
+    files: Vec<(u64, String)>,
+}
+
+/// PTX text with its declarations.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) text: Arc<str>,
+    pub(crate) declarations: Declarations,
     /// Names of the source files by their numbers in `.loc`.
-    pub(crate) files: Vec<(u64, String)>,
+    pub(crate) files: Arc<Vec<(u64, String)>>,
+}
+
+impl Source {
+    /// Reads the declarations of a module.
+    ///
+    /// # Errors
+    /// Fails at the first token that is not PTX.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let mut declarations = Declarations::parse(text)?;
+        Ok(Self {
+            text: text.into(),
+            files: Arc::new(core::mem::take(&mut declarations.files)),
+            declarations,
+        })
+    }
 }
 
 /// Returns the size in bytes of a fundamental type such as `.b32`.
@@ -89,7 +115,7 @@ impl Declarations {
     ///
     /// # Errors
     /// Fails at the first token that is not PTX.
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+    fn parse(text: &str) -> Result<Self> {
         let mut lexer = Lexer::new(text, 1)?;
         let mut module = Self::default();
         let mut external = false;
@@ -219,6 +245,7 @@ pub(crate) fn variables(lexer: &mut Lexer<'_>) -> Result<Vec<Variable>> {
         return lexer.error("expected the type of a variable");
     }
     loop {
+        let line = lexer.line();
         let name = lexer.name()?.to_owned();
         let mut bytes = element;
         while lexer.accept(b'[')? {
@@ -243,6 +270,7 @@ pub(crate) fn variables(lexer: &mut Lexer<'_>) -> Result<Vec<Variable>> {
         }
         variables.push(Variable {
             name,
+            line,
             align: align.max(element).max(1),
             element,
             bytes,

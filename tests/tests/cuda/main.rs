@@ -2,6 +2,7 @@
 //! executing fake of the driver replaces `libcuda.so.1`.
 
 mod calls;
+mod emulated;
 mod peers;
 mod several;
 mod shapes;

@@ -3,8 +3,8 @@
 //! All processes with a handle to an object share the memory file of its team, which lists the
 //! bindings of all devices. The address range of the object can be reserved and mapped, but not
 //! accessed. Native kernels access the memory of each device through its unicast address. The
-//! emulator executes `multimem` instructions on the bound memory of all devices: it opens the memory
-//! files of other processes through `/proc`.
+//! emulator executes `multimem` instructions on the bound memory of all devices. It opens the
+//! memory files of other processes through `/proc`.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::BTreeMap;

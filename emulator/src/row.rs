@@ -1,0 +1,11 @@
+//! Registers of all lanes of a warp.
+
+/// Number of lanes of a warp.
+pub(crate) const LANES: usize = 32;
+
+/// A register of all lanes of a warp. Values narrower than 64 bits are zero-extended; predicates
+/// are 0 or 1.
+pub(crate) type Row = [u64; LANES];
+
+/// Computes an operation for the lanes of a mask. Other lanes of the result are unspecified.
+pub(crate) type AluFn = fn(&mut Row, [&Row; 3], u32);
