@@ -34,7 +34,7 @@ impl SeededBug {
     }
 
     /// Returns the output that the kernel must write if its error is disabled.
-    fn expected(self) -> Vec<u32> {
+    pub fn expected(self) -> Vec<u32> {
         let other = |lane| match self {
             Self::Race { .. } => (lane + LANES / 2) % LANES,
             Self::Divergence { .. } => lane,
@@ -42,7 +42,11 @@ impl SeededBug {
         (0..LANES).map(other).collect()
     }
 
-    fn launch(self, comm: &Communicator) -> Result<Vec<u32>> {
+    /// Launches the kernel and returns its output.
+    ///
+    /// # Errors
+    /// Returns the errors of the launch and of the kernel.
+    pub fn launch(self, comm: &Communicator) -> Result<Vec<u32>> {
         let out = tensor(DType::U32, LANES as usize)?;
         let attributes = LaunchAttributes {
             blocks: 1,

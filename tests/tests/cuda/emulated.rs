@@ -5,17 +5,21 @@ use std::collections::BTreeSet;
 use std::ffi::CString;
 
 use fusewire::gpu::driver::Properties;
-use fusewire::{Algorithm, DType, Error, ReduceOp};
+use fusewire::{
+    Algorithm, Communicator, DType, Device, Options, ReduceOp, Result, VocabParallel,
+    run_threads_each,
+};
 use fusewire_kernels::KERNELS;
-use fusewire_tests::device::{run_threads, separate_gpus, tensor};
+use fusewire_tests::device::{device_of, run_threads, separate_gpus, stream, tensor};
 use fusewire_tests::fake::Fake;
 use fusewire_tests::mix::Mix;
-use fusewire_tests::process::Host;
+use fusewire_tests::oracle;
+use fusewire_tests::process::{Host, role};
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Setup, Threads};
 use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 
-use super::{on_fake, options, run};
+use super::{on_fake, options, rank_1_never_launches, run};
 
 /// Environment of all tests: the emulator executes kernels on eight devices, with blocks of at most
 /// 64 threads.
@@ -60,13 +64,20 @@ fn every_kernel(is_absent: impl Fn(&str) -> bool) {
         }
     }
     mix();
+    for result in run_threads(3, &Options::default(), |comm| overlapped(&comm)) {
+        result.expect("all ranks");
+    }
+    assert_eq!(fused(fusewire_tests::device()), fused(Device::Cpu));
     let fake = Fake::open().expect("the fake");
     let count = |name: &str| fake.launch_count(&CString::new(name).expect("a name"));
     let kernels = KERNELS.iter().copied().flatten().map(|kernel| kernel.name);
     let missing: BTreeSet<&str> = kernels
         .filter(|name| !is_absent(name) && count(name) == 0)
         .collect();
-    assert!(missing.is_empty(), "kernels that were not launched: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "kernels that were not launched: {missing:?}"
+    );
 }
 
 /// Issues all operations on three ranks, eagerly and by replays of a graph.
@@ -93,6 +104,87 @@ fn mix() {
     }
 }
 
+/// Runs the operations with a ready flag for each chunk or tile, for each type that they support.
+fn overlapped(comm: &Communicator) -> Result<()> {
+    const COUNT: usize = 1000;
+    const CHUNK: usize = 300;
+    let ranks = comm.size() as usize;
+    let other = stream();
+    for dtype in [DType::F32, DType::F16, DType::Bf16, DType::I32] {
+        let fill = |rank: usize, count: usize| oracle::fill(dtype, rank as u32, 3, count);
+        let x = tensor(dtype, COUNT)?;
+        let all = tensor(dtype, ranks * COUNT)?;
+        x.copy_from_bytes(&fill(comm.rank() as usize, COUNT))?;
+        let flags = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
+        // SAFETY: the host accesses the tensors only after the operation has completed.
+        let work = unsafe { comm.all_gather_with_flags_async(&other, &all, &x, &flags, CHUNK)? };
+        for index in 0..flags.len() {
+            flags.stream_wait(&other, index)?;
+        }
+        other.synchronize()?;
+        work.wait_blocking()?;
+        let expected: Vec<u8> = (0..ranks).flat_map(|rank| fill(rank, COUNT)).collect();
+        assert_eq!(all.to_bytes()?, expected, "{dtype:?}");
+
+        let sums = tensor(dtype, COUNT)?;
+        let tiles = comm.ready_flags(comm.chunks(COUNT, CHUNK))?;
+        let op = ReduceOp::Sum;
+        // SAFETY: the input was written before, and its words follow.
+        let work = unsafe {
+            comm.reduce_scatter_on_arrival_async(&other, &sums, &all, &tiles, CHUNK, 1, op)?
+        };
+        for index in 0..tiles.len() {
+            tiles.stream_write(&other, index, 1)?;
+        }
+        work.wait_blocking()?;
+        other.synchronize()?;
+        let whole = tensor(dtype, COUNT)?;
+        comm.reduce_scatter_single(&whole, &all, op)?;
+        assert_eq!(sums.to_bytes()?, whole.to_bytes()?, "{dtype:?}");
+    }
+    Ok(())
+}
+
+/// Returns the results of vocabulary-parallel sampling for each type, and of a quantized
+/// reduce_scatter, on three ranks.
+fn fused(device: Device) -> Vec<Vec<u8>> {
+    const ROWS: usize = 3;
+    const COLUMNS: usize = 200;
+    const TOP: usize = 4;
+    let device_of = |rank| {
+        if device.is_gpu() {
+            device_of(rank)
+        } else {
+            device
+        }
+    };
+    let ranks = run_threads_each(device_of, "fusewire", 3, &Options::default(), |comm| {
+        let mut out = Vec::new();
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let logits = comm.alloc(dtype, ROWS * COLUMNS)?;
+            logits.copy_from_bytes(&oracle::fill(dtype, comm.rank(), 8, ROWS * COLUMNS))?;
+            let (top, sums) = (
+                comm.alloc(DType::U64, ROWS * TOP)?,
+                comm.alloc(DType::F32, ROWS)?,
+            );
+            comm.vocab_parallel(
+                &VocabParallel::new(&logits, ROWS, comm.size() as usize * COLUMNS)
+                    .with_top_k(TOP, &top)
+                    .with_log_sum_exp(&sums),
+            )?;
+            out.extend([top.to_bytes()?, sums.to_bytes()?]);
+        }
+        let input = comm.alloc(DType::F32, 3 * 700)?;
+        input.copy_from_bytes(&oracle::fill(DType::F32, comm.rank(), 9, 3 * 700))?;
+        let output = comm.alloc(DType::F32, 700)?;
+        comm.reduce_scatter_quantized(&output, &input, ReduceOp::Sum, 5)?;
+        out.push(output.to_bytes()?);
+        Ok(out)
+    });
+    let ranks = ranks.into_iter().map(|rank| rank.expect("all ranks"));
+    ranks.flatten().collect()
+}
+
 #[test]
 fn every_kernel_of_sm_90() {
     let environment = [("FUSEWIRE_CUDA_FAKE_MULTICAST", "1")];
@@ -108,4 +200,141 @@ fn every_kernel_of_sm_80() {
         // Multicast objects need sm_90.
         every_kernel(|name| name.contains("_nvls"));
     });
+}
+
+#[test]
+fn schedules_do_not_change_results() {
+    for schedule in ["random:1", "random:2", "starve:1", "starve:*:0"] {
+        let environment = [("FUSEWIRE_CUDA_FAKE_SCHEDULER", schedule)];
+        on_emulator("schedules_do_not_change_results", &environment, || {
+            let setup = Setup {
+                blocks: 2,
+                ..Setup::new(3)
+            };
+            run(&Threads, setup, "core");
+        });
+        if role().is_some() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn ranks_as_processes() {
+    if Processes::child() {
+        return;
+    }
+    let environment = [("FUSEWIRE_CUDA_FAKE_MULTICAST", "1")];
+    on_emulator("ranks_as_processes", &environment, || {
+        let runner = Processes {
+            test: "emulated::ranks_as_processes",
+            host: Host::Parent,
+        };
+        run(&runner, Setup::new(2), "core");
+        let setup = Setup {
+            algorithm: Algorithm::Nvls,
+            ..Setup::new(2)
+        };
+        run(&runner, setup, "nvls");
+    });
+}
+
+#[test]
+fn a_rank_that_never_launches_is_named() {
+    on_emulator(
+        "a_rank_that_never_launches_is_named",
+        &[],
+        rank_1_never_launches,
+    );
+}
+
+/// Kernels of the crate `seeded-bugs`, written by hand: `seeded_race` exchanges lane numbers
+/// through shared memory if `ordered` is not 0, else it writes after the end of `out`;
+/// `seeded_divergence` executes a barrier in the lanes below `limit`.
+const SEEDED: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry seeded_race(.param .u32 ordered, .param .u64 out)
+{
+	.reg .pred %p<2>;
+	.reg .b32 %r<6>;
+	.reg .b64 %rd<4>;
+	.shared .align 4 .b8 cells[256];
+	ld.param.u32 %r1, [ordered];
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r2, %tid.x;
+	shl.b32 %r3, %r2, 2;
+	cvt.u64.u32 %rd2, %r3;
+	mov.u64 %rd3, cells;
+	add.s64 %rd3, %rd3, %rd2;
+	st.shared.u32 [%rd3], %r2;
+	bar.sync 0;
+	xor.b32 %r3, %r3, 128;
+	cvt.u64.u32 %rd3, %r3;
+	mov.u64 %rd1, cells;
+	add.s64 %rd3, %rd3, %rd1;
+	ld.shared.u32 %r4, [%rd3];
+	ld.param.u64 %rd1, [out];
+	add.s64 %rd1, %rd1, %rd2;
+	setp.eq.u32 %p1, %r1, 0;
+	@%p1 add.s64 %rd1, %rd1, 0x100000000000;
+	st.global.u32 [%rd1], %r4;
+	ret;
+}
+.visible .entry seeded_divergence(.param .u32 limit, .param .u64 out)
+{
+	.reg .pred %p<2>;
+	.reg .b32 %r<6>;
+	.reg .b64 %rd<4>;
+	ld.param.u32 %r1, [limit];
+	ld.param.u64 %rd1, [out];
+	mov.u32 %r2, %tid.x;
+	setp.ge.u32 %p1, %r2, %r1;
+	@%p1 bra AFTER;
+	bar.sync 0;
+AFTER:
+	mul.wide.u32 %rd2, %r2, 4;
+	add.s64 %rd1, %rd1, %rd2;
+	st.global.u32 [%rd1], %r2;
+	ret;
+}
+";
+
+#[test]
+fn faults_of_user_kernels_are_errors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("seeded-bugs.sm_80.ptx"), SEEDED).expect("an image");
+    let path = folder.path().display().to_string();
+    let environment = [("FUSEWIRE_IMAGES", path.as_str())];
+    let cases = [
+        ("right", SeededBug::Race { ordered: true }, None),
+        ("address", SeededBug::Race { ordered: false }, Some("700")),
+        (
+            "barrier",
+            SeededBug::Divergence { limit: LANES - 5 },
+            Some("719"),
+        ),
+        ("whole", SeededBug::Divergence { limit: LANES }, None),
+    ];
+    for (name, ..) in cases {
+        let environment = [environment[0], ("CASE", name)];
+        on_emulator("faults_of_user_kernels_are_errors", &environment, || {
+            let case = std::env::var("CASE").expect("set by the parent");
+            let (_, bug, code) = cases.into_iter().find(|it| it.0 == case).expect("a case");
+            for result in run_threads(1, &options(), |comm| Ok(bug.launch(&comm))) {
+                match (result.expect("a communicator"), code) {
+                    (Ok(output), None) => assert_eq!(output, bug.expected()),
+                    (Err(error), Some(code)) => {
+                        let text = error.to_string();
+                        assert!(text.contains(code), "{bug:?}: {text}");
+                    }
+                    (result, _) => panic!("{bug:?}: {result:?}"),
+                }
+            }
+        });
+        if role().is_some() {
+            return;
+        }
+    }
 }
