@@ -250,7 +250,7 @@ fn a_rank_that_never_launches_is_named() {
 
 /// Kernels of the crate `seeded-bugs`, written by hand: `seeded_race` exchanges lane numbers
 /// through shared memory if `ordered` is not 0, else it writes after the end of `out`;
-/// `seeded_divergence` executes a barrier in the lanes below `limit`.
+/// `seeded_divergence` executes a barrier in the lanes below `limit`, and another one in all lanes.
 const SEEDED: &str = "
 .version 8.0
 .target sm_80
@@ -297,6 +297,7 @@ AFTER:
 	mul.wide.u32 %rd2, %r2, 4;
 	add.s64 %rd1, %rd1, %rd2;
 	st.global.u32 [%rd1], %r2;
+	bar.sync 0;
 	ret;
 }
 ";

@@ -1,6 +1,6 @@
 //! Address space of the devices: mapped ranges and their access rights.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
@@ -192,16 +192,25 @@ static REMOVED: AtomicU64 = AtomicU64::new(0);
 /// Read-locked while the emulator executes a slice, write-locked while ranges are removed.
 static EMULATION: RwLock<()> = RwLock::new(());
 
+/// Number of threads that wait for [`EMULATION`] to remove ranges.
+static REMOVING: AtomicU32 = AtomicU32::new(0);
+
 /// Waits until the emulator executes no slice. Call this function before locking the address
 /// space, and keep the guard while ranges or access rights are removed.
 fn removing() -> RwLockWriteGuard<'static, ()> {
+    REMOVING.fetch_add(1, Ordering::AcqRel);
     let guard = EMULATION.write().unwrap_or_else(PoisonError::into_inner);
+    REMOVING.fetch_sub(1, Ordering::AcqRel);
     REMOVED.fetch_add(1, Ordering::Release);
     guard
 }
 
-/// Runs a slice of the emulator. Ranges are removed only between slices.
+/// Runs a slice of the emulator. Ranges are removed only between slices. Threads that wait to
+/// remove ranges go first, because the emulator locks again at once after each slice.
 pub(crate) fn hold(slice: &mut dyn FnMut()) {
+    while REMOVING.load(Ordering::Acquire) > 0 {
+        std::thread::yield_now();
+    }
     let _guard = EMULATION.read().unwrap_or_else(PoisonError::into_inner);
     slice();
 }
