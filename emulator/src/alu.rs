@@ -233,19 +233,19 @@ pub(crate) fn integer(base: &str, modifiers: &[&str]) -> Option<AluFn> {
         ("mad", ["hi"]) => Some(match kind {
             "u32" => {
                 typed!(u32, u32; a, b, c =>
-                    ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c))
+                    (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c))
             }
             "s32" => {
                 typed!(i32, u32; a, b, c =>
-                    ((i64::from(a) * i64::from(b) >> 32) as i32).wrapping_add(c))
+                    (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c))
             }
             "u64" => {
                 typed!(u64, u64; a, b, c =>
-                    ((u128::from(a) * u128::from(b) >> 64) as u64).wrapping_add(c))
+                    (((u128::from(a) * u128::from(b)) >> 64) as u64).wrapping_add(c))
             }
             "s64" => {
                 typed!(i64, u64; a, b, c =>
-                    ((i128::from(a) * i128::from(b) >> 64) as i64).wrapping_add(c))
+                    (((i128::from(a) * i128::from(b)) >> 64) as i64).wrapping_add(c))
             }
             _ => return None,
         }),
@@ -481,7 +481,13 @@ macro_rules! compare {
 }
 
 /// Returns the comparison `name` of a type. The result is 0 or 1.
-#[allow(clippy::neg_cmp_op_on_partial_ord, clippy::nonminimal_bool)] // unordered comparisons
+// Comparisons with NaN are unordered.
+#[allow(
+    clippy::double_comparisons,
+    clippy::neg_cmp_op_on_partial_ord,
+    clippy::nonminimal_bool,
+    clippy::overly_complex_bool_expr
+)]
 pub(crate) fn comparison(name: &str, kind: &str) -> Option<AluFn> {
     let float = kind.starts_with('f');
     match name {

@@ -1,6 +1,6 @@
 //! Register allocation: virtual registers whose lifetimes do not overlap share a row.
 
-use std::cmp::Reverse;
+use core::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::program::{Inst, Op, Reg, Role};

@@ -1,8 +1,8 @@
 //! The machine: runs the launches of all devices, one slice of a warp after another.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -378,7 +378,7 @@ impl Run {
             }
             Err(mut fault) => {
                 fault.seed = seed(&self.config);
-                end(grid, &mut self.used, Err(Error::Fault(Arc::new(fault))));
+                end(grid, &mut self.used, Err(Error::Fault(fault.into())));
                 self.progress += 1;
                 0
             }

@@ -270,7 +270,7 @@ impl Warp {
         env: &mut Env<'_>,
         choice: Choice,
         budget: u32,
-    ) -> Result<u32, Fault> {
+    ) -> Result<u32, Box<Fault>> {
         self.wake(env);
         let mut executed = 0;
         let mut values = [0; LANES];
@@ -319,8 +319,8 @@ impl Warp {
         }
     }
 
-    fn fault(&self, env: &Env<'_>, inst: &Inst, problem: Problem) -> Fault {
-        Fault {
+    fn fault(&self, env: &Env<'_>, inst: &Inst, problem: Problem) -> Box<Fault> {
+        Box::new(Fault {
             kind: problem.kind,
             detail: problem.detail,
             site: self.site(
@@ -331,7 +331,7 @@ impl Warp {
                 problem.lane,
             ),
             seed: None,
-        }
+        })
     }
 
     /// Describes an instruction and a lane that executes it.

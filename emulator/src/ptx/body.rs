@@ -15,7 +15,7 @@ pub(crate) enum Operand<'a> {
     /// `[base+offset]`. The base is `None` for an absolute address.
     Memory(Option<&'a str>, i64),
     /// `{a, b, ..}` or `(a, b, ..)`.
-    List(Vec<Operand<'a>>),
+    List(Vec<Self>),
     /// `a|b`.
     Pair(&'a str, &'a str),
     /// `!a`.

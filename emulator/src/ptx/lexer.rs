@@ -40,10 +40,11 @@ impl Token<'_> {
 pub(crate) struct Lexer<'a> {
     text: &'a str,
     at: usize,
-    line: u32,
+    /// Line of the position `at`.
+    at_line: u32,
     /// The next token, and the line in which it starts.
     next: Token<'a>,
-    next_line: u32,
+    line: u32,
 }
 
 fn starts_name(byte: u8) -> bool {
@@ -60,9 +61,9 @@ impl<'a> Lexer<'a> {
         let mut lexer = Self {
             text,
             at: 0,
-            line,
+            at_line: line,
             next: Token::End,
-            next_line: line,
+            line,
         };
         lexer.advance()?;
         Ok(lexer)
@@ -70,7 +71,7 @@ impl<'a> Lexer<'a> {
 
     /// Returns the line of the next token.
     pub(crate) fn line(&self) -> u32 {
-        self.next_line
+        self.line
     }
 
     /// Returns the next token without consuming it.
@@ -80,7 +81,7 @@ impl<'a> Lexer<'a> {
 
     /// Returns an error at the next token.
     pub(crate) fn error<T>(&self, detail: impl Into<String>) -> Result<T> {
-        Err(Error::syntax(self.next_line, detail))
+        Err(Error::syntax(self.line, detail))
     }
 
     /// Consumes the next token.
@@ -150,7 +151,7 @@ impl<'a> Lexer<'a> {
         if self.next != Token::Mark(b'{') {
             return self.error(format!("expected a body, found {}", self.next.describe()));
         }
-        let (start, line) = (self.at, self.line);
+        let (start, line) = (self.at, self.at_line);
         let mut depth = 1usize;
         let bytes = self.text.as_bytes();
         while depth > 0 {
@@ -160,7 +161,7 @@ impl<'a> Lexer<'a> {
                 }
                 Some(b'{') => depth += 1,
                 Some(b'}') => depth -= 1,
-                Some(b'\n') => self.line += 1,
+                Some(b'\n') => self.at_line += 1,
                 Some(b'/') if matches!(bytes.get(self.at + 1), Some(b'/' | b'*')) => {
                     self.comment()?;
                     continue;
@@ -168,7 +169,7 @@ impl<'a> Lexer<'a> {
                 Some(b'"') => {
                     let rest = &self.text[self.at + 1..];
                     let Some(length) = rest.find('"') else {
-                        return Err(Error::syntax(self.line, "the string does not end"));
+                        return Err(Error::syntax(self.at_line, "the string does not end"));
                     };
                     self.at += length + 1;
                 }
@@ -188,10 +189,10 @@ impl<'a> Lexer<'a> {
             self.at += rest.find('\n').unwrap_or(rest.len());
         } else {
             let Some(length) = rest[2..].find("*/") else {
-                return Err(Error::syntax(self.line, "the comment does not end"));
+                return Err(Error::syntax(self.at_line, "the comment does not end"));
             };
             let comment = &rest[..length + 4];
-            self.line += comment.bytes().filter(|byte| *byte == b'\n').count() as u32;
+            self.at_line += comment.bytes().filter(|byte| *byte == b'\n').count() as u32;
             self.at += comment.len();
         }
         Ok(())
@@ -202,7 +203,7 @@ impl<'a> Lexer<'a> {
         loop {
             match bytes.get(self.at) {
                 Some(b'\n') => {
-                    self.line += 1;
+                    self.at_line += 1;
                     self.at += 1;
                 }
                 Some(b' ' | b'\t' | b'\r' | 0) => self.at += 1,
@@ -212,7 +213,7 @@ impl<'a> Lexer<'a> {
                 _ => break,
             }
         }
-        self.next_line = self.line;
+        self.line = self.at_line;
         let start = self.at;
         let Some(&first) = bytes.get(start) else {
             self.next = Token::End;
@@ -238,14 +239,14 @@ impl<'a> Lexer<'a> {
         if first == b'"' {
             let rest = &self.text[start + 1..];
             let Some(length) = rest.find('"') else {
-                return Err(Error::syntax(self.line, "the string does not end"));
+                return Err(Error::syntax(self.at_line, "the string does not end"));
             };
             self.at = start + length + 2;
             self.next = Token::Text(&rest[..length]);
             return Ok(());
         }
         if !first.is_ascii() {
-            return Err(Error::syntax(self.line, "a character that is not ASCII"));
+            return Err(Error::syntax(self.at_line, "a character that is not ASCII"));
         }
         self.at += 1;
         self.next = Token::Mark(first);
@@ -263,7 +264,7 @@ impl<'a> Lexer<'a> {
                 .count();
             (u64::from_str_radix(&text[..length], radix).ok(), length)
         };
-        let invalid = || Error::syntax(self.line, "an invalid number");
+        let invalid = || Error::syntax(self.at_line, "an invalid number");
         let prefix = rest.get(..2).unwrap_or("");
         let (token, mut length) = match prefix {
             "0f" | "0F" | "0d" | "0D" => {

@@ -56,74 +56,9 @@ pub(super) fn declare(
 
 #[cfg(test)]
 mod tests {
+    use fusewire_emulator::Module;
+
     use super::*;
-
-    const HEAD: &str = ".version 8.6\n.target sm_90a\n.address_size 64\n";
-
-    fn parse(body: &str) -> PtxResult<Image> {
-        Image::parse(&format!("{HEAD}{body}"))
-    }
-
-    #[test]
-    fn entries_with_offsets_and_attributes() {
-        let image = parse(
-            "// a comment with .entry nothing(\n\
-             .extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
-             .shared .align 128 .b8 scratch[64];\n\
-             .visible .entry first(\n .param .u64 .ptr .global .align 16 a,\n .param .u32 b,\n\
-             .param .align 16 .b8 c[20],\n .param .f16 d)\n.maxntid 16, 8\n\
-             { mov.b64 %rd1, scratch; { } ret; }\n\
-             .visible .entry second()\n{ /* } */ ret; }\n",
-        )
-        .unwrap();
-        assert_eq!((image.version, image.target, image.exact), (86, 90, true));
-        assert_eq!(image.unresolved, [""; 0]);
-        let first = image.entry("first").unwrap();
-        let parameters: Vec<_> = first
-            .parameters
-            .iter()
-            .map(|it| (it.offset, it.size))
-            .collect();
-        assert_eq!(parameters, [(0, 8), (8, 4), (16, 20), (36, 2)]);
-        assert_eq!(
-            (first.bytes, first.max_threads, first.shared_bytes),
-            (38, 128, 64)
-        );
-        let second = image.entry("second").unwrap();
-        assert!(second.parameters.is_empty() && second.shared_bytes == 0);
-        assert!(image.entry("nothing").is_none());
-    }
-
-    #[test]
-    fn malformed_text_is_refused_with_its_line() {
-        for (body, line) in [
-            (".visible .entry k(.param .u64 a", 4),
-            (".visible .entry k(.param .u65 a) { }", 4),
-            ("\n.visible .entry k(.param .u64 a)\n{", 6),
-            (".visible .entry k(.param .u64 a);", 4),
-            (".visible .entry k(.param .align 3 .b8 a[3]) { }", 4),
-            (".visible .entry k() { }\n.visible .entry k() { }", 5),
-            ("}", 4),
-            ("/* no end", 4),
-        ] {
-            let error = parse(body).unwrap_err();
-            assert_eq!(error.line, line, "{body:?}: {error:?}");
-        }
-        for text in [
-            "",
-            "hello",
-            ".version 8.6\n.target gfx942\n",
-            ".version x\n",
-        ] {
-            assert!(Image::parse(text).is_err(), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn calls_to_functions_that_are_not_there() {
-        let image = parse(".extern .func panic_somewhere\n(\n.param .b64 a\n);").unwrap();
-        assert_eq!(image.unresolved, ["panic_somewhere"]);
-    }
 
     #[test]
     fn the_library_lists_every_kernel_that_is_registered() {
@@ -139,12 +74,13 @@ mod tests {
     fn stand_ins_declare_what_the_structs_have() {
         for name in ["fusewire_kernels", "vocab_argmax"] {
             let lists = crate::kernels_of(name);
-            let image = Image::parse(&stand_in(lists, 90)).unwrap();
+            let image = Module::parse(&stand_in(lists, 90)).unwrap();
             let kernels: Vec<_> = lists.iter().copied().flatten().collect();
-            assert_eq!(image.entries.len(), kernels.len());
+            assert_eq!(image.entries().len(), kernels.len());
             for kernel in kernels {
                 let entry = image.entry(kernel.name).unwrap();
-                let parameters = entry.parameters.iter().map(|it| (it.offset, it.size));
+                let parameters = entry.params.iter();
+                let parameters = parameters.map(|it| (it.offset as usize, it.size as usize));
                 let fields = kernel.params.iter().map(|it| (it.offset, it.size));
                 assert!(parameters.eq(fields), "{}", kernel.name);
             }
