@@ -129,9 +129,9 @@
 //! that the threads wait for:
 //!
 //! ```text
-//! 1 launches make no progress
-//!   kernel exchange, device 0, block 0, 1 threads from 0, PTX line 16
-//!   `ld.acquire.sys.global.u32 %r1, [%d0];` wait for a change of the 4 bytes at 0x5568d5c96f00
+//! a launch makes no progress
+//!   kernel exchange, device 0, block 0, thread 0, PTX line 16
+//!   `ld.acquire.sys.global.u32 %r1, [%d0];`: waits for a change of the 4 bytes at 0x5568d5c96f00
 //!   in memory of device 0, whose value is 0x0
 //! ```
 //!

@@ -53,13 +53,18 @@ pub(crate) fn waits(grid: &Grid, block: &Block) -> Vec<String> {
                 .source(inst)
                 .map_or(String::new(), |it| format!(" ({it})"));
             lines.push(format!(
-                "kernel {}, device {}, block {}, {}, PTX line {} `{}`{source}: wait for {event}",
+                "kernel {}, device {}, block {}, {}, PTX line {} `{}`{source}: {} for {event}",
                 grid.program.name,
                 grid.device,
                 block.shared.number,
                 threads(number * LANES, same),
                 inst.line,
                 grid.program.line_text(inst.line),
+                if same.count_ones() == 1 {
+                    "waits"
+                } else {
+                    "wait"
+                },
             ));
         }
     }
@@ -90,5 +95,10 @@ fn threads(first: usize, mask: u32) -> String {
             (start, end) if start == end => format!("{start}"),
             (start, end) => format!("{start} to {end}"),
         });
-    format!("threads {}", texts.collect::<Vec<_>>().join(", "))
+    let texts = texts.collect::<Vec<_>>().join(", ");
+    if mask.count_ones() == 1 {
+        format!("thread {texts}")
+    } else {
+        format!("threads {texts}")
+    }
 }

@@ -399,7 +399,7 @@ fn a_hang_names_all_threads_that_wait() {
         "{message}"
     );
     assert!(hang.waits[0].contains("`bar.warp.sync -1;`"), "{message}");
-    assert!(hang.waits[1].contains("threads 3,"), "{message}");
+    assert!(hang.waits[1].contains("thread 3,"), "{message}");
     assert!(
         hang.waits[1].contains("in memory of device 2, whose value is 0x4d"),
         "{message}"
