@@ -50,7 +50,7 @@ pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
     // length start at the end of the others.
     let declarations = &source.declarations;
     for variable in declarations.shared.iter().filter(|it| it.bytes > 0) {
-        decoder.place_shared(variable);
+        decoder.place_shared(variable)?;
     }
     decoder.function_index(&kernel.name);
     loop {
@@ -172,11 +172,29 @@ impl Context<'_> {
     }
 }
 
+/// Maximum size of the shared memory of a block and of the frame of a function.
+const MOST_BYTES: u32 = 1 << 24;
+
+/// Places a variable at the end of a memory of `end` bytes. Returns its offset.
+fn place(end: &mut u32, variable: &Variable) -> Result<u32> {
+    let start = end.next_multiple_of(variable.align);
+    match start.checked_add(variable.bytes) {
+        Some(new @ ..=MOST_BYTES) => {
+            *end = new;
+            Ok(start)
+        }
+        _ => Err(Error::syntax(
+            variable.line,
+            format!("variable {} is too large", variable.name),
+        )),
+    }
+}
+
 impl<'a> Decoder<'a> {
-    fn place_shared(&mut self, variable: &Variable) {
-        let offset = self.program.shared_bytes.next_multiple_of(variable.align);
-        self.program.shared_bytes = offset + variable.bytes;
+    fn place_shared(&mut self, variable: &Variable) -> Result<()> {
+        let offset = place(&mut self.program.shared_bytes, variable)?;
         self.shared.insert(variable.name.clone(), u64::from(offset));
+        Ok(())
     }
 
     /// Returns the index of a function in the program. Decodes the function later if necessary.
@@ -337,11 +355,10 @@ impl<'a> Decoder<'a> {
                             name: key.clone(),
                             ..variable.clone()
                         };
-                        self.place_shared(&variable);
+                        self.place_shared(&variable)?;
                         Name::Shared(self.shared[&key])
                     } else {
-                        let offset = c.frame.next_multiple_of(variable.align);
-                        c.frame = offset + variable.bytes;
+                        let offset = place(&mut c.frame, &variable)?;
                         if space == ".local" {
                             Name::Local(offset)
                         } else {

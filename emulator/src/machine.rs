@@ -171,8 +171,11 @@ impl Machine {
             match self.run.try_lock() {
                 Ok(mut run) => self.run_until(&mut run, ticket),
                 Err(TryLockError::Poisoned(poisoned)) => {
-                    // Another thread has panicked while it ran the machine: a bug of the emulator.
-                    poisoned.into_inner().abandon("the emulator has panicked");
+                    // Another thread has panicked while it ran the machine, so its state is
+                    // unknown. All launches of this machine fail, later ones too.
+                    let mut run = poisoned.into_inner();
+                    run.grids.append(&mut lock(&self.incoming));
+                    run.abandon("the machine has panicked during another launch");
                 }
                 Err(TryLockError::WouldBlock) => {
                     let turns = lock(&self.turns);

@@ -21,7 +21,7 @@ use crate::row::{LANES, Row};
 /// Value of a register that a shuffle reads from a lane outside of its mask.
 const UNDEFINED: u64 = 0xcbcb_cbcb;
 
-/// Why a lane does not execute.
+/// The event that a lane waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// The lane is ready, or has exited.

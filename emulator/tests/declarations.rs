@@ -62,3 +62,26 @@ fn malformed_text_is_refused_with_its_line() {
         assert!(Module::parse(text).is_err(), "{text:?}");
     }
 }
+
+#[test]
+fn sizes_that_are_too_large_are_refused() {
+    for body in [
+        ".entry k(.param .b8 a[4294967295]) { ret; }",
+        ".entry k(.param .align 1048576 .b8 a[1048576], .param .align 1048576 .b8 b[9], .param .b8 \
+         c[1]) { ret; }",
+        ".entry k()\n{ .shared .b8 a[4000000000]; .shared .b8 b[4000000000]; ret; }",
+        ".entry k()\n{ .local .b8 a[4000000000]; ret; }",
+        ".entry k()\n{ .reg .b32 %r<4294967295>; ret; }",
+        ".shared .align 3 .b8 a[4];",
+        ".entry k()\n{ .reg .b32 %r<4>; mov.b32 %r1, {%r2, %r2, %r3}; ret; }",
+        ".entry k()\n{ .reg .b32 %r<4>; mov.b32 {}, %r1; ret; }",
+    ] {
+        let result = parse(body).and_then(|module| module.decode_all());
+        assert!(
+            matches!(result, Err(Error::Ptx { .. })),
+            "{body}: {result:?}"
+        );
+    }
+    let threads = parse(".entry k()\n.maxntid 4294967295, 4294967295\n{ ret; }").unwrap();
+    assert_eq!(threads.entry("k").unwrap().max_threads, u32::MAX);
+}

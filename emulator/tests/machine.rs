@@ -9,7 +9,10 @@ use std::time::Instant;
 use common::{
     HEADER, expect_fault, expect_hang, impatient, kernel, kernel_text, line_of, module, write_u32,
 };
-use fusewire_emulator::{Config, Error, Gpus, IdleTime, Kernel, Module, Scheduler};
+use fusewire_emulator::{
+    Config, Error, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory, Module, Range,
+    Scheduler,
+};
 
 /// Returns schedulers of all kinds.
 fn schedulers() -> Vec<Scheduler> {
@@ -637,4 +640,56 @@ fn counts_are_those_of_executed_instructions() {
         ])
         .unwrap();
     assert_eq!((counts[0].instructions, counts[1].instructions), (1, 20));
+}
+
+/// Memory whose description panics.
+#[derive(Debug)]
+struct Panics;
+
+// SAFETY: no function returns a range.
+unsafe impl Memory for Panics {
+    fn range(&self, _: u32, _: u64) -> Option<Range> {
+        panic!("a fault of the caller")
+    }
+
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn hold(&self, slice: &mut dyn FnMut()) {
+        slice();
+    }
+
+    fn replicas(&self, _: u32, _: u64, _: u64) -> Result<Vec<u64>, String> {
+        Err("no multicast object".into())
+    }
+}
+
+#[test]
+fn launches_after_a_panic_fail() {
+    let module = kernel(1, "ld.global.u32 %r0, [%in0]; ret;");
+    let module = Arc::new(LoadedModule::new(&module, 0).expect("a module without variables"));
+    let machine = Machine::new(Config::default(), Arc::new(Panics));
+    let launch = Launch {
+        kernel: "k".into(),
+        device: 0,
+        blocks: [1; 3],
+        threads: [1; 3],
+        dynamic_shared: 0,
+        params: vec![0; 8],
+        cost: 1,
+    };
+    std::thread::scope(|scope| {
+        let run = || {
+            // SAFETY: the kernel accesses no memory, because no address is mapped.
+            unsafe { machine.execute(&module, &launch) }
+        };
+        assert!(
+            scope.spawn(run).join().is_err(),
+            "the panic reaches the caller"
+        );
+        let again = scope.spawn(run).join().expect("no second panic");
+        let text = again.expect_err("the machine is unusable").to_string();
+        assert!(text.contains("panicked during another launch"), "{text}");
+    });
 }

@@ -19,11 +19,18 @@ impl<'a> Decoder<'a> {
         let Some(bits) = width(kind) else {
             return Ok(false);
         };
+        let mut lists = operands.iter().filter_map(|operand| match operand {
+            Operand::List(parts) => Some(parts.len()),
+            _ => None,
+        });
+        if lists.any(|parts| !matches!(parts, 2 | 4 | 8) || bits < 8 * parts as u32) {
+            return Ok(false);
+        }
         match operands {
             // Packing: the first element is in the low bits.
             [d, Operand::List(parts)] => {
                 let d = self.destination(c, Some(d))?;
-                let each = bits / parts.len().max(1) as u32;
+                let each = bits / parts.len() as u32;
                 let part = format!("b{each}");
                 let mut all = self.constant(0);
                 for (at, operand) in parts.iter().enumerate() {
@@ -39,7 +46,7 @@ impl<'a> Decoder<'a> {
             [Operand::List(parts), a] => {
                 let a = self.value(c, a, kind)?;
                 let a = self.temporary(c, alu::copy(), bits, &[a]);
-                let each = bits / parts.len().max(1) as u32;
+                let each = bits / parts.len() as u32;
                 for (at, operand) in parts.iter().enumerate() {
                     let d = self.destination(c, Some(operand))?;
                     if d == NO_REG {

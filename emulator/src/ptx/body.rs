@@ -133,6 +133,9 @@ impl<'a> Body<'a> {
             let name = self.lexer.name()?;
             let count = if self.lexer.accept(b'<')? {
                 let count = self.lexer.integer()?;
+                if count > 1 << 20 {
+                    return self.lexer.error(format!("{count} registers"));
+                }
                 self.lexer.expect(b'>')?;
                 Some(count as u32)
             } else {

@@ -220,6 +220,9 @@ fn target(lexer: &mut Lexer<'_>) -> Result<(u32, bool)> {
     Ok((number, digits.ends_with(['a', 'f'])))
 }
 
+/// Maximum size of a parameter, and maximum alignment.
+const MAX_PARAM: u64 = 1 << 20;
+
 /// Reads variables up to and including the semicolon, after the state space.
 pub(crate) fn variables(lexer: &mut Lexer<'_>) -> Result<Vec<Variable>> {
     let mut variables = Vec::new();
@@ -244,6 +247,9 @@ pub(crate) fn variables(lexer: &mut Lexer<'_>) -> Result<Vec<Variable>> {
     if element == 0 {
         return lexer.error("expected the type of a variable");
     }
+    if align != 0 && (!align.is_power_of_two() || u64::from(align) > MAX_PARAM) {
+        return lexer.error("an alignment must be a power of two up to 2^20");
+    }
     loop {
         let line = lexer.line();
         let name = lexer.name()?.to_owned();
@@ -266,7 +272,7 @@ pub(crate) fn variables(lexer: &mut Lexer<'_>) -> Result<Vec<Variable>> {
         let mut initial = Vec::new();
         if lexer.accept(b'=')? {
             initializers(lexer, &mut initial)?;
-            bytes = bytes.max(element * initial.len() as u32);
+            bytes = bytes.max(element.saturating_mul(initial.len() as u32));
         }
         variables.push(Variable {
             name,
@@ -346,7 +352,10 @@ pub(crate) fn shared_bytes(body: &str) -> Result<u32> {
         if body[..at].ends_with(|c: char| c.is_ascii_whitespace() || c == ';' || c == '{') {
             let mut lexer = Lexer::new(&body[at + word.len()..], 1)?;
             for variable in variables(&mut lexer)? {
-                bytes = bytes.next_multiple_of(variable.align) + variable.bytes;
+                bytes = bytes
+                    .checked_next_multiple_of(variable.align)
+                    .and_then(|start| start.checked_add(variable.bytes))
+                    .ok_or_else(|| Error::syntax(variable.line, "too much shared memory"))?;
             }
         }
     }
@@ -378,7 +387,8 @@ fn function(lexer: &mut Lexer<'_>, is_entry: bool) -> Result<FunctionText> {
                 lexer.take()?;
                 max_threads = 1;
                 loop {
-                    max_threads *= lexer.integer()? as u32;
+                    let threads = u32::try_from(lexer.integer()?).unwrap_or(u32::MAX);
+                    max_threads = u32::saturating_mul(max_threads, threads);
                     if !lexer.accept(b',')? {
                         break;
                     }
@@ -440,17 +450,20 @@ fn params(lexer: &mut Lexer<'_>) -> Result<Vec<Param>> {
             return lexer.error("expected the type of a parameter");
         }
         let align = align.max(size.min(16));
-        if !align.is_power_of_two() {
-            return lexer.error("an alignment must be a power of two");
+        if !align.is_power_of_two() || u64::from(end) > MAX_PARAM {
+            return lexer
+                .error("the alignment is not a power of two, or the parameters are too large");
         }
         let name = lexer.name()?.to_owned();
         if lexer.accept(b'[')? {
-            size *= match lexer.peek() {
-                Token::Integer(length) => {
-                    lexer.take()?;
-                    length as u32
-                }
+            let length = match lexer.peek() {
+                Token::Integer(_) => lexer.integer()?,
                 _ => 0,
+            };
+            size = match u64::from(size).checked_mul(length) {
+                // The limit of all parameters of a kernel is 32,764 bytes.
+                Some(size @ ..=MAX_PARAM) => size as u32,
+                _ => return lexer.error(format!("parameter {name} is too large")),
             };
             lexer.expect(b']')?;
         }

@@ -12,14 +12,13 @@ use fusewire::{
 use fusewire_kernels::KERNELS;
 use fusewire_tests::device::{device_of, run_threads, separate_gpus, stream, tensor};
 use fusewire_tests::fake::Fake;
-use fusewire_tests::mix::Mix;
 use fusewire_tests::oracle;
 use fusewire_tests::process::{Host, role};
 use fusewire_tests::rank::CallMode;
 use fusewire_tests::runner::{Processes, Setup, Threads};
 use fusewire_tests::seeded_bugs::{LANES, SeededBug};
 
-use super::{on_fake, options, rank_1_never_launches, run};
+use super::{mix, on_fake, options, rank_1_never_launches, run};
 
 /// Environment of all tests: the emulator executes kernels on eight devices, with blocks of at most
 /// 64 threads.
@@ -63,7 +62,7 @@ fn every_kernel(is_absent: impl Fn(&str) -> bool) {
             run(&Threads, setup, "nvls");
         }
     }
-    mix();
+    mix(4);
     for result in run_threads(3, &Options::default(), |comm| overlapped(&comm)) {
         result.expect("all ranks");
     }
@@ -78,30 +77,6 @@ fn every_kernel(is_absent: impl Fn(&str) -> bool) {
         missing.is_empty(),
         "kernels that were not launched: {missing:?}"
     );
-}
-
-/// Issues all operations on three ranks, eagerly and by replays of a graph.
-fn mix() {
-    for result in run_threads(3, &options(), |comm| {
-        comm.warm_up()?;
-        let mix = Mix::new(&comm)?;
-        comm.stream().begin_capture()?;
-        mix.issue(&comm)?;
-        let graph = comm.stream().end_capture()?.instantiate()?;
-        for round in 0..4 {
-            mix.fill(round)?;
-            if round % 2 == 0 {
-                graph.run(comm.stream())?;
-            } else {
-                mix.issue(&comm)?;
-                comm.synchronize()?;
-            }
-            mix.check(round)?;
-        }
-        Ok(())
-    }) {
-        result.expect("all ranks");
-    }
 }
 
 /// Runs the operations with a ready flag for each chunk or tile, for each type that they support.

@@ -127,28 +127,35 @@ pub(crate) fn options() -> Options {
 #[test]
 fn a_mix_of_operations_eager_and_replayed() {
     on_fake("a_mix_of_operations_eager_and_replayed", &[], || {
-        for result in run_threads(3, &options(), |comm| {
-            comm.warm_up()?;
-            let mix = Mix::new(&comm)?;
-            assert!(mix.has_argmax(), "the image of a user's crate is found");
-            comm.stream().begin_capture()?;
-            mix.issue(&comm)?;
-            let graph = comm.stream().end_capture()?.instantiate()?;
-            for round in 0..30 {
-                mix.fill(round)?;
-                if round % 2 == 0 {
-                    graph.run(comm.stream())?;
-                } else {
-                    mix.issue(&comm)?;
-                    comm.synchronize()?;
-                }
-                mix.check(round)?;
-            }
-            Ok(())
-        }) {
-            result.expect("all ranks");
+        for has_argmax in mix(30) {
+            assert!(has_argmax, "the image of a user's crate is found");
         }
     });
+}
+
+/// Issues all operations on three ranks in `rounds` rounds, eagerly and by replays of a graph.
+/// Returns for each rank whether the image with the kernel `vocab_argmax` was found.
+pub(crate) fn mix(rounds: u64) -> Vec<bool> {
+    let results = run_threads(3, &options(), |comm| {
+        comm.warm_up()?;
+        let mix = Mix::new(&comm)?;
+        comm.stream().begin_capture()?;
+        mix.issue(&comm)?;
+        let graph = comm.stream().end_capture()?.instantiate()?;
+        for round in 0..rounds {
+            mix.fill(round)?;
+            if round % 2 == 0 {
+                graph.run(comm.stream())?;
+            } else {
+                mix.issue(&comm)?;
+                comm.synchronize()?;
+            }
+            mix.check(round)?;
+        }
+        Ok(mix.has_argmax())
+    });
+    let results = results.into_iter();
+    results.map(|result| result.expect("all ranks")).collect()
 }
 
 #[test]
