@@ -7,11 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Result};
 use crate::launch::{Counts, Launch};
 use crate::machine::{Config, Machine};
-use crate::memory::{Memory, Range};
+use crate::memory::{Memory, Range, Replica};
 use crate::module::{LoadedModule, Module};
 
 /// Alignment of buffers in bytes, as of the CUDA driver.
 const ALIGNMENT: usize = 256;
+/// Start of the addresses of multicast objects. No process has memory there.
+const OBJECTS: u64 = 0x00e0_0000_0000_0000;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -28,6 +30,11 @@ struct Arena {
 struct State {
     /// End address and device of each buffer, by start address.
     buffers: BTreeMap<u64, (u64, u32)>,
+    /// End address of each multicast object and the start addresses of its buffers, by start
+    /// address.
+    objects: BTreeMap<u64, (u64, Vec<u64>)>,
+    /// End addresses of buffers that were dropped, by start address.
+    freed: BTreeMap<u64, u64>,
     /// Number of running calls of [`Gpus::run`].
     running: u32,
     /// Memory of buffers that were dropped while kernels were running.
@@ -39,15 +46,37 @@ struct State {
 unsafe impl Memory for Arena {
     fn range(&self, _device: u32, address: u64) -> Option<Range> {
         let state = lock(&self.state);
-        let (start, (end, owner)) = state.buffers.range(..=address).next_back()?;
-        (address < *end).then_some(Range {
-            start: *start,
-            end: *end,
+        let within = |(_, end): &(&u64, u64)| address < *end;
+        let range = |start: u64, end: u64| Range {
+            start,
+            end,
             read: true,
             write: true,
             multicast: false,
+            owner: None,
+            memory: start,
+            offset: 0,
+        };
+        if address >= OBJECTS {
+            let (start, (end, _)) = state.objects.range(..=address).next_back()?;
+            let (start, end) = Some((start, *end)).filter(within)?;
+            return Some(Range {
+                multicast: true,
+                ..range(*start, end)
+            });
+        }
+        let (start, (end, owner)) = state.buffers.range(..=address).next_back()?;
+        let (start, end) = Some((start, *end)).filter(within)?;
+        Some(Range {
             owner: Some(*owner),
+            ..range(*start, end)
         })
+    }
+
+    fn describe(&self, _device: u32, address: u64) -> Option<String> {
+        let state = lock(&self.state);
+        let (_, end) = state.freed.range(..=address).next_back()?;
+        (address < *end).then(|| "the buffer of this address was dropped".to_owned())
     }
 
     fn generation(&self) -> u64 {
@@ -59,8 +88,29 @@ unsafe impl Memory for Arena {
         slice();
     }
 
-    fn replicas(&self, _: u32, address: u64, _: u64) -> core::result::Result<Vec<u64>, String> {
-        Err(format!("{address:#x} is not in a multicast object"))
+    fn replicas(&self, _: u32, address: u64, _: u64) -> core::result::Result<Vec<Replica>, String> {
+        let state = lock(&self.state);
+        let found = state.objects.range(..=address).next_back();
+        let Some((start, (end, buffers))) = found.filter(|(_, (end, _))| address < *end) else {
+            return Err(format!("{address:#x} is not in a multicast object"));
+        };
+        let replica = |buffer: &u64| {
+            let is_live = state
+                .buffers
+                .get(buffer)
+                .is_some_and(|(it, _)| it - buffer == end - start);
+            let offset = address - start;
+            is_live
+                .then_some(Replica {
+                    address: buffer + offset,
+                    memory: *buffer,
+                    offset,
+                })
+                .ok_or_else(|| {
+                    format!("a buffer of the multicast object at {start:#x} was dropped")
+                })
+        };
+        buffers.iter().map(replica).collect()
     }
 }
 
@@ -79,7 +129,9 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let start = self.address();
         let mut state = lock(&self.arena.state);
-        state.buffers.remove(&start);
+        if let Some((end, _)) = state.buffers.remove(&start) {
+            state.freed.insert(start, end);
+        }
         self.arena.removed.fetch_add(1, Ordering::Release);
         if state.running > 0 {
             state.dropped.push(core::mem::take(&mut self.words));
@@ -135,6 +187,27 @@ impl Buffer {
     }
 }
 
+/// A multicast object of [`Gpus::multicast`].
+#[derive(Debug)]
+pub struct Multicast {
+    address: u64,
+    arena: Arc<Arena>,
+}
+
+impl Multicast {
+    /// Returns the address of the object for `multimem` instructions.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Multicast {
+    fn drop(&mut self) {
+        lock(&self.arena.state).objects.remove(&self.address);
+        self.arena.removed.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// An argument of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arg(Vec<u8>);
@@ -154,6 +227,12 @@ numbers!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
 impl From<&Buffer> for Arg {
     fn from(buffer: &Buffer) -> Self {
         buffer.address().into()
+    }
+}
+
+impl From<&Multicast> for Arg {
+    fn from(object: &Multicast) -> Self {
+        object.address().into()
     }
 }
 
@@ -272,8 +351,41 @@ impl Gpus {
         };
         let start = buffer.address();
         let end = start + bytes as u64;
-        lock(&self.arena.state).buffers.insert(start, (end, device));
+        let mut state = lock(&self.arena.state);
+        state.freed.retain(|from, to| *to <= start || *from >= end);
+        state.buffers.insert(start, (end, device));
+        drop(state);
         buffer
+    }
+
+    /// Creates a multicast object: `multimem` instructions with an address of it access all
+    /// buffers, in the order of the list.
+    ///
+    /// # Panics
+    /// Panics if there are no buffers, if they differ in size, or if they are those of other
+    /// [`Gpus`].
+    pub fn multicast(&self, buffers: &[&Buffer]) -> Multicast {
+        let bytes = buffers
+            .first()
+            .expect("a multicast object needs buffers")
+            .len();
+        for buffer in buffers {
+            assert_eq!(buffer.len(), bytes, "the buffers differ in size");
+            let same = Arc::ptr_eq(&buffer.arena, &self.arena);
+            assert!(same, "a buffer is that of other GPUs");
+        }
+        let mut state = lock(&self.arena.state);
+        let start = state
+            .objects
+            .last_key_value()
+            .map_or(OBJECTS, |(_, (end, _))| end.next_multiple_of(1 << 21));
+        let members = buffers.iter().map(|it| it.address()).collect();
+        let end = start + bytes as u64;
+        state.objects.insert(start, (end, members));
+        Multicast {
+            address: start,
+            arena: Arc::clone(&self.arena),
+        }
     }
 
     /// Executes kernels concurrently. Blocks until all have completed. Returns the counts of each.

@@ -1,6 +1,7 @@
 //! Blocks: shared memory and barriers.
 
 use crate::program::BarrierKind;
+use crate::shadow::{Agent, Cells, Gathered, Gathering};
 
 /// Number of barriers of a block.
 pub(crate) const BARRIERS: usize = 16;
@@ -25,6 +26,10 @@ pub(crate) struct Barrier {
     results: Vec<PhaseResult>,
     /// Warps of which some lanes have arrived and others have not.
     partial: Vec<Partial>,
+    /// The memory model's state of the current phase.
+    gathering: Gathering,
+    /// The memory model's state of completed phases, which waiting threads have not read.
+    gathered: Vec<(u64, Gathered)>,
 }
 
 /// The result of a reduction in a phase of a barrier.
@@ -57,6 +62,10 @@ pub(crate) struct Shared {
     pub(crate) live: Vec<u32>,
     /// Number of threads that have not exited.
     pub(crate) threads: u32,
+    /// Number of threads at the start.
+    pub(crate) all: u32,
+    /// The last accesses of `bytes`, for the memory model.
+    pub(crate) cells: Cells,
     /// Number of the block in the grid.
     pub(crate) number: u64,
     /// Coordinates of the block in the grid.
@@ -111,6 +120,25 @@ impl Shared {
         self.arrive_warp(id, warp);
         self.complete(id)?;
         Ok(phase)
+    }
+
+    /// Adds a thread to the memory model's state of a barrier, before it arrives.
+    pub(crate) fn gather(&mut self, id: usize, agent: &mut Agent, kind: BarrierKind) {
+        let passes = kind == BarrierKind::Arrive;
+        self.barriers[id].gathering.add(agent, passes);
+    }
+
+    /// Gives a thread that has waited for a phase of a barrier what the others know.
+    pub(crate) fn give(&mut self, id: usize, phase: u64, agent: &mut Agent) {
+        let gathered = &mut self.barriers[id].gathered;
+        let Some(at) = gathered.iter().position(|(it, _)| *it == phase) else {
+            return;
+        };
+        gathered[at].1.give(agent);
+        gathered[at].1.unread -= 1;
+        if gathered[at].1.unread == 0 {
+            gathered.swap_remove(at);
+        }
     }
 
     /// Registers the arrival of a warp if all lanes that have not exited have arrived.
@@ -173,6 +201,10 @@ impl Shared {
                 trues: barrier.trues,
                 unread: barrier.threads,
             });
+        }
+        let gathered = barrier.gathering.complete(self.all);
+        if let Some(gathered) = gathered.filter(|it| it.unread > 0) {
+            barrier.gathered.push((barrier.phase, gathered));
         }
         barrier.arrived = 0;
         barrier.threads = 0;

@@ -65,6 +65,13 @@ pub enum FaultKind {
     Trap,
     /// An operand has a value that the instruction does not allow.
     InvalidOperand,
+    /// Two threads access the same bytes, at least one writes, and neither access happens before
+    /// the other. The page `docs/memory-model.md` of the project defines races.
+    Race,
+    /// A read of shared memory that no thread of the block has written.
+    Uninitialized,
+    /// A write of memory that `ld.global.nc` reads during the launch.
+    ConstantChanged,
 }
 
 /// An invalid operation of a thread.
@@ -76,6 +83,8 @@ pub struct Fault {
     pub detail: String,
     /// The instruction and the thread.
     pub site: Site,
+    /// The other access of a race, or the conflicting access to a constant.
+    pub other: Option<Site>,
     /// The seed of the random scheduler, if the launch used it.
     pub seed: Option<u64>,
 }
@@ -83,8 +92,11 @@ pub struct Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.site, self.detail)?;
-        match self.seed {
-            Some(seed) => write!(f, " (scheduler seed {seed})"),
+        if let Some(seed) = self.seed {
+            write!(f, " (scheduler seed {seed})")?;
+        }
+        match &self.other {
+            Some(other) => write!(f, "\n  the other access: {other}"),
             None => Ok(()),
         }
     }

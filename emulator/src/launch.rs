@@ -8,6 +8,8 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, View};
 use crate::module::LoadedModule;
 use crate::program::Program;
+use crate::row::LANES;
+use crate::shadow::{Cells, Shadow};
 use crate::warp::Warp;
 
 /// A launch of a kernel.
@@ -166,19 +168,27 @@ pub(crate) struct Block {
 
 impl Block {
     /// Creates block `number` of a grid.
-    pub(crate) fn new(grid: &Grid, number: u64) -> Self {
+    pub(crate) fn new(grid: &Grid, number: u64, shadow: Option<&mut Shadow>) -> Self {
         let threads = grid.threads();
         let [x, y, _] = grid.blocks.map(u64::from);
         let bytes = grid.program.shared_bytes as usize + grid.dynamic_shared as usize;
-        let warps: Vec<Warp> = (0..threads.div_ceil(32))
+        let mut warps: Vec<Warp> = (0..threads.div_ceil(32))
             .map(|warp| Warp::new(&grid.program, warp, (threads - warp * 32).min(32)))
             .collect();
+        if let Some(shadow) = shadow {
+            let agents = shadow.admit(&grid.program, grid.id, grid.device, number, threads);
+            for (warp, agents) in warps.iter_mut().zip(agents.chunks(LANES)) {
+                warp.agents = agents.to_vec();
+            }
+        }
         Self {
             shared: Shared {
                 bytes: vec![POISON; bytes],
                 barriers: Default::default(),
                 live: warps.iter().map(|warp| warp.live).collect(),
                 threads,
+                all: threads,
+                cells: Cells::default(),
                 number,
                 coordinates: [
                     (number % x) as u32,

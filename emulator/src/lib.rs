@@ -178,13 +178,16 @@ mod memory;
 mod module;
 mod program;
 mod ptx;
+mod random;
 mod report;
 mod row;
+mod shadow;
 mod warp;
 
-pub use arena::{Arg, Buffer, Gpus, Kernel};
+pub use arena::{Arg, Buffer, Gpus, Kernel, Multicast};
 pub use error::{Error, Fault, FaultKind, Hang, Result, Site};
 pub use launch::{Counts, Launch};
 pub use machine::{Config, IdleTime, Machine, Scheduler};
-pub use memory::{Memory, Range};
+pub use memory::{Memory, Range, Replica};
 pub use module::{Entry, KernelParam, LoadedModule, Module};
+pub use shadow::MemoryModel;

@@ -10,7 +10,9 @@ use crate::error::{Error, Hang, Result};
 use crate::launch::{Block, Counts, Grid, Launch, Ticket};
 use crate::memory::Memory;
 use crate::module::LoadedModule;
+use crate::random::Random;
 use crate::report;
+use crate::shadow::{MemoryModel, Shadow};
 use crate::warp::{Choice, Env};
 
 /// The order in which the warps of all launches execute.
@@ -55,6 +57,8 @@ pub struct Config {
     pub hang_after: Duration,
     /// Virtual time after which launches without progress fail.
     pub hang_after_virtual: Duration,
+    /// The values that loads return, and the checks of accesses.
+    pub memory: MemoryModel,
 }
 
 impl Default for Config {
@@ -65,6 +69,7 @@ impl Default for Config {
             capacity: u32::MAX,
             hang_after: Duration::from_secs(120),
             hang_after_virtual: Duration::from_secs(3600),
+            memory: MemoryModel::default(),
         }
     }
 }
@@ -92,12 +97,11 @@ impl Machine {
     /// Creates a machine whose devices access `memory`.
     pub fn new(config: Config, memory: Arc<dyn Memory>) -> Self {
         let epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seed = seed(&config).unwrap_or(0);
         Self {
             run: Mutex::new(Run {
-                random: Random::new(match config.scheduler {
-                    Scheduler::Random(seed) => seed,
-                    _ => 0,
-                }),
+                random: Random::new(seed),
+                shadow: Shadow::new(config.memory, seed),
                 config,
                 grids: Vec::new(),
                 used: HashMap::new(),
@@ -131,7 +135,8 @@ impl Machine {
         self.wait(&results.remove(0))
     }
 
-    /// Executes launches concurrently. Returns the first error after all have ended.
+    /// Executes launches concurrently. If some fail, returns an error after all have ended: a fault
+    /// rather than a hang.
     ///
     /// # Errors
     /// As [`execute`](Self::execute).
@@ -144,7 +149,12 @@ impl Machine {
     ) -> Result<Vec<Counts>> {
         let tickets = self.submit(launches)?;
         let results: Vec<_> = tickets.iter().map(|ticket| self.wait(ticket)).collect();
-        results.into_iter().collect()
+        // Other launches may wait without end for one that has faulted.
+        let is_cause = |it: &&Result<Counts>| !matches!(it, Ok(_) | Err(Error::Hang(_)));
+        match results.iter().find(is_cause) {
+            Some(Err(error)) => Err(error.clone()),
+            _ => results.into_iter().collect(),
+        }
     }
 
     fn submit(&self, launches: &[(Arc<LoadedModule>, Launch)]) -> Result<Vec<Arc<Ticket>>> {
@@ -196,7 +206,9 @@ impl Machine {
             if self.pending.load(Ordering::Acquire) > 0 {
                 let mut incoming = lock(&self.incoming);
                 self.pending.store(0, Ordering::Release);
-                run.grids.append(&mut incoming);
+                for grid in incoming.drain(..) {
+                    run.begin(grid);
+                }
                 run.progress += 1;
             }
             let mut ended = false;
@@ -218,6 +230,7 @@ struct Run {
     /// Cost of the resident blocks of each device.
     used: HashMap<u32, u64>,
     random: Random,
+    shadow: Option<Shadow>,
     /// The virtual clock in nanoseconds.
     now: u64,
     /// Number of executed instructions.
@@ -245,9 +258,20 @@ const SLICE: u32 = 256;
 const PATIENT_ROUNDS: u64 = 3;
 
 impl Run {
+    /// Adds a launch.
+    fn begin(&mut self, grid: Grid) {
+        if let Some(shadow) = &mut self.shadow {
+            shadow.begin(grid.id);
+        }
+        self.grids.push(grid);
+    }
+
     /// Executes a slice of each warp. Returns true if a launch has ended.
     fn round(&mut self) -> bool {
         self.admit();
+        if let Some(shadow) = &mut self.shadow {
+            shadow.world.round += 1;
+        }
         let before = self.progress;
         let mut order: Vec<(usize, usize, usize)> = Vec::new();
         let random = matches!(self.config.scheduler, Scheduler::Random(_));
@@ -333,7 +357,7 @@ impl Run {
                     break;
                 };
                 *used += cost;
-                let block = Block::new(grid, number);
+                let block = Block::new(grid, number, self.shadow.as_mut());
                 grid.resident.push(block);
                 admitted = true;
             }
@@ -372,6 +396,7 @@ impl Run {
             now: self.now,
             clock: self.clock,
             progress: &mut self.progress,
+            shadow: self.shadow.as_mut(),
         };
         match warp.run(&mut env, choice, budget) {
             Ok(executed) => {
@@ -381,7 +406,12 @@ impl Run {
             }
             Err(mut fault) => {
                 fault.seed = seed(&self.config);
-                end(grid, &mut self.used, Err(Error::Fault(fault.into())));
+                end(
+                    grid,
+                    &mut self.used,
+                    &mut self.shadow,
+                    Err(Error::Fault(fault.into())),
+                );
                 self.progress += 1;
                 0
             }
@@ -417,16 +447,25 @@ impl Run {
                     waits: report::waits(grid, block),
                     seed: seed(&self.config),
                 };
-                end(grid, &mut self.used, Err(Error::Hang(Arc::new(hang))));
+                end(
+                    grid,
+                    &mut self.used,
+                    &mut self.shadow,
+                    Err(Error::Hang(Arc::new(hang))),
+                );
                 self.progress += 1;
             }
         }
         let before = self.grids.len();
+        let shadow = &mut self.shadow;
         self.grids.retain(|grid| {
             if grid.ticket.result().is_some() {
                 return false;
             }
             if grid.is_complete() {
+                if let Some(shadow) = shadow {
+                    shadow.end(grid.id);
+                }
                 grid.ticket.finish(Ok(grid.counts));
                 return false;
             }
@@ -520,6 +559,7 @@ impl Run {
             end(
                 &mut grid,
                 &mut self.used,
+                &mut self.shadow,
                 Err(Error::Hang(Arc::clone(&hang))),
             );
         }
@@ -530,7 +570,7 @@ impl Run {
     fn abandon(&mut self, detail: &str) {
         for mut grid in core::mem::take(&mut self.grids) {
             let error = Error::launch(&grid.program.name, detail);
-            end(&mut grid, &mut self.used, Err(error));
+            end(&mut grid, &mut self.used, &mut self.shadow, Err(error));
         }
     }
 }
@@ -543,41 +583,20 @@ fn seed(config: &Config) -> Option<u64> {
 }
 
 /// Ends a launch with a result.
-fn end(grid: &mut Grid, used: &mut HashMap<u32, u64>, result: Result<Counts>) {
+fn end(
+    grid: &mut Grid,
+    used: &mut HashMap<u32, u64>,
+    shadow: &mut Option<Shadow>,
+    result: Result<Counts>,
+) {
     let blocks = grid.resident.len() as u64;
     *used.entry(grid.device).or_default() -= blocks * u64::from(grid.cost);
     grid.resident.clear();
     grid.waiting.clear();
     if grid.ticket.result().is_none() {
-        grid.ticket.finish(result);
-    }
-}
-
-/// A generator of pseudo-random numbers: SplitMix64 (Steele et al., 2014).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Returns a number below `bound`.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at as u64 + 1) as usize);
+        if let Some(shadow) = shadow {
+            shadow.end(grid.id);
         }
+        grid.ticket.finish(result);
     }
 }

@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use crate::program::Order;
+use crate::shadow::Place;
 
 /// A range of addresses and the access that a device has to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,31 @@ pub struct Range {
     pub multicast: bool,
     /// The device that has the memory, or `None` for host memory.
     pub owner: Option<u32>,
+    /// A number that is the same for all ranges that map the same memory.
+    pub memory: u64,
+    /// Offset of `start` in the memory. The difference to `start` is a multiple of 8.
+    pub offset: u64,
+}
+
+impl Range {
+    /// Returns the location of an address in the range.
+    fn place(&self, address: u64) -> Place {
+        Place {
+            memory: self.memory,
+            offset: self.offset + (address - self.start),
+        }
+    }
+}
+
+/// The memory of a device at a multicast address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// An address at which this process has mapped the memory.
+    pub address: u64,
+    /// The memory, as in [`Range::memory`].
+    pub memory: u64,
+    /// The offset of the address in the memory.
+    pub offset: u64,
 }
 
 /// Global memory: addresses of this process, with the access rights of the devices.
@@ -35,18 +61,23 @@ pub unsafe trait Memory: Send + Sync + core::fmt::Debug {
     /// Returns the range that contains `address`, or `None` if an access by `device` would fault.
     fn range(&self, device: u32, address: u64) -> Option<Range>;
 
+    /// Describes an address that `device` may not access, for an error: the memory was freed, for
+    /// example. Returns `None` if nothing is known about the address.
+    fn describe(&self, _device: u32, _address: u64) -> Option<String> {
+        None
+    }
+
     /// Returns a number that changes whenever a range is removed or loses access rights.
     fn generation(&self) -> u64;
 
     /// Runs `slice`, which accesses memory.
     fn hold(&self, slice: &mut dyn FnMut());
 
-    /// Returns the addresses of the replicas of a multicast address, one for each device of the
-    /// object.
+    /// Returns the replicas of a multicast address, one for each device of the object.
     ///
     /// # Errors
     /// Fails with a description if not all `bytes` bytes are bound on all devices.
-    fn replicas(&self, device: u32, address: u64, bytes: u64) -> Result<Vec<u64>, String>;
+    fn replicas(&self, device: u32, address: u64, bytes: u64) -> Result<Vec<Replica>, String>;
 }
 
 /// The view of one device on the global memory. Keeps the ranges that were found.
@@ -127,11 +158,14 @@ impl View {
     fn check_slowly(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), String> {
         let verb = if write { "writes" } else { "reads" };
         let Some(range) = self.find(address) else {
-            return Err(format!(
-                "{verb} {bytes} bytes at {address:#x}: no memory of this address is accessible to \
-                 device {}",
-                self.device
-            ));
+            let known = self.memory.describe(self.device, address);
+            let detail = known.unwrap_or_else(|| {
+                format!(
+                    "no memory of this address is accessible to device {}",
+                    self.device
+                )
+            });
+            return Err(format!("{verb} {bytes} bytes at {address:#x}: {detail}"));
         };
         if address > range.end.saturating_sub(bytes) {
             return Err(format!(
@@ -146,16 +180,26 @@ impl View {
             ));
         }
         if !(if write { range.write } else { range.read }) {
+            let owner = match range.owner {
+                Some(owner) => format!("in memory of device {owner}"),
+                None => "in host memory".to_owned(),
+            };
             return Err(format!(
-                "{verb} {bytes} bytes at {address:#x}, to which device {} has no such access",
+                "{verb} {bytes} bytes at {address:#x} {owner}, to which device {} has no such \
+                 access",
                 self.device
             ));
         }
         Ok(())
     }
 
+    /// Returns the location of an address that [`check`](Self::check) has accepted.
+    pub(crate) fn place(&self, address: u64) -> Place {
+        self.ranges[self.last].place(address)
+    }
+
     /// Returns the replicas of a multicast address.
-    pub(crate) fn replicas(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, String> {
+    pub(crate) fn replicas(&mut self, address: u64, bytes: u64) -> Result<Vec<Replica>, String> {
         match self.find(address) {
             Some(range) if range.multicast && address <= range.end.saturating_sub(bytes) => {
                 self.memory.replicas(self.device, address, bytes)

@@ -255,6 +255,8 @@ impl LoadedModule {
             write: true,
             multicast: false,
             owner: Some(self.device),
+            memory: self.address(at) & !7,
+            offset: self.address(at) & 7,
         };
         variables.map(range).collect()
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::error::Site;
 use crate::float::{Arith, Format, Modifiers};
 use crate::row::{AluFn, Row};
 
@@ -69,7 +70,7 @@ impl Order {
 }
 
 /// The scope of a strong operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
     Cta,
     Gpu,
@@ -122,6 +123,19 @@ pub(crate) struct MultimemType {
     pub(crate) reduction: Atomic,
     /// Format of the sums: f32 with `.acc::f32`.
     pub(crate) accumulator: Option<Format>,
+}
+
+/// A fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FenceKind {
+    Scoped {
+        scope: Scope,
+        acquire: bool,
+        release: bool,
+        sequential: bool,
+    },
+    /// `fence.proxy.alias`.
+    Proxy,
 }
 
 /// A barrier instruction.
@@ -337,10 +351,7 @@ pub(crate) enum Op {
         a: Src,
         negate: bool,
     },
-    /// A fence. True for sequential consistency.
-    Fence {
-        sequential: bool,
-    },
+    Fence(FenceKind),
     Nanosleep {
         duration: Src,
     },
@@ -441,7 +452,7 @@ impl Inst {
             | Op::Exit
             | Op::Trap
             | Op::Nop
-            | Op::Fence { .. } => {}
+            | Op::Fence(_) => {}
         }
         match &mut self.op {
             Op::Alu { d, .. }
@@ -512,6 +523,19 @@ impl Program {
     pub(crate) fn line_text(&self, line: u32) -> String {
         let text = self.text.lines().nth(line.saturating_sub(1) as usize);
         text.unwrap_or("").trim().to_owned()
+    }
+
+    /// Describes an instruction and a thread that executes it.
+    pub(crate) fn site(&self, inst: &Inst, device: u32, block: u64, thread: u32) -> Site {
+        Site {
+            kernel: self.name.clone(),
+            device,
+            block: block as u32,
+            thread,
+            line: inst.line,
+            instruction: self.line_text(inst.line),
+            source: self.source(inst),
+        }
     }
 
     /// Returns the source file and line of an instruction.

@@ -7,16 +7,17 @@ mod together;
 
 use core::sync::atomic::{Ordering, fence};
 
-use self::access::multicast;
+use self::access::{Update, check_multicast};
 use self::together::TogetherInst;
 use crate::atomic;
 use crate::block::{Arrival, Shared};
 use crate::error::{Fault, FaultKind, Site};
 use crate::float::{self, Format};
-use crate::memory::{self, View};
+use crate::memory::View;
 use crate::module::LoadedModule;
-use crate::program::{Conversion, Inst, NO_REG, Op, Order, Program, Reg, Special, Src};
+use crate::program::{Atomic, Conversion, Inst, NO_REG, Op, Program, Reg, Special, Src};
 use crate::row::{LANES, Row};
+use crate::shadow::{Agent, Shadow, Violation};
 
 /// Value of a register that a shuffle reads from a lane outside of its mask.
 const UNDEFINED: u64 = 0xcbcb_cbcb;
@@ -69,6 +70,8 @@ pub(crate) struct Warp {
     registers: Vec<Row>,
     stacks: Vec<Vec<Return>>,
     locals: Vec<Vec<u8>>,
+    /// The memory model's state of each lane. Empty without a model.
+    pub(crate) agents: Vec<Agent>,
     /// The last strong load of global memory of each lane.
     pub(crate) polls: [Option<Poll>; LANES],
 }
@@ -102,6 +105,8 @@ pub(crate) struct Env<'a> {
     pub(crate) clock: u64,
     /// Counts events that other threads may wait for.
     pub(crate) progress: &'a mut u64,
+    /// The memory model's state, if the machine has one.
+    pub(crate) shadow: Option<&'a mut Shadow>,
 }
 
 /// A fault without its site.
@@ -109,6 +114,7 @@ struct Problem {
     kind: FaultKind,
     lane: usize,
     detail: String,
+    other: Option<Site>,
 }
 
 impl Problem {
@@ -117,6 +123,16 @@ impl Problem {
             kind,
             lane,
             detail: detail.into(),
+            other: None,
+        }
+    }
+
+    fn violation(lane: usize, violation: Violation) -> Self {
+        Self {
+            kind: violation.kind,
+            lane,
+            detail: violation.detail,
+            other: violation.other,
         }
     }
 }
@@ -176,6 +192,7 @@ impl Warp {
             registers: vec![[0; LANES]; kernel.rows as usize],
             stacks: Vec::new(),
             locals: local,
+            agents: Vec::new(),
             polls: [None; LANES],
         }
     }
@@ -218,6 +235,9 @@ impl Warp {
                             let row = (self.rows[lane] + d) as usize;
                             self.registers[row][lane] = result;
                         }
+                    }
+                    if let Some(agent) = self.agents.get_mut(lane) {
+                        env.shared.give(usize::from(id), phase, agent);
                     }
                     self.pcs[lane] += 1;
                 }
@@ -323,35 +343,15 @@ impl Warp {
         Box::new(Fault {
             kind: problem.kind,
             detail: problem.detail,
-            site: self.site(
-                env.program,
+            site: env.program.site(
+                inst,
                 env.device,
                 env.shared.number,
-                inst,
-                problem.lane,
+                self.number * LANES as u32 + problem.lane as u32,
             ),
+            other: problem.other,
             seed: None,
         })
-    }
-
-    /// Describes an instruction and a lane that executes it.
-    pub(crate) fn site(
-        &self,
-        program: &Program,
-        device: u32,
-        block: u64,
-        inst: &Inst,
-        lane: usize,
-    ) -> Site {
-        Site {
-            kernel: program.name.clone(),
-            device,
-            block: block as u32,
-            thread: self.number * LANES as u32 + lane as u32,
-            line: inst.line,
-            instruction: program.line_text(inst.line),
-            source: program.source(inst),
-        }
     }
 
     #[inline(always)]
@@ -556,7 +556,11 @@ impl Warp {
                 for lane in lanes(active) {
                     let address = addresses[lane].wrapping_add_signed(*offset);
                     let f = |old| atomic::apply(*atomic, access.size, old, x[lane], y[lane]);
-                    values[lane] = self.update(env, lane, *access, address, f)?;
+                    let update = Update {
+                        compares: *atomic == Atomic::CompareSwap,
+                        reduction: *d == NO_REG,
+                    };
+                    values[lane] = self.update(env, group.pc, lane, *access, address, update, f)?;
                 }
                 self.write(group, *d, active, values);
             }
@@ -570,15 +574,11 @@ impl Warp {
                 let addresses = *self.row(env, group, *base);
                 for lane in lanes(active) {
                     let address = addresses[lane].wrapping_add_signed(*offset);
+                    check_multicast(lane, *access, address)?;
                     for at in 0..usize::from(access.count) {
                         let address = address + at as u64 * u64::from(access.size);
-                        let replicas = multicast(env, lane, *access, address, at == 0)?;
-                        let values = replicas.into_iter().map(|replica| {
-                            // SAFETY: `Memory::replicas` returns mapped addresses of at least
-                            // `size` bytes, and `multicast` has checked the alignment.
-                            unsafe { memory::load(replica, access.size, Order::Relaxed) }
-                        });
-                        let value = atomic::reduce(*kind, access.size, values);
+                        let value =
+                            self.multimem_load(env, group.pc, lane, *access, *kind, address)?;
                         if d[at] != NO_REG {
                             self.registers[group.rows + d[at] as usize][lane] = value;
                         }
@@ -596,26 +596,11 @@ impl Warp {
                 let rows = s.map(|source| *self.row(env, group, source));
                 for lane in lanes(active) {
                     let address = addresses[lane].wrapping_add_signed(*offset);
+                    check_multicast(lane, *access, address)?;
                     for at in 0..usize::from(access.count) {
                         let address = address + at as u64 * u64::from(access.size);
                         let value = rows[at][lane];
-                        for replica in multicast(env, lane, *access, address, at == 0)? {
-                            match kind {
-                                Some(kind) => {
-                                    let f = |old| {
-                                        atomic::apply(kind.reduction, access.size, old, value, 0)
-                                    };
-                                    // SAFETY: as for a load.
-                                    unsafe { memory::update(replica, access.size, f) };
-                                }
-                                None => {
-                                    // SAFETY: as for a load.
-                                    unsafe {
-                                        memory::store(replica, access.size, access.order, value)
-                                    };
-                                }
-                            }
-                        }
+                        self.multimem_store(env, group.pc, lane, *access, *kind, address, value)?;
                         *env.progress += 1;
                     }
                 }
@@ -661,12 +646,13 @@ impl Warp {
                     .fold(0, |mask, lane| mask | 1 << lane);
                 return self.barrier(env, group, active, *kind, &ids, arrival, trues);
             }
-            Op::Fence { sequential } => {
-                fence(if *sequential {
-                    Ordering::SeqCst
-                } else {
-                    Ordering::AcqRel
-                });
+            Op::Fence(kind) => {
+                fence(Ordering::SeqCst);
+                if let Some(shadow) = env.shadow.as_deref_mut() {
+                    for lane in lanes(active) {
+                        shadow.world.fence(&mut self.agents[lane], kind);
+                    }
+                }
             }
             Op::Nanosleep { duration } => {
                 let durations = *self.row(env, group, *duration);

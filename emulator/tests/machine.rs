@@ -11,7 +11,7 @@ use common::{
 };
 use fusewire_emulator::{
     Config, Error, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory, Module, Range,
-    Scheduler,
+    Replica, Scheduler,
 };
 
 /// Returns schedulers of all kinds.
@@ -107,7 +107,7 @@ fn equal_seeds_give_equal_executions() {
 fn seeds_give_different_orders() {
     let module = kernel(
         1,
-        "mad.lo.u32 %r0, %cta, 64, %thread; st.global.u32 [%in0], %r0; ret;",
+        "mad.lo.u32 %r0, %cta, 64, %thread; st.relaxed.gpu.global.u32 [%in0], %r0; ret;",
     );
     let run = |seed| {
         let gpus = gpus(Scheduler::Random(seed));
@@ -287,9 +287,9 @@ fn a_sleeping_block_delays_the_timeout_of_another() {
 }
 
 /// A barrier of all blocks of a grid: parameters are the counter and the number of blocks.
-const GRID_BARRIER: &str = "red.release.gpu.global.add.u32 [%in0], 1;
+const GRID_BARRIER: &str = "red.release.sys.global.add.u32 [%in0], 1;
     cvt.u32.u64 %r1, %in1;
-    WAIT: ld.acquire.gpu.global.u32 %r0, [%in0];
+    WAIT: ld.acquire.sys.global.u32 %r0, [%in0];
     setp.lt.u32 %p0, %r0, %r1;
     @%p0 bra WAIT;
     ret;";
@@ -660,7 +660,7 @@ unsafe impl Memory for Panics {
         slice();
     }
 
-    fn replicas(&self, _: u32, _: u64, _: u64) -> Result<Vec<u64>, String> {
+    fn replicas(&self, _: u32, _: u64, _: u64) -> Result<Vec<Replica>, String> {
         Err("no multicast object".into())
     }
 }

@@ -393,8 +393,9 @@ fn atomic_additions_of_floats() {
 fn atomic_operations_of_many_threads() {
     let gpus = Gpus::default();
     let out = gpus.allocate(0, 16);
-    let body = "atom.global.add.u32 %r0, [%in0], 1; red.global.max.u32 [%in0+4], %r0;
-        atom.global.xor.b32 %r1, [%in0+8], %r0; atom.global.inc.u32 %r2, [%in0+12], 6; ret;";
+    let body = "atom.sys.global.add.u32 %r0, [%in0], 1; red.sys.global.max.u32 [%in0+4], %r0;
+        atom.sys.global.xor.b32 %r1, [%in0+8], %r0; atom.sys.global.inc.u32 %r2, [%in0+12], 6;
+        ret;";
     let module = kernel(1, body);
     let launch = |device| {
         Kernel::new(&module, "k")
@@ -410,7 +411,7 @@ fn atomic_operations_of_many_threads() {
 
 #[test]
 fn cas_loop() {
-    let body = "ld.global.u32 %r0, [%in0];
+    let body = "ld.relaxed.gpu.global.u32 %r0, [%in0];
         AGAIN: mad.lo.u32 %r1, %r0, 3, 1; atom.global.cas.b32 %r2, [%in0], %r0, %r1;
         setp.ne.u32 %p0, %r2, %r0; mov.u32 %r0, %r2; @%p0 bra AGAIN; ret;";
     let expected = (0..64).fold(0u32, |x, _| x.wrapping_mul(3).wrapping_add(1));
@@ -574,12 +575,13 @@ fn ordered_loads_and_stores() {
     let body = "st.release.sys.global.u32 [%in0], 1; ld.acquire.gpu.global.u32 %r0, [%in0];
         st.relaxed.cta.global.u64 [%in0+8], 2; ld.volatile.global.u64 %d0, [%in0+8];
         st.volatile.global.u32 [%in0+4], %r0; fence.sc.sys; fence.acq_rel.gpu; membar.gl;
-        ld.global.nc.v2.u32 {%r1, %r2}, [%in0]; ld.global.cg.u32 %r3, [%in0];
+        ld.global.nc.v2.u32 {%r3, %r4}, [%in0+24]; ld.global.v2.u32 {%r1, %r2}, [%in0];
+        ld.global.cg.u32 %r3, [%in0];
         ld.global.L1::no_allocate.u32 %r4, [%in0]; st.global.wt.u32 [%in0+16], %r2;
         atom.acq_rel.sys.global.add.u32 %r5, [%in0], 5;
         atom.release.cluster.global.exch.b32 %r6, [%in0+20], 4;
         red.release.gpu.global.add.u32 [%in0+20], 5; ret;";
-    assert_eq!(run_body(body, 1, 6), [6, 1, 2, 0, 1, 9]);
+    assert_eq!(run_body(body, 1, 8), [6, 1, 2, 0, 1, 9, 0, 0]);
 }
 
 #[test]

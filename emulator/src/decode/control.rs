@@ -3,7 +3,9 @@
 use super::types::atomic_of;
 use super::{Context, Decoder, Name};
 use crate::error::Result;
-use crate::program::{BarrierKind, CallSite, NO_REG, Op, Shuffle, Special, Src, Together, Vote};
+use crate::program::{
+    BarrierKind, CallSite, FenceKind, NO_REG, Op, Scope, Shuffle, Special, Src, Together, Vote,
+};
 use crate::ptx::Operand;
 
 impl<'a> Decoder<'a> {
@@ -102,18 +104,10 @@ impl<'a> Decoder<'a> {
                 c.emit(Op::Nanosleep { duration });
             }
             ("griddepcontrol", ["wait" | "launch_dependents"]) => c.emit(Op::Nop),
-            ("membar", ["cta" | "gl" | "sys"]) => c.emit(Op::Fence { sequential: true }),
-            ("fence", ["sc", "cta" | "cluster" | "gpu" | "sys"]) => {
-                c.emit(Op::Fence { sequential: true });
-            }
-            (
-                "fence",
-                [
-                    "acq_rel" | "acquire" | "release",
-                    "cta" | "cluster" | "gpu" | "sys",
-                ]
-                | ["proxy", "alias"],
-            ) => c.emit(Op::Fence { sequential: false }),
+            ("membar" | "fence", words) => match fence(name, words) {
+                Some(kind) => c.emit(Op::Fence(kind)),
+                None => return Ok(false),
+            },
             ("bar", ["warp", "sync"]) => {
                 let mask = self.source(c, operands, 0, "b32")?;
                 c.emit(Op::Together {
@@ -261,4 +255,27 @@ impl<'a> Decoder<'a> {
         });
         Ok(true)
     }
+}
+
+/// Reads the words of a fence after its name.
+fn fence(name: &str, words: &[&str]) -> Option<FenceKind> {
+    let (semantics, scope) = match (name, words) {
+        ("membar", [scope]) => ("sc", *scope),
+        ("fence", ["proxy", "alias"]) => return Some(FenceKind::Proxy),
+        ("fence", [semantics, scope]) => (*semantics, *scope),
+        _ => return None,
+    };
+    let scope = match (name, scope) {
+        // Each block is a cluster.
+        (_, "cta") | ("fence", "cluster") => Scope::Cta,
+        ("membar", "gl") | ("fence", "gpu") => Scope::Gpu,
+        (_, "sys") => Scope::Sys,
+        _ => return None,
+    };
+    matches!(semantics, "sc" | "acq_rel" | "acquire" | "release").then_some(FenceKind::Scoped {
+        scope,
+        acquire: semantics != "release",
+        release: semantics != "acquire",
+        sequential: semantics == "sc",
+    })
 }

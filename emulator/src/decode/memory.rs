@@ -166,12 +166,12 @@ impl<'a> Decoder<'a> {
         };
         if access.order == Order::Weak {
             access.order = Order::Relaxed;
-            if !words
-                .iter()
-                .any(|word| matches!(*word, "cta" | "gpu" | "sys" | "cluster"))
-            {
-                access.scope = Scope::Gpu;
-            }
+        }
+        if !words
+            .iter()
+            .any(|word| matches!(*word, "cta" | "gpu" | "sys" | "cluster"))
+        {
+            access.scope = Scope::Gpu;
         }
         let Some(atomic) = atomic_of(operation, kind) else {
             return Ok(false);
@@ -345,8 +345,9 @@ pub(super) fn access<'w>(words: &[&'w str]) -> Option<(Access, &'w str)> {
             "acq_rel" => access.order = Order::AcqRel,
             "volatile" | "mmio" => access.order = Order::Volatile,
             "nc" => access.order = Order::Constant,
-            "cta" => access.scope = Scope::Cta,
-            "cluster" | "gpu" => access.scope = Scope::Gpu,
+            // Each block is a cluster.
+            "cta" | "cluster" => access.scope = Scope::Cta,
+            "gpu" => access.scope = Scope::Gpu,
             "sys" => access.scope = Scope::Sys,
             "global" => access.space = Space::Global,
             "const" => {

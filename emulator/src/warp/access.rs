@@ -1,10 +1,23 @@
 //! Loads, stores and atomic operations.
 
 use super::{Env, Group, Poll, Problem, Warp, lanes};
+use crate::atomic;
 use crate::block::Shared;
 use crate::error::FaultKind;
-use crate::memory::{self, View};
-use crate::program::{Access, Extend, LOCAL_BASE, NO_REG, Reg, Space, Src, resolve};
+use crate::memory::{self, Replica, View};
+use crate::program::{
+    Access, Extend, LOCAL_BASE, MultimemType, NO_REG, Order, Reg, Space, Src, resolve,
+};
+use crate::shadow::{Element, Place};
+
+/// Properties of a read-modify-write instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Update {
+    /// True if the instruction writes only if the value changes.
+    pub(super) compares: bool,
+    /// True if the old value is discarded.
+    pub(super) reduction: bool,
+}
 
 impl Warp {
     /// Returns the bytes of shared or local memory of an access.
@@ -105,7 +118,7 @@ impl Warp {
             if space == Space::Global {
                 Self::check(env.view, lane, access, address, false)?;
             }
-            if space == Space::Shared && access.extend == Extend::Zero {
+            if space == Space::Shared && access.extend == Extend::Zero && env.shadow.is_none() {
                 // The most frequent accesses of kernels that keep their state in shared memory.
                 let bytes = self.private(env.shared, lane, space, address, size * count)?;
                 let mut loaded = [0; 4];
@@ -141,6 +154,7 @@ impl Warp {
                     }
                     space => little(self.private(env.shared, lane, space, address, size)?),
                 };
+                let value = self.read(env, group.pc, lane, &access, space, address, value)?;
                 if access.order.is_strong() && space == Space::Global {
                     self.polls[lane] = Some(Poll {
                         address,
@@ -190,6 +204,7 @@ impl Warp {
             for at in 0..count {
                 let value = self.row(env, group, s[at as usize])[lane];
                 let address = address + at * size;
+                self.write_checked(env, group.pc, lane, &access, space, address, value)?;
                 match space {
                     Space::Global => {
                         // SAFETY: `check` found `size * count` writable bytes, and the address is
@@ -218,12 +233,15 @@ impl Warp {
     }
 
     /// Replaces an element of memory by a function of its value. Returns the old value.
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
     pub(super) fn update(
         &mut self,
         env: &mut Env<'_>,
+        pc: u32,
         lane: usize,
         access: Access,
         address: u64,
+        update: Update,
         f: impl Fn(u64) -> u64,
     ) -> Result<u64, Problem> {
         let (space, address) = self.locate(lane, access.space, address)?;
@@ -254,9 +272,190 @@ impl Warp {
                 ));
             }
         };
+        if env.shadow.is_some() {
+            let mut element = element(env, &access, space, address, pc);
+            element.kind.atomic = true;
+            element.reduction = update.reduction;
+            if update.compares && f(old) == old {
+                self.apply_read(env, lane, &element, old)?;
+            } else {
+                self.apply_write(env, lane, &element, old, f(old))?;
+            }
+        }
         *env.progress += u64::from(f(old) != old);
         Ok(old)
     }
+
+    /// Applies the memory model to a load whose bytes in memory are `value`. Returns its value.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    fn read(
+        &mut self,
+        env: &mut Env<'_>,
+        pc: u32,
+        lane: usize,
+        access: &Access,
+        space: Space,
+        address: u64,
+        value: u64,
+    ) -> Result<u64, Problem> {
+        if env.shadow.is_none() || !matches!(space, Space::Global | Space::Shared) {
+            return Ok(value);
+        }
+        let element = element(env, access, space, address, pc);
+        self.apply_read(env, lane, &element, value)
+    }
+
+    /// Applies the memory model to a store that follows.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    fn write_checked(
+        &mut self,
+        env: &mut Env<'_>,
+        pc: u32,
+        lane: usize,
+        access: &Access,
+        space: Space,
+        address: u64,
+        value: u64,
+    ) -> Result<(), Problem> {
+        if env.shadow.is_none() || !matches!(space, Space::Global | Space::Shared) {
+            return Ok(());
+        }
+        let before = if space == Space::Global {
+            // SAFETY: the caller has checked `size` writable, and thus readable, bytes at a
+            // multiple of `size`.
+            unsafe { memory::load(address, access.size, Order::Weak) }
+        } else {
+            little(self.private(env.shared, lane, space, address, access.size.into())?)
+        };
+        let element = element(env, access, space, address, pc);
+        self.apply_write(env, lane, &element, before, value)
+    }
+
+    fn apply_read(
+        &mut self,
+        env: &mut Env<'_>,
+        lane: usize,
+        element: &Element,
+        value: u64,
+    ) -> Result<u64, Problem> {
+        let Some(shadow) = env.shadow.as_deref_mut() else {
+            return Ok(value);
+        };
+        let cells = if element.shared {
+            &mut env.shared.cells
+        } else {
+            &mut shadow.global
+        };
+        let agent = &mut self.agents[lane];
+        let read = shadow.world.read(cells, agent, element, value);
+        read.map_err(|violation| Problem::violation(lane, violation))
+    }
+
+    fn apply_write(
+        &mut self,
+        env: &mut Env<'_>,
+        lane: usize,
+        element: &Element,
+        before: u64,
+        value: u64,
+    ) -> Result<(), Problem> {
+        let Some(shadow) = env.shadow.as_deref_mut() else {
+            return Ok(());
+        };
+        let cells = if element.shared {
+            &mut env.shared.cells
+        } else {
+            &mut shadow.global
+        };
+        let agent = &mut self.agents[lane];
+        let written = shadow.world.write(cells, agent, element, before, value);
+        written.map_err(|violation| Problem::violation(lane, violation))
+    }
+
+    /// Reduces an element of all replicas of a multicast object.
+    pub(super) fn multimem_load(
+        &mut self,
+        env: &mut Env<'_>,
+        pc: u32,
+        lane: usize,
+        access: Access,
+        kind: MultimemType,
+        address: u64,
+    ) -> Result<u64, Problem> {
+        let mut values = Vec::new();
+        for replica in multicast(env, lane, access, address)? {
+            // SAFETY: `Memory::replicas` returns mapped addresses of at least `size` bytes, and
+            // `multicast` has checked the alignment.
+            let value = unsafe { memory::load(replica.address, access.size, Order::Relaxed) };
+            let element = alias(&access, replica, pc);
+            values.push(self.apply_read(env, lane, &element, value)?);
+        }
+        Ok(atomic::reduce(kind, access.size, values.into_iter()))
+    }
+
+    /// Writes an element of all replicas of a multicast object, or applies a reduction to it.
+    #[allow(clippy::too_many_arguments)] // the fields of an instruction
+    pub(super) fn multimem_store(
+        &mut self,
+        env: &mut Env<'_>,
+        pc: u32,
+        lane: usize,
+        access: Access,
+        kind: Option<MultimemType>,
+        address: u64,
+        value: u64,
+    ) -> Result<(), Problem> {
+        for replica in multicast(env, lane, access, address)? {
+            let mut element = alias(&access, replica, pc);
+            let (before, value) = match kind {
+                Some(kind) => {
+                    let f = |old| atomic::apply(kind.reduction, access.size, old, value, 0);
+                    // SAFETY: as for a load.
+                    let before = unsafe { memory::update(replica.address, access.size, f) };
+                    element.kind.atomic = true;
+                    element.reduction = true;
+                    (before, f(before))
+                }
+                None => {
+                    let (address, size) = (replica.address, access.size);
+                    // SAFETY: as for a load.
+                    let before = unsafe { memory::load(address, size, Order::Relaxed) };
+                    // SAFETY: as for a load.
+                    unsafe { memory::store(address, size, access.order, value) };
+                    (before, value)
+                }
+            };
+            self.apply_write(env, lane, &element, before, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns an element of an access to global or shared memory, for the memory model.
+fn element(env: &Env<'_>, access: &Access, space: Space, address: u64, pc: u32) -> Element {
+    let shared = space == Space::Shared;
+    let place = if shared {
+        Place {
+            memory: 0,
+            offset: address,
+        }
+    } else {
+        env.view.place(address)
+    };
+    Element::new(access, place, pc, shared)
+}
+
+/// Returns an element of a replica, for the memory model.
+fn alias(access: &Access, replica: Replica, pc: u32) -> Element {
+    let place = Place {
+        memory: replica.memory,
+        offset: replica.offset,
+    };
+    let mut element = Element::new(access, place, pc, false);
+    element.kind.alias = true;
+    element
 }
 
 /// Describes an invalid access to shared or local memory.
@@ -283,27 +482,31 @@ pub(super) fn private_problem(
 }
 
 /// Returns the replicas of an element of a multicast object.
-pub(super) fn multicast(
+fn multicast(
     env: &mut Env<'_>,
     lane: usize,
     access: Access,
     address: u64,
-    first: bool,
-) -> Result<Vec<u64>, Problem> {
-    let bytes = u64::from(access.size) * u64::from(access.count);
-    if first && !address.is_multiple_of(bytes) {
-        return Err(Problem::new(
-            FaultKind::MisalignedAddress,
-            lane,
-            format!(
-                "accesses {bytes} bytes at the multicast address {address:#x}, which is not a \
-                 multiple of {bytes}"
-            ),
-        ));
-    }
+) -> Result<Vec<Replica>, Problem> {
     env.view
         .replicas(address, u64::from(access.size))
         .map_err(|detail| Problem::new(FaultKind::IllegalAddress, lane, detail))
+}
+
+/// Checks the alignment of an access to a multicast object.
+pub(super) fn check_multicast(lane: usize, access: Access, address: u64) -> Result<(), Problem> {
+    let bytes = u64::from(access.size) * u64::from(access.count);
+    if address.is_multiple_of(bytes) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        FaultKind::MisalignedAddress,
+        lane,
+        format!(
+            "accesses {bytes} bytes at the multicast address {address:#x}, which is not a multiple \
+             of {bytes}"
+        ),
+    ))
 }
 
 #[inline(always)]

@@ -6,6 +6,7 @@ use crate::block::{Arrival, BARRIERS};
 use crate::error::FaultKind;
 use crate::program::{BarrierKind, NO_REG, Reg, Shuffle, Src, Together, Vote};
 use crate::row::{LANES, Row};
+use crate::shadow::Gathering;
 
 impl Warp {
     #[allow(clippy::too_many_arguments)] // the fields of an instruction
@@ -36,6 +37,11 @@ impl Warp {
             ));
         }
         self.set_pcs(group.mask & !active, group.pc + 1);
+        if !self.agents.is_empty() {
+            for lane in lanes(active) {
+                env.shared.gather(id as usize, &mut self.agents[lane], kind);
+            }
+        }
         let phase = env
             .shared
             .arrive(id as usize, &arrival, self.number, active, trues)
@@ -92,6 +98,9 @@ impl Warp {
             let members = mask & self.live;
             if (same | waiting) & members == members {
                 self.exchange(env, group, inst, members);
+                if matches!(inst.op, Together::Sync) && !self.agents.is_empty() {
+                    self.synchronize(members);
+                }
                 for lane in lanes(waiting) {
                     self.waits[lane] = Wait::No;
                     self.pcs[lane] = group.pc + 1;
@@ -111,6 +120,19 @@ impl Warp {
         }
         self.set_pcs(group.mask & (complete | !active), group.pc + 1);
         Ok(Next::Regroup)
+    }
+
+    /// Orders accesses of the lanes `members` before and after a barrier.
+    fn synchronize(&mut self, members: u32) {
+        let mut gathering = Gathering::default();
+        for lane in lanes(members) {
+            gathering.add(&mut self.agents[lane], false);
+        }
+        if let Some(gathered) = gathering.complete(u32::MAX) {
+            for lane in lanes(members) {
+                gathered.give(&mut self.agents[lane]);
+            }
+        }
     }
 
     /// Exchanges the values of the lanes `members`.

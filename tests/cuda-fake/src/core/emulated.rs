@@ -8,8 +8,8 @@ use fusewire::cpu::Grid;
 use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::native::NativeEntry;
 use fusewire_emulator::{
-    Config, Error, FaultKind, IdleTime, Launch, LoadedModule, Machine, Memory, Module, Range,
-    Scheduler,
+    Config, Error, FaultKind, IdleTime, Launch, LoadedModule, Machine, Memory, MemoryModel, Module,
+    Range, Replica, Scheduler,
 };
 
 use super::context::Context;
@@ -32,10 +32,26 @@ fn machine() -> &'static Machine {
             idle: IdleTime::Host,
             capacity: MULTIPROCESSOR.saturating_mul(settings().multiprocessors),
             hang_after: Duration::from_secs(hang.unwrap_or(300)),
+            memory: memory_model(),
             ..Config::default()
         };
         Machine::new(config, Arc::new(DeviceMemory))
     })
+}
+
+/// Reads `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL`: `unchecked`, `checked` or `weak`.
+fn memory_model() -> MemoryModel {
+    match variable("MEMORY_MODEL").as_deref() {
+        Some("unchecked") => MemoryModel::Unchecked,
+        Some("checked") | None => MemoryModel::Checked,
+        Some("weak") => MemoryModel::Weak,
+        Some(text) => {
+            log_refusal(&format!(
+                "FUSEWIRE_CUDA_FAKE_MEMORY_MODEL is {text:?}; expected unchecked, checked or weak"
+            ));
+            MemoryModel::Checked
+        }
+    }
 }
 
 /// Reads `FUSEWIRE_CUDA_FAKE_SCHEDULER`: `round-robin`, `random:SEED`, or `starve:DEVICE:BLOCK`,
@@ -88,7 +104,11 @@ unsafe impl Memory for DeviceMemory {
         memory::hold(slice);
     }
 
-    fn replicas(&self, device: u32, address: u64, bytes: u64) -> Result<Vec<u64>, String> {
+    fn describe(&self, _device: u32, address: u64) -> Option<String> {
+        memory::describe(address)
+    }
+
+    fn replicas(&self, device: u32, address: u64, bytes: u64) -> Result<Vec<Replica>, String> {
         memory::replicas(device, address, bytes)
     }
 }

@@ -1,10 +1,10 @@
 //! Address space of the devices: mapped ranges and their access rights.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
-use fusewire_emulator::Range;
+use fusewire_emulator::{Range, Replica};
 
 use super::backing::{self, Backing};
 use super::settings::{POISON, settings};
@@ -76,6 +76,8 @@ struct Space {
     regions: BTreeMap<u64, Region>,
     /// Reserved ranges: start address and size in bytes.
     reservations: BTreeMap<u64, u64>,
+    /// The ranges that were freed last: start, end and device.
+    freed: VecDeque<(u64, u64, u32)>,
     /// Number of work items that devices are running now.
     working: u32,
 }
@@ -83,8 +85,12 @@ struct Space {
 static SPACE: Mutex<Space> = Mutex::new(Space {
     regions: BTreeMap::new(),
     reservations: BTreeMap::new(),
+    freed: VecDeque::new(),
     working: 0,
 });
+
+/// Number of freed ranges that are remembered.
+const FREED: usize = 256;
 
 /// Number of ranges of each kind.
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,6 +150,20 @@ impl Space {
     fn containing(&self, address: u64) -> Option<&Region> {
         let (_, region) = self.regions.range(..=address).next_back()?;
         (address < region.end()).then_some(region)
+    }
+
+    /// Removes a range that starts at an address. Returns the range.
+    fn remove(&mut self, start: u64) -> Option<Region> {
+        let region = self.regions.remove(&start)?;
+        self.remember(&region);
+        Some(region)
+    }
+
+    /// Remembers a range that was freed.
+    fn remember(&mut self, region: &Region) {
+        self.freed.truncate(FREED - 1);
+        self.freed
+            .push_front((region.start, region.end(), region.device));
     }
 
     fn reserved(&self, address: u64, bytes: u64) -> bool {
@@ -246,15 +266,37 @@ pub(crate) fn range(device: u32, address: u64) -> Option<Range> {
         write: allows(true),
         multicast,
         owner: region.on_device().then_some(region.device),
+        memory: match &region.backing {
+            Some(backing) => backing.inode(),
+            // Host memory. Addresses are larger than inode numbers.
+            None => region.start & !7,
+        },
+        offset: match &region.backing {
+            Some(_) => 0,
+            None => region.start & 7,
+        },
     })
 }
 
-/// Returns the addresses of the memory that all devices have bound at a multicast address.
+/// Describes an address without a range, for the emulator.
+pub(crate) fn describe(address: u64) -> Option<String> {
+    let space = lock(&SPACE);
+    if space.reserved(address, 1) {
+        return Some("the address is reserved, but no memory is mapped there".to_owned());
+    }
+    let within = |(start, end, _): &&(u64, u64, u32)| *start <= address && address < *end;
+    let (.., owner) = space.freed.iter().find(within)?;
+    Some(format!(
+        "the memory of device {owner} at this address was freed"
+    ))
+}
+
+/// Returns the memory that all devices have bound at a multicast address.
 pub(crate) fn replicas(
     device: u32,
     address: u64,
     bytes: u64,
-) -> core::result::Result<Vec<u64>, String> {
+) -> core::result::Result<Vec<Replica>, String> {
     let region = find(address);
     let Some((object, offset)) = region.as_ref().and_then(|region| match &region.kind {
         Kind::Multicast(object) if region.access.get(&device) == Some(&3) => {
@@ -389,7 +431,7 @@ pub(crate) fn close_block(address: u64) -> Result<()> {
     *times -= 1;
     if *times == 0 {
         backing::unmap(region.start, region.bytes);
-        space.regions.remove(&address);
+        space.remove(address);
     }
     Ok(())
 }
@@ -410,7 +452,7 @@ fn remove(address: u64, of_kind: impl Fn(&Kind) -> bool) -> Result<()> {
     match space.regions.get(&address) {
         Some(region) if of_kind(&region.kind) => {
             backing::unmap(region.start, region.bytes);
-            space.regions.remove(&address);
+            space.remove(address);
             Ok(())
         }
         _ => Err(Status::InvalidValue),
@@ -457,7 +499,7 @@ pub(crate) fn unregister(start: u64) -> Result<()> {
     let mut space = lock(&SPACE);
     match space.regions.get(&start).map(|region| &region.kind) {
         Some(Kind::Registered) => {
-            space.regions.remove(&start);
+            space.remove(start);
             Ok(())
         }
         _ => Err(Status::HostMemoryNotRegistered),

@@ -11,7 +11,10 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
+
+use fusewire_emulator::Replica;
 
 use super::backing::{self, Backing, GRANULARITY};
 use super::handles::{ALLOCATIONS, MULTICASTS, fresh};
@@ -116,8 +119,16 @@ pub(crate) struct Object {
     team: Arc<TeamMapping>,
     references: Mutex<u32>,
     bindings: Mutex<Vec<Binding>>,
-    /// Mapped memory of bindings by their numbers: address and size.
-    replicas: Mutex<BTreeMap<u64, (u64, u64)>>,
+    /// Mapped memory of bindings by their numbers.
+    replicas: Mutex<BTreeMap<u64, MappedBinding>>,
+}
+
+/// The memory of a binding, which this process has mapped.
+#[derive(Clone, Copy, Debug)]
+struct MappedBinding {
+    bytes: u64,
+    /// The first byte.
+    start: Replica,
 }
 
 /// Memory that is bound to an object for one device. The binding keeps the memory alive.
@@ -150,8 +161,8 @@ impl Drop for Binding {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        for (address, bytes) in lock(&self.replicas).values() {
-            backing::unmap(*address, *bytes);
+        for MappedBinding { start, bytes } in lock(&self.replicas).values() {
+            backing::unmap(start.address, *bytes);
         }
     }
 }
@@ -341,13 +352,13 @@ impl Object {
         })
     }
 
-    /// Returns the addresses of the memory that all devices have bound at an offset, in the order
-    /// of the devices' UUIDs.
+    /// Returns the memory that all devices have bound at an offset, in the order of the devices'
+    /// UUIDs.
     pub(crate) fn replicas(
         &self,
         offset: u64,
         bytes: u64,
-    ) -> core::result::Result<Vec<u64>, String> {
+    ) -> core::result::Result<Vec<Replica>, String> {
         let mut mapped = lock(&self.replicas);
         let find = |member: u64| {
             self.team().bindings.iter().find_map(|binding| {
@@ -374,12 +385,19 @@ impl Object {
                     )
                 })?;
                 let inner = offset - binding.offset.load(Ordering::Relaxed);
-                if let Some((address, _)) = mapped.get(&id) {
-                    return Ok(address + inner);
-                }
-                let (address, bytes) = binding.map()?;
-                mapped.insert(id, (address, bytes));
-                Ok(address + inner)
+                let start = match mapped.get(&id) {
+                    Some(known) => known.start,
+                    None => {
+                        let new = binding.map()?;
+                        mapped.insert(id, new);
+                        new.start
+                    }
+                };
+                Ok(Replica {
+                    address: start.address + inner,
+                    offset: start.offset + inner,
+                    ..start
+                })
             })
             .collect()
     }
@@ -423,7 +441,7 @@ pub(crate) fn join(handle: usize, device: u32) -> Result<()> {
 
 impl TeamBinding {
     /// Maps the bound memory. Returns the address and the size of the mapping.
-    fn map(&self) -> core::result::Result<(u64, u64), String> {
+    fn map(&self) -> core::result::Result<MappedBinding, String> {
         let word = |cell: &AtomicU64| cell.load(Ordering::Acquire);
         let path = format!(
             "/proc/{}/fd/{}",
@@ -449,7 +467,17 @@ impl TeamBinding {
                 "cannot map {bytes} bytes of the bound memory {path}"
             ));
         }
-        Ok((address as u64, bytes))
+        let data = file.metadata();
+        let data =
+            data.map_err(|error| format!("cannot examine the bound memory {path}: {error}"))?;
+        Ok(MappedBinding {
+            bytes,
+            start: Replica {
+                address: address as u64,
+                memory: data.ino(),
+                offset: word(&self.memory_offset),
+            },
+        })
     }
 }
 

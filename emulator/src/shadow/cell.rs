@@ -1,0 +1,284 @@
+//! The last accesses of each location.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::agent::Release;
+use super::clock::{Event, Knowledge, Thread};
+use crate::program::Scope;
+
+/// Number of bytes of a cell.
+const CELL: u64 = 8;
+/// Number of cells of a page.
+const PAGE: usize = 64;
+/// Number of writes of a location that loads may return.
+pub(super) const HISTORY: usize = 4;
+
+/// A location in memory: a number for the memory and an offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) memory: u64,
+    pub(crate) offset: u64,
+}
+
+/// Bytes of a cell, as a bit set.
+pub(super) type Bytes = u8;
+
+/// Returns the bits of the bytes of a set in an 8-byte word.
+pub(super) fn bits(bytes: Bytes) -> u64 {
+    (0..8)
+        .filter(|at| bytes >> at & 1 != 0)
+        .fold(0, |all, at| all | 0xff << (8 * at))
+}
+
+/// Strength and proxy of an access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kind {
+    /// The scope of a strong access.
+    pub(crate) strong: Option<Scope>,
+    /// True for `multimem` instructions.
+    pub(crate) alias: bool,
+    /// True for `ld.global.nc`.
+    pub(crate) constant: bool,
+    /// True for read-modify-write operations.
+    pub(crate) atomic: bool,
+}
+
+impl Kind {
+    const HOST: Self = Self {
+        strong: Some(Scope::Sys),
+        alias: false,
+        constant: false,
+        atomic: false,
+    };
+}
+
+/// A write of a location.
+#[derive(Clone, Debug)]
+pub(super) struct Version {
+    pub(super) writer: Event,
+    pub(super) kind: Kind,
+    pub(super) bytes: Bytes,
+    /// Index of the instruction.
+    pub(super) pc: u32,
+    /// Position in the coherence order.
+    pub(super) order: u32,
+    /// Round of the machine.
+    pub(super) round: u64,
+    /// Content of the cell after the write.
+    pub(super) content: u64,
+    /// Releases that a read of this value observes.
+    pub(super) releases: Vec<Arc<Release>>,
+    /// What happens before a strong write.
+    pub(super) trail: Option<Arc<Knowledge>>,
+}
+
+/// The last reads of lanes of a warp.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    pub(super) block: u32,
+    pub(super) warp: u16,
+    pub(super) lanes: u32,
+    pub(super) time: u64,
+    pub(super) kind: Kind,
+    pub(super) bytes: Bytes,
+    pub(super) pc: u32,
+    /// Position in the coherence order of the write whose value was read.
+    pub(super) seen: u32,
+}
+
+impl Read {
+    pub(super) fn event(&self, lane: u32) -> Event {
+        Event {
+            thread: Thread {
+                block: self.block,
+                number: self.warp * 32 + lane as u16,
+            },
+            time: self.time,
+        }
+    }
+}
+
+/// The last accesses of 8 bytes.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    /// In coherence order. The first one is the initial value, or the oldest write that is kept.
+    pub(super) versions: Vec<Version>,
+    /// The last read of each thread.
+    pub(super) reads: Vec<Read>,
+    /// The first read of each thread that returned a value, for the values that are kept.
+    pub(super) floors: Vec<Read>,
+    /// Bytes whose content is known.
+    known: Bytes,
+    /// Bytes that a kernel has written.
+    pub(super) written: Bytes,
+}
+
+impl Cell {
+    fn new() -> Self {
+        Self {
+            versions: vec![Version {
+                writer: Event {
+                    thread: Thread::HOST,
+                    time: 0,
+                },
+                kind: Kind::HOST,
+                bytes: 0xff,
+                pc: 0,
+                order: 0,
+                round: 0,
+                content: 0,
+                releases: Vec::new(),
+                trail: None,
+            }],
+            reads: Vec::new(),
+            floors: Vec::new(),
+            known: 0,
+            written: 0,
+        }
+    }
+
+    pub(super) fn newest(&self) -> &Version {
+        self.versions.last().expect("a cell has an initial value")
+    }
+
+    /// Returns the index of the newest write of `bytes`.
+    pub(super) fn newest_of(&self, bytes: Bytes) -> usize {
+        let found = self.versions.iter().rposition(|it| it.bytes & bytes != 0);
+        found.expect("the newest write of each byte is kept")
+    }
+
+    /// Returns the indices of writes of `bytes` from the newest one on. Stops where writes of the
+    /// cell have been removed, but after at least one write.
+    pub(super) fn history(&self, bytes: Bytes) -> impl Iterator<Item = usize> {
+        let newest = self.newest_of(bytes);
+        let last = self.newest().order as usize;
+        let count = self.versions.len();
+        let kept = move |at: &usize| {
+            *at == newest || self.versions[*at].order as usize + count == last + at + 1
+        };
+        (0..=newest)
+            .rev()
+            .take_while(kept)
+            .filter(move |at| self.versions[*at].bytes & bytes != 0)
+    }
+
+    /// Updates the cell with the bytes that are in memory. Other bytes than those of the newest
+    /// write come from the host.
+    pub(super) fn observe(&mut self, bytes: Bytes, content: u64) {
+        let unknown = bits(bytes & !self.known);
+        if unknown != 0 {
+            for version in &mut self.versions {
+                version.content |= content & unknown;
+            }
+            self.known |= bytes;
+        }
+        let newest = self.newest();
+        let changed = bits(bytes) & (newest.content ^ content);
+        if changed != 0 {
+            let content = newest.content ^ changed;
+            let initial = Self::new().versions.remove(0);
+            self.push(Version {
+                bytes,
+                content,
+                ..initial
+            });
+        }
+    }
+
+    /// Appends a write to the coherence order.
+    pub(super) fn push(&mut self, version: Version) {
+        let order = self.newest().order + 1;
+        self.versions.push(Version { order, ..version });
+        // Keeps the last writes, and the newest write of each byte.
+        let mut at = self.versions.len();
+        let mut covered: Bytes = 0;
+        let mut kept = 0;
+        self.versions.reverse();
+        self.versions.retain(|version| {
+            at -= 1;
+            let needed = kept < HISTORY || version.bytes & !covered != 0;
+            covered |= version.bytes;
+            kept += 1;
+            needed
+        });
+        self.versions.reverse();
+    }
+
+    /// Adds a read by a lane. With `floor`, also remembers which value it has returned.
+    pub(super) fn add_read(&mut self, read: Read, floor: bool) {
+        if floor {
+            let oldest = self.versions[0].order;
+            self.floors.retain(|it| it.seen > oldest);
+            let known = self.floors.iter().any(|it| {
+                (it.block, it.warp, it.seen) == (read.block, read.warp, read.seen)
+                    && it.bytes == read.bytes
+                    && it.lanes & read.lanes != 0
+            });
+            if !known && read.seen > oldest {
+                self.floors.push(read);
+            }
+        }
+        let mut merged = false;
+        for it in &mut self.reads {
+            if (it.block, it.warp, it.kind) != (read.block, read.warp, read.kind)
+                || it.bytes & !read.bytes != 0
+            {
+                continue;
+            }
+            if (it.time, it.pc, it.bytes) == (read.time, read.pc, read.bytes) {
+                it.lanes |= read.lanes;
+                merged = true;
+            } else {
+                it.lanes &= !read.lanes;
+            }
+        }
+        self.reads.retain(|it| it.lanes != 0);
+        if !merged {
+            self.reads.push(read);
+        }
+    }
+}
+
+type Page = [Option<Box<Cell>>; PAGE];
+
+/// The cells of memory that kernels have accessed.
+#[derive(Debug, Default)]
+pub(crate) struct Cells {
+    pages: HashMap<(u64, u64), Box<Page>>,
+}
+
+impl Cells {
+    pub(super) fn cell(&mut self, place: Place) -> &mut Cell {
+        let number = place.offset / CELL;
+        let page = (place.memory, number / PAGE as u64);
+        let cells = self
+            .pages
+            .entry(page)
+            .or_insert_with(|| Box::new([const { None }; PAGE]));
+        cells[number as usize % PAGE].get_or_insert_with(|| Box::new(Cell::new()))
+    }
+
+    /// Returns the number of pages.
+    pub(super) fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Removes the cells whose accesses all satisfy a condition.
+    pub(super) fn forget(&mut self, is_old: impl Fn(u32) -> bool) {
+        self.pages.retain(|_, page| {
+            for slot in page.iter_mut() {
+                let old = slot.as_ref().is_some_and(|cell| {
+                    cell.versions
+                        .iter()
+                        .all(|it| is_old(it.writer.thread.block))
+                        && cell.reads.iter().all(|it| is_old(it.block))
+                });
+                if old {
+                    *slot = None;
+                }
+            }
+            page.iter().any(Option::is_some)
+        });
+    }
+}
