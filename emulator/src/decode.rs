@@ -1,5 +1,6 @@
 //! Translates the statements of a kernel and of the functions that it calls into a [`Program`].
 
+use core::sync::atomic::AtomicBool;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ pub(crate) fn decode(source: &Source, name: &str) -> Result<Program> {
             shared_bytes: 0,
             functions: Vec::new(),
             code: Vec::new(),
+            executed: Vec::new(),
             constants: Vec::new(),
             tables: Vec::new(),
             calls: Vec::new(),
@@ -412,6 +414,7 @@ impl<'a> Decoder<'a> {
             self.program.constants[index] = [u64::from(self.program.shared_bytes); LANES];
         }
         let code = &self.program.code;
+        self.program.executed = code.iter().map(|_| AtomicBool::new(false)).collect();
         let kernel = &self.program.functions[0];
         if code.get(kernel.start as usize).is_none() {
             return Err(Error::launch(&self.program.name, "the kernel is empty"));

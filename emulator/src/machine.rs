@@ -424,6 +424,11 @@ impl Run {
         for grid in &mut self.grids {
             let cost = u64::from(grid.cost);
             let before = grid.resident.len();
+            if let Some(shadow) = &mut self.shadow {
+                for block in grid.resident.iter().filter(|it| it.shared.threads == 0) {
+                    shadow.complete(grid.id, block.warps.iter().flat_map(|it| &it.agents));
+                }
+            }
             grid.resident.retain(|block| block.shared.threads > 0);
             let completed = (before - grid.resident.len()) as u64;
             if completed > 0 {

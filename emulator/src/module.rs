@@ -1,7 +1,8 @@
 //! Modules: PTX text with its kernels and variables.
 
 use core::fmt;
-use std::collections::HashMap;
+use core::sync::atomic::Ordering;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::decode::decode;
@@ -121,6 +122,26 @@ impl Module {
         functions
             .filter(|it| it.is_external)
             .map(|function| function.name.as_str())
+    }
+
+    /// Returns the lines that threads have executed since the module was parsed, of a kernel and of
+    /// the functions that it calls: their numbers and texts.
+    pub fn executed(&self, kernel: &str) -> Vec<(u32, String)> {
+        let programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(program) = programs.get(kernel) else {
+            return Vec::new();
+        };
+        let executed = program.code.iter().zip(&program.executed);
+        let lines: BTreeSet<u32> = executed
+            .filter(|(_, executed)| executed.load(Ordering::Relaxed))
+            .map(|(inst, _)| inst.line)
+            .collect();
+        let texts: Vec<&str> = program.text.lines().collect();
+        let text = |line: &u32| texts.get(line.saturating_sub(1) as usize).copied();
+        lines
+            .iter()
+            .map(|line| (*line, text(line).unwrap_or("").trim().to_owned()))
+            .collect()
     }
 
     pub(crate) fn program(&self, kernel: &str) -> Result<Arc<Program>> {

@@ -1,5 +1,6 @@
 //! Decoded kernels.
 
+use core::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 use crate::error::Site;
@@ -508,6 +509,8 @@ pub(crate) struct Program {
     /// The kernel is the first function.
     pub(crate) functions: Vec<Function>,
     pub(crate) code: Vec<Inst>,
+    /// True for each instruction that a thread has executed.
+    pub(crate) executed: Vec<AtomicBool>,
     pub(crate) constants: Vec<Row>,
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) calls: Vec<CallSite>,

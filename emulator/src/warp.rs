@@ -114,7 +114,7 @@ struct Problem {
     kind: FaultKind,
     lane: usize,
     detail: String,
-    other: Option<Site>,
+    other: Option<Box<Site>>,
 }
 
 impl Problem {
@@ -305,6 +305,7 @@ impl Warp {
         while executed < budget {
             let inst = &env.program.code[group.pc as usize];
             executed += 1;
+            env.program.executed[group.pc as usize].store(true, Ordering::Relaxed);
             let next = self
                 .execute(env, inst, &group, &mut values)
                 .map_err(|problem| self.fault(env, inst, problem))?;
@@ -349,7 +350,7 @@ impl Warp {
                 env.shared.number,
                 self.number * LANES as u32 + problem.lane as u32,
             ),
-            other: problem.other,
+            other: problem.other.map(|it| *it),
             seed: None,
         })
     }

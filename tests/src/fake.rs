@@ -106,6 +106,24 @@ impl Fake {
         Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) })
     }
 
+    /// Returns the lines of a kernel that the emulator has executed: their numbers after the
+    /// kernel's entry, and their texts.
+    ///
+    /// # Panics
+    /// Panics if the fake returns something else.
+    pub fn executed(&self, kernel: &CStr) -> Vec<(usize, String)> {
+        let query: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> usize =
+            self.find("fusewireCudaFakeExecuted");
+        // SAFETY: `kernel` points to a live C string, and `text` passes null or a buffer of `bytes`
+        // bytes.
+        let lines = Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) });
+        let parse = |line: &str| {
+            let (number, text) = line.split_once('\t').expect("a number and a text");
+            (number.parse().expect("a number"), text.to_owned())
+        };
+        lines.lines().map(parse).collect()
+    }
+
     /// Makes the `nth` subsequent call of the driver function `name` return the error `code`. `nth`
     /// is 1 for the next call; 0 removes the failures of the function that have not occurred.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {

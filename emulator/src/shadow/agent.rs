@@ -53,6 +53,9 @@ pub(crate) fn add_release(list: &mut Vec<Arc<Release>>, release: &Arc<Release>) 
     }
 }
 
+/// Number of releases of a thread that later writes of the same locations continue.
+const MANY_RELEASES: usize = 64;
+
 /// Bytes of a location.
 type Bounds = (Place, Bytes);
 
@@ -76,15 +79,13 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    pub(crate) fn new(position: Position, start: u64) -> Self {
+    /// Creates the state of a thread of a launch. `knowledge` is what happens before the launch.
+    pub(crate) fn new(position: Position, knowledge: &Arc<Knowledge>) -> Self {
         Self {
             position,
-            start,
+            start: knowledge.start,
             time: 1,
-            knowledge: Arc::new(Knowledge {
-                start,
-                ..Knowledge::default()
-            }),
+            knowledge: Arc::clone(knowledge),
             observed: Vec::new(),
             released: Vec::new(),
             fences: Vec::new(),
@@ -131,6 +132,9 @@ impl Agent {
         let release = self.release(scope);
         self.released
             .retain(|(it, old)| *it != at || old.scope > scope);
+        if self.released.len() == MANY_RELEASES {
+            self.released.remove(0);
+        }
         self.released.push((at, Arc::clone(&release)));
         release
     }
@@ -207,7 +211,7 @@ impl Agent {
     }
 }
 
-/// What the threads of a barrier know.
+/// Collects the knowledge of the threads that arrive at a barrier.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gathering {
     knowledge: Vec<Arc<Knowledge>>,
@@ -216,7 +220,7 @@ pub(crate) struct Gathering {
     passing: u32,
 }
 
-/// What the threads of a completed barrier know.
+/// The common knowledge of the threads of a completed barrier.
 #[derive(Clone, Debug)]
 pub(crate) struct Gathered {
     knowledge: Arc<Knowledge>,

@@ -26,9 +26,18 @@ pub(super) type Bytes = u8;
 
 /// Returns the bits of the bytes of a set in an 8-byte word.
 pub(super) fn bits(bytes: Bytes) -> u64 {
-    (0..8)
-        .filter(|at| bytes >> at & 1 != 0)
-        .fold(0, |all, at| all | 0xff << (8 * at))
+    const ALL: [u64; 256] = {
+        let mut all = [0; 256];
+        let mut at = 0;
+        while at < 256 * 8 {
+            if (at / 8) >> (at % 8) & 1 != 0 {
+                all[at / 8] |= 0xff << (8 * (at % 8));
+            }
+            at += 1;
+        }
+        all
+    };
+    ALL[usize::from(bytes)]
 }
 
 /// Strength and proxy of an access.
@@ -69,7 +78,7 @@ pub(super) struct Version {
     pub(super) content: u64,
     /// Releases that a read of this value observes.
     pub(super) releases: Vec<Arc<Release>>,
-    /// What happens before a strong write.
+    /// The writer's knowledge at a strong write.
     pub(super) trail: Option<Arc<Knowledge>>,
 }
 
@@ -106,7 +115,8 @@ pub(super) struct Cell {
     pub(super) versions: Vec<Version>,
     /// The last read of each thread.
     pub(super) reads: Vec<Read>,
-    /// The first read of each thread that returned a value, for the values that are kept.
+    /// The first read of each thread that has returned the value of a write, for each write that
+    /// is kept. With the newest values, strong reads only.
     pub(super) floors: Vec<Read>,
     /// Bytes whose content is known.
     known: Bytes,
@@ -203,22 +213,25 @@ impl Cell {
             needed
         });
         self.versions.reverse();
+        let versions = &self.versions;
+        self.floors
+            .retain(|it| versions.iter().any(|version| version.order == it.seen));
     }
 
-    /// Adds a read by a lane. With `floor`, also remembers which value it has returned.
-    pub(super) fn add_read(&mut self, read: Read, floor: bool) {
-        if floor {
-            let oldest = self.versions[0].order;
-            self.floors.retain(|it| it.seen > oldest);
-            let known = self.floors.iter().any(|it| {
-                (it.block, it.warp, it.seen) == (read.block, read.warp, read.seen)
-                    && it.bytes == read.bytes
-                    && it.lanes & read.lanes != 0
-            });
-            if !known && read.seen > oldest {
-                self.floors.push(read);
-            }
+    /// Remembers the write whose value a lane has read.
+    pub(super) fn add_floor(&mut self, read: Read) {
+        let known = self.floors.iter().any(|it| {
+            (it.block, it.warp, it.seen) == (read.block, read.warp, read.seen)
+                && (it.kind, it.bytes) == (read.kind, read.bytes)
+                && it.lanes & read.lanes != 0
+        });
+        if !known {
+            self.floors.push(read);
         }
+    }
+
+    /// Adds a read by a lane.
+    pub(super) fn add_read(&mut self, read: Read) {
         let mut merged = false;
         for it in &mut self.reads {
             if (it.block, it.warp, it.kind) != (read.block, read.warp, read.kind)
@@ -240,23 +253,37 @@ impl Cell {
     }
 }
 
-type Page = [Option<Box<Cell>>; PAGE];
+type Page = Box<[Option<Box<Cell>>; PAGE]>;
 
 /// The cells of memory that kernels have accessed.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
-    pages: HashMap<(u64, u64), Box<Page>>,
+    pages: Vec<Page>,
+    /// Index of each page, by memory and number.
+    indices: HashMap<(u64, u64), usize>,
+    /// The page of the last access.
+    last: Option<((u64, u64), usize)>,
 }
 
 impl Cells {
     pub(super) fn cell(&mut self, place: Place) -> &mut Cell {
         let number = place.offset / CELL;
         let page = (place.memory, number / PAGE as u64);
-        let cells = self
-            .pages
-            .entry(page)
-            .or_insert_with(|| Box::new([const { None }; PAGE]));
+        let index = match self.last {
+            Some((last, index)) if last == page => index,
+            _ => self.page(page),
+        };
+        let cells = &mut self.pages[index];
         cells[number as usize % PAGE].get_or_insert_with(|| Box::new(Cell::new()))
+    }
+
+    fn page(&mut self, page: (u64, u64)) -> usize {
+        let index = *self.indices.entry(page).or_insert_with(|| {
+            self.pages.push(Box::new([const { None }; PAGE]));
+            self.pages.len() - 1
+        });
+        self.last = Some((page, index));
+        index
     }
 
     /// Returns the number of pages.
@@ -266,19 +293,30 @@ impl Cells {
 
     /// Removes the cells whose accesses all satisfy a condition.
     pub(super) fn forget(&mut self, is_old: impl Fn(u32) -> bool) {
-        self.pages.retain(|_, page| {
+        let is_old = |cell: &Cell| {
+            cell.versions
+                .iter()
+                .all(|it| is_old(it.writer.thread.block))
+                && cell.reads.iter().all(|it| is_old(it.block))
+        };
+        let mut pages: Vec<_> = core::mem::take(&mut self.pages)
+            .into_iter()
+            .map(Some)
+            .collect();
+        self.last = None;
+        self.indices.retain(|_, index| {
+            let Some(mut page) = pages[*index].take() else {
+                return false;
+            };
             for slot in page.iter_mut() {
-                let old = slot.as_ref().is_some_and(|cell| {
-                    cell.versions
-                        .iter()
-                        .all(|it| is_old(it.writer.thread.block))
-                        && cell.reads.iter().all(|it| is_old(it.block))
-                });
-                if old {
-                    *slot = None;
-                }
+                slot.take_if(|cell| is_old(cell));
             }
-            page.iter().any(Option::is_some)
+            if page.iter().all(Option::is_none) {
+                return false;
+            }
+            *index = self.pages.len();
+            self.pages.push(page);
+            true
         });
     }
 }

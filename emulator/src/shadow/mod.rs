@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use self::agent::{Position, Release, add_release};
 use self::cell::{Bytes, Cell, Read, Version, bits};
-use self::clock::{Event, Thread};
+use self::clock::{Event, Knowledge, Thread, join};
 use crate::error::{FaultKind, Site};
 use crate::program::{Access, FenceKind, Order, Program, Scope};
 use crate::random::Random;
@@ -29,7 +29,7 @@ pub enum MemoryModel {
     /// memory that `ld.global.nc` reads are errors.
     #[default]
     Checked,
-    /// As `Checked`, but loads may return older values, as PTX's memory model permits. The
+    /// The checks of `Checked`. Loads may return older values, as PTX's memory model permits. The
     /// scheduler's random numbers select the values.
     Weak,
 }
@@ -62,11 +62,15 @@ pub(crate) struct World {
     blocks: Vec<BlockInfo>,
     /// Counts ends of launches.
     stamp: u64,
-    /// Start of each running launch.
-    starts: HashMap<u64, u64>,
+    /// Events before each running launch.
+    starts: HashMap<u64, Arc<Knowledge>>,
+    /// Knowledge of the completed blocks of running launches.
+    completed: HashMap<u64, Arc<Knowledge>>,
+    /// Events before launches that start now.
+    ended: Arc<Knowledge>,
     random: Random,
     pub(crate) round: u64,
-    /// What happens before later sequentially consistent fences, for each scope, device and block.
+    /// Releases by sequentially consistent fences, which later ones acquire.
     sequential: Vec<Arc<Release>>,
 }
 
@@ -83,7 +87,7 @@ pub(crate) struct Shadow {
 pub(crate) struct Violation {
     pub(crate) kind: FaultKind,
     pub(crate) detail: String,
-    pub(crate) other: Option<Site>,
+    pub(crate) other: Option<Box<Site>>,
 }
 
 /// An access of an element.
@@ -125,7 +129,7 @@ impl Element {
     }
 
     fn bytes(&self) -> Bytes {
-        ((1u16 << self.size) - 1 << (self.place.offset % 8)) as Bytes
+        (((1u16 << self.size) - 1) << (self.place.offset % 8)) as Bytes
     }
 
     /// Checks that a thread has written the element, if it is in shared memory.
@@ -160,6 +164,8 @@ impl Shadow {
             }],
             stamp: 1,
             starts: HashMap::new(),
+            completed: HashMap::new(),
+            ended: Arc::default(),
             random: Random::new(seed ^ 0x5eed),
             round: 0,
             sequential: Vec::new(),
@@ -173,7 +179,20 @@ impl Shadow {
 
     /// Registers the start of a launch.
     pub(crate) fn begin(&mut self, grid: u64) {
-        self.world.starts.insert(grid, self.world.stamp);
+        let world = &mut self.world;
+        let mut knowledge = (*world.ended).clone();
+        knowledge.start = world.stamp;
+        knowledge.forget(|block| world.is_old(block));
+        world.ended = Arc::new(knowledge);
+        world.starts.insert(grid, Arc::clone(&world.ended));
+    }
+
+    /// Registers the completion of a block with its threads.
+    pub(crate) fn complete<'a>(&mut self, grid: u64, agents: impl Iterator<Item = &'a Agent>) {
+        let all = self.world.completed.entry(grid).or_default();
+        for agent in agents {
+            join(all, &agent.knowledge);
+        }
     }
 
     /// Registers the end of a launch.
@@ -184,7 +203,11 @@ impl Shadow {
         }
         world.stamp += 1;
         world.starts.remove(&grid);
+        if let Some(completed) = world.completed.remove(&grid) {
+            join(&mut world.ended, &completed);
+        }
         if world.starts.is_empty() {
+            world.ended = Arc::default();
             world.blocks.truncate(1);
             world.sequential.clear();
             self.global = Cells::default();
@@ -212,14 +235,14 @@ impl Shadow {
             number,
             ended: u64::MAX,
         });
-        let start = world.starts.get(&grid).copied().unwrap_or(world.stamp);
+        let knowledge = world.starts.get(&grid).cloned().unwrap_or_default();
         let block = world.blocks.len() as u32 - 1;
         let agent = |thread| {
             let thread = Thread {
                 block,
                 number: thread as u16,
             };
-            Agent::new(Position { thread, device }, start)
+            Agent::new(Position { thread, device }, &knowledge)
         };
         (0..threads).map(agent).collect()
     }
@@ -228,7 +251,8 @@ impl Shadow {
 impl World {
     /// Returns true if the launch of a block ended before all running launches started.
     fn is_old(&self, block: u32) -> bool {
-        let oldest = self.starts.values().min().copied().unwrap_or(u64::MAX);
+        let oldest = self.starts.values().map(|it| it.start).min();
+        let oldest = oldest.unwrap_or(u64::MAX);
         self.blocks[block as usize].ended < oldest
     }
 
@@ -307,8 +331,9 @@ impl World {
     }
 
     fn add_read(&self, cell: &mut Cell, event: Event, element: &Element, seen: u32) {
-        if cell.reads.len() > MANY_READS {
+        if cell.reads.len().max(cell.floors.len()) > MANY_READS {
             cell.reads.retain(|it| !self.is_old(it.block));
+            cell.floors.retain(|it| !self.is_old(it.block));
         }
         let Thread { block, number } = event.thread;
         let read = Read {
@@ -321,7 +346,10 @@ impl World {
             pc: element.pc,
             seen,
         };
-        cell.add_read(read, self.weak);
+        if seen > 0 && (self.weak || element.kind.strong.is_some()) {
+            cell.add_floor(read);
+        }
+        cell.add_read(read);
     }
 
     /// Checks an access against the writes of a cell.
@@ -368,7 +396,7 @@ impl World {
                 && writer.mutual(first, reader, second)
                 && self.is_before(event, read.kind.alias, agent, element.kind.alias)
         };
-        cell.reads
+        cell.floors
             .iter()
             .filter(|read| read.seen == version.order)
             .any(|read| lanes(read.lanes).any(|lane| observes(read, lane)))
@@ -406,7 +434,7 @@ impl World {
         Violation {
             kind: FaultKind::ConstantChanged,
             detail: format!("the memory {what}"),
-            other: self.site(other, pc),
+            other: self.site(other, pc).map(Box::new),
         }
     }
 
@@ -424,7 +452,7 @@ impl World {
         Violation {
             kind: FaultKind::Race,
             detail: format!("races with another thread: {reason}"),
-            other: self.site(other, pc),
+            other: self.site(other, pc).map(Box::new),
         }
     }
 

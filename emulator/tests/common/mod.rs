@@ -282,3 +282,111 @@ pub fn triples(bits: u32) -> Vec<Vec<u64>> {
     }
     cases
 }
+
+/// A thread of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// Number of the launch.
+    pub launch: u32,
+    /// Number of the device.
+    pub device: u32,
+    /// Number of the block in the grid.
+    pub block: u32,
+    /// Number of the thread in the block.
+    pub thread: u32,
+}
+
+/// Relations of the threads of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On different devices.
+    Devices,
+    /// In different launches on one device.
+    Launches,
+    /// In different blocks of a launch.
+    Blocks,
+    /// In different warps of a block.
+    Warps,
+    /// In different lanes of a warp.
+    Lanes,
+}
+
+impl Place {
+    /// All relations.
+    pub const ALL: [Self; 5] = [
+        Self::Devices,
+        Self::Launches,
+        Self::Blocks,
+        Self::Warps,
+        Self::Lanes,
+    ];
+
+    /// Returns the n-th thread.
+    pub fn spot(self, number: u32) -> Spot {
+        let mut spot = Spot {
+            launch: 0,
+            device: 0,
+            block: 0,
+            thread: 0,
+        };
+        match self {
+            Self::Devices => (spot.launch, spot.device) = (number, number),
+            Self::Launches => spot.launch = number,
+            Self::Blocks => spot.block = number,
+            Self::Warps => spot.thread = 32 * number,
+            Self::Lanes => spot.thread = number,
+        }
+        spot
+    }
+
+    /// Returns the narrowest scope that contains all threads.
+    pub fn scope(self) -> &'static str {
+        match self {
+            Self::Devices => "sys",
+            Self::Launches | Self::Blocks => "gpu",
+            Self::Warps | Self::Lanes => "cta",
+        }
+    }
+}
+
+/// Returns the text of a kernel [`kernel_text`] whose threads `spots` execute `codes`. Other
+/// threads exit. Each code starts in a line of its own, and may use the label `LOOP`.
+pub fn program_text(params: usize, start: &str, parts: &[(Spot, String)]) -> String {
+    let mut body = format!("{start}\n");
+    for (at, (spot, _)) in parts.iter().enumerate() {
+        let Spot { block, thread, .. } = spot;
+        body += &format!(
+            "setp.eq.u32 %p31, %cta, {block}; setp.eq.and.u32 %p31, %thread, {thread}, %p31;\n\
+             @%p31 bra PART{at};\n"
+        );
+    }
+    body += "bra END;\n";
+    for (at, (_, code)) in parts.iter().enumerate() {
+        body += &format!(
+            "PART{at}:\n{}\nbra END;\n",
+            code.replace("LOOP", &format!("LOOP{at}"))
+        );
+    }
+    kernel_text("k", params, &(body + "END: ret;"))
+}
+
+/// Returns the launches of the threads of a program, each as a kernel without arguments, with its
+/// text.
+pub fn launches(params: usize, start: &str, parts: &[(Spot, String)]) -> Vec<(Kernel, String)> {
+    let count = parts.iter().map(|(spot, _)| spot.launch + 1).max();
+    let launch = |number| {
+        let parts: Vec<_> = parts
+            .iter()
+            .filter(|(spot, _)| spot.launch == number)
+            .cloned()
+            .collect();
+        let most = |f: fn(&Spot) -> u32| parts.iter().map(|(spot, _)| f(spot) + 1).max();
+        let text = program_text(params, start, &parts);
+        let kernel = Kernel::new(&module(&text), "k")
+            .device(parts[0].0.device)
+            .blocks(most(|it| it.block).expect("a launch has a thread"))
+            .threads(most(|it| it.thread).expect("a launch has a thread"));
+        (kernel, text)
+    };
+    (0..count.unwrap_or(0)).map(launch).collect()
+}

@@ -22,7 +22,7 @@ use super::{mix, on_fake, options, rank_1_never_launches, run};
 
 /// Environment of all tests: the emulator executes kernels on eight devices, with blocks of at most
 /// 64 threads.
-const EMULATED: [(&str, &str); 5] = [
+pub(crate) const EMULATED: [(&str, &str); 5] = [
     ("FUSEWIRE_FAKE_GPU", "ptx"),
     ("FUSEWIRE_CUDA_FAKE_DEVICES", "8"),
     ("FUSEWIRE_CUDA_FAKE_THREADS", "64"),

@@ -3,12 +3,14 @@
 
 mod calls;
 mod emulated;
+mod mutants;
 mod peers;
 mod several;
 mod shapes;
 mod streams;
 
 use core::time::Duration;
+use std::path::Path;
 use std::time::Instant;
 
 use fusewire::{
@@ -34,7 +36,20 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
+    let all = fake_environment(folder.path(), environment);
+    let started = Instant::now();
+    let mut child = start(test, "fake", &all);
+    let said = child.next_report(TEST_TIMEOUT);
+    assert_eq!(said.as_deref(), Ok("done"), "{test}");
+    child
+        .succeed(TEST_TIMEOUT)
+        .expect("success after its report");
+    println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
+}
+
+/// Installs the fake in `folder`. Returns the environment of a child process that uses it.
+fn fake_environment(folder: &Path, environment: &[(&str, &str)]) -> Vec<(String, String)> {
+    fusewire_cuda_fake::install(folder).expect("the fake, built with this test");
     // Stand-ins for the images that `fusewire-build` builds from user crates. They have no code for
     // the emulator.
     let emulated = environment.contains(&("FUSEWIRE_FAKE_GPU", "ptx"));
@@ -45,9 +60,9 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     for (name, kernels) in stand_ins.into_iter().filter(|_| !emulated) {
         let target = if name.contains("sm_90") { 90 } else { 80 };
         let image = fusewire_cuda_fake::stand_in(fusewire_cuda_fake::kernels_of(kernels), target);
-        std::fs::write(folder.path().join(name), image).expect("an image");
+        std::fs::write(folder.join(name), image).expect("an image");
     }
-    let path = folder.path().display().to_string();
+    let path = folder.display().to_string();
     let mut all = vec![
         ("LD_LIBRARY_PATH".to_owned(), path.clone()),
         ("FUSEWIRE_IMAGES".to_owned(), path),
@@ -58,14 +73,7 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
     for (name, value) in environment {
         all.push(((*name).to_owned(), (*value).to_owned()));
     }
-    let started = Instant::now();
-    let mut child = start(test, "fake", &all);
-    let said = child.next_report(TEST_TIMEOUT);
-    assert_eq!(said.as_deref(), Ok("done"), "{test}");
-    child
-        .succeed(TEST_TIMEOUT)
-        .expect("success after its report");
-    println!("{test}: {:.1} s", started.elapsed().as_secs_f64());
+    all
 }
 
 fn run(runner: &dyn Runner, setup: Setup, list: &str) {

@@ -5,6 +5,7 @@
 use core::ffi::{CStr, c_char};
 
 use crate::core::context::current;
+use crate::core::emulated;
 use crate::core::record;
 use crate::core::stream::Stream;
 
@@ -133,4 +134,25 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunches(
     // `write_text` requires.
     unsafe { super::device::write_text(buffer, bytes, &launches) };
     launches.len()
+}
+
+/// Writes the lines of a kernel that the emulator has executed into `buffer`, as
+/// [`fusewireCudaFakeReport`] does. Each line has the number of the PTX line after the kernel's
+/// entry, a tabulator, and the text.
+///
+/// # Safety
+/// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn fusewireCudaFakeExecuted(
+    kernel: *const c_char,
+    buffer: *mut c_char,
+    bytes: usize,
+) -> usize {
+    // SAFETY: the caller guarantees that `kernel` is null or a live C string.
+    let lines = emulated::executed(unsafe { text(kernel) });
+    // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
+    // `write_text` requires.
+    unsafe { super::device::write_text(buffer, bytes, &lines) };
+    lines.len()
 }

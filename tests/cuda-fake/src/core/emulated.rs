@@ -1,7 +1,9 @@
 //! Execution of PTX by the emulator.
 
+use core::fmt::Write;
 use core::time::Duration;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use fusewire::cpu::Grid;
@@ -113,9 +115,12 @@ unsafe impl Memory for DeviceMemory {
     }
 }
 
+static MODULES: Mutex<BTreeMap<String, Weak<Module>>> = Mutex::new(BTreeMap::new());
+
 /// Reads the text of an image. Images with the same text share the decoded kernels.
 pub(crate) fn parse(text: &str) -> Result<Arc<Module>, Error> {
-    static MODULES: Mutex<BTreeMap<String, Weak<Module>>> = Mutex::new(BTreeMap::new());
+    let patched = patched(text);
+    let text = patched.as_deref().unwrap_or(text);
     let mut modules = lock(&MODULES);
     if let Some(module) = modules.get(text).and_then(Weak::upgrade) {
         return Ok(module);
@@ -124,6 +129,36 @@ pub(crate) fn parse(text: &str) -> Result<Arc<Module>, Error> {
     modules.retain(|_, module| module.strong_count() > 0);
     modules.insert(text.to_owned(), Arc::downgrade(&module));
     Ok(module)
+}
+
+/// Applies `FUSEWIRE_CUDA_FAKE_PATCH`, `FILE:LINE`: replaces a line of the PTX text by the content
+/// of a file, if it has the number `LINE` after the entry of the kernel that the file's name names.
+fn patched(text: &str) -> Option<String> {
+    let patch = variable("PATCH")?;
+    let (file, line) = patch.rsplit_once(':')?;
+    let kernel = Path::new(file).file_name()?.to_str()?;
+    let mut lines: Vec<&str> = text.lines().collect();
+    let entry = format!(".entry {kernel}(");
+    let start = lines.iter().position(|line| line.contains(&entry))?;
+    let replacement = std::fs::read_to_string(file).ok()?;
+    *lines.get_mut(start + line.parse::<usize>().ok()?)? = &replacement;
+    Some(lines.join("\n"))
+}
+
+/// Returns the lines of a kernel that threads have executed, as lines with the number after the
+/// kernel's entry, a tabulator, and the text.
+pub(crate) fn executed(kernel: &str) -> String {
+    let mut lines = String::new();
+    for (text, module) in &*lock(&MODULES) {
+        let entry = format!(".entry {kernel}(");
+        let start = text.lines().position(|line| line.contains(&entry));
+        if let (Some(start), Some(module)) = (start, module.upgrade()) {
+            for (line, text) in module.executed(kernel) {
+                let _ = writeln!(lines, "{}\t{text}", i64::from(line) - 1 - start as i64);
+            }
+        }
+    }
+    lines
 }
 
 /// A launch that the emulator executes.
