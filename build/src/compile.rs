@@ -8,7 +8,7 @@ use crate::project::Project;
 use crate::sources::{self, Hash};
 use crate::text::ir;
 use crate::toolchain::Toolchain;
-use crate::{Error, Options, Result, Target, Vendor, edit, files, process, recipe};
+use crate::{Error, Options, Result, Target, Vendor, edit, files, process, recipe, waits};
 
 /// The files that a compilation wrote.
 #[derive(Clone, Debug)]
@@ -34,8 +34,8 @@ pub struct Part {
     pub name: String,
     /// PTX, or AMD assembly.
     pub assembly: PathBuf,
-    /// The file that a driver loads: PTX or a code object. `None` for an AMD target if `ld.lld` is
-    /// missing.
+    /// The file that a driver loads: PTX or a code object. `None` for an AMD target if
+    /// [`Toolchain::amd`] is missing.
     pub image: Option<PathBuf>,
 }
 
@@ -107,7 +107,7 @@ impl Part {
             Vendor::Amd => Self {
                 name: name.to_owned(),
                 assembly: file("s"),
-                image: toolchain.lld.is_ok().then(|| file("co")),
+                image: toolchain.amd.is_ok().then(|| file("co")),
             },
         }
     }
@@ -290,19 +290,33 @@ pub(crate) fn assemble_lines(
     compiled: &Compilation,
     module: &str,
 ) -> Result<PathBuf> {
-    let target = compiled.target;
     let input = compiled.ir.with_file_name("numbered.ll");
     let output = compiled.ir.with_file_name("numbered.s");
     files::write(&input, module)?;
-    process::run(
-        &format!("llc with line tables for {target}"),
-        process::clean(&toolchain.llc)
-            .args(recipe::llc(target, "asm"))
-            .arg(&input)
-            .arg("-o")
-            .arg(&output),
-    )?;
+    llc(toolchain, compiled.target, "line tables", &input, &output)?;
     Ok(output)
+}
+
+/// Generates assembly for the IR or bitcode `input`. For AMD, inserts the waits that LLVM omits.
+fn llc(
+    toolchain: &Toolchain,
+    target: Target,
+    name: &str,
+    input: &Path,
+    output: &Path,
+) -> Result<()> {
+    process::run(
+        &format!("llc of {name} for {target}"),
+        process::clean(&toolchain.llc)
+            .args(recipe::llc(target))
+            .arg(input)
+            .arg("-o")
+            .arg(output),
+    )?;
+    match target.vendor() {
+        Vendor::Nvidia => Ok(()),
+        Vendor::Amd => files::write(output, waits::insert(&files::read(output)?)),
+    }
 }
 
 /// File name of the linked module, which has line tables.
@@ -315,8 +329,8 @@ fn public(kernels: &[String]) -> String {
     format!("--internalize-public-api-list={}", kernels.join(","))
 }
 
-/// Makes the image of one family: opt extracts the family, llc generates code and, for AMD, ld.lld
-/// links the code object.
+/// Makes the image of one family: opt extracts the family, llc generates assembly and, for AMD,
+/// llvm-mc assembles it and ld.lld links the code object.
 fn generate(
     toolchain: &Toolchain,
     folder: &Path,
@@ -335,23 +349,23 @@ fn generate(
             .arg("-o")
             .arg(&bitcode),
     )?;
-    let llc = |kind: &str, to: &Path| {
-        process::run(
-            &format!("llc of {name} for {target}"),
-            process::clean(&toolchain.llc)
-                .args(recipe::llc(target, kind))
-                .arg(&bitcode)
-                .arg("-o")
-                .arg(to),
-        )
-    };
-    llc("asm", &part.assembly)?;
-    if let (Vendor::Amd, Ok(lld), Some(image)) = (target.vendor(), &toolchain.lld, &part.image) {
+    llc(toolchain, target, name, &bitcode, &part.assembly)?;
+    if let (Vendor::Amd, Ok(tools), Some(image)) = (target.vendor(), &toolchain.amd, &part.image) {
+        let input = folder.join(format!("{name}.mc.s"));
         let object = folder.join(format!("{name}.o"));
-        llc("obj", &object)?;
+        let assembly = files::read(&part.assembly)?;
+        files::write(&input, waits::encodable(target, &assembly))?;
+        process::run(
+            &format!("llvm-mc of {name} for {target}"),
+            process::clean(&tools.llvm_mc)
+                .args(recipe::llvm_mc(target))
+                .arg(&input)
+                .arg("-o")
+                .arg(&object),
+        )?;
         process::run(
             &format!("ld.lld of {name} for {target}"),
-            process::clean(lld)
+            process::clean(&tools.lld)
                 .arg("-shared")
                 .arg(&object)
                 .arg("-o")

@@ -42,7 +42,7 @@ pub struct Image {
 pub struct ImageFile {
     /// The family of kernels, or the package.
     pub name: String,
-    /// Path of the file; `None` for an AMD target if `ld.lld` is missing.
+    /// Path of the file; `None` for an AMD target if `llvm-mc` or `ld.lld` is missing.
     pub path: Option<PathBuf>,
     /// The kernels in the file.
     pub entries: Vec<String>,

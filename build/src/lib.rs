@@ -29,12 +29,14 @@
 //! - [`verify`] has the rules for images. Each rule is a function from an [`Image`] to violations.
 //! - [`native`] has the rules for native code.
 //! - [`controls`] has kernels that break one rule each.
+//! - [`code_objects`] disassembles and checks the AMD images that the host library includes.
 //! - [`portable`] writes the images that the host library includes, and compares them with new
 //!   builds.
 //! - [`sources`] hashes the inputs of images.
 //! - [`divergence`] analyzes the control flow of compiler output, and [`text`] parses compiler
 //!   output.
 
+pub mod code_objects;
 pub mod compile;
 pub mod controls;
 pub mod divergence;
@@ -58,6 +60,7 @@ mod tokens;
 pub mod toolchain;
 pub mod verify;
 mod violation;
+mod waits;
 
 pub use self::compile::{Compilation, compile};
 pub use self::error::{Error, Result};

@@ -124,7 +124,7 @@ impl ImageSet {
             for part in &image.files {
                 let Some(path) = &part.path else {
                     return Err(Error::Project(format!(
-                        "{} for {} was not linked: ld.lld is missing",
+                        "{} for {} was not linked: llvm-mc or ld.lld is missing",
                         part.name, image.target
                     )));
                 };
@@ -245,9 +245,7 @@ impl ImageSet {
                 add(&image.file, "it is missing".to_owned());
                 continue;
             };
-            match files::read_bytes(&folder.join(&image.file))
-                .and_then(|packed| unpack(&packed, before.bytes))
-            {
+            match contents(folder, before) {
                 Err(error) => add(&image.file, error.to_string()),
                 Ok(bytes) if sha256(&bytes) != before.sha256 => add(
                     &image.file,
@@ -347,6 +345,14 @@ pub fn pack(bytes: &[u8]) -> Result<Vec<u8>> {
             writer.finish()
         })
         .map_err(|error| damaged("cannot be compressed", &error))
+}
+
+/// Reads and unpacks an image in `folder`.
+///
+/// # Errors
+/// [`Error::File`] if the file cannot be read, [`Error::Parse`] if it is damaged.
+pub(crate) fn contents(folder: &Path, image: &PackedImage) -> Result<Vec<u8>> {
+    unpack(&files::read_bytes(&folder.join(&image.file))?, image.bytes)
 }
 
 /// Unpacks an image. Fails if the unpacked image does not have exactly `bytes` bytes.

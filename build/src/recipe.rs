@@ -77,13 +77,13 @@ pub(crate) fn rustflags(target: Target, options: &Options) -> String {
 pub(crate) const CODE_OBJECT: u32 = 5;
 
 /// Returns the arguments of llc, except the file names.
-pub(crate) fn llc(target: Target, kind: &str) -> Vec<String> {
+pub(crate) fn llc(target: Target) -> Vec<String> {
     let mut arguments = vec![
         "-O3".to_owned(),
         "-fp-contract=off".to_owned(),
         format!("-mcpu={target}"),
         format!("-mattr={}", target.features()),
-        format!("-filetype={kind}"),
+        "-filetype=asm".to_owned(),
         // Omits comments from PTX, because drivers load the text and a third of it would be
         // comments.
         format!("-asm-verbose={}", target.vendor() == Vendor::Amd),
@@ -92,4 +92,13 @@ pub(crate) fn llc(target: Target, kind: &str) -> Vec<String> {
         arguments.push(format!("--amdhsa-code-object-version={CODE_OBJECT}"));
     }
     arguments
+}
+
+/// Returns the arguments of llvm-mc for an AMD target, except the file names.
+pub(crate) fn llvm_mc(target: Target) -> [String; 3] {
+    [
+        format!("-triple={}", target.vendor().triple()),
+        format!("-mcpu={target}"),
+        "-filetype=obj".to_owned(),
+    ]
 }

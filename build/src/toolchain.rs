@@ -57,8 +57,17 @@ pub struct Toolchain {
     pub opt: PathBuf,
     /// `llc`.
     pub llc: PathBuf,
-    /// `ld.lld`, which links code objects for AMD. Other targets do not need it.
-    pub lld: core::result::Result<PathBuf, MissingTool>,
+    /// The tools that only AMD targets need.
+    pub amd: core::result::Result<AmdTools, MissingTool>,
+}
+
+/// The tools that make code objects from assembly.
+#[derive(Clone, Debug)]
+pub struct AmdTools {
+    /// `llvm-mc`.
+    pub llvm_mc: PathBuf,
+    /// `ld.lld`.
+    pub lld: PathBuf,
 }
 
 const DEBIAN: &str = "apt-get install rustc-web cargo-web rust-web-src llvm-22 lld-22";
@@ -107,12 +116,15 @@ impl Toolchain {
                 .find(|line| line.contains("LLVM version") || line.contains("LLD"));
             line.unwrap_or("of unknown version").trim().to_owned()
         };
-        let lld = self.lld.as_ref().map_or_else(
-            |_| "no ld.lld".to_owned(),
-            |lld| format!("ld.lld: {}", version(lld)),
+        let amd = self.amd.as_ref().map_or_else(
+            |_| "no llvm-mc or ld.lld".to_owned(),
+            |amd| {
+                let (mc, lld) = (version(&amd.llvm_mc), version(&amd.lld));
+                format!("llvm-mc: {mc}; ld.lld: {lld}")
+            },
         );
         format!(
-            "{}, LLVM {}; opt: {}; llc: {}; {lld}",
+            "{}, LLVM {}; opt: {}; llc: {}; {amd}",
             self.version.lines().next().unwrap_or_default(),
             field(&self.version, "LLVM version: ").unwrap_or_default(),
             version(&self.opt),
@@ -190,11 +202,13 @@ impl Toolchain {
             tool("llc"),
         );
         let lld = find_llvm("ld.lld", llvm, &bundled)
-            .or_else(|| Some(bundled.join("gcc-ld/ld.lld")).filter(|path| path.exists()))
+            .or_else(|| Some(bundled.join("gcc-ld/ld.lld")).filter(|path| path.exists()));
+        let amd = find_llvm("llvm-mc", llvm, &bundled)
+            .and_then(|llvm_mc| Some(AmdTools { llvm_mc, lld: lld? }))
             .ok_or_else(|| MissingTool {
-                piece: format!("ld.lld of LLVM {llvm} (links AMD code objects)"),
-                reason: "it is not in $PATH".to_owned(),
-                install: format!("apt-get install lld-{llvm}"),
+                piece: format!("llvm-mc or ld.lld of LLVM {llvm} (make AMD code objects)"),
+                reason: "it is not in $PATH; rustup does not provide llvm-mc".to_owned(),
+                install: format!("apt-get install llvm-{llvm} lld-{llvm}"),
             });
         if !missing.is_empty() {
             return Err(missing);
@@ -209,7 +223,7 @@ impl Toolchain {
             llvm_link,
             opt,
             llc,
-            lld,
+            amd,
         })
     }
 }
@@ -263,6 +277,31 @@ pub fn find_objdump() -> core::result::Result<PathBuf, MissingTool> {
             piece: "objdump".to_owned(),
             reason: "neither objdump nor llvm-objdump is in $PATH".to_owned(),
             install: "apt-get install binutils".to_owned(),
+        })
+}
+
+/// Finds `llvm-objdump` of LLVM 18 or newer, which disassembles code objects for all AMD targets,
+/// in `$FUSEWIRE_LLVM_BIN` or `$PATH`.
+///
+/// # Errors
+/// Returns the missing tool.
+pub fn find_llvm_objdump() -> core::result::Result<PathBuf, MissingTool> {
+    let given = std::env::var_os("FUSEWIRE_LLVM_BIN");
+    let given = given.map(|folder| Path::new(&folder).join("llvm-objdump"));
+    let is_new = |path: &PathBuf| {
+        let said = ask(path, &["--version"]).unwrap_or_default();
+        let version = said.split_once("LLVM version ").map(|(_, rest)| rest);
+        let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+        major.is_some_and(|major| major >= 18)
+    };
+    [given, in_path("llvm-objdump-22"), in_path("llvm-objdump")]
+        .into_iter()
+        .flatten()
+        .find(is_new)
+        .ok_or_else(|| MissingTool {
+            piece: "llvm-objdump of LLVM 18 or newer (disassembles AMD code objects)".to_owned(),
+            reason: "it is neither in $FUSEWIRE_LLVM_BIN nor in $PATH".to_owned(),
+            install: "apt-get install llvm-22".to_owned(),
         })
 }
 

@@ -95,8 +95,8 @@ fn lines_and_comments_do_not_reach_an_image() {
             let compiled = compile(&toolchain, &project, target, &options).expect("an image");
             assert!(!compiled.cached, "the second source was not compiled");
             let part = &compiled.parts[0];
-            // Without ld.lld, there is no code object, so the test compares the assembly. Source
-            // lines that reach the image are also in the assembly.
+            // Without llvm-mc and ld.lld, there is no code object, so the test compares the
+            // assembly. Source lines that reach the image are also in the assembly.
             let path = part.image.as_ref().unwrap_or(&part.assembly);
             std::fs::read(path).expect("an image")
         };

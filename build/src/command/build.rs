@@ -94,9 +94,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         for part in &image.files {
             let Some(from) = &part.path else {
                 anyhow::bail!(
-                    "{target} needs ld.lld\n{}",
+                    "{target} needs llvm-mc and ld.lld\n{}",
                     toolchain
-                        .lld
+                        .amd
                         .as_ref()
                         .err()
                         .map(ToString::to_string)

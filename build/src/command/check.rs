@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use fusewire_build::code_objects;
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::findings::{Finding, findings};
 use fusewire_build::host::{self, Host};
 use fusewire_build::project::{Exemption, Project};
-use fusewire_build::verify;
+use fusewire_build::verify::{self, amd};
 use fusewire_build::{
     Error, Image, Options, Target, Toolchain, Vendor, compile, native, toolchain,
 };
@@ -121,6 +122,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let (Some(host), false) = (&host, arguments.multi_rank_grid) {
         check_native(&project, host, &mut report, arguments)?;
     }
+    if !arguments.native && !arguments.multi_rank_grid && project.name == "fusewire-kernels" {
+        check_code_objects(&project, &mut report, arguments)?;
+    }
     if !arguments.native {
         check_images(&project, host.as_ref(), &mut report, arguments)?;
     }
@@ -191,6 +195,49 @@ fn check_native(
     Ok(())
 }
 
+/// Checks the AMD images that the host library includes.
+fn check_code_objects(
+    project: &Project,
+    report: &mut Report,
+    arguments: &Arguments,
+) -> anyhow::Result<()> {
+    let mut targets = Target::list(&arguments.target)?;
+    targets.retain(|target| target.vendor() == Vendor::Amd);
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let objdump = match toolchain::find_llvm_objdump() {
+        Ok(objdump) => objdump,
+        Err(missing) => {
+            report.skip("amdgcn", &missing.to_string());
+            return Ok(());
+        }
+    };
+    let folder = project.workspace.join("host/images");
+    let scratch = project.target.join("fusewire-code-objects");
+    let mut objects = Vec::new();
+    for target in targets {
+        objects.extend(code_objects::read(&folder, target, &objdump, &scratch)?);
+    }
+    for allow in amd::exemptions() {
+        println!(
+            "allowed: {} in {}: {}",
+            allow.rule, allow.kernel, allow.reason
+        );
+    }
+    let kernels: usize = objects.iter().map(|object| object.kernels.len()).sum();
+    println!(
+        "amdgcn: {kernels} kernels in {} committed images",
+        objects.len()
+    );
+    for (file, violations) in code_objects::check(&objects) {
+        let findings: Vec<Finding> = violations.into_iter().map(Finding::from).collect();
+        print_findings("FAIL", file, &findings, arguments.verbose);
+        report.violations += findings.len();
+    }
+    Ok(())
+}
+
 fn check_images(
     project: &Project,
     host: Option<&Host>,
@@ -246,7 +293,7 @@ fn check_images(
         fusewire_build::Result::Ok((image, findings))
     });
     for (&target, image) in targets.iter().zip(images) {
-        if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.lld) {
+        if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.amd) {
             report.skip("amdgcn", &missing.to_string());
         }
         let (mut image, findings) = image?;

@@ -26,7 +26,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
             ] {
                 println!("      {name:<10} {}", path.display());
             }
-            optional("ld.lld", "AMD code objects", found.lld);
+            let amd = found.amd.map(|amd| amd.llvm_mc);
+            optional("llvm-mc, ld.lld", "AMD code objects", amd);
         }
         Err(Error::Toolchain(missing)) => {
             println!("--  device tool chain: none; install the missing tools of one of these");

@@ -2,5 +2,6 @@
 
 pub mod amd;
 pub mod assembly;
+pub mod disassembly;
 pub mod ir;
 pub mod ptx;

@@ -3,6 +3,7 @@
 //! Every rule is a function from an [`Image`] to violations. Every rule has a negative control
 //! ([`crate::controls`]): a kernel that breaks the rule, which the rule must report.
 
+pub mod amd;
 mod arguments;
 mod atomics;
 mod barriers;
@@ -158,6 +159,7 @@ pub fn advice(rule: &str) -> &'static str {
     let device = RULES.iter().map(|rule| (rule.name, rule.advice));
     device
         .chain(native::ADVICE.iter().copied())
+        .chain(amd::ADVICE.iter().copied())
         .find(|(name, _)| *name == rule)
         .map_or("", |(_, advice)| advice)
 }
