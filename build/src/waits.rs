@@ -3,7 +3,7 @@
 //! - after a write-back, if no other access is outstanding (llvm/llvm-project#178316 fixes it in
 //!   LLVM 23). Without it, a signal can become visible before the data that it publishes;
 //! - in a fence in a loop, if the only outstanding accesses are of the previous iteration
-//!   (llvm/llvm-project#220357). Such a fence ends with an invalidation or a barrier.
+//!   (llvm/llvm-project#220356). Such a fence ends with an invalidation or a barrier.
 //!
 //! Delete this module, and generate objects by llc again, when the tool chain's LLVM has both
 //! fixes: [`crate::verify::amd`] then finds no violation in images that are built without it.

@@ -142,6 +142,9 @@
 //!   line. [`Module::decode_all`] finds such instructions at once.
 //! - **Memory**: Global memory is memory of the process, which the emulator accesses with atomic
 //!   operations. The host and other processes may access it while kernels are running.
+//! - **Memory model**: By default, races, reads of uninitialised shared memory, and writes of memory
+//!   that `ld.global.nc` reads are errors. With [`MemoryModel::Weak`], loads may return older values,
+//!   as PTX's memory consistency model permits.
 //! - **Arithmetic**: Floating-point instructions return the bits that PTX defines, with rounding
 //!   modes and flushing of denormals. The emulator computes `.approx` functions in f64 and rounds
 //!   once. The last bits of a GPU can differ.
@@ -155,11 +158,8 @@
 //!
 //! # Limits
 //!
-//! - The memory model is not weak. One thread at a time executes instructions, in program order, on
-//!   the memory of an x86 processor. Scopes have no effect.
-//! - The emulator finds no races and no reads of uninitialised shared memory. Shared memory
-//!   initially contains the byte 0xcb.
-//! - The emulator does not check that memory which `ld.global.nc` reads stays unchanged.
+//! - Each thread executes its instructions in program order. Races of kernels with the host and with
+//!   other processes are not reported.
 //! - Textures, tensor instructions, `cp.async`, `mbarrier`, clusters, 128-bit atomics and functions
 //!   of the CUDA driver such as `vprintf` are not supported.
 //! - `griddepcontrol` has no effect. `%clock` counts the instructions of all launches.
@@ -190,4 +190,4 @@ pub use launch::{Counts, Launch};
 pub use machine::{Config, IdleTime, Machine, Scheduler};
 pub use memory::{Memory, Range, Replica};
 pub use module::{Entry, KernelParam, LoadedModule, Module};
-pub use shadow::MemoryModel;
+pub use shadow::{LaunchOrder, MemoryModel};

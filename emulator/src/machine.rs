@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::module::LoadedModule;
 use crate::random::Random;
 use crate::report;
-use crate::shadow::{MemoryModel, Shadow};
+use crate::shadow::{LaunchOrder, MemoryModel, Shadow};
 use crate::warp::{Choice, Env};
 
 /// The order in which the warps of all launches execute.
@@ -59,6 +59,8 @@ pub struct Config {
     pub hang_after_virtual: Duration,
     /// The values that loads return, and the checks of accesses.
     pub memory: MemoryModel,
+    /// The launches that happen before a launch.
+    pub order: LaunchOrder,
 }
 
 impl Default for Config {
@@ -70,6 +72,7 @@ impl Default for Config {
             hang_after: Duration::from_secs(120),
             hang_after_virtual: Duration::from_secs(3600),
             memory: MemoryModel::default(),
+            order: LaunchOrder::default(),
         }
     }
 }
@@ -101,7 +104,8 @@ impl Machine {
         Self {
             run: Mutex::new(Run {
                 random: Random::new(seed),
-                shadow: Shadow::new(config.memory, seed),
+                paused: (0, 0),
+                shadow: Shadow::new(config.memory, config.order, seed),
                 config,
                 grids: Vec::new(),
                 used: HashMap::new(),
@@ -230,6 +234,8 @@ struct Run {
     /// Cost of the resident blocks of each device.
     used: HashMap<u32, u64>,
     random: Random,
+    /// A launch that pauses under the random scheduler, and for how many rounds.
+    paused: (u64, u64),
     shadow: Option<Shadow>,
     /// The virtual clock in nanoseconds.
     now: u64,
@@ -261,7 +267,7 @@ impl Run {
     /// Adds a launch.
     fn begin(&mut self, grid: Grid) {
         if let Some(shadow) = &mut self.shadow {
-            shadow.begin(grid.id);
+            shadow.begin(grid.id, grid.device);
         }
         self.grids.push(grid);
     }
@@ -284,10 +290,9 @@ impl Run {
         let mut longest = 0;
         if random {
             self.random.shuffle(&mut order);
-            // Sometimes a launch does not execute for a number of slices.
-            let skipped = self.random.below(2 * self.grids.len() as u64 + 1) as usize;
+            let paused = self.pause();
             for &(grid, block, warp) in &order {
-                if grid == skipped || self.random.below(4) == 0 {
+                if paused == Some(self.grids[grid].id) || self.random.below(4) == 0 {
                     continue;
                 }
                 let budget = [1, 4, 16, 64, 256][self.random.below(5) as usize];
@@ -332,6 +337,20 @@ impl Run {
             self.rest();
         }
         removed
+    }
+
+    /// Returns the launch that does not execute in this round. Launches pause for up to 64 rounds, as
+    /// long as the others make progress.
+    fn pause(&mut self) -> Option<u64> {
+        let (grid, rounds) = self.paused;
+        if rounds > 0 && self.idle.is_none() {
+            self.paused.1 -= 1;
+            return Some(grid);
+        }
+        let count = self.grids.len() as u64;
+        let chosen = self.grids.get(self.random.below(4 * count) as usize)?;
+        self.paused = (chosen.id, 1 << self.random.below(7));
+        Some(chosen.id)
     }
 
     /// Executes a slice of a warp: mostly the lanes with the lowest program counter, sometimes the
@@ -469,7 +488,7 @@ impl Run {
             }
             if grid.is_complete() {
                 if let Some(shadow) = shadow {
-                    shadow.end(grid.id);
+                    shadow.end(grid.id, grid.device);
                 }
                 grid.ticket.finish(Ok(grid.counts));
                 return false;
@@ -600,7 +619,7 @@ fn end(
     grid.waiting.clear();
     if grid.ticket.result().is_none() {
         if let Some(shadow) = shadow {
-            shadow.end(grid.id);
+            shadow.end(grid.id, grid.device);
         }
         grid.ticket.finish(result);
     }

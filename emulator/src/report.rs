@@ -1,8 +1,8 @@
 //! Descriptions of what the threads of a block wait for.
 
 use crate::launch::{Block, Grid};
-use crate::row::LANES;
-use crate::warp::{Wait, lanes};
+use crate::row::{LANES, lanes};
+use crate::warp::Wait;
 
 /// Describes what the threads of a block wait for: one line for each group of threads of a warp at
 /// the same instruction.

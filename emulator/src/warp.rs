@@ -16,7 +16,7 @@ use crate::float::{self, Format};
 use crate::memory::View;
 use crate::module::LoadedModule;
 use crate::program::{Atomic, Conversion, Inst, NO_REG, Op, Program, Reg, Special, Src};
-use crate::row::{LANES, Row};
+use crate::row::{LANES, Row, lanes};
 use crate::shadow::{Agent, Shadow, Violation};
 
 /// Value of a register that a shuffle reads from a lane outside of its mask.
@@ -135,15 +135,6 @@ impl Problem {
             other: violation.other,
         }
     }
-}
-
-/// Iterates over the lanes of a mask.
-pub(crate) fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
-    core::iter::from_fn(move || {
-        let lane = (mask != 0).then(|| mask.trailing_zeros() as usize)?;
-        mask &= mask - 1;
-        Some(lane)
-    })
 }
 
 /// Effect of an instruction on the program counters.

@@ -4,54 +4,8 @@ use std::sync::Arc;
 
 use super::cell::{Bytes, Place};
 use super::clock::{Clock, Event, Knowledge, Thread, join};
+use super::release::{Position, Release, add_release};
 use crate::program::Scope;
-
-/// The position of a thread in the scopes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Position {
-    pub(crate) thread: Thread,
-    pub(crate) device: u32,
-}
-
-impl Position {
-    /// Returns true if a scope of this thread contains another thread.
-    fn reaches(self, scope: Scope, other: Self) -> bool {
-        match scope {
-            Scope::Cta => self.thread.block == other.thread.block,
-            Scope::Gpu => self.device == other.device,
-            Scope::Sys => true,
-        }
-    }
-
-    /// Returns true if the scopes of two operations contain each other's thread.
-    pub(crate) fn mutual(self, scope: Scope, other: Self, others: Scope) -> bool {
-        self.reaches(scope, other) && other.reaches(others, self)
-    }
-}
-
-/// A release by a thread, or by several threads of a block: what happens before it, and its scope.
-#[derive(Clone, Debug)]
-pub(crate) struct Release {
-    pub(crate) by: Position,
-    pub(crate) scope: Scope,
-    pub(crate) knowledge: Arc<Knowledge>,
-}
-
-/// Adds a release to a list, which has one entry for each block and scope.
-pub(crate) fn add_release(list: &mut Vec<Arc<Release>>, release: &Arc<Release>) {
-    let same = |it: &&mut Arc<Release>| {
-        it.by.thread.block == release.by.thread.block && it.scope == release.scope
-    };
-    match list.iter_mut().find(same) {
-        Some(known) if Arc::ptr_eq(known, release) => {}
-        Some(known) => {
-            let mut both = (**known).clone();
-            join(&mut both.knowledge, &release.knowledge);
-            *known = Arc::new(both);
-        }
-        None => list.push(Arc::clone(release)),
-    }
-}
 
 /// Number of releases of a thread that later writes of the same locations continue.
 const MANY_RELEASES: usize = 64;
@@ -74,22 +28,23 @@ pub(crate) struct Agent {
     released: Vec<(Bounds, Arc<Release>)>,
     /// Fences, which later strong writes release.
     fences: Vec<Arc<Release>>,
-    /// The last release that the thread has acquired. Threads that poll acquire it often.
-    acquired: Option<Arc<Release>>,
+    /// The last write whose releases the thread has observed: location, position in the coherence
+    /// order, and the scope of an acquire access. Threads that poll observe it often.
+    last: Option<(Bounds, u32, Option<Scope>)>,
 }
 
 impl Agent {
     /// Creates the state of a thread of a launch. `knowledge` is what happens before the launch.
-    pub(crate) fn new(position: Position, knowledge: &Arc<Knowledge>) -> Self {
+    pub(crate) fn new(position: Position, start: u64, knowledge: &Arc<Knowledge>) -> Self {
         Self {
             position,
-            start: knowledge.start,
+            start,
             time: 1,
             knowledge: Arc::clone(knowledge),
             observed: Vec::new(),
             released: Vec::new(),
             fences: Vec::new(),
-            acquired: None,
+            last: None,
         }
     }
 
@@ -139,16 +94,18 @@ impl Agent {
         release
     }
 
+    /// Returns true if the last observed write was another one.
+    pub(crate) fn observes(&mut self, at: Bounds, order: u32, acquire: Option<Scope>) -> bool {
+        let this = Some((at, order, acquire));
+        core::mem::replace(&mut self.last, this) != this
+    }
+
     /// Acquires a release with an operation of a scope. Returns false if the scopes do not suffice.
     pub(crate) fn acquire(&mut self, release: &Arc<Release>, scope: Scope) -> bool {
         if !self.position.mutual(scope, release.by, release.scope) {
             return false;
         }
-        let again = |it: &Arc<Release>| Arc::ptr_eq(it, release);
-        if !self.acquired.as_ref().is_some_and(again) {
-            join(&mut self.knowledge, &release.knowledge);
-            self.acquired = Some(Arc::clone(release));
-        }
+        join(&mut self.knowledge, &release.knowledge);
         true
     }
 

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::agent::Release;
 use super::clock::{Event, Knowledge, Thread};
+use super::release::Release;
 use crate::program::Scope;
 
 /// Number of bytes of a cell.
@@ -232,7 +232,7 @@ impl Cell {
 
     /// Adds a read by a lane.
     pub(super) fn add_read(&mut self, read: Read) {
-        let mut merged = false;
+        let (mut merged, mut emptied) = (false, false);
         for it in &mut self.reads {
             if (it.block, it.warp, it.kind) != (read.block, read.warp, read.kind)
                 || it.bytes & !read.bytes != 0
@@ -244,9 +244,12 @@ impl Cell {
                 merged = true;
             } else {
                 it.lanes &= !read.lanes;
+                emptied |= it.lanes == 0;
             }
         }
-        self.reads.retain(|it| it.lanes != 0);
+        if emptied {
+            self.reads.retain(|it| it.lanes != 0);
+        }
         if !merged {
             self.reads.push(read);
         }

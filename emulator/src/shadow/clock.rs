@@ -75,10 +75,20 @@ impl Clock {
 
     /// Returns true if all events of `other` are in this clock.
     fn includes(&self, other: &Self) -> bool {
-        other
-            .ends
-            .iter()
-            .all(|(key, end)| self.end(*key) >= *end || self.end(*key >> 16 << 16) >= *end)
+        let mut mine = self.ends.iter().peekable();
+        let mut block_end = (u64::MAX, 0);
+        other.ends.iter().all(|(key, end)| {
+            let mut own = 0;
+            while let Some((at, time)) = mine.next_if(|(at, _)| at <= key) {
+                if at & 0xffff == 0 {
+                    block_end = (at >> 16, *time);
+                }
+                if at == key {
+                    own = *time;
+                }
+            }
+            own >= *end || (block_end.0 == key >> 16 && block_end.1 >= *end)
+        })
     }
 
     /// Adds the events of another clock.
@@ -133,8 +143,8 @@ impl Clock {
 /// The events that happen before the next access of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Knowledge {
-    /// Launches that ended before this number happen before.
-    pub(crate) start: u64,
+    /// For each device, sorted: its launches that ended before this number happen before.
+    starts: Vec<(u32, u64)>,
     /// For accesses through the same proxy.
     pub(crate) before: Clock,
     /// Events with a proxy fence between them and the thread.
@@ -144,15 +154,34 @@ pub(crate) struct Knowledge {
 }
 
 impl Knowledge {
+    /// Returns the number before which launches of a device that ended happen before.
+    pub(crate) fn start(&self, device: u32) -> u64 {
+        let found = self.starts.binary_search_by_key(&device, |(it, _)| *it);
+        found.map_or(0, |at| self.starts[at].1)
+    }
+
+    /// Adds the launches of a device that ended before a number.
+    pub(crate) fn set_start(&mut self, device: u32, start: u64) {
+        match self.starts.binary_search_by_key(&device, |(it, _)| *it) {
+            Ok(at) => self.starts[at].1 = self.starts[at].1.max(start),
+            Err(at) => self.starts.insert(at, (device, start)),
+        }
+    }
+
     pub(crate) fn includes(&self, other: &Self) -> bool {
-        self.start >= other.start
+        other
+            .starts
+            .iter()
+            .all(|(device, start)| self.start(*device) >= *start)
             && self.before.includes(&other.before)
             && self.fenced.includes(&other.fenced)
             && self.consumed.includes(&other.consumed)
     }
 
     pub(crate) fn join(&mut self, other: &Self) {
-        self.start = self.start.max(other.start);
+        for (device, start) in &other.starts {
+            self.set_start(*device, *start);
+        }
         self.before.join(&other.before);
         self.fenced.join(&other.fenced);
         self.consumed.join(&other.consumed);

@@ -4,17 +4,18 @@
 mod agent;
 mod cell;
 mod clock;
+mod release;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use self::agent::{Position, Release, add_release};
 use self::cell::{Bytes, Cell, Read, Version, bits};
 use self::clock::{Event, Knowledge, Thread, join};
+use self::release::{Position, Release, add_release};
 use crate::error::{FaultKind, Site};
 use crate::program::{Access, FenceKind, Order, Program, Scope};
 use crate::random::Random;
-use crate::warp::lanes;
+use crate::row::lanes;
 
 pub(crate) use self::agent::{Agent, Gathered, Gathering};
 pub(crate) use self::cell::{Cells, Kind, Place};
@@ -34,6 +35,28 @@ pub enum MemoryModel {
     Weak,
 }
 
+/// The launches that happen before a launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaunchOrder {
+    /// Launches of all devices that ended before the launch started, because the host has waited for
+    /// them.
+    #[default]
+    Host,
+    /// Launches of the same device that ended before the launch started. Those of other devices
+    /// only as far as signals in memory order them.
+    Device,
+}
+
+impl LaunchOrder {
+    /// Returns the device whose ends of launches order the launches of `device`.
+    fn key(self, device: u32) -> u32 {
+        match self {
+            Self::Host => 0,
+            Self::Device => device,
+        }
+    }
+}
+
 /// Number of rounds of the machine for which strong loads return a value that was overwritten.
 const STALE_ROUNDS: u64 = 16;
 /// Number of reads of a cell after which those of old launches are removed.
@@ -49,6 +72,8 @@ struct BlockInfo {
     program: Option<Arc<Program>>,
     grid: u64,
     device: u32,
+    /// The device in [`Knowledge::start`].
+    launches: u32,
     /// Number in the grid.
     number: u64,
     /// The end of its launch, or `u64::MAX`.
@@ -62,12 +87,14 @@ pub(crate) struct World {
     blocks: Vec<BlockInfo>,
     /// Counts ends of launches.
     stamp: u64,
-    /// Events before each running launch.
-    starts: HashMap<u64, Arc<Knowledge>>,
+    order: LaunchOrder,
+    /// The start of each running launch and the events before it.
+    starts: HashMap<u64, (u64, Arc<Knowledge>)>,
     /// Knowledge of the completed blocks of running launches.
     completed: HashMap<u64, Arc<Knowledge>>,
-    /// Events before launches that start now.
-    ended: Arc<Knowledge>,
+    /// Events before launches that start now, for each device. With [`LaunchOrder::Host`], only
+    /// device 0 has an entry.
+    ended: HashMap<u32, Arc<Knowledge>>,
     random: Random,
     pub(crate) round: u64,
     /// Releases by sequentially consistent fences, which later ones acquire.
@@ -152,20 +179,22 @@ impl Element {
 
 impl Shadow {
     /// Creates the state for a model, or `None` for [`MemoryModel::Unchecked`].
-    pub(crate) fn new(model: MemoryModel, seed: u64) -> Option<Self> {
+    pub(crate) fn new(model: MemoryModel, order: LaunchOrder, seed: u64) -> Option<Self> {
         let world = World {
             weak: model == MemoryModel::Weak,
             blocks: vec![BlockInfo {
                 program: None,
                 grid: u64::MAX,
                 device: u32::MAX,
+                launches: u32::MAX,
                 number: 0,
                 ended: 0,
             }],
             stamp: 1,
+            order,
             starts: HashMap::new(),
             completed: HashMap::new(),
-            ended: Arc::default(),
+            ended: HashMap::new(),
             random: Random::new(seed ^ 0x5eed),
             round: 0,
             sequential: Vec::new(),
@@ -177,14 +206,20 @@ impl Shadow {
         })
     }
 
-    /// Registers the start of a launch.
-    pub(crate) fn begin(&mut self, grid: u64) {
+    /// Registers the start of a launch on a device.
+    pub(crate) fn begin(&mut self, grid: u64, device: u32) {
         let world = &mut self.world;
-        let mut knowledge = (*world.ended).clone();
-        knowledge.start = world.stamp;
-        knowledge.forget(|block| world.is_old(block));
-        world.ended = Arc::new(knowledge);
-        world.starts.insert(grid, Arc::clone(&world.ended));
+        let device = world.order.key(device);
+        let mut knowledge = world.ended.get(&device).cloned().unwrap_or_default();
+        let it = Arc::make_mut(&mut knowledge);
+        it.set_start(device, world.stamp);
+        let starts = it.clone();
+        it.forget(|block| {
+            let block = &world.blocks[block as usize];
+            block.ended < starts.start(block.launches)
+        });
+        world.ended.insert(device, Arc::clone(&knowledge));
+        world.starts.insert(grid, (world.stamp, knowledge));
     }
 
     /// Registers the completion of a block with its threads.
@@ -196,18 +231,19 @@ impl Shadow {
     }
 
     /// Registers the end of a launch.
-    pub(crate) fn end(&mut self, grid: u64) {
+    pub(crate) fn end(&mut self, grid: u64, device: u32) {
         let world = &mut self.world;
+        let device = world.order.key(device);
         for block in world.blocks.iter_mut().filter(|it| it.grid == grid) {
             block.ended = world.stamp;
         }
         world.stamp += 1;
         world.starts.remove(&grid);
         if let Some(completed) = world.completed.remove(&grid) {
-            join(&mut world.ended, &completed);
+            join(world.ended.entry(device).or_default(), &completed);
         }
         if world.starts.is_empty() {
-            world.ended = Arc::default();
+            world.ended.clear();
             world.blocks.truncate(1);
             world.sequential.clear();
             self.global = Cells::default();
@@ -232,17 +268,18 @@ impl Shadow {
             program: Some(Arc::clone(program)),
             grid,
             device,
+            launches: world.order.key(device),
             number,
             ended: u64::MAX,
         });
-        let knowledge = world.starts.get(&grid).cloned().unwrap_or_default();
+        let (start, knowledge) = world.starts.get(&grid).cloned().unwrap_or_default();
         let block = world.blocks.len() as u32 - 1;
         let agent = |thread| {
             let thread = Thread {
                 block,
                 number: thread as u16,
             };
-            Agent::new(Position { thread, device }, &knowledge)
+            Agent::new(Position { thread, device }, start, &knowledge)
         };
         (0..threads).map(agent).collect()
     }
@@ -251,7 +288,7 @@ impl Shadow {
 impl World {
     /// Returns true if the launch of a block ended before all running launches started.
     fn is_old(&self, block: u32) -> bool {
-        let oldest = self.starts.values().map(|it| it.start).min();
+        let oldest = self.starts.values().map(|(start, _)| *start).min();
         let oldest = oldest.unwrap_or(u64::MAX);
         self.blocks[block as usize].ended < oldest
     }
@@ -264,7 +301,8 @@ impl World {
     /// Returns true if an access happens before the next access of `agent` to the same location.
     fn is_before(&self, event: Event, alias: bool, agent: &Agent, by_alias: bool) -> bool {
         let own = agent.position.thread;
-        if self.blocks[event.thread.block as usize].ended < agent.knowledge.start {
+        let block = &self.blocks[event.thread.block as usize];
+        if event.thread == Thread::HOST || block.ended < agent.knowledge.start(block.launches) {
             return true;
         }
         let same_proxy = match (alias, by_alias) {
@@ -502,15 +540,18 @@ impl World {
         {
             return;
         }
+        let at = (element.place, element.bytes());
+        let scope = element.kind.strong.unwrap_or(Scope::Cta);
+        let acquires = matches!(element.order, Order::Acquire | Order::AcqRel);
+        if !agent.observes(at, version.order, acquires.then_some(scope)) {
+            return;
+        }
         if let Some(trail) = &version.trail {
             agent.consume(version.writer, trail);
         }
         if element.reduction {
             return;
         }
-        let at = (element.place, element.bytes());
-        let acquires = matches!(element.order, Order::Acquire | Order::AcqRel);
-        let scope = element.kind.strong.unwrap_or(Scope::Cta);
         for release in &version.releases {
             if !(acquires && agent.acquire(release, scope)) {
                 agent.observe(at, release);
@@ -520,9 +561,12 @@ impl World {
             agent.acquire_observed(Some(at), scope);
         }
         if agent.knowledge.len() > MANY_TIMES {
-            let start = agent.knowledge.start;
-            Arc::make_mut(&mut agent.knowledge)
-                .forget(|block| self.blocks[block as usize].ended < start);
+            let knowledge = Arc::make_mut(&mut agent.knowledge);
+            let starts = knowledge.clone();
+            knowledge.forget(|block| {
+                let block = &self.blocks[block as usize];
+                block.ended < starts.start(block.launches)
+            });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Loads, stores and atomic operations.
 
-use super::{Env, Group, Poll, Problem, Warp, lanes};
+use super::{Env, Group, Poll, Problem, Warp};
 use crate::atomic;
 use crate::block::Shared;
 use crate::error::FaultKind;
@@ -8,6 +8,7 @@ use crate::memory::{self, Replica, View};
 use crate::program::{
     Access, Extend, LOCAL_BASE, MultimemType, NO_REG, Order, Reg, Space, Src, resolve,
 };
+use crate::row::lanes;
 use crate::shadow::{Element, Place};
 
 /// Properties of a read-modify-write instruction.

@@ -1,9 +1,9 @@
 //! Function calls.
 
-use super::{Env, Group, Next, Problem, Return, Warp, lanes};
+use super::{Env, Group, Next, Problem, Return, Warp};
 use crate::error::FaultKind;
 use crate::program::{FUNCTION_BASE, Src};
-use crate::row::LANES;
+use crate::row::{LANES, lanes};
 
 impl Warp {
     pub(super) fn call(

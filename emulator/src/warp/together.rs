@@ -1,11 +1,11 @@
 //! Barriers, and instructions that the lanes of a mask execute together.
 
-use super::{Env, Group, Next, Problem, UNDEFINED, Wait, Warp, lanes};
+use super::{Env, Group, Next, Problem, UNDEFINED, Wait, Warp};
 use crate::atomic;
 use crate::block::{Arrival, BARRIERS};
 use crate::error::FaultKind;
 use crate::program::{BarrierKind, NO_REG, Reg, Shuffle, Src, Together, Vote};
-use crate::row::{LANES, Row};
+use crate::row::{LANES, Row, lanes};
 use crate::shadow::Gathering;
 
 impl Warp {

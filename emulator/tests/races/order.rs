@@ -340,3 +340,35 @@ fn variables_of_modules_race() {
         gpus.run(&[kernel.clone(), kernel.device(1)]).unwrap();
     }
 }
+
+/// A launch knows what the launch before it has acquired from a launch that is still running.
+#[test]
+fn a_launch_continues_what_the_one_before_has_acquired() {
+    let wait = |name: &str| {
+        format!(
+            "WAIT: ld.acquire.sys.global.u32 %r0, [{name}]; setp.eq.u32 %p0, %r0, 0;
+            @%p0 bra WAIT;"
+        )
+    };
+    let writer = format!(
+        "st.global.u32 [%in0], 7; st.release.sys.global.u32 [%in0+8], 1; add.u64 %d0, %in0, 16; {} \
+         ret;",
+        wait("%d0")
+    );
+    let acquirer = format!("add.u64 %d0, %in0, 8; {} ret;", wait("%d0"));
+    let reader = "ld.global.u32 %r0, [%in0]; st.release.sys.global.u32 [%in0+16], %r0; ret;";
+    for config in configs() {
+        let gpus = Gpus::new(config);
+        let data = gpus.allocate(0, 24);
+        let run = |device: u32, body: &str| {
+            let kernel = Kernel::new(&kernel(1, body), "k").device(device);
+            gpus.run(&[kernel.arg(&data)])
+        };
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| run(0, &writer));
+            run(1, &acquirer).unwrap();
+            run(1, reader).unwrap();
+            first.join().unwrap().unwrap();
+        });
+    }
+}

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fusewire::{
-    Algorithm, CallOptions, Communicator, DType, Determinism, Options, ReduceOp, Result,
+    Algorithm, CallOptions, Communicator, DType, Determinism, Options, ReduceOp, Result, Tensor,
 };
 use fusewire_tests::device::run_threads;
 use fusewire_tests::fake::Fake;
@@ -29,6 +29,7 @@ const COUNT: usize = 700;
 
 /// A kernel, and calls that launch it.
 struct Scenario {
+    name: &'static str,
     kernel: &'static str,
     algorithm: Algorithm,
     run: fn(&Communicator, u32) -> Result<bool>,
@@ -37,31 +38,37 @@ struct Scenario {
 /// One scenario for each protocol.
 const SCENARIOS: [Scenario; 6] = [
     Scenario {
+        name: "packet",
         kernel: "all_reduce_packet_f32_sum",
         algorithm: Algorithm::Packet,
         run: all_reduce,
     },
     Scenario {
+        name: "signal",
         kernel: "all_reduce_signal_f32_sum",
         algorithm: Algorithm::Signal,
         run: all_reduce,
     },
     Scenario {
+        name: "nvls",
         kernel: "all_reduce_nvls_f32",
         algorithm: Algorithm::Nvls,
         run: all_reduce,
     },
     Scenario {
+        name: "gather",
         kernel: "all_gather",
         algorithm: Algorithm::Auto,
         run: all_gather,
     },
     Scenario {
+        name: "send",
         kernel: "send",
         algorithm: Algorithm::Auto,
         run: ring,
     },
     Scenario {
+        name: "recv",
         kernel: "recv",
         algorithm: Algorithm::Auto,
         run: ring,
@@ -74,28 +81,47 @@ fn values(rank: u32, round: u32) -> Vec<f32> {
     (0..COUNT).map(value).collect()
 }
 
-/// Reduces a tensor. A second launch, which starts when the first one has ended on this rank, reads
-/// the sums.
+/// Sends `x` to the next rank in launches that follow those of the stream, and receives into `y`.
+/// The launches wait for no other rank than the previous one.
+fn pass_on(comm: &Communicator, x: &Tensor, y: &Tensor) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let sent = comm.send_async(x, (rank + 1) % size)?;
+    comm.recv(y, (rank + size - 1) % size)?;
+    sent.wait_blocking()
+}
+
+/// Reduces a tensor. Then passes the sums on.
 fn all_reduce(comm: &Communicator, round: u32) -> Result<bool> {
-    let x = comm.alloc(DType::F32, COUNT)?;
-    let all = comm.alloc(DType::F32, COUNT * comm.size() as usize)?;
+    let (x, y) = (
+        comm.alloc(DType::F32, COUNT)?,
+        comm.alloc(DType::F32, COUNT)?,
+    );
     x.copy_from(&values(comm.rank(), round))?;
     let work = comm.all_reduce_async(&x, ReduceOp::Sum)?;
-    comm.all_gather_single(&all, &x)?;
+    pass_on(comm, &x, &y)?;
     work.wait_blocking()?;
     let rows: Vec<_> = (0..comm.size()).map(|rank| values(rank, round)).collect();
     let sum = |at: usize| rows.iter().map(|row| row[at]).sum();
     let sums: Vec<f32> = (0..COUNT).map(sum).collect();
-    Ok(all.to_vec::<f32>()? == sums.repeat(comm.size() as usize))
+    Ok(x.to_vec::<f32>()? == sums && y.to_vec::<f32>()? == sums)
 }
 
+/// Gathers a tensor. Then overwrites the input with that of the previous rank.
 fn all_gather(comm: &Communicator, round: u32) -> Result<bool> {
-    let x = comm.alloc(DType::F32, COUNT)?;
+    let (x, y) = (
+        comm.alloc(DType::F32, COUNT)?,
+        comm.alloc(DType::F32, COUNT)?,
+    );
     let all = comm.alloc(DType::F32, COUNT * comm.size() as usize)?;
     x.copy_from(&values(comm.rank(), round))?;
-    comm.all_gather_single(&all, &x)?;
+    y.copy_from(&values(comm.rank(), round))?;
+    let work = comm.all_gather_single_async(&all, &x)?;
+    pass_on(comm, &y, &x)?;
+    work.wait_blocking()?;
     let rows = (0..comm.size()).flat_map(|rank| values(rank, round));
-    Ok(all.to_vec::<f32>()? == rows.collect::<Vec<_>>())
+    let before = (comm.rank() + comm.size() - 1) % comm.size();
+    Ok(all.to_vec::<f32>()? == rows.collect::<Vec<_>>()
+        && x.to_vec::<f32>()? == values(before, round))
 }
 
 /// Sends around the ranks. The channel of the test has fewer slots than the message needs.
@@ -123,8 +149,10 @@ fn play(scenario: &Scenario) {
     options.timeout = Duration::from_secs(2);
     options.blocks = 2;
     options.staging_bytes = 16 << 10;
-    options.channel_slot_bytes = 512;
-    options.channel_depth = 2;
+    if scenario.kernel == "send" || scenario.kernel == "recv" {
+        options.channel_slot_bytes = 512;
+        options.channel_depth = 2;
+    }
     options.abort_process_on_timeout_or_error = Some(false);
     if scenario.algorithm == Algorithm::Nvls {
         options.determinism = Determinism::Any;
@@ -232,6 +260,8 @@ impl Check {
                 "does not execute the aligned barrier",
                 Some(Self::Divergence),
             ),
+            ("arrived at barrier", Some(Self::Divergence)),
+            ("lanes of one warp are at", Some(Self::Divergence)),
             ("all threads wait for each other", Some(Self::Divergence)),
             ("timed out", Some(Self::Hang)),
             ("no progress", Some(Self::Hang)),
@@ -328,6 +358,120 @@ fn find_all(test: &str, mutants: &[Mutant]) -> Vec<Option<Check>> {
         .into_iter()
         .map(|it| it.into_inner().expect("no panic"))
         .collect()
+}
+
+/// Named mutants: the scenario, the instruction (the n-th executed line that contains the text), the
+/// change, the checks that may find it first, and the error.
+const NAMED: &str = "
+packet | st.relaxed.sys.global.v2 0 | .relaxed.sys => | Race | the packet's store is weak
+packet | st.relaxed.sys.global.v2 0 | .sys => .gpu | Race | the packet's store has device scope
+packet | ld.relaxed.sys.global.v2 0 | .relaxed.sys => | Race | the packet's load is weak
+packet | ld.relaxed.sys.global.v2 0 | .sys => .gpu | Race | the packet's load has device scope
+packet | st.relaxed.sys.global.v2 0 | shift | Address | the packet goes to another slot
+packet | st.relaxed.sys.global.v2 0 | delete | Hang | the packet is not sent
+packet | st.global.b32 0 | shift | Race | the output goes to another element
+packet | bar.sync 0 | delete | Race Uninitialized | no barrier after the prologue
+packet | bar.sync 0 | diverge | Divergence Uninitialized Race | a barrier in a branch
+packet | bar.red 0 | diverge | Divergence | a vote in a branch
+signal | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
+signal | st.release.sys 0 | .sys => .gpu | Race | the entry signal has device scope
+signal | st.release.sys 0 | delete | Hang | the entry signal is not sent
+signal | st.release.sys 1 | delete | Hang | the exit signal is not sent
+signal | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is relaxed
+signal | ld.acquire.sys 0 | .sys => .gpu | Race | the entry wait has device scope
+signal | bar.sync 1 | delete | Race | no barrier before the entry signal
+signal | bar.sync 2 | delete | Race | no barrier before the exit signal
+signal | bar.red 0 | delete | Race | no vote after the entry wait
+signal | bar.sync 1 | diverge | Divergence Race | a barrier before a signal in a branch
+signal | ld.global.L1 0 | ld.global. => ld.global.nc. | Constant | the input is read as a constant
+signal | st.global.v2.b64 0 | shift | Address Race | the output goes to another element
+nvls | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
+nvls | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is relaxed
+nvls | multimem.st 0 | shift | Address Race | the sums go to other elements
+gather | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
+gather | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is relaxed
+send | st.release.sys 0 | .release => .relaxed | Race | the chunk's signal is relaxed
+send | st.release.sys 0 | .sys => .gpu | Race | the chunk's signal has device scope
+send | bar.sync 1 | delete | Race | no barrier after the chunk
+recv | ld.acquire.sys 0 | .acquire => .relaxed | Race | the chunk's wait is relaxed
+recv | ld.acquire.sys 0 | .sys => .gpu | Race | the chunk's wait has device scope
+recv | bar.sync 1 | delete | Race | no barrier before the credit
+recv | ld.global.v2 0 | ld.global. => ld.global.nc. | Constant | the chunk is read as a constant
+recv | st.release.sys 0 | delete | Hang | the credit is not returned
+nvls | st.release.sys 1 | .release => .relaxed | Race | the exit signal is relaxed
+nvls | ld.acquire.sys 2 | .acquire => .relaxed | Race | the exit wait is relaxed
+nvls | fence.proxy.alias 1 | delete | Race | no fence after the sums
+";
+
+/// Reads a change of [`NAMED`].
+fn mutation(text: &'static str) -> Mutation {
+    match text {
+        "delete" => Mutation::Delete,
+        "diverge" => Mutation::Diverge,
+        "shift" => Mutation::Shift,
+        _ => {
+            let (from, to) = text.split_once("=>").expect("a replacement");
+            Mutation::Replace(from.trim(), to.trim())
+        }
+    }
+}
+
+/// Returns the named mutants of a scenario, and the check and error of each.
+fn named(test: &str, scenario: usize) -> Vec<(Mutant, &'static str, &'static str)> {
+    let lines = executed(test, scenario);
+    let rows = NAMED.lines().map(|row| row.split('|').map(str::trim));
+    let rows = rows.map(Iterator::collect::<Vec<_>>);
+    rows.filter(|row| row[0] == SCENARIOS[scenario].name)
+        .map(|row| {
+            let (text, nth) = row[1].rsplit_once(' ').expect("a text and a number");
+            let nth = nth.parse().expect("a number");
+            let mut matching = lines.iter().filter(|(_, line)| line.contains(text));
+            let found = matching.nth(nth).and_then(|(line, old)| {
+                let new = mutation(row[2]).apply(old)?;
+                let (line, old) = (*line, old.clone());
+                Some(Mutant {
+                    scenario,
+                    line,
+                    old,
+                    new,
+                })
+            });
+            (found.unwrap_or_else(|| panic!("{row:?}")), row[3], row[4])
+        })
+        .collect()
+}
+
+/// Runs the named mutants of scenarios. The check that the error calls for must find each.
+fn find_named(test: &str, scenarios: core::ops::Range<usize>) {
+    if role().is_some() {
+        return run_child();
+    }
+    let named: Vec<_> = scenarios.flat_map(|it| named(test, it)).collect();
+    let mutants: Vec<Mutant> = named.iter().map(|(mutant, ..)| mutant.clone()).collect();
+    let mut wrong = Vec::new();
+    for ((mutant, checks, error), found) in named.iter().zip(find_all(test, &mutants)) {
+        println!("{error}: {found:?}: {mutant}");
+        let found = found.map_or("no check".to_owned(), |check| format!("{check:?}"));
+        if !checks.split(' ').any(|check| check == found) {
+            wrong.push(format!(
+                "{mutant}: {error}: found by {found}, not by {checks}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn named_mutants_of_packets_and_signals_are_found() {
+    const TEST: &str = "mutants::named_mutants_of_packets_and_signals_are_found";
+    find_named(TEST, 0..2);
+}
+
+#[test]
+#[ignore = "takes a minute; the lane emulator-long runs it"]
+fn named_mutants_of_other_protocols_are_found() {
+    const TEST: &str = "mutants::named_mutants_of_other_protocols_are_found";
+    find_named(TEST, 2..SCENARIOS.len());
 }
 
 /// Instructions that mutants change.

@@ -10,8 +10,8 @@ use fusewire::cpu::Grid;
 use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::native::NativeEntry;
 use fusewire_emulator::{
-    Config, Error, FaultKind, IdleTime, Launch, LoadedModule, Machine, Memory, MemoryModel, Module,
-    Range, Replica, Scheduler,
+    Config, Error, FaultKind, IdleTime, Launch, LaunchOrder, LoadedModule, Machine, Memory,
+    MemoryModel, Module, Range, Replica, Scheduler,
 };
 
 use super::context::Context;
@@ -35,6 +35,7 @@ fn machine() -> &'static Machine {
             capacity: MULTIPROCESSOR.saturating_mul(settings().multiprocessors),
             hang_after: Duration::from_secs(hang.unwrap_or(300)),
             memory: memory_model(),
+            order: LaunchOrder::Device,
             ..Config::default()
         };
         Machine::new(config, Arc::new(DeviceMemory))
