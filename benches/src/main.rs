@@ -12,6 +12,7 @@
 //! cargo run --release --bin fusewire-benches -- cost-table
 //! cargo run --release --bin fusewire-benches -- observe
 //! cargo run --release --bin fusewire-benches -- plot FILE --table HEADING --column NAME --out SVG
+//! cargo run --release --bin fusewire-benches -- trips [--operations all_reduce --explain KERNEL]
 //! cargo run --release --bin fusewire-benches -- bootstrap [--ranks 64,256,1024,4096]
 //! ```
 //!
@@ -32,6 +33,7 @@ mod plot;
 mod ranks;
 mod reduce;
 mod sass;
+mod trips;
 mod versus;
 mod versus_cuda;
 mod wait_cost;
@@ -69,6 +71,9 @@ enum Subject {
     Plot(plot::Arguments),
     /// Measures the cost of a rendezvous in a store.
     Bootstrap(bootstrap::Arguments),
+    /// Counts the dependent loads, the fences and the bytes of each operation's launch, with the
+    /// emulator.
+    Trips(trips::Arguments),
     /// Runs one rank of a measurement; started by `versus`.
     #[command(hide = true)]
     Rank(ranks::Arguments),
@@ -102,6 +107,7 @@ fn main() -> ExitCode {
         Subject::Observe(arguments) => observe::main(&arguments).map(done),
         Subject::Plot(arguments) => plot::main(&arguments).map(done),
         Subject::Bootstrap(arguments) => bootstrap::main(&arguments).map(done),
+        Subject::Trips(arguments) => trips::main(&arguments).map(done),
         Subject::Rank(arguments) => ranks::main(&arguments).map(done),
         Subject::Built => {
             println!("{}", wait_cost::BUILT);

@@ -11,8 +11,8 @@
 use crate::Target;
 use crate::text::assembly::opcode;
 
-/// The encoding of `buffer_wbl2` by llc for gfx90a. It has the bits sc0 and sc1, which select system
-/// scope. The syntax of gfx90a has no names for them, and the assembler leaves them 0.
+/// The encoding of `buffer_wbl2` by llc for gfx90a. It has the bits sc0 and sc1, which select
+/// system scope. The syntax of gfx90a has no names for them, and the assembler leaves them 0.
 const WRITE_BACK_GFX90A: &str = "\t.long 0xe0a0c000, 0\n";
 
 /// Inserts a wait for global memory after each write-back and before each invalidation, and a wait

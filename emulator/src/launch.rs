@@ -10,6 +10,7 @@ use crate::module::LoadedModule;
 use crate::program::Program;
 use crate::row::LANES;
 use crate::shadow::{Cells, Shadow};
+use crate::trips::{BlockTrips, Trips};
 use crate::warp::Warp;
 
 /// A launch of a kernel.
@@ -33,10 +34,12 @@ pub struct Launch {
 }
 
 /// Counts of a completed launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of instructions that warps have executed.
     pub instructions: u64,
+    /// The longest chain of loads and fences, with [`Config::trips`](crate::Config::trips).
+    pub trips: Option<Box<Trips>>,
 }
 
 /// The result of a launch, for the thread that waits for it.
@@ -164,6 +167,8 @@ const POISON: u8 = 0xcb;
 pub(crate) struct Block {
     pub(crate) shared: Shared,
     pub(crate) warps: Vec<Warp>,
+    /// The paths of values, with [`Config::trips`](crate::Config::trips).
+    pub(crate) trips: Option<Box<BlockTrips>>,
 }
 
 impl Block {
@@ -197,6 +202,7 @@ impl Block {
                 ],
             },
             warps,
+            trips: None,
         }
     }
 }

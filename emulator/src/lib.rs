@@ -142,24 +142,14 @@
 //!   line. [`Module::decode_all`] finds such instructions at once.
 //! - **Memory**: Global memory is memory of the process, which the emulator accesses with atomic
 //!   operations. The host and other processes may access it while kernels are running.
-//! - **Memory model**: By default, races, reads of uninitialised shared memory, and writes of memory
-//!   that `ld.global.nc` reads are errors. With [`MemoryModel::Weak`], loads may return older values,
-//!   as PTX's memory consistency model permits.
-//! - **Arithmetic**: Floating-point instructions return the bits that PTX defines, with rounding
-//!   modes and flushing of denormals. The emulator computes `.approx` functions in f64 and rounds
-//!   once. The last bits of a GPU can differ.
-//! - **Clock**: `%globaltimer` and `nanosleep` use a virtual clock, which starts at the host's time
-//!   of day. It advances with the executed instructions, and as [`IdleTime`] describes while no
-//!   thread makes progress.
-//! - **Residency**: Blocks that exceed [`Config::capacity`] wait until a block of the device has
-//!   completed.
-//! - **Schedulers**: [`Scheduler`] selects the order in which warps execute. With
-//!   [`Scheduler::Random`], launches that one call submits execute in the same order in each run.
+//! - **Memory model**: By default, races, reads of uninitialised shared memory, and writes of
+//!   memory that `ld.global.nc` reads are errors. With [`MemoryModel::Weak`], loads may return
+//!   older values, as PTX's memory consistency model permits.
 //!
 //! # Limits
 //!
-//! - Each thread executes its instructions in program order. Races of kernels with the host and with
-//!   other processes are not reported.
+//! - Each thread executes its instructions in program order. Races of kernels with the host and
+//!   with other processes are not reported.
 //! - Textures, tensor instructions, `cp.async`, `mbarrier`, clusters, 128-bit atomics and functions
 //!   of the CUDA driver such as `vprintf` are not supported.
 //! - `griddepcontrol` has no effect. `%clock` counts the instructions of all launches.
@@ -182,6 +172,7 @@ mod random;
 mod report;
 mod row;
 mod shadow;
+mod trips;
 mod warp;
 
 pub use arena::{Arg, Buffer, Gpus, Kernel, Multicast};
@@ -191,3 +182,4 @@ pub use machine::{Config, IdleTime, Machine, Scheduler};
 pub use memory::{Memory, Range, Replica};
 pub use module::{Entry, KernelParam, LoadedModule, Module};
 pub use shadow::{LaunchOrder, MemoryModel};
+pub use trips::{Bytes, Route, Step, Steps, Trips};

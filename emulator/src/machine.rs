@@ -13,6 +13,7 @@ use crate::module::LoadedModule;
 use crate::random::Random;
 use crate::report;
 use crate::shadow::{LaunchOrder, MemoryModel, Shadow};
+use crate::trips::{Tracer, World};
 use crate::warp::{Choice, Env};
 
 /// The order in which the warps of all launches execute.
@@ -61,6 +62,9 @@ pub struct Config {
     pub memory: MemoryModel,
     /// The launches that happen before a launch.
     pub order: LaunchOrder,
+    /// True to compute the longest chain of loads and fences of each launch:
+    /// [`Counts::trips`].
+    pub trips: bool,
 }
 
 impl Default for Config {
@@ -73,6 +77,7 @@ impl Default for Config {
             hang_after_virtual: Duration::from_secs(3600),
             memory: MemoryModel::default(),
             order: LaunchOrder::default(),
+            trips: false,
         }
     }
 }
@@ -106,6 +111,7 @@ impl Machine {
                 random: Random::new(seed),
                 paused: (0, 0),
                 shadow: Shadow::new(config.memory, config.order, seed),
+                trips: config.trips.then(World::new),
                 config,
                 grids: Vec::new(),
                 used: HashMap::new(),
@@ -237,6 +243,7 @@ struct Run {
     /// A launch that pauses under the random scheduler, and for how many rounds.
     paused: (u64, u64),
     shadow: Option<Shadow>,
+    trips: Option<World>,
     /// The virtual clock in nanoseconds.
     now: u64,
     /// Number of executed instructions.
@@ -268,6 +275,9 @@ impl Run {
     fn begin(&mut self, grid: Grid) {
         if let Some(shadow) = &mut self.shadow {
             shadow.begin(grid.id, grid.device);
+        }
+        if let Some(world) = &mut self.trips {
+            world.begin(grid.id, grid.device);
         }
         self.grids.push(grid);
     }
@@ -339,8 +349,8 @@ impl Run {
         removed
     }
 
-    /// Returns the launch that does not execute in this round. Launches pause for up to 64 rounds, as
-    /// long as the others make progress.
+    /// Returns the launch that does not execute in this round. Launches pause for up to 64 rounds,
+    /// as long as the others make progress.
     fn pause(&mut self) -> Option<u64> {
         let (grid, rounds) = self.paused;
         if rounds > 0 && self.idle.is_none() {
@@ -376,7 +386,11 @@ impl Run {
                     break;
                 };
                 *used += cost;
-                let block = Block::new(grid, number, self.shadow.as_mut());
+                let mut block = Block::new(grid, number, self.shadow.as_mut());
+                if let Some(world) = &mut self.trips {
+                    let (program, shared) = (&grid.program, &block.shared);
+                    block.trips = Some(world.admit(program, grid.id, grid.device, shared));
+                }
                 grid.resident.push(block);
                 admitted = true;
             }
@@ -416,6 +430,11 @@ impl Run {
             clock: self.clock,
             progress: &mut self.progress,
             shadow: self.shadow.as_mut(),
+            trips: self
+                .trips
+                .as_mut()
+                .zip(block.trips.as_deref_mut())
+                .map(|(world, block)| Tracer { world, block }),
         };
         match warp.run(&mut env, choice, budget) {
             Ok(executed) => {
@@ -481,16 +500,21 @@ impl Run {
             }
         }
         let before = self.grids.len();
-        let shadow = &mut self.shadow;
-        self.grids.retain(|grid| {
+        let (shadow, world) = (&mut self.shadow, &mut self.trips);
+        self.grids.retain_mut(|grid| {
             if grid.ticket.result().is_some() {
+                if let Some(world) = world {
+                    world.end(grid.id);
+                }
                 return false;
             }
             if grid.is_complete() {
                 if let Some(shadow) = shadow {
                     shadow.end(grid.id, grid.device);
                 }
-                grid.ticket.finish(Ok(grid.counts));
+                let trips = world.as_mut().and_then(|world| world.end(grid.id));
+                grid.counts.trips = trips.map(Box::new);
+                grid.ticket.finish(Ok(grid.counts.clone()));
                 return false;
             }
             true
@@ -580,6 +604,9 @@ impl Run {
             seed: seed(&self.config),
         });
         for mut grid in core::mem::take(&mut self.grids) {
+            if let Some(world) = &mut self.trips {
+                world.end(grid.id);
+            }
             end(
                 &mut grid,
                 &mut self.used,
@@ -593,6 +620,9 @@ impl Run {
     /// Fails all launches.
     fn abandon(&mut self, detail: &str) {
         for mut grid in core::mem::take(&mut self.grids) {
+            if let Some(world) = &mut self.trips {
+                world.end(grid.id);
+            }
             let error = Error::launch(&grid.program.name, detail);
             end(&mut grid, &mut self.used, &mut self.shadow, Err(error));
         }

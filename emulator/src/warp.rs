@@ -4,6 +4,7 @@
 mod access;
 mod calls;
 mod together;
+mod trace;
 
 use core::sync::atomic::{Ordering, fence};
 
@@ -18,6 +19,7 @@ use crate::module::LoadedModule;
 use crate::program::{Atomic, Conversion, Inst, NO_REG, Op, Program, Reg, Special, Src};
 use crate::row::{LANES, Row, lanes};
 use crate::shadow::{Agent, Shadow, Violation};
+use crate::trips::Tracer;
 
 /// Value of a register that a shuffle reads from a lane outside of its mask.
 const UNDEFINED: u64 = 0xcbcb_cbcb;
@@ -74,6 +76,8 @@ pub(crate) struct Warp {
     pub(crate) agents: Vec<Agent>,
     /// The last strong load of global memory of each lane.
     pub(crate) polls: [Option<Poll>; LANES],
+    /// State to which lanes return, for the counts of trips. Empty without them.
+    snapshots: Vec<Option<Box<trace::Snapshot>>>,
 }
 
 /// Selection of the lanes of a warp that a slice executes.
@@ -107,6 +111,8 @@ pub(crate) struct Env<'a> {
     pub(crate) progress: &'a mut u64,
     /// The memory model's state, if the machine has one.
     pub(crate) shadow: Option<&'a mut Shadow>,
+    /// The paths of values, if the machine computes them.
+    pub(crate) trips: Option<Tracer<'a>>,
 }
 
 /// A fault without its site.
@@ -185,6 +191,7 @@ impl Warp {
             locals: local,
             agents: Vec::new(),
             polls: [None; LANES],
+            snapshots: Vec::new(),
         }
     }
 
@@ -230,6 +237,7 @@ impl Warp {
                     if let Some(agent) = self.agents.get_mut(lane) {
                         env.shared.give(usize::from(id), phase, agent);
                     }
+                    self.trace_wake(env, lane, id, phase);
                     self.pcs[lane] += 1;
                 }
                 _ => continue,
@@ -297,9 +305,24 @@ impl Warp {
             let inst = &env.program.code[group.pc as usize];
             executed += 1;
             env.program.executed[group.pc as usize].store(true, Ordering::Relaxed);
+            let traced = env
+                .trips
+                .is_some()
+                .then(|| self.before_trace(env, inst, &group));
             let next = self
                 .execute(env, inst, &group, &mut values)
                 .map_err(|problem| self.fault(env, inst, problem))?;
+            if let Some(traced) = traced {
+                let repeats = self.trace(env, inst, &group, &traced);
+                if repeats != 0 {
+                    self.repeat(env, &group, repeats);
+                    match self.group(choice) {
+                        Some(next) => group = next,
+                        None => return Ok(executed),
+                    }
+                    continue;
+                }
+            }
             match next {
                 Next::Step => group.pc += 1,
                 Next::Jump(pc) => group.pc = pc,

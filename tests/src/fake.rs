@@ -124,6 +124,17 @@ impl Fake {
         lines.lines().map(parse).collect()
     }
 
+    /// Returns the trips of the last launch of a kernel on each device, or of all kernels for `*`,
+    /// as a JSON list of `{"kernel", "device", "number", "steps", "to_data",
+    /// "leader_instructions", "bytes", "chain"}`.
+    pub fn trips(&self, kernel: &CStr) -> String {
+        let query: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> usize =
+            self.find("fusewireCudaFakeTrips");
+        // SAFETY: `kernel` points to a live C string, and `text` passes null or a buffer of `bytes`
+        // bytes.
+        Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) })
+    }
+
     /// Makes the `nth` subsequent call of the driver function `name` return the error `code`. `nth`
     /// is 1 for the next call; 0 removes the failures of the function that have not occurred.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {

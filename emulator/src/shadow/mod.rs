@@ -38,8 +38,8 @@ pub enum MemoryModel {
 /// The launches that happen before a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaunchOrder {
-    /// Launches of all devices that ended before the launch started, because the host has waited for
-    /// them.
+    /// Launches of all devices that ended before the launch started, because the host has waited
+    /// for them.
     #[default]
     Host,
     /// Launches of the same device that ended before the launch started. Those of other devices

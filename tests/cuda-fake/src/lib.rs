@@ -17,9 +17,10 @@
 //! |---|---|
 //! | `FUSEWIRE_FAKE_GPU` | `ptx`: the emulator executes images; `native`: native entries (native) |
 //! | `FUSEWIRE_CUDA_FAKE_SCHEDULER` | `random:SEED` or `starve:DEVICE:BLOCK`, `*` for all (`round-robin`) |
-//! | `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL` | `unchecked` or `weak`: memory model of the emulator (`checked`) |
+//! | `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL` | memory model: `unchecked`, `weak` (`checked`) |
 //! | `FUSEWIRE_CUDA_FAKE_PATCH=FILE:LINE` | replaces a line of the kernel that the file is named after |
 //! | `FUSEWIRE_CUDA_FAKE_HANG` | seconds after which emulated launches without progress fail (300) |
+//! | `FUSEWIRE_CUDA_FAKE_TRIPS=1` | emulated launches count dependent loads and fences |
 //! | `FUSEWIRE_CUDA_FAKE_THREADS` | maximum number of threads of a block (1024) |
 //! | `FUSEWIRE_CUDA_FAKE_DEVICES` | number of devices (1); 0: `cuInit` finds no device |
 //! | `FUSEWIRE_CUDA_FAKE_SM` | compute capability times ten (90) |
@@ -44,8 +45,9 @@
 //! call fail. `fusewireCudaFakeCalls`, `fusewireCudaFakeLive` and `fusewireCudaFakeReport` return
 //! the numbers of calls and of live handles. `fusewireCudaFakeLaunchCount` counts launches by
 //! entry. `fusewireCudaFakeGreenStream` creates a stream that may use only a part of the SMs.
-//! `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches, and
-//! `fusewireCudaFakeExecuted` the lines of a kernel that the emulator has executed.
+//! `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches,
+//! `fusewireCudaFakeExecuted` the lines of a kernel that the emulator has executed, and
+//! `fusewireCudaFakeTrips` their dependent loads and fences.
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build
 //! --multi-rank-grid`). It runs the blocks of all ranks, and each block gets the parameters of its
@@ -59,8 +61,8 @@
 //!
 //! A fault of an emulated kernel becomes an error of its context: 700 (illegal address), 716
 //! (misaligned address), 715 (`trap`), or 719 (all other errors, including races and launches
-//! without progress). The fake prints the text of the error to stderr. It names the kernel, device, block,
-//! thread and instruction.
+//! without progress). The fake prints the text of the error to stderr. It names the kernel,
+//! device, block, thread and instruction.
 //!
 //! The fake reports the register counts of ptxas for the library's kernels, so their occupancy
 //! equals that on a GPU. Streams share hardware queues: if there are more streams

@@ -37,12 +37,12 @@ fn on_emulator(test: &str, environment: &[(&str, &str)], body: impl FnOnce()) {
     on_fake(&format!("emulated::{test}"), &all, body);
 }
 
-/// Runs calls that launch every kernel of the library, with 2, 3, 4 and 8 ranks. Results must have
+/// Runs calls that launch every kernel of the library, with numbers of ranks. Results must have
 /// the bits of the reference, which are those of the CPU device. Kernels whose names `is_absent`
 /// accepts are not launched.
-fn every_kernel(is_absent: impl Fn(&str) -> bool) {
-    for ranks in [2, 3, 4, 8] {
-        run(&Threads, Setup::new(ranks), "core");
+fn every_kernel(numbers: &[u32], is_absent: impl Fn(&str) -> bool) {
+    for ranks in numbers {
+        run(&Threads, Setup::new(*ranks), "core");
     }
     let replayed = Setup {
         mode: CallMode::Graph,
@@ -54,10 +54,10 @@ fn every_kernel(is_absent: impl Fn(&str) -> bool) {
     run(&Threads, Setup::new(3), "norms");
     let gpus = separate_gpus().unwrap_or_default();
     if gpus.iter().all(|gpu: &Properties| gpu.multicast) {
-        for ranks in [2, 3, 4, 8] {
+        for ranks in numbers {
             let setup = Setup {
                 algorithm: Algorithm::Nvls,
-                ..Setup::new(ranks)
+                ..Setup::new(*ranks)
             };
             run(&Threads, setup, "nvls");
         }
@@ -162,9 +162,25 @@ fn fused(device: Device) -> Vec<Vec<u8>> {
 
 #[test]
 fn every_kernel_of_sm_90() {
-    let environment = [("FUSEWIRE_CUDA_FAKE_MULTICAST", "1")];
+    // The other tests check for races.
+    let environment = [
+        ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1"),
+        ("FUSEWIRE_CUDA_FAKE_MEMORY_MODEL", "unchecked"),
+    ];
     on_emulator("every_kernel_of_sm_90", &environment, || {
-        every_kernel(|_| false);
+        every_kernel(&[2, 4, 8], |_| false);
+    });
+}
+
+#[test]
+fn every_kernel_with_weak_memory() {
+    let environment = [
+        ("FUSEWIRE_CUDA_FAKE_MULTICAST", "1"),
+        ("FUSEWIRE_CUDA_FAKE_MEMORY_MODEL", "weak"),
+        ("FUSEWIRE_CUDA_FAKE_SCHEDULER", "random:3"),
+    ];
+    on_emulator("every_kernel_with_weak_memory", &environment, || {
+        every_kernel(&[3], |_| false);
     });
 }
 
@@ -173,7 +189,7 @@ fn every_kernel_of_sm_80() {
     let environment = [("FUSEWIRE_CUDA_FAKE_SM", "80")];
     on_emulator("every_kernel_of_sm_80", &environment, || {
         // Multicast objects need sm_90.
-        every_kernel(|name| name.contains("_nvls"));
+        every_kernel(&[2, 3, 4, 8], |name| name.contains("_nvls"));
     });
 }
 
@@ -192,6 +208,28 @@ fn schedules_do_not_change_results() {
             return;
         }
     }
+}
+
+#[test]
+fn trips_of_a_barrier() {
+    let environment = [
+        ("FUSEWIRE_CUDA_FAKE_TRIPS", "1"),
+        ("FUSEWIRE_CUDA_FAKE_SCHEDULER", "random:3"),
+    ];
+    on_emulator("trips_of_a_barrier", &environment, || {
+        for result in run_threads(2, &Options::default(), |comm| {
+            comm.barrier()?;
+            comm.barrier()
+        }) {
+            result.expect("all ranks");
+        }
+        let fake = Fake::open().expect("the fake");
+        let trips = fake.trips(c"barrier");
+        // A block of 64 threads reads its constants in two iterations; then the signal of the peer.
+        // The fence is that of the last release.
+        assert_eq!(trips.matches("\"steps\":[3,0,1]").count(), 2, "{trips}");
+        assert_eq!(fake.trips(c"no_kernel"), "[]");
+    });
 }
 
 #[test]

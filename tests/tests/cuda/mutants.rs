@@ -1,13 +1,14 @@
-//! Mutants of compiled kernels: one instruction of the PTX is deleted, weakened or moved, and a check
-//! of the emulator must find the error.
+//! Schedules of one kernel of each protocol with the weak memory model, and mutants of these
+//! kernels: one instruction of the PTX is deleted, weakened or moved, and a check of the emulator
+//! must find the error.
 
 use core::fmt;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fusewire::{
     Algorithm, CallOptions, Communicator, DType, Determinism, Options, ReduceOp, Result, Tensor,
@@ -314,6 +315,19 @@ fn run_child() {
     report(lines.join("\u{1}").replace('\n', " "));
 }
 
+#[test]
+fn protocols_have_no_races_in_20_schedules() {
+    const TEST: &str = "mutants::protocols_have_no_races_in_20_schedules";
+    if role().is_some() {
+        SCENARIOS.iter().for_each(play);
+        return report("right");
+    }
+    for seed in 1..=20 {
+        let reported = child(TEST, 0, seed, None);
+        assert_eq!(reported.as_deref(), Ok("right"), "seed {seed}");
+    }
+}
+
 /// Returns the lines of a scenario's kernel that threads execute.
 fn executed(test: &str, scenario: usize) -> Vec<(usize, String)> {
     let reported = child(test, scenario, 0, None);
@@ -360,8 +374,8 @@ fn find_all(test: &str, mutants: &[Mutant]) -> Vec<Option<Check>> {
         .collect()
 }
 
-/// Named mutants: the scenario, the instruction (the n-th executed line that contains the text), the
-/// change, the checks that may find it first, and the error.
+/// Named mutants: the scenario, the instruction (the n-th executed line that contains the text),
+/// the change, the checks that may find it first, and the error.
 const NAMED: &str = "
 packet | st.relaxed.sys.global.v2 0 | .relaxed.sys => | Race | the packet's store is weak
 packet | st.relaxed.sys.global.v2 0 | .sys => .gpu | Race | the packet's store has device scope

@@ -156,3 +156,29 @@ pub unsafe extern "C" fn fusewireCudaFakeExecuted(
     unsafe { super::device::write_text(buffer, bytes, &lines) };
     lines.len()
 }
+
+/// Writes the trips of the last launch of a kernel on each device into `buffer`, as
+/// [`fusewireCudaFakeReport`] does. `*` stands for all kernels. `FUSEWIRE_CUDA_FAKE_TRIPS=1` must
+/// be set.
+///
+/// The text is a JSON list of `{"kernel": .., "device": .., "number": number of the launch,
+/// "launch": number of the launch on its device, "steps": [strong loads, weak loads, fences],
+/// "to_data": steps or null, "leader_instructions": .., "bytes": {route: [read, written]}, "chain":
+/// [[device, kernel, line, instruction, source] ..]}`.
+///
+/// # Safety
+/// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
+#[unsafe(no_mangle)]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn fusewireCudaFakeTrips(
+    kernel: *const c_char,
+    buffer: *mut c_char,
+    bytes: usize,
+) -> usize {
+    // SAFETY: the caller guarantees that `kernel` is null or a live C string.
+    let trips = emulated::trips(unsafe { text(kernel) });
+    // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
+    // `write_text` requires.
+    unsafe { super::device::write_text(buffer, bytes, &trips) };
+    trips.len()
+}

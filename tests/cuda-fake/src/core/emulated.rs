@@ -11,8 +11,9 @@ use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::native::NativeEntry;
 use fusewire_emulator::{
     Config, Error, FaultKind, IdleTime, Launch, LaunchOrder, LoadedModule, Machine, Memory,
-    MemoryModel, Module, Range, Replica, Scheduler,
+    MemoryModel, Module, Range, Replica, Route, Scheduler, Steps, Trips,
 };
+use serde_json::{Value, json};
 
 use super::context::Context;
 use super::kernel::Shape;
@@ -36,6 +37,7 @@ fn machine() -> &'static Machine {
             hang_after: Duration::from_secs(hang.unwrap_or(300)),
             memory: memory_model(),
             order: LaunchOrder::Device,
+            trips: variable("TRIPS").is_some_and(|it| it != "0"),
             ..Config::default()
         };
         Machine::new(config, Arc::new(DeviceMemory))
@@ -162,6 +164,65 @@ pub(crate) fn executed(kernel: &str) -> String {
     lines
 }
 
+/// The last launch of a kernel on a device.
+type LastLaunch = (u64, Box<Trips>);
+
+/// Number and trips of the last launch of each kernel on each device.
+static TRIPS: Mutex<BTreeMap<(String, u32), LastLaunch>> = Mutex::new(BTreeMap::new());
+
+fn keep_trips(launch: &Launch, trips: Box<Trips>) {
+    let mut all = lock(&TRIPS);
+    let number = 1 + all.values().map(|it| it.0).max().unwrap_or(0);
+    all.insert((launch.kernel.clone(), launch.device), (number, trips));
+}
+
+/// Returns the trips of the last launch of a kernel, or of all kernels for `*`, on each device, as
+/// JSON.
+pub(crate) fn trips(kernel: &str) -> String {
+    let steps = |steps: &Steps| json!([steps.strong, steps.weak, steps.fences]);
+    let all = lock(&TRIPS);
+    let fitting = all
+        .iter()
+        .filter(|((name, _), _)| kernel == "*" || name == kernel);
+    let launch = |((kernel, device), (number, trips)): (&(String, u32), &LastLaunch)| {
+        let bytes: serde_json::Map<String, Value> = trips
+            .bytes
+            .iter()
+            .map(|(route, bytes)| (name_of(*route), json!([bytes.read, bytes.written])))
+            .collect();
+        let chain = trips.chain.iter().map(|step| {
+            json!([
+                step.device,
+                step.kernel,
+                step.line,
+                step.instruction,
+                step.source
+            ])
+        });
+        json!({
+            "kernel": kernel,
+            "device": device,
+            "number": number,
+            "launch": trips.launch,
+            "steps": steps(&trips.steps),
+            "to_data": trips.to_data.as_ref().map(steps),
+            "leader_instructions": trips.leader_instructions,
+            "bytes": bytes,
+            "chain": chain.collect::<Vec<_>>(),
+        })
+    };
+    Value::Array(fitting.map(launch).collect()).to_string()
+}
+
+fn name_of(route: Route) -> String {
+    match route {
+        Route::Own => "own".to_owned(),
+        Route::Peer(device) => format!("peer {device}"),
+        Route::Host => "host".to_owned(),
+        Route::Multicast => "multicast".to_owned(),
+    }
+}
+
 /// A launch that the emulator executes.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -207,8 +268,14 @@ impl Job {
         // accessed by the emulator, by copies of the fake, and by other processes that run the
         // fake.
         let result = unsafe { machine().execute(&self.module, &self.launch) };
-        let Err(error) = result else {
-            return;
+        let error = match result {
+            Ok(counts) => {
+                if let Some(trips) = counts.trips {
+                    keep_trips(&self.launch, trips);
+                }
+                return;
+            }
+            Err(error) => error,
         };
         log_refusal(&error.to_string());
         self.context.fail(match error {
