@@ -540,44 +540,36 @@ fn random_mutants_are_found() {
     }
     let count =
         std::env::var("FUSEWIRE_TEST_MUTANTS").map_or(200, |it| it.parse().expect("a number"));
-    let lines: Vec<_> = (0..SCENARIOS.len()).map(|it| executed(TEST, it)).collect();
-    let mut rng = Rng::new(1);
-    let mut mutants: Vec<Mutant> = Vec::new();
-    while mutants.len() < count {
-        let scenario = mutants.len() % SCENARIOS.len();
-        let (line, old) = &lines[scenario][rng.below(lines[scenario].len())];
-        let is_mutated = MUTATED
-            .iter()
-            .any(|it| old.starts_with(it) || old.contains(" multimem."));
-        let news = mutations(old);
-        if !is_mutated || news.is_empty() {
-            continue;
-        }
-        let new = news[rng.below(news.len())].clone();
-        let line = *line;
-        if !mutants
-            .iter()
-            .any(|it| it.scenario == scenario && it.line == line && it.new == new)
-        {
-            let old = old.clone();
-            mutants.push(Mutant {
-                scenario,
-                line,
-                old,
-                new,
-            });
+    let mut all: Vec<Mutant> = Vec::new();
+    for scenario in 0..SCENARIOS.len() {
+        for (line, old) in executed(TEST, scenario) {
+            // Inline assembly is in braces.
+            if MUTATED.iter().any(|it| old.starts_with(it)) || old.starts_with('{') {
+                all.extend(mutations(&old).into_iter().map(|new| Mutant {
+                    scenario,
+                    line,
+                    old: old.clone(),
+                    new,
+                }));
+            }
         }
     }
+    let mut rng = Rng::new(1);
+    let count = count.min(all.len());
+    println!("{count} of {} mutants", all.len());
+    let mutants: Vec<Mutant> = (0..count)
+        .map(|_| all.swap_remove(rng.below(all.len())))
+        .collect();
     let mut counts: BTreeMap<Option<Check>, usize> = BTreeMap::new();
     for (mutant, check) in mutants.iter().zip(find_all(TEST, &mutants)) {
         *counts.entry(check).or_default() += 1;
         println!("{check:?}: {mutant}");
     }
     println!("{counts:?}");
-    let survivors = counts.get(&None).copied().unwrap_or(0);
+    // Most survivors change words that only failures read, or accesses that others order already.
+    let found = mutants.len() - counts.get(&None).copied().unwrap_or(0);
     assert!(
-        survivors * 4 < mutants.len(),
-        "{survivors} of {} mutants survive",
-        mutants.len()
+        found * 5 > mutants.len() * 2,
+        "{found} of {count} are found"
     );
 }
