@@ -18,7 +18,7 @@ use crate::memory::View;
 use crate::module::LoadedModule;
 use crate::program::{Atomic, Conversion, Inst, NO_REG, Op, Program, Reg, Special, Src};
 use crate::row::{LANES, Row, lanes};
-use crate::shadow::{Agent, Shadow, Violation};
+use crate::shadow::{Agent, Element, Shadow, Violation};
 use crate::trips::Tracer;
 
 /// Value of a register that a shuffle reads from a lane outside of its mask.
@@ -133,11 +133,17 @@ impl Problem {
         }
     }
 
-    fn violation(lane: usize, violation: Violation) -> Self {
+    /// Describes a violation of the memory model by an access; `verb` is what it does.
+    #[cold]
+    fn violation(lane: usize, element: &Element, verb: &str, violation: Violation) -> Self {
+        let space = if element.shared { "shared" } else { "global" };
         Self {
             kind: violation.kind,
             lane,
-            detail: violation.detail,
+            detail: format!(
+                "{verb} {} bytes at the {space} address {:#x}: {}",
+                element.size, element.address, violation.detail
+            ),
             other: violation.other,
         }
     }

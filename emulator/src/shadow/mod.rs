@@ -121,6 +121,8 @@ pub(crate) struct Violation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element {
     pub(crate) place: Place,
+    /// The address that the instruction uses, for errors.
+    pub(crate) address: u64,
     /// Size in bytes.
     pub(crate) size: u8,
     pub(crate) kind: Kind,
@@ -134,9 +136,10 @@ pub(crate) struct Element {
 }
 
 impl Element {
-    pub(crate) fn new(access: &Access, place: Place, pc: u32, shared: bool) -> Self {
+    pub(crate) fn new(access: &Access, place: Place, address: u64, pc: u32, shared: bool) -> Self {
         Self {
             place,
+            address,
             size: access.size,
             kind: Kind {
                 strong: access.order.is_strong().then_some(access.scope),
@@ -166,7 +169,7 @@ impl Element {
         }
         Err(Violation {
             kind: FaultKind::Uninitialized,
-            detail: "reads shared memory that no thread of the block has written".to_owned(),
+            detail: "no thread of the block has written all of them".to_owned(),
             other: None,
         })
     }

@@ -9,7 +9,7 @@ use crate::program::{
     Access, Extend, LOCAL_BASE, MultimemType, NO_REG, Order, Reg, Space, Src, resolve,
 };
 use crate::row::lanes;
-use crate::shadow::{Element, Place};
+use crate::shadow::{Cells, Element, Place, World};
 
 /// Properties of a read-modify-write instruction.
 #[derive(Clone, Copy, Debug)]
@@ -341,17 +341,11 @@ impl Warp {
         element: &Element,
         value: u64,
     ) -> Result<u64, Problem> {
-        let Some(shadow) = env.shadow.as_deref_mut() else {
-            return Ok(value);
+        let read = match model(env, element) {
+            Some((world, cells)) => world.read(cells, &mut self.agents[lane], element, value),
+            None => return Ok(value),
         };
-        let cells = if element.shared {
-            &mut env.shared.cells
-        } else {
-            &mut shadow.global
-        };
-        let agent = &mut self.agents[lane];
-        let read = shadow.world.read(cells, agent, element, value);
-        read.map_err(|violation| Problem::violation(lane, violation))
+        read.map_err(|violation| Problem::violation(lane, element, "reads", violation))
     }
 
     fn apply_write(
@@ -362,17 +356,13 @@ impl Warp {
         before: u64,
         value: u64,
     ) -> Result<(), Problem> {
-        let Some(shadow) = env.shadow.as_deref_mut() else {
-            return Ok(());
+        let written = match model(env, element) {
+            Some((world, cells)) => {
+                world.write(cells, &mut self.agents[lane], element, before, value)
+            }
+            None => return Ok(()),
         };
-        let cells = if element.shared {
-            &mut env.shared.cells
-        } else {
-            &mut shadow.global
-        };
-        let agent = &mut self.agents[lane];
-        let written = shadow.world.write(cells, agent, element, before, value);
-        written.map_err(|violation| Problem::violation(lane, violation))
+        written.map_err(|violation| Problem::violation(lane, element, "writes", violation))
     }
 
     /// Reduces an element of all replicas of a multicast object.
@@ -434,6 +424,17 @@ impl Warp {
     }
 }
 
+/// Returns the memory model's state for an access, if the machine has a model.
+fn model<'e>(env: &'e mut Env<'_>, element: &Element) -> Option<(&'e mut World, &'e mut Cells)> {
+    let shadow = env.shadow.as_deref_mut()?;
+    let cells = if element.shared {
+        &mut env.shared.cells
+    } else {
+        &mut shadow.global
+    };
+    Some((&mut shadow.world, cells))
+}
+
 /// Returns an element of an access to global or shared memory, for the memory model.
 fn element(env: &Env<'_>, access: &Access, space: Space, address: u64, pc: u32) -> Element {
     let shared = space == Space::Shared;
@@ -445,7 +446,7 @@ fn element(env: &Env<'_>, access: &Access, space: Space, address: u64, pc: u32) 
     } else {
         env.view.place(address)
     };
-    Element::new(access, place, pc, shared)
+    Element::new(access, place, address, pc, shared)
 }
 
 /// Returns an element of a replica, for the memory model.
@@ -454,7 +455,7 @@ fn alias(access: &Access, replica: Replica, pc: u32) -> Element {
         memory: replica.memory,
         offset: replica.offset,
     };
-    let mut element = Element::new(access, place, pc, false);
+    let mut element = Element::new(access, place, replica.address, pc, false);
     element.kind.alias = true;
     element
 }

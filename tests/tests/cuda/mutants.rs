@@ -253,7 +253,7 @@ impl Check {
             ("races with another thread", Some(Self::Race)),
             ("during the launch", Some(Self::Constant)),
             (
-                "that no thread of the block has written",
+                "no thread of the block has written",
                 Some(Self::Uninitialized),
             ),
             ("no memory of this address", Some(Self::Address)),
