@@ -2,6 +2,7 @@
 
 mod common;
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,8 +11,8 @@ use common::{
     HEADER, expect_fault, expect_hang, impatient, kernel, kernel_text, line_of, module, write_u32,
 };
 use fusewire_emulator::{
-    Config, Error, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory, Module, Range,
-    Replica, Scheduler,
+    Config, Error, FaultKind, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory,
+    Module, Range, Replica, Scheduler,
 };
 
 /// Returns schedulers of all kinds.
@@ -642,6 +643,83 @@ fn counts_are_those_of_executed_instructions() {
     assert_eq!((counts[0].instructions, counts[1].instructions), (1, 20));
 }
 
+/// Returns a launch of kernel `k` with one thread and one parameter.
+fn single_thread(device: u32, param: u64) -> Launch {
+    Launch {
+        kernel: "k".into(),
+        device,
+        blocks: [1; 3],
+        threads: [1; 3],
+        dynamic_shared: 0,
+        params: param.to_le_bytes().to_vec(),
+        cost: 1,
+    }
+}
+
+/// A word of device 0, which device 1 may read and device 2 may not access.
+#[derive(Debug)]
+struct Word(AtomicU64);
+
+// SAFETY: the range is the word, which lives as long as the machine that has this object.
+unsafe impl Memory for Word {
+    fn range(&self, device: u32, _: u64) -> Option<Range> {
+        let start = self.0.as_ptr() as u64;
+        Some(Range {
+            start,
+            end: start + 8,
+            read: device < 2,
+            write: device == 0,
+            multicast: false,
+            owner: Some(0),
+            memory: 1,
+            offset: 0,
+        })
+    }
+
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn hold(&self, slice: &mut dyn FnMut()) {
+        slice();
+    }
+
+    fn replicas(&self, _: u32, _: u64, _: u64) -> Result<Vec<Replica>, String> {
+        Err("no multicast object".into())
+    }
+}
+
+#[test]
+fn accesses_need_the_rights_of_the_device() {
+    let word = Arc::new(Word(AtomicU64::new(0)));
+    let address = word.0.as_ptr() as u64;
+    let machine = Machine::new(Config::default(), Arc::clone(&word) as Arc<dyn Memory>);
+    for (body, devices) in [
+        ("ld.global.u32 %r0, [%in0]; ret;", 0..2),
+        ("st.global.u32 [%in0], 1; ret;", 0..1),
+        ("red.sys.global.add.u32 [%in0], 1; ret;", 0..1),
+    ] {
+        for device in 0..3 {
+            let module = kernel(1, body);
+            let module = LoadedModule::new(&module, device).expect("no variables");
+            let launch = single_thread(device, address);
+            // SAFETY: `word` lives until the launch has completed, and the host accesses it with
+            // atomic operations only.
+            let result = unsafe { machine.execute(&Arc::new(module), &launch) };
+            if devices.contains(&device) {
+                result.expect("the device has access");
+                continue;
+            }
+            let fault = expect_fault(result);
+            assert_eq!(fault.kind, FaultKind::IllegalAddress);
+            let expected =
+                format!("memory of device 0, to which device {device} has no such access");
+            assert!(fault.detail.contains(&expected), "{fault}");
+        }
+    }
+    assert_eq!(word.0.load(Ordering::Relaxed), 2);
+}
+
 /// Memory whose description panics.
 #[derive(Debug)]
 struct Panics;
@@ -670,15 +748,7 @@ fn launches_after_a_panic_fail() {
     let module = kernel(1, "ld.global.u32 %r0, [%in0]; ret;");
     let module = Arc::new(LoadedModule::new(&module, 0).expect("a module without variables"));
     let machine = Machine::new(Config::default(), Arc::new(Panics));
-    let launch = Launch {
-        kernel: "k".into(),
-        device: 0,
-        blocks: [1; 3],
-        threads: [1; 3],
-        dynamic_shared: 0,
-        params: vec![0; 8],
-        cost: 1,
-    };
+    let launch = single_thread(0, 0);
     std::thread::scope(|scope| {
         let run = || {
             // SAFETY: the kernel accesses no memory, because no address is mapped.
