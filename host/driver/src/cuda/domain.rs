@@ -8,8 +8,7 @@ use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use core::mem::offset_of;
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
-
+use super::symbols::Symbols;
 use crate::Result;
 
 /// Soname of the management library, which the driver installs.
@@ -71,27 +70,24 @@ type GetInfo = unsafe extern "C" fn(*mut c_void, *mut FabricInfo) -> c_int;
 struct Nvml {
     by_bus: ByBus,
     get_info: GetInfo,
-    /// Keeps the shared object loaded, so that the function pointers stay valid.
-    _object: Object,
+    /// Keeps the function pointers valid.
+    _symbols: Symbols,
 }
 
 impl Nvml {
-    /// Opens the library. Returns `None` if the library or one of the functions is missing.
-    fn open(name: &str) -> Option<Self> {
-        // SAFETY: loading a library runs its initialisers. The initialisers of NVML have no
-        // preconditions.
-        let object = unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
-        let object = object
-            .inspect_err(|error| tracing::debug!(%error, "no NVLink domain"))
+    /// Initialises the library. Returns `None` if the library or one of the functions is missing.
+    fn new(symbols: Result<Symbols, Option<String>>) -> Option<Self> {
+        let symbols = symbols
+            .inspect_err(|error| tracing::debug!(?error, "no NVLink domain"))
             .ok()?;
         // SAFETY: the function type is the prototype in `nvml.h`.
-        let start = unsafe { object.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2\0") };
+        let start = unsafe { symbols.get::<unsafe extern "C" fn() -> c_int>("nvmlInit_v2") };
         // SAFETY: the function type is the prototype in `nvml.h`.
-        let by_bus = unsafe { object.get::<ByBus>(b"nvmlDeviceGetHandleByPciBusId_v2\0") };
+        let by_bus = unsafe { symbols.get::<ByBus>("nvmlDeviceGetHandleByPciBusId_v2") };
         // SAFETY: the function type is the prototype in `nvml.h`. Drivers before 550 lack the
         // function.
-        let get_info = unsafe { object.get::<GetInfo>(b"nvmlDeviceGetGpuFabricInfoV\0") };
-        let (start, by_bus, get_info) = (*start.ok()?, *by_bus.ok()?, *get_info.ok()?);
+        let get_info = unsafe { symbols.get::<GetInfo>("nvmlDeviceGetGpuFabricInfoV") };
+        let (start, by_bus, get_info) = (start.ok()?, by_bus.ok()?, get_info.ok()?);
         // SAFETY: the function has no preconditions.
         let code = unsafe { start() };
         if code != SUCCESS {
@@ -101,7 +97,7 @@ impl Nvml {
         Some(Self {
             by_bus,
             get_info,
-            _object: object,
+            _symbols: symbols,
         })
     }
 
@@ -144,7 +140,7 @@ pub(super) fn find(bus: &CStr) -> Result<Option<String>> {
     if let Some(set) = nvlink_domain()? {
         return Ok(Some(set).filter(|name| !name.is_empty()));
     }
-    let nvml = NVML.get_or_init(|| Nvml::open(SONAME));
+    let nvml = NVML.get_or_init(|| Nvml::new(Symbols::open(&[SONAME])));
     Ok(nvml.as_ref().and_then(|nvml| nvml.domain(bus)))
 }
 
@@ -218,8 +214,9 @@ mod tests {
 
     #[test]
     fn a_missing_library_reports_no_domain() {
-        assert!(Nvml::open("libfusewire-has-no-such-library.so.1").is_none());
+        let missing = Symbols::open_object(&["libfusewire-has-no-such-library.so.1"]);
+        assert!(Nvml::new(missing).is_none());
         // libc exists but does not have the functions of NVML.
-        assert!(Nvml::open("libc.so.6").is_none());
+        assert!(Nvml::new(Symbols::open_object(&["libc.so.6"])).is_none());
     }
 }

@@ -4,9 +4,9 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
-use libloading::os::unix::{Library as Object, RTLD_LOCAL, RTLD_NOW};
 
 use super::error::{self, describe};
+use super::symbols::Symbols;
 use crate::{Error, Result};
 
 /// Oldest supported driver version: CUDA 12.0, driver 525.
@@ -61,8 +61,8 @@ macro_rules! symbols {
                 pub(super) $later:
                     OptionalFunction<unsafe extern "C" fn($($later_type),*) -> c_int>,
             )*
-            /// Keeps the shared object loaded, so that the function pointers stay valid.
-            _object: Object,
+            /// Keeps the function pointers valid.
+            _symbols: Symbols,
         }
 
         // The signatures above must equal the signatures of cudarc's bindings. Only test builds
@@ -80,16 +80,16 @@ macro_rules! symbols {
             pub(super) const NEWER: &[&str] = &[$(stringify!($later),)*];
 
             /// Looks up all symbols.
-            fn from_object(object: Object) -> Result<Self> {
+            fn from_symbols(symbols: Symbols) -> Result<Self> {
                 Ok(Self {
-                    $($text: symbol(&object, stringify!($text))?,)*
-                    $($name: symbol(&object, stringify!($name))?,)*
+                    $($text: symbol(&symbols, stringify!($text))?,)*
+                    $($name: symbol(&symbols, stringify!($name))?,)*
                     $($later: OptionalFunction {
-                        function: symbol(&object, stringify!($later)).ok(),
+                        function: symbol(&symbols, stringify!($later)).ok(),
                         name: stringify!($later),
                         since: $since,
                     },)*
-                    _object: object,
+                    _symbols: symbols,
                 })
             }
         }
@@ -295,21 +295,18 @@ symbols! {
     }
 }
 
-/// Looks up the function `name` in a shared object.
-fn symbol<F: Copy>(object: &Object, name: &'static str) -> Result<F> {
+/// Looks up the function `name`.
+fn symbol<F: Copy>(symbols: &Symbols, name: &'static str) -> Result<F> {
     // SAFETY: only the macro above calls `symbol`, and the macro passes the function type that
     // belongs to `name`.
-    match unsafe { object.get::<F>(name.as_bytes()) } {
-        Ok(function) => Ok(*function),
-        Err(error) => Err(Error::Driver {
-            library: "CUDA",
-            call: name,
-            detail: format!(
-                "this driver lacks the function ({error}); install driver 525 (CUDA 12.0) or \
-                 newer; NVLS on Hopper and later GPUs needs driver 535 (CUDA 12.2)"
-            ),
-        }),
-    }
+    unsafe { symbols.get::<F>(name) }.map_err(|error| Error::Driver {
+        library: "CUDA",
+        call: name,
+        detail: format!(
+            "this driver lacks the function ({error}); install driver 525 (CUDA 12.0) or newer; \
+             NVLS on Hopper and later GPUs needs driver 535 (CUDA 12.2)"
+        ),
+    })
 }
 
 impl Library {
@@ -323,7 +320,8 @@ impl Library {
         let library = match LIBRARY.get() {
             Some(library) => library,
             None => {
-                let found = Self::from_object(find()?)?;
+                let names = [SONAME, "libcuda.so"];
+                let found = Self::from_symbols(Symbols::open(&names).map_err(not_found)?)?;
                 LIBRARY.get_or_init(|| found)
             }
         };
@@ -334,7 +332,7 @@ impl Library {
     /// Opens the library `name` without initialising it.
     #[cfg(test)]
     pub(super) fn open_file(name: &str) -> Result<Self> {
-        Self::from_object(find_among(&[name.to_owned()])?)
+        Self::from_symbols(Symbols::open_object(&[name]).map_err(not_found)?)
     }
 
     /// Initialises the library and checks the driver version. May be called more than once.
@@ -410,30 +408,12 @@ pub(super) fn no_device(detail: String) -> Error {
     }
 }
 
-/// Opens the driver library by its soname, or by the name without a version.
-fn find() -> Result<Object> {
-    find_among(&[SONAME.to_owned(), "libcuda.so".to_owned()])
-}
-
-/// Opens the first library in `names` that can be loaded.
-fn find_among(names: &[String]) -> Result<Object> {
-    let mut broken = None;
-    for name in names {
-        // SAFETY: loading a library runs its initialisers. The initialisers of the CUDA driver have
-        // no preconditions.
-        match unsafe { Object::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
-            Ok(object) => return Ok(object),
-            Err(error) => {
-                let text = error.to_string();
-                if !text.contains("No such file") && broken.is_none() {
-                    broken = Some(format!("{name} cannot be opened: {text}"));
-                }
-            }
-        }
-    }
+/// Creates the error for a driver library that cannot be opened for the reason `broken`, or that
+/// does not exist.
+fn not_found(broken: Option<String>) -> Error {
     let what = broken.unwrap_or_else(|| format!("{SONAME} not found"));
-    Err(no_device(format!(
+    no_device(format!(
         "no CUDA driver ({what}); install NVIDIA's driver, or in a container start it with the \
          NVIDIA runtime (--gpus all); LD_LIBRARY_PATH may name another folder of the library"
-    )))
+    ))
 }

@@ -61,9 +61,11 @@ mod multicast;
 mod open;
 mod staging;
 mod stream;
+mod symbols;
 mod virtual_memory;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::open::{devices, open};
+pub use self::symbols::{Lookup, replace_library};
