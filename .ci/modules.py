@@ -16,7 +16,7 @@ from pathlib import Path
 ONE_MODULE = {
     "host/driver/src/lib.rs": {"crate::cuda", "crate::hip"},
     "host/src/lib.rs": {"crate::cpu", "crate::gpu"},
-    "tests/cuda-fake/src/lib.rs": {"crate::core"},
+    "emulator/cuda-fake/src/lib.rs": {"crate::core"},
 }
 
 # A `use` of this crate, with its tree of names; and a path of this crate in code.

@@ -108,7 +108,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<()> {
     );
     println!("|---|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|--:|");
     let folder = tempfile::tempdir()?;
-    fusewire_cuda_fake::install(folder.path())?;
+    fusewire_cuda_fake_library::install(folder.path())?;
     // All devices of a process must launch the same number of kernels.
     for ranks in &arguments.ranks {
         let status = Command::new(std::env::current_exe()?)

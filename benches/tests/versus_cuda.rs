@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use fusewire::gpu::images::Images;
-use fusewire_cuda_fake::{install, stand_in_of};
+use fusewire_cuda_fake_library::{install, stand_in_of};
 
 /// Compiles the baseline's kernels to a shared object. `change` names a source file and replaces a
 /// text in it. Returns `None` if g++ is missing.

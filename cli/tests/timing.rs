@@ -28,7 +28,7 @@ impl Run {
 /// Returns a command that runs `fusewire perf` with two ranks as threads. Its driver is the fake in
 /// `folder`, with two devices.
 fn command(folder: &Path, arguments: &str) -> Command {
-    fusewire_cuda_fake::install(folder).expect("the fake, built with this test");
+    fusewire_cuda_fake_library::install(folder).expect("the fake, built with this test");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusewire"));
     command
         .arg("perf")

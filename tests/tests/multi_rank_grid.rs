@@ -45,21 +45,24 @@ fn on_fake(test: &str, image: Image, environment: &[(&str, &str)], body: impl Fn
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
-    let kernels = fusewire_cuda_fake::kernels_of("fusewire_kernels");
+    fusewire_cuda_fake_library::install(folder.path()).expect("the fake, built with this test");
+    let kernels = fusewire_cuda_fake_library::kernels_of("fusewire_kernels");
     let text = match image {
-        Image::There => fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90),
+        Image::There => fusewire_cuda_fake_library::stand_in_multi_rank_grid(kernels, 90),
         Image::Stale => {
-            fusewire_cuda_fake::stand_in_multi_rank_grid(kernels, 90)
+            fusewire_cuda_fake_library::stand_in_multi_rank_grid(kernels, 90)
                 + "\n// fusewire sources 0b5e55ed\n"
         }
-        Image::Ordinary => fusewire_cuda_fake::stand_in(kernels, 90),
+        Image::Ordinary => fusewire_cuda_fake_library::stand_in(kernels, 90),
     };
     let path = folder
         .path()
         .join("fusewire-kernels-multi-rank-grid.sm_90.ptx");
     std::fs::write(path, text).expect("an image");
-    let image = fusewire_cuda_fake::stand_in(fusewire_cuda_fake::kernels_of("vocab_argmax"), 90);
+    let image = fusewire_cuda_fake_library::stand_in(
+        fusewire_cuda_fake_library::kernels_of("vocab_argmax"),
+        90,
+    );
     let path = folder.path().join("vocab_argmax.sm_90.ptx");
     std::fs::write(path, image).expect("an image");
     let path = folder.path().display().to_string();
@@ -607,7 +610,7 @@ fn a_missing_image_is_reported() {
     // The folder is outside cargo's target folder, because cargo's folder may contain a built
     // image.
     let folder = tempfile::tempdir().expect("a folder");
-    fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
+    fusewire_cuda_fake_library::install(folder.path()).expect("the fake, built with this test");
     let copy = folder.path().join("multi_rank_grid");
     std::fs::copy(std::env::current_exe().expect("this binary"), &copy).expect("a copy");
     let output = std::process::Command::new(copy)

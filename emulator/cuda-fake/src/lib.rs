@@ -1,21 +1,49 @@
-//! A fake of the CUDA driver library that executes calls and kernels, for tests without a GPU.
+//! NVIDIA GPUs for tests of communication kernels, without hardware: a fake of the CUDA driver.
 //!
-//! The shared object exports the C functions of `libcuda.so.1` that Fusewire's CUDA device calls,
-//! and executes them. Device memory is backed by memory files. [`fusewire::cpu`] implements streams
-//! and graphs. The fake enforces the rules of the driver about handles, contexts, access to mapped
-//! memory, captures, callbacks and launch shapes, so tests without a GPU find violations.
+//! [`install`] replaces the CUDA driver library of this process. [`fusewire`] then finds as many
+//! GPUs as the settings say. Their launches execute the PTX of the library and of kernel crates,
+//! with all warps and lanes, on [`fusewire_emulator`]. Races, reads of uninitialised memory,
+//! invalid accesses and divergent barriers are errors of the launch.
 //!
-//! `FUSEWIRE_FAKE_GPU` selects the execution of kernels. With `native`, the default, a kernel runs
-//! as its native entry, with one thread per block. With `ptx`, [`fusewire_emulator`] executes the
-//! PTX of the loaded image, with all warps and lanes of the launch.
+//! ```no_run
+//! use fusewire::{DType, Device, Options, ReduceOp, run_threads_each};
 //!
-//! [`install`] fills a folder with links to the shared object. A child process that has the folder
-//! in its `LD_LIBRARY_PATH` loads the fake. It can load images of `fusewire-build`. [`stand_in`]
-//! creates images for native execution: they have declarations, but no code.
+//! let mut settings = fusewire_cuda_fake::Settings::default();
+//! settings.devices = 4;
+//! fusewire_cuda_fake::install(&settings)?;
+//!
+//! let mut options = Options::default();
+//! options.blocks = 2;
+//! options.threads = 64; // the emulator executes few threads faster
+//! let ranks = run_threads_each(Device::Cuda, "fusewire", 4, &options, |comm| {
+//!     let x = comm.tensor(DType::F32, 100)?;
+//!     x.copy_from(&[1.0_f32; 100])?;
+//!     comm.all_reduce(&x, ReduceOp::Sum)?;
+//!     x.to_vec::<f32>()
+//! });
+//! for sums in ranks {
+//!     assert_eq!(sums?, [4.0; 100]);
+//! }
+//! # Ok::<(), fusewire::Error>(())
+//! ```
+//!
+//! The guide `docs/emulator.md` in the repository shows a test of a kernel crate.
+//!
+//! # The fake
+//!
+//! The crate implements the C functions of `libcuda.so.1` and of NVML that Fusewire calls. Device
+//! memory is backed by memory files. [`fusewire::cpu`] implements streams and graphs. The fake
+//! enforces the rules of the driver about handles, contexts, access to mapped memory, captures,
+//! callbacks and launch shapes, so tests without a GPU find violations.
+//!
+//! With [`Execution::Native`], a kernel runs as its native entry instead of its PTX, with one
+//! thread per block.
+//!
+//! # Environment variables
 //!
 //! | variable | meaning (default in parentheses) |
 //! |---|---|
-//! | `FUSEWIRE_FAKE_GPU` | `ptx`: the emulator executes images; `native`: native entries (native) |
+//! | `FUSEWIRE_FAKE_GPU` | `ptx` or `native`: [`Execution`] (`ptx`; `native` in the shared object) |
 //! | `FUSEWIRE_CUDA_FAKE_SCHEDULER` | `random:SEED` or `starve:DEVICE:BLOCK`, `*` for all (`round-robin`) |
 //! | `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL` | memory model: `unchecked`, `weak` (`checked`) |
 //! | `FUSEWIRE_CUDA_FAKE_PATCH=FILE:LINE` | replaces a line of the kernel that the file is named after |
@@ -37,17 +65,23 @@
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
-//! | `FUSEWIRE_CUDA_FAKE_KERNELS=PATH` | shared object with further kernels ([`stand_in_of`]) |
+//! | `FUSEWIRE_CUDA_FAKE_KERNELS=PATH` | shared object with further kernels, for native execution |
 //! | `CUDA_DEVICE_MAX_CONNECTIONS` | number of hardware queues per priority (8) |
 //! | `FUSEWIRE_CUDA_FAKE_REPORT=PATH` | path of a JSON report that is written at exit |
 //!
-//! Tests control the fake at run time through exported functions. `fusewireCudaFakeFail` makes a
-//! call fail. `fusewireCudaFakeCalls`, `fusewireCudaFakeLive` and `fusewireCudaFakeReport` return
-//! the numbers of calls and of live handles. `fusewireCudaFakeLaunchCount` counts launches by
-//! entry. `fusewireCudaFakeGreenStream` creates a stream that may use only a part of the SMs.
-//! `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches,
+//! # Shared object
+//!
+//! With the feature `exports`, a shared object of this crate has the functions under their names
+//! in `libcuda.so.1`, and can replace the driver of any process. The repository builds one in
+//! `tests/cuda-fake`. Tests control it at run time through further exported functions.
+//! `fusewireCudaFakeFail` makes a call fail. `fusewireCudaFakeCalls`, `fusewireCudaFakeLive` and
+//! `fusewireCudaFakeReport` return the numbers of calls and of live handles.
+//! `fusewireCudaFakeLaunchCount` counts launches by entry. `fusewireCudaFakeGreenStream` creates a
+//! stream that may use only a part of the SMs. `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches,
 //! `fusewireCudaFakeExecuted` the lines of a kernel that the emulator has executed, and
 //! `fusewireCudaFakeTrips` their dependent loads and fences.
+//!
+//! # Behaviour
 //!
 //! An entry `NAME__grid` is the grid form of the kernel `NAME` (images of `fusewire-build build
 //! --multi-rank-grid`). It runs the blocks of all ranks, and each block gets the parameters of its
@@ -73,6 +107,8 @@
 //! `cuMemAlloc` on another device needs `cuCtxEnablePeerAccess`, virtual memory needs
 //! `cuMemSetAccess` for this device.
 //!
+//! # Limits
+//!
 //! Limits of native execution: the fake ignores the PTX code of a kernel and reads only its
 //! declarations. A block has one lane. A kernel that accesses freed memory crashes the process.
 //!
@@ -84,10 +120,69 @@
 
 mod api;
 mod core;
-mod install;
 mod status;
 
-pub use self::core::image::{stand_in, stand_in_multi_rank_grid};
-pub use self::core::kernel::{kernels_of, register};
-pub use self::core::shared_object::stand_in_of;
-pub use self::install::{NAMES, install, library};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+pub use fusewire_emulator::{Error as EmulatorError, MemoryModel, Scheduler, Trips};
+
+pub use self::core::settings::{Execution, Settings};
+
+/// Replaces the CUDA driver library of this process with the fake.
+///
+/// Several tests of a program can call this function with equal settings; the first call has the
+/// effect. GPUs exist until the process ends. As on a real GPU, an error of a launch is permanent
+/// for its device, so a test that expects an error needs a program of its own (a file in `tests/`).
+///
+/// # Errors
+/// [`fusewire::Error::InvalidArgument`] if the process has already searched for CUDA devices, or
+/// has installed the fake with other settings.
+pub fn install(settings: &Settings) -> fusewire::Result<()> {
+    static INSTALLED: Mutex<Option<Settings>> = Mutex::new(None);
+    let mut installed = self::core::lock(&INSTALLED);
+    match &*installed {
+        Some(first) if first == settings => return Ok(()),
+        Some(_) => {
+            return Err(fusewire::Error::InvalidArgument {
+                operation: "fusewire_cuda_fake::install",
+                detail: "this process has already installed the fake with other settings; use the \
+                         same settings in all tests of a program"
+                    .to_owned(),
+            });
+        }
+        None => {}
+    }
+    self::core::settings::set(settings.clone());
+    // SAFETY: the functions of `api` have the prototypes of `cuda.h` and `nvml.h`, and implement
+    // them as far as their documentation says; they return an error for everything else.
+    unsafe { fusewire::cuda::replace_library(api::find) }?;
+    *installed = Some(settings.clone());
+    Ok(())
+}
+
+/// Returns the errors of all emulated launches of this process so far, oldest first, at most 1024.
+/// The launch itself returns the code of a CUDA error.
+pub fn faults() -> Vec<EmulatorError> {
+    self::core::emulated::faults()
+}
+
+/// Returns the number of launches of a kernel since the process started, including captured
+/// launches.
+pub fn launch_count(kernel: &str) -> u64 {
+    self::core::record::launch_count(kernel)
+}
+
+/// Returns the [trips](Trips) of the last launch of a kernel on each device, by the number of the
+/// device. Empty unless [`Settings::trips`] is set.
+pub fn trips(kernel: &str) -> BTreeMap<u32, Trips> {
+    self::core::emulated::trips(kernel)
+}
+
+/// Images for native execution. Not a stable interface.
+#[doc(hidden)]
+pub mod testing {
+    pub use crate::core::image::{stand_in, stand_in_multi_rank_grid};
+    pub use crate::core::kernel::{kernels_of, register};
+    pub use crate::core::shared_object::stand_in_of;
+}

@@ -3,4 +3,5 @@
 pub mod reference;
 
 pub use crate::comm::bench_rendezvous;
+pub use crate::gpu::images::MANIFEST as IMAGES_MANIFEST;
 pub use crate::options::testing::{GridMode, TestNetwork, TestOptions};

@@ -11,13 +11,16 @@ use std::{env, fs, io};
 
 fn install(folder: &PathBuf) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    fusewire_cuda_fake::install(folder)?;
+    fusewire_cuda_fake_library::install(folder)?;
     for (name, kernels) in [
         ("fusewire-kernels.ptx", "fusewire_kernels"),
         ("vocab-argmax.ptx", "vocab_argmax"),
     ] {
-        let kernels = fusewire_cuda_fake::kernels_of(kernels);
-        fs::write(folder.join(name), fusewire_cuda_fake::stand_in(kernels, 90))?;
+        let kernels = fusewire_cuda_fake_library::kernels_of(kernels);
+        fs::write(
+            folder.join(name),
+            fusewire_cuda_fake_library::stand_in(kernels, 90),
+        )?;
     }
     Ok(())
 }

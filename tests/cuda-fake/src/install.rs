@@ -14,7 +14,7 @@ pub const NAMES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"]
 /// # Errors
 /// Fails if the file does not exist. The message names the command that builds it.
 pub fn library() -> io::Result<PathBuf> {
-    let name = format!("{DLL_PREFIX}fusewire_cuda_fake{DLL_SUFFIX}");
+    let name = format!("{DLL_PREFIX}fusewire_cuda_fake_library{DLL_SUFFIX}");
     let binary = std::env::current_exe()?;
     let mut folders = binary.ancestors().skip(1).take(3);
     folders
@@ -27,8 +27,8 @@ pub fn library() -> io::Result<PathBuf> {
             io::Error::new(
                 io::ErrorKind::NotFound,
                 format!(
-                    "{name} is not next to {}; run `cargo build -p fusewire-cuda-fake` with the \
-                     same profile",
+                    "{name} is not next to {}; run `cargo build -p fusewire-cuda-fake-library` \
+                     with the same profile",
                     binary.display()
                 ),
             )

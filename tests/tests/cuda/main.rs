@@ -49,7 +49,7 @@ pub(crate) fn on_fake(test: &str, environment: &[(&str, &str)], body: impl FnOnc
 
 /// Installs the fake in `folder`. Returns the environment of a child process that uses it.
 fn fake_environment(folder: &Path, environment: &[(&str, &str)]) -> Vec<(String, String)> {
-    fusewire_cuda_fake::install(folder).expect("the fake, built with this test");
+    fusewire_cuda_fake_library::install(folder).expect("the fake, built with this test");
     // Stand-ins for the images that `fusewire-build` builds from user crates. They have no code for
     // the emulator.
     let emulated = environment.contains(&("FUSEWIRE_FAKE_GPU", "ptx"));
@@ -59,7 +59,10 @@ fn fake_environment(folder: &Path, environment: &[(&str, &str)]) -> Vec<(String,
     ];
     for (name, kernels) in stand_ins.into_iter().filter(|_| !emulated) {
         let target = if name.contains("sm_90") { 90 } else { 80 };
-        let image = fusewire_cuda_fake::stand_in(fusewire_cuda_fake::kernels_of(kernels), target);
+        let image = fusewire_cuda_fake_library::stand_in(
+            fusewire_cuda_fake_library::kernels_of(kernels),
+            target,
+        );
         std::fs::write(folder.join(name), image).expect("an image");
     }
     let path = folder.display().to_string();

@@ -19,7 +19,7 @@ struct Driver(tempfile::TempDir);
 impl Driver {
     fn install() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        fusewire_cuda_fake::install(folder.path()).expect("the fake, built with this test");
+        fusewire_cuda_fake_library::install(folder.path()).expect("the fake, built with this test");
         Self(folder)
     }
 

@@ -26,7 +26,7 @@ unsafe fn text<'a>(text: *const c_char) -> &'a str {
 ///
 /// # Safety
 /// `name` must be null or a live C string.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeCalls(name: *const c_char) -> u64 {
     // SAFETY: the caller guarantees that `name` is null or a live C string.
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn fusewireCudaFakeCalls(name: *const c_char) -> u64 {
 ///
 /// # Safety
 /// `name` must be null or a live C string.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunchCount(name: *const c_char) -> u64 {
     // SAFETY: the caller guarantees that `name` is null or a live C string.
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunchCount(name: *const c_char) -> u64
 ///
 /// # Safety
 /// `kind` must be null or a live C string.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
     // SAFETY: the caller guarantees that `kind` is null or a live C string.
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn fusewireCudaFakeLive(kind: *const c_char) -> u64 {
 ///
 /// # Safety
 /// `name` must be null or a live C string.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, code: u32) {
     // SAFETY: the caller guarantees that `name` is null or a live C string.
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn fusewireCudaFakeFail(name: *const c_char, nth: u64, cod
 
 /// Creates a non-blocking stream of a green context with `multiprocessors` SMs in the current
 /// context. Returns its handle, or 0 without a current context.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub extern "C" fn fusewireCudaFakeGreenStream(multiprocessors: u32) -> usize {
     let Ok(context) = current() else {
@@ -100,7 +100,7 @@ pub extern "C" fn fusewireCudaFakeGreenStream(multiprocessors: u32) -> usize {
 ///
 /// # Safety
 /// `buffer` must be null or have `bytes` writable bytes.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usize) -> usize {
     let report = record::report();
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn fusewireCudaFakeReport(buffer: *mut c_char, bytes: usiz
 ///
 /// # Safety
 /// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeLaunches(
     kernel: *const c_char,
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn fusewireCudaFakeLaunches(
 ///
 /// # Safety
 /// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeExecuted(
     kernel: *const c_char,
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn fusewireCudaFakeExecuted(
 ///
 /// # Safety
 /// `kernel` must be null or a live C string. `buffer` must be null or have `bytes` writable bytes.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn fusewireCudaFakeTrips(
     kernel: *const c_char,
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn fusewireCudaFakeTrips(
     bytes: usize,
 ) -> usize {
     // SAFETY: the caller guarantees that `kernel` is null or a live C string.
-    let trips = emulated::trips(unsafe { text(kernel) });
+    let trips = emulated::trips_report(unsafe { text(kernel) });
     // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
     // `write_text` requires.
     unsafe { super::device::write_text(buffer, bytes, &trips) };

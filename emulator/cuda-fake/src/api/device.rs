@@ -47,7 +47,7 @@ fn put_text(code: u32, out: *mut *const c_char, description: bool) -> u32 {
 ///
 /// # Safety
 /// The requirements of `cuda.h`.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn cuGetErrorName(code: u32, out: *mut *const c_char) -> u32 {
     put_text(code, out, false)
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn cuGetErrorName(code: u32, out: *mut *const c_char) -> u
 ///
 /// # Safety
 /// The requirements of `cuda.h`.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn cuGetErrorString(code: u32, out: *mut *const c_char) -> u32 {
     put_text(code, out, true)

@@ -4,6 +4,8 @@
 //! Callers must meet the requirements of `cuda.h` on pointer arguments. The `SAFETY` comments rely
 //! on these requirements.
 
+// Only the exported functions call this module.
+#[cfg_attr(not(feature = "exports"), allow(dead_code))]
 mod control;
 mod device;
 mod graph;
@@ -16,7 +18,9 @@ mod stream;
 mod tests;
 mod vmm;
 
+use core::ffi::c_void;
 use core::panic::AssertUnwindSafe;
+use core::ptr::NonNull;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
@@ -25,22 +29,51 @@ use crate::core::handles::Table;
 use crate::core::record;
 use crate::status::{Result, SUCCESS, Status};
 
-/// Exports C functions. Each exported function counts its calls, returns injected failures, and
-/// fails if a host callback calls it.
+/// Defines C functions, and the function `address`, which returns their addresses by name. Each C
+/// function counts its calls, returns injected failures, and fails if a host callback calls it.
 macro_rules! export {
-    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {$(
-        #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
-        ///
-        /// # Safety
-        /// The requirements of `cuda.h`.
-        #[unsafe(no_mangle)]
-        #[allow(unreachable_pub, clippy::too_many_arguments)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
-            $crate::api::answer(stringify!($name), move || $body)
+    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
+            ///
+            /// # Safety
+            /// The requirements of `cuda.h`.
+            #[cfg_attr(feature = "exports", unsafe(no_mangle))]
+            #[allow(unreachable_pub, clippy::too_many_arguments)]
+            pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
+                $crate::api::answer(stringify!($name), move || $body)
+            }
+        )*
+
+        /// Returns the address of the function `name`, if this module defines it.
+        pub(super) fn address(name: &str) -> Option<*const ()> {
+            match name {
+                $(stringify!($name) => Some($name as *const ()),)*
+                _ => None,
+            }
         }
-    )*};
+    };
 }
 pub(crate) use export;
+
+/// Returns the address of a function of the driver library or of NVML.
+pub(crate) fn find(name: &str) -> Option<NonNull<c_void>> {
+    let text = match name {
+        "cuGetErrorName" => Some(device::cuGetErrorName as *const ()),
+        "cuGetErrorString" => Some(device::cuGetErrorString as *const ()),
+        _ => None,
+    };
+    let address = text
+        .or_else(|| device::address(name))
+        .or_else(|| graph::address(name))
+        .or_else(|| memory::address(name))
+        .or_else(|| module::address(name))
+        .or_else(|| multicast::address(name))
+        .or_else(|| nvml::address(name))
+        .or_else(|| stream::address(name))
+        .or_else(|| vmm::address(name))?;
+    NonNull::new(address.cast_mut().cast())
+}
 
 /// Runs the body of an exported function and returns its result code.
 fn answer(name: &'static str, body: impl FnOnce() -> Result<()>) -> u32 {

@@ -1,4 +1,4 @@
-//! NVML functions that report the fabric. The fake is also installed under the file name of NVML.
+//! NVML functions that report the fabric.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -55,7 +55,7 @@ fn enter(name: &'static str) -> c_int {
 }
 
 /// `nvmlInit_v2` of `nvml.h`.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub extern "C" fn nvmlInit_v2() -> c_int {
     enter("nvmlInit_v2")
@@ -65,7 +65,7 @@ pub extern "C" fn nvmlInit_v2() -> c_int {
 ///
 /// # Safety
 /// The requirements of `nvml.h`.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     bus: *const c_char,
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
 ///
 /// # Safety
 /// The requirements of `nvml.h`.
-#[unsafe(no_mangle)]
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
 #[allow(unreachable_pub)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     device: usize,
@@ -124,4 +124,14 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
     // writable structure with the layout of `FabricInfo`.
     unsafe { info.write(fabric_info().unwrap_or(none)) };
     SUCCESS
+}
+
+/// Returns the address of the function `name`, if this module defines it.
+pub(super) fn address(name: &str) -> Option<*const ()> {
+    match name {
+        "nvmlInit_v2" => Some(nvmlInit_v2 as *const ()),
+        "nvmlDeviceGetHandleByPciBusId_v2" => Some(nvmlDeviceGetHandleByPciBusId_v2 as *const ()),
+        "nvmlDeviceGetGpuFabricInfoV" => Some(nvmlDeviceGetGpuFabricInfoV as *const ()),
+        _ => None,
+    }
 }

@@ -89,8 +89,8 @@ fn launch(module: usize, name: &str, blocks: u32, stream: usize, counter: *mut c
 
 #[test]
 fn blocks_run_at_once_and_a_failure_stays() {
-    crate::register(KERNELS);
-    let image = CString::new(crate::stand_in(KERNELS, 90)).unwrap();
+    crate::testing::register(KERNELS);
+    let image = CString::new(crate::testing::stand_in(KERNELS, 90)).unwrap();
     let (mut context, mut module, mut stream, mut counter) = (0, 0, 0, null_mut());
     // SAFETY: the result pointers are to live variables, and `image` is a C string. After its
     // allocation, `counter` points to four bytes of host memory.

@@ -1,7 +1,6 @@
 //! Execution of PTX by the emulator.
 
 use core::fmt::Write;
-use core::time::Duration;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -10,8 +9,8 @@ use fusewire::cpu::Grid;
 use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::native::NativeEntry;
 use fusewire_emulator::{
-    Config, Error, FaultKind, IdleTime, Launch, LaunchOrder, LoadedModule, Machine, Memory,
-    MemoryModel, Module, Range, Replica, Route, Scheduler, Steps, Trips,
+    Config, Error, FaultKind, IdleTime, Launch, LaunchOrder, LoadedModule, Machine, Memory, Module,
+    Range, Replica, Route, Steps, Trips,
 };
 use serde_json::{Value, json};
 
@@ -29,64 +28,18 @@ const MULTIPROCESSOR: u32 = 32 * 27 * 25 * 7;
 fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(|| {
-        let hang = variable("HANG").and_then(|text| text.parse().ok());
+        let settings = settings();
         let config = Config {
-            scheduler: scheduler(),
+            scheduler: settings.scheduler,
             idle: IdleTime::Host,
-            capacity: MULTIPROCESSOR.saturating_mul(settings().multiprocessors),
-            hang_after: Duration::from_secs(hang.unwrap_or(300)),
-            memory: memory_model(),
+            capacity: MULTIPROCESSOR.saturating_mul(settings.multiprocessors),
+            hang_after: settings.hang_after,
+            memory: settings.memory_model,
             order: LaunchOrder::Device,
-            trips: variable("TRIPS").is_some_and(|it| it != "0"),
+            trips: settings.trips,
             ..Config::default()
         };
         Machine::new(config, Arc::new(DeviceMemory))
-    })
-}
-
-/// Reads `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL`: `unchecked`, `checked` or `weak`.
-fn memory_model() -> MemoryModel {
-    match variable("MEMORY_MODEL").as_deref() {
-        Some("unchecked") => MemoryModel::Unchecked,
-        Some("checked") | None => MemoryModel::Checked,
-        Some("weak") => MemoryModel::Weak,
-        Some(text) => {
-            log_refusal(&format!(
-                "FUSEWIRE_CUDA_FAKE_MEMORY_MODEL is {text:?}; expected unchecked, checked or weak"
-            ));
-            MemoryModel::Checked
-        }
-    }
-}
-
-/// Reads `FUSEWIRE_CUDA_FAKE_SCHEDULER`: `round-robin`, `random:SEED`, or `starve:DEVICE:BLOCK`,
-/// where `*` stands for all devices or blocks.
-fn scheduler() -> Scheduler {
-    let Some(text) = variable("SCHEDULER") else {
-        return Scheduler::RoundRobin;
-    };
-    let mut words = text.split(':');
-    let parsed = match (words.next(), words.next(), words.next()) {
-        (Some("round-robin"), None, None) => Some(Scheduler::RoundRobin),
-        (Some("random"), Some(seed), None) => seed.parse().ok().map(Scheduler::Random),
-        (Some("starve"), Some(device), block) => {
-            let number = |text: &str| (text != "*").then(|| text.parse().ok());
-            let device = number(device);
-            let block = number(block.unwrap_or("*"));
-            let valid = device != Some(None) && block != Some(None);
-            valid.then_some(Scheduler::Starve {
-                device: device.flatten(),
-                block: block.flatten().map(u64::from),
-            })
-        }
-        _ => None,
-    };
-    parsed.unwrap_or_else(|| {
-        log_refusal(&format!(
-            "FUSEWIRE_CUDA_FAKE_SCHEDULER is {text:?}; expected round-robin, random:SEED or \
-             starve:DEVICE:BLOCK"
-        ));
-        Scheduler::RoundRobin
     })
 }
 
@@ -176,9 +129,17 @@ fn keep_trips(launch: &Launch, trips: Box<Trips>) {
     all.insert((launch.kernel.clone(), launch.device), (number, trips));
 }
 
+/// Returns the trips of the last launch of a kernel by device.
+pub(crate) fn trips(kernel: &str) -> BTreeMap<u32, Trips> {
+    let all = lock(&TRIPS);
+    let of = all.iter().filter(|((name, _), _)| name == kernel);
+    of.map(|((_, device), (_, trips))| (*device, (**trips).clone()))
+        .collect()
+}
+
 /// Returns the trips of the last launch of a kernel, or of all kernels for `*`, on each device, as
 /// JSON.
-pub(crate) fn trips(kernel: &str) -> String {
+pub(crate) fn trips_report(kernel: &str) -> String {
     let steps = |steps: &Steps| json!([steps.strong, steps.weak, steps.fences]);
     let all = lock(&TRIPS);
     let fitting = all
@@ -221,6 +182,24 @@ fn name_of(route: Route) -> String {
         Route::Host => "host".to_owned(),
         Route::Multicast => "multicast".to_owned(),
     }
+}
+
+/// Errors of launches, oldest first.
+static FAULTS: Mutex<Vec<Error>> = Mutex::new(Vec::new());
+
+/// Maximum number of recorded errors. Later errors are dropped.
+const RECORDED_FAULTS: usize = 1024;
+
+fn keep_fault(error: &Error) {
+    let mut faults = lock(&FAULTS);
+    if faults.len() < RECORDED_FAULTS {
+        faults.push(error.clone());
+    }
+}
+
+/// Returns the errors of all launches of this process so far, oldest first.
+pub(crate) fn faults() -> Vec<Error> {
+    lock(&FAULTS).clone()
 }
 
 /// A launch that the emulator executes.
@@ -278,6 +257,7 @@ impl Job {
             Err(error) => error,
         };
         log_refusal(&error.to_string());
+        keep_fault(&error);
         self.context.fail(match error {
             Error::Fault(fault) => match fault.kind {
                 FaultKind::IllegalAddress => Status::IllegalAddress,

@@ -15,7 +15,7 @@ use super::emulated::{self, Job};
 use super::grid::{self, GridArguments};
 use super::handles::{FUNCTIONS, MODULES, fresh};
 use super::record::{count_launch, log_refusal};
-use super::settings::settings;
+use super::settings::{Execution, settings};
 use super::shared_object::{self, ObjectKernel};
 use super::stream::Stream;
 use super::{capture, constants, lock, memory};
@@ -43,14 +43,14 @@ const PARTS: u32 = 4;
 /// Register allocation unit of a warp, in registers.
 const WARP_REGISTERS: u32 = 256;
 
-// The kernels of these crates are in `KERNELS`.
-use {fusewire_kernels as _, seeded_bugs as _, vocab_argmax as _};
+// The kernels of this crate are in `KERNELS`.
+use fusewire_kernels as _;
 
-/// Lists of kernels that tests have registered, in addition to the kernels of the project.
+/// Lists of kernels that tests have registered, in addition to those of linked crates.
 static LISTS: Mutex<Vec<&'static [&'static [KernelInfo]]>> = Mutex::new(Vec::new());
 
 /// Registers kernels. The fake can execute an entry of an image if a kernel with the entry's name
-/// is registered or belongs to the project.
+/// is registered or belongs to a linked crate.
 pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
@@ -109,8 +109,8 @@ impl Native {
 fn registers() -> &'static BTreeMap<(u32, String), u32> {
     static REGISTERS: OnceLock<BTreeMap<(u32, String), u32>> = OnceLock::new();
     REGISTERS.get_or_init(|| {
-        let text = include_str!("../../../../host/images/manifest.json");
-        let manifest: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+        let manifest = fusewire::testing::IMAGES_MANIFEST;
+        let manifest: serde_json::Value = serde_json::from_str(manifest).unwrap_or_default();
         let mut table = BTreeMap::new();
         for image in manifest["images"].as_array().into_iter().flatten() {
             let target = image["target"]
@@ -374,7 +374,7 @@ impl Function {
         }
         let (blocks, threads) = self.check(shape)?;
         let name = &self.entry.name;
-        let (launch, table, job) = if settings().emulate {
+        let (launch, table, job) = if settings().execution == Execution::Ptx {
             let occupancy = self.occupancy(threads, shape.shared_bytes)?;
             let job = Job::new(context, &self.image, name, shape, occupancy, parameters);
             let job = Arc::new(job);

@@ -1,41 +1,141 @@
-//! Settings of the devices from the environment.
+//! Settings of the devices.
 
+use core::str::FromStr;
+use core::time::Duration;
 use std::sync::OnceLock;
 
-/// Settings of the devices.
-#[derive(Debug)]
-pub(crate) struct Settings {
-    /// `FUSEWIRE_CUDA_FAKE_DEVICES`: number of devices.
-    pub(crate) devices: u32,
-    /// `FUSEWIRE_CUDA_FAKE_SM`: compute capability times ten (90).
-    pub(crate) capability: u32,
-    /// `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS`: number of SMs of a device.
-    pub(crate) multiprocessors: u32,
-    /// `FUSEWIRE_CUDA_FAKE_THREADS`: maximum number of threads of a block.
-    pub(crate) threads: u32,
-    /// `FUSEWIRE_CUDA_FAKE_MEMORY`: size of a device's memory in bytes.
-    pub(crate) memory: u64,
-    /// `FUSEWIRE_CUDA_FAKE_DRIVER`: version of the driver (12080).
+use fusewire_emulator::{MemoryModel, Scheduler};
+
+use super::record::log_refusal;
+
+/// Execution of kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Execution {
+    /// The emulator executes the PTX of the loaded image.
+    #[default]
+    Ptx,
+    /// The native entry of the kernel runs, with one lane per block. The crate of the kernel must
+    /// be linked into the program.
+    Native,
+}
+
+/// Settings of the devices. The default is one device like an H200, which executes PTX.
+///
+/// The [environment variables](crate#environment-variables) have priority.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Execution of kernels: their PTX, or their native entries.
+    pub execution: Execution,
+    /// Number of devices (1). With 0, `cuInit` finds no device.
+    pub devices: u32,
+    /// Compute capability times ten (90).
+    pub capability: u32,
+    /// Number of SMs of a device (132).
+    pub multiprocessors: u32,
+    /// Maximum number of threads of a block (1024). The library launches smaller blocks if the
+    /// maximum is smaller, which take less time.
+    pub threads: u32,
+    /// Size of a device's memory in bytes (the size of an H200).
+    pub memory: u64,
+    /// The devices support multicast objects, which NVLS needs (false).
+    pub multicast: bool,
+    /// The devices can access each other's memory (true).
+    pub peer_access: bool,
+    /// Order in which emulated warps execute (round robin).
+    pub scheduler: Scheduler,
+    /// Memory model of emulated kernels (checked).
+    pub memory_model: MemoryModel,
+    /// Time without progress after which emulated launches fail (300 s).
+    pub hang_after: Duration,
+    /// Emulated launches count [trips](crate::trips) (false).
+    pub trips: bool,
+    /// Version of the driver (12080).
     pub(crate) driver: u32,
-    /// `FUSEWIRE_CUDA_FAKE_DESCRIPTORS=0`: memory cannot be exported as a file descriptor.
+    /// Memory can be exported as a file descriptor.
     pub(crate) descriptors: bool,
-    /// `FUSEWIRE_CUDA_FAKE_FABRIC`: name of the devices' fabric, or `None` if the variable is unset
-    /// or empty.
+    /// Name of the devices' fabric.
     pub(crate) fabric: Option<String>,
-    /// `FUSEWIRE_CUDA_FAKE_MULTICAST=1`: the devices support multicast objects.
-    pub(crate) multicast: bool,
-    /// `FUSEWIRE_CUDA_FAKE_ATOMICS=0`: the devices have no native atomics for each other's memory.
+    /// The devices have native atomics for each other's memory.
     pub(crate) atomics: bool,
-    /// `FUSEWIRE_CUDA_FAKE_PEER_ACCESS=0`: no device can access memory of another device.
-    pub(crate) peer_access: bool,
-    /// `FUSEWIRE_CUDA_FAKE_HOST`: number of the host, which is part of the devices' UUIDs.
+    /// Number of the host, which is part of the devices' UUIDs.
     pub(crate) host: u8,
-    /// `FUSEWIRE_CUDA_FAKE_GUARD=1`: host accesses to device memory crash while devices are idle.
+    /// Host accesses to device memory crash while devices are idle.
     pub(crate) guard: bool,
-    /// `FUSEWIRE_FAKE_GPU=ptx`: the emulator executes the PTX of images.
-    pub(crate) emulate: bool,
-    /// `FUSEWIRE_CUDA_FAKE_POISON=0`: new device memory is zero, not filled with [`POISON`].
+    /// New device memory is filled with [`POISON`].
     pub(crate) poison: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            execution: Execution::Ptx,
+            devices: 1,
+            capability: 90,
+            multiprocessors: 132,
+            threads: 1024,
+            memory: H200_MEMORY,
+            multicast: false,
+            peer_access: true,
+            scheduler: Scheduler::RoundRobin,
+            memory_model: MemoryModel::Checked,
+            hang_after: Duration::from_secs(300),
+            trips: false,
+            driver: 12_080,
+            descriptors: true,
+            fabric: None,
+            atomics: true,
+            host: 0,
+            guard: false,
+            poison: true,
+        }
+    }
+}
+
+impl Settings {
+    /// Replaces settings by those of the environment.
+    fn with_environment(mut self) -> Self {
+        if let Ok(text) = std::env::var("FUSEWIRE_FAKE_GPU") {
+            match text.as_str() {
+                "ptx" => self.execution = Execution::Ptx,
+                "native" => self.execution = Execution::Native,
+                "" => {}
+                other => log_refusal(&format!(
+                    "FUSEWIRE_FAKE_GPU is {other:?}; expected ptx or native"
+                )),
+            }
+        }
+        read("DEVICES", "a number", number, &mut self.devices);
+        read("SM", "a number", number, &mut self.capability);
+        read(
+            "MULTIPROCESSORS",
+            "a number",
+            number,
+            &mut self.multiprocessors,
+        );
+        read("THREADS", "a number", number, &mut self.threads);
+        read("MEMORY", "a number", number, &mut self.memory);
+        read("MULTICAST", "0 or 1", flag, &mut self.multicast);
+        read("PEER_ACCESS", "0 or 1", flag, &mut self.peer_access);
+        let orders = "round-robin, random:SEED or starve:DEVICE:BLOCK";
+        read("SCHEDULER", orders, scheduler, &mut self.scheduler);
+        let models = "unchecked, checked or weak";
+        read("MEMORY_MODEL", models, memory_model, &mut self.memory_model);
+        let seconds = |text: &str| number(text).map(Duration::from_secs);
+        read("HANG", "a number of seconds", seconds, &mut self.hang_after);
+        read("TRIPS", "0 or 1", flag, &mut self.trips);
+        read("DRIVER", "a number", number, &mut self.driver);
+        read("DESCRIPTORS", "0 or 1", flag, &mut self.descriptors);
+        if let Some(name) = variable("FABRIC").filter(|name| !name.is_empty()) {
+            self.fabric = Some(name);
+        }
+        read("ATOMICS", "0 or 1", flag, &mut self.atomics);
+        read("HOST", "a number", number, &mut self.host);
+        read("GUARD", "0 or 1", flag, &mut self.guard);
+        read("POISON", "0 or 1", flag, &mut self.poison);
+        self
+    }
 }
 
 /// Byte that fills new device memory.
@@ -44,40 +144,24 @@ pub(crate) const POISON: u8 = 0xcb;
 /// Size of an H200's memory in bytes.
 const H200_MEMORY: u64 = 150_754_820_096;
 
-/// Returns the settings. Reads the environment on the first call.
-pub(crate) fn settings() -> &'static Settings {
-    static SETTINGS: OnceLock<Settings> = OnceLock::new();
-    SETTINGS.get_or_init(|| Settings {
-        devices: number("DEVICES", 1) as u32,
-        capability: number("SM", 90) as u32,
-        multiprocessors: number("MULTIPROCESSORS", 132) as u32,
-        threads: number("THREADS", 1024) as u32,
-        memory: number("MEMORY", H200_MEMORY),
-        driver: number("DRIVER", 12_080) as u32,
-        descriptors: number("DESCRIPTORS", 1) != 0,
-        fabric: variable("FABRIC").filter(|name| !name.is_empty()),
-        multicast: number("MULTICAST", 0) != 0,
-        atomics: number("ATOMICS", 1) != 0,
-        peer_access: number("PEER_ACCESS", 1) != 0,
-        host: number("HOST", 0) as u8,
-        guard: number("GUARD", 0) != 0,
-        emulate: emulate(),
-        poison: number("POISON", 1) != 0,
-    })
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// Sets the settings, except for those that the environment sets. Must be called before the first
+/// call of a driver function; later calls have no effect.
+pub(crate) fn set(settings: Settings) {
+    SETTINGS.get_or_init(|| settings.with_environment());
 }
 
-/// Reads `FUSEWIRE_FAKE_GPU`, which selects how kernels are executed.
-fn emulate() -> bool {
-    match std::env::var("FUSEWIRE_FAKE_GPU").as_deref() {
-        Ok("ptx") => true,
-        Ok("native" | "") | Err(_) => false,
-        Ok(other) => {
-            super::record::log_refusal(&format!(
-                "FUSEWIRE_FAKE_GPU is {other:?}; the values are ptx and native"
-            ));
-            false
-        }
-    }
+/// Returns the settings. Without a call of [`set`], they are the defaults of the shared object:
+/// native execution, and the settings of the environment.
+pub(crate) fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(|| {
+        let native = Settings {
+            execution: Execution::Native,
+            ..Settings::default()
+        };
+        native.with_environment()
+    })
 }
 
 /// Returns the value of `FUSEWIRE_CUDA_FAKE_` + `name`.
@@ -85,14 +169,81 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(format!("FUSEWIRE_CUDA_FAKE_{name}")).ok()
 }
 
-fn number(name: &str, default: u64) -> u64 {
+/// Replaces `setting` by the value of a variable, if the variable is set. Prints the `expected`
+/// values if the variable has none of them.
+fn read<T>(name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>, setting: &mut T) {
     let Some(text) = variable(name) else {
-        return default;
+        return;
     };
-    text.trim().parse().unwrap_or_else(|_| {
-        super::record::log_refusal(&format!(
-            "FUSEWIRE_CUDA_FAKE_{name} is {text:?}, which is not a number; using {default}"
-        ));
-        default
-    })
+    match parse(text.trim()) {
+        Some(value) => *setting = value,
+        None => log_refusal(&format!(
+            "FUSEWIRE_CUDA_FAKE_{name} is {text:?}; expected {expected}"
+        )),
+    }
+}
+
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+fn flag(text: &str) -> Option<bool> {
+    text.parse::<u64>().ok().map(|number| number != 0)
+}
+
+fn memory_model(text: &str) -> Option<MemoryModel> {
+    match text {
+        "unchecked" => Some(MemoryModel::Unchecked),
+        "checked" => Some(MemoryModel::Checked),
+        "weak" => Some(MemoryModel::Weak),
+        _ => None,
+    }
+}
+
+/// Parses `round-robin`, `random:SEED`, or `starve:DEVICE:BLOCK`, where `*` stands for all devices
+/// or blocks.
+fn scheduler(text: &str) -> Option<Scheduler> {
+    let mut words = text.split(':');
+    match (words.next(), words.next(), words.next(), words.next()) {
+        (Some("round-robin"), None, None, None) => Some(Scheduler::RoundRobin),
+        (Some("random"), Some(seed), None, None) => number(seed).map(Scheduler::Random),
+        (Some("starve"), Some(device), block, None) => Some(Scheduler::Starve {
+            device: number_or_all(device)?,
+            block: number_or_all(block.unwrap_or("*"))?,
+        }),
+        _ => None,
+    }
+}
+
+/// Parses a number, or `*` as `None`.
+fn number_or_all<T: FromStr>(text: &str) -> Option<Option<T>> {
+    match text {
+        "*" => Some(None),
+        number => number.parse().ok().map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedulers_have_names() {
+        let starve = |device, block| Some(Scheduler::Starve { device, block });
+        assert_eq!(scheduler("round-robin"), Some(Scheduler::RoundRobin));
+        assert_eq!(scheduler("random:7"), Some(Scheduler::Random(7)));
+        assert_eq!(scheduler("starve:1:2"), starve(Some(1), Some(2)));
+        assert_eq!(scheduler("starve:*:2"), starve(None, Some(2)));
+        assert_eq!(scheduler("starve:1"), starve(Some(1), None));
+        for wrong in [
+            "",
+            "random",
+            "random:x",
+            "starve:x:1",
+            "starve:1:2:3",
+            "other",
+        ] {
+            assert_eq!(scheduler(wrong), None, "{wrong}");
+        }
+    }
 }

@@ -16,10 +16,12 @@ pub(super) const FILES: &[(&str, &[u8])] = include!("../../../images/files.rs");
 #[cfg(not(feature = "images"))]
 pub(super) const FILES: &[(&str, &[u8])] = &[];
 
+/// Manifest of the library's images, as JSON: sources, files, and entries with their registers.
 #[cfg(feature = "images")]
-const MANIFEST: &str = include_str!("../../../images/manifest.json");
+pub const MANIFEST: &str = include_str!("../../../images/manifest.json");
+/// Manifest of the library's images: no images without the feature `images`.
 #[cfg(not(feature = "images"))]
-const MANIFEST: &str = r#"{ "sources": "", "images": [] }"#;
+pub const MANIFEST: &str = r#"{ "sources": "", "images": [] }"#;
 
 /// Memory limit of decompression in KiB.
 const MEMORY: u32 = 64 << 10;

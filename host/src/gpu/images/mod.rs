@@ -43,6 +43,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+pub use self::library::MANIFEST;
 use super::driver::Properties;
 use crate::{Error, Result};
 

@@ -8,8 +8,8 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::support::*;
 
 fn function() -> sys::CUfunction {
-    let image = fusewire_cuda_fake::stand_in_multi_rank_grid(
-        fusewire_cuda_fake::kernels_of("fusewire_kernels"),
+    let image = fusewire_cuda_fake_library::stand_in_multi_rank_grid(
+        fusewire_cuda_fake_library::kernels_of("fusewire_kernels"),
         90,
     );
     let image = CString::new(image).unwrap();

@@ -9,8 +9,8 @@ use cudarc::driver::sys::{self, CUfunction_attribute, CUjit_option, CUlaunchAttr
 use crate::support::*;
 
 fn stand_in() -> CString {
-    let lists = fusewire_cuda_fake::kernels_of("fusewire_kernels");
-    CString::new(fusewire_cuda_fake::stand_in(lists, 90)).unwrap()
+    let lists = fusewire_cuda_fake_library::kernels_of("fusewire_kernels");
+    CString::new(fusewire_cuda_fake_library::stand_in(lists, 90)).unwrap()
 }
 
 fn load(image: &CStr) -> sys::CUmodule {

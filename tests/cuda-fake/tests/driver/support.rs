@@ -21,7 +21,7 @@ pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> O
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
-    fusewire_cuda_fake::install(folder.path()).unwrap();
+    fusewire_cuda_fake_library::install(folder.path()).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
