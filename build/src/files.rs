@@ -1,5 +1,6 @@
 //! File operations whose errors name the file.
 
+use std::fs::File;
 use std::path::Path;
 
 use crate::{Error, Result};
@@ -24,6 +25,14 @@ pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 
 pub(crate) fn create_directory(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|source| file("create", path, source))
+}
+
+/// Locks a file, which is created if it does not exist, until the result is dropped. Waits for
+/// other locks.
+pub(crate) fn lock(path: &Path) -> Result<File> {
+    let locked = File::create(path).map_err(|source| file("create", path, source))?;
+    locked.lock().map_err(|source| file("lock", path, source))?;
+    Ok(locked)
 }
 
 fn file(action: &'static str, path: &Path, source: std::io::Error) -> Error {

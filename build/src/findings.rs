@@ -92,7 +92,7 @@ fn is_of_library(project: &Project, map: &SourceMap, violation: &Violation) -> b
 
 /// Returns the innermost frame in the kernel author's code. If there is none, returns the outermost
 /// frame.
-fn author_line(project: &Project, frames: &[Frame]) -> Option<Frame> {
+pub(crate) fn author_line(project: &Project, frames: &[Frame]) -> Option<Frame> {
     let foreign = |frame: &&Frame| is_of_core(frame) || project.is_library_file(&frame.file);
     let own = frames.iter().find(|frame| !foreign(frame));
     own.or(frames.last()).cloned()

@@ -5,7 +5,7 @@
 //! the number of that location. The assembly's `.loc` directives therefore contain the location's
 //! number, which identifies the chain of inlined calls in the IR.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::compile::{self, Compilation};
 use crate::text::assembly::{self, opcode};
@@ -191,6 +191,49 @@ pub fn annotate(
         }
     }
     Ok((out, map))
+}
+
+/// Returns PTX with a line table: `text` with `.loc` directives for the source lines that `line_of`
+/// returns for the locations of `image`, the same image with locations. An instruction of unknown
+/// location gets the line of the instruction before it.
+pub(crate) fn with_table(
+    text: &str,
+    image: &Image,
+    line_of: impl Fn(u32) -> Option<Frame>,
+) -> Result<String> {
+    let mut sources: Vec<String> = Vec::new();
+    let mut directives: BTreeMap<usize, String> = BTreeMap::new();
+    for function in ptx::parse(text)? {
+        let Some(located) = image.functions.iter().find(|it| it.name == function.name) else {
+            continue;
+        };
+        let mut last = None;
+        for (&row, &location) in function.rows.iter().zip(&located.locations) {
+            let frame = line_of(location);
+            let (Some(frame), true) = (&frame, frame != last) else {
+                continue;
+            };
+            let known = sources.iter().position(|it| *it == frame.file);
+            let number = known.unwrap_or(sources.len()) + 1;
+            if known.is_none() {
+                sources.push(frame.file.clone());
+            }
+            // A text line has one directive: that of its first statement.
+            let directive = || format!("\t.loc\t{number} {} 0\n", frame.line);
+            directives.entry(row).or_insert_with(directive);
+            last = Some(frame.clone());
+        }
+    }
+    let mut out = String::with_capacity(text.len() * 5 / 4);
+    for (row, line) in text.lines().enumerate() {
+        out.extend(directives.get(&row).map(String::as_str));
+        out.push_str(line);
+        out.push('\n');
+    }
+    for (index, source) in sources.iter().enumerate() {
+        out.push_str(&format!("\t.file\t{} {source:?}\n", index + 1));
+    }
+    Ok(out)
 }
 
 /// Assigns the number of each `.loc` directive to the instructions that follow it.

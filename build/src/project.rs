@@ -394,6 +394,10 @@ pub(crate) fn host_cargo() -> PathBuf {
 fn metadata(manifest: Option<&Path>) -> Result<Metadata> {
     let mut command = process::clean(&host_cargo());
     command.args(["metadata", "--format-version", "1"]);
+    // Programs of the crate are in this target folder, and search it for images.
+    if let Some(folder) = std::env::var_os("CARGO_TARGET_DIR") {
+        command.env("CARGO_TARGET_DIR", folder);
+    }
     if let Some(manifest) = manifest {
         command.arg("--manifest-path").arg(manifest);
     }

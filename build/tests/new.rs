@@ -56,15 +56,14 @@ impl NewCrate {
     /// dependencies.
     fn cargo(&self, subcommand: &str, arguments: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO"));
-        command
-            .args([subcommand, "--offline", "--quiet"])
-            .args(arguments);
+        command.args([subcommand, "--offline", "--quiet"]);
         if !cfg!(debug_assertions) {
             command
                 .arg("--release")
                 .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4");
         }
-        run(command.env_remove("RUSTFLAGS").current_dir(&self.folder))
+        command.args(arguments).env_remove("RUSTFLAGS");
+        run(command.current_dir(&self.folder))
     }
 
     fn build(&self, arguments: &[&str]) -> (bool, String) {
@@ -104,13 +103,51 @@ fn its_tests_pass_and_fail_for_a_wrong_kernel() {
     assert!(text.contains("1 failed"), "{output:?}");
 }
 
+/// Prints the reason why tests that compile kernels are skipped, and returns false. Panics if
+/// `FUSEWIRE_REQUIRE` lists `ptx`.
+fn has_toolchain() -> bool {
+    let Err(error) = Toolchain::find() else {
+        return true;
+    };
+    let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|part| part == "ptx"), "{error}");
+    println!("skipped: ptx: {error}");
+    false
+}
+
+#[test]
+#[ignore = "compiles the library a second time; run by `.ci/run template`"]
+fn its_compiled_kernel_runs_on_emulated_gpus() {
+    if !has_toolchain() {
+        return;
+    }
+    let new = NewCrate::make();
+    let run = || {
+        let output = new.cargo("test", &["--test", "emulated", "--", "--nocapture"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), text + &errors)
+    };
+    let (passed, text) = run();
+    assert!(passed && text.contains("1 passed"), "{text}");
+    assert!(!text.contains("skipped"), "{text}");
+    // Without the barrier, a rank overwrites its rows while peers read them. The test compiles the
+    // changed kernel, and the error names the lines of the write and of the read.
+    let end = new.edit("    s.barrier()\n", "    Ok(())\n");
+    let (write, read) = (end - 9, end - 3);
+    let (passed, text) = run();
+    assert!(!passed, "{text}");
+    let race = format!("(src/lib.rs:{write}): writes");
+    let race = text.lines().find(|line| line.contains(&race));
+    let race = race.unwrap_or_else(|| panic!("no race with line {write}: {text}"));
+    assert!(race.contains("races with another thread"), "{text}");
+    assert!(text.contains(&format!("(src/lib.rs:{read})")), "{text}");
+}
+
 #[test]
 #[ignore = "compiles the library a second time; run by `.ci/run template`"]
 fn check_finds_nothing_and_names_the_lines_of_errors() {
-    if let Err(error) = Toolchain::find() {
-        let required = std::env::var("FUSEWIRE_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|part| part == "ptx"), "{error}");
-        println!("skipped: ptx: {error}");
+    if !has_toolchain() {
         return;
     }
     let new = NewCrate::make();

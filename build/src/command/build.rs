@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::Context as _;
 use fusewire_build::findings::findings;
 use fusewire_build::image::ManifestImage;
-use fusewire_build::sources::{self, sha256};
+use fusewire_build::sources::sha256;
 use fusewire_build::{
-    Image, Options, Project, Target, Toolchain, Vendor, compile, host, toolchain,
+    Image, Options, Project, Target, Toolchain, compile, host, install, toolchain,
 };
 
 use super::{CrateSelector, print_findings, shown};
@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = arguments
         .out
         .clone()
-        .unwrap_or_else(|| project.gpu_folder().join("out").join(&name));
+        .unwrap_or_else(|| install::out_folder(&project, &options));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut manifest = Manifest {
         package: &project.name,
@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                         .unwrap_or_default()
                 );
             };
-            let (file, bytes) = installed(&project, &options, target, &part.name, from)?;
+            let (file, bytes) = install::file(&project, &options, target, &part.name, from)?;
             write(&out.join(&file), &bytes)?;
             let entries = image.manifest_entries(part);
             println!(
@@ -140,33 +140,6 @@ pub(super) fn unbounded(project: &Project) -> anyhow::Result<Options> {
         unbounded: true,
         ..Options::default()
     })
-}
-
-/// Reads the image in the file `from`. Returns the file name under which the host library looks for
-/// the image, and the content to write to that file.
-///
-/// For grid forms, appends the hash of the sources to the PTX. A grid form takes a pointer to a
-/// table of structs, and the parameter list in the PTX does not describe the layout of these
-/// structs. The library therefore compares this hash with the hash of its own images.
-pub(super) fn installed(
-    project: &Project,
-    options: &Options,
-    target: Target,
-    name: &str,
-    from: &Path,
-) -> anyhow::Result<(String, Vec<u8>)> {
-    let suffix = match options.families.is_empty() {
-        true => options.suffix(),
-        // The library looks for a family's image under a file name without the suffix.
-        false => String::new(),
-    };
-    let file = format!("{name}{suffix}.{target}.{}", target.extension());
-    let mut bytes =
-        std::fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
-    if options.multi_rank_grid && target.vendor() == Vendor::Nvidia {
-        bytes.extend(format!("\n// fusewire sources {}\n", sources::hash(project)?).bytes());
-    }
-    Ok((file, bytes))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

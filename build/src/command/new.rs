@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
 }
 
 /// Files of a new crate: the path in the crate and the template.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 7] = [
     ("Cargo.toml", include_str!("../../template/Cargo.toml.in")),
     (".gitignore", include_str!("../../template/gitignore.in")),
     ("README.md", include_str!("../../template/README.md.in")),
@@ -32,6 +32,10 @@ const FILES: [(&str, &str); 6] = [
     (
         "tests/exchange_sum.rs",
         include_str!("../../template/test.rs.in"),
+    ),
+    (
+        "tests/emulated.rs",
+        include_str!("../../template/emulated.rs.in"),
     ),
 ];
 
@@ -54,10 +58,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         None => own_checkout(),
     };
-    let dependency = |folder: &str| match &checkout {
-        Some(checkout) => format!("{{ path = {:?} }}", checkout.join(folder)),
-        None => format!("{:?}", env!("CARGO_PKG_VERSION")),
+    let source = |folder: &str| match &checkout {
+        Some(checkout) => format!("path = {:?}", checkout.join(folder)),
+        None => format!("version = {:?}", env!("CARGO_PKG_VERSION")),
     };
+    let dependency = |folder: &str| format!("{{ {} }}", source(folder));
     let home = match &checkout {
         Some(checkout) => checkout.display().to_string(),
         None => "https://docs.rs/fusewire".to_owned(),
@@ -68,6 +73,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .replace("@CRATE@", &name.replace('-', "_"))
             .replace("@DEVICE@", &dependency("device-api"))
             .replace("@HOST@", &dependency("host"))
+            .replace("@BUILD@", &source("build"))
+            .replace("@FAKE@", &dependency("emulator/cuda-fake"))
             .replace("@HOME@", &home);
         let path = folder.join(file);
         let parent = path.parent().unwrap_or(folder);
@@ -105,7 +112,8 @@ fn check_name(name: &str) -> anyhow::Result<()> {
             "test",
             "fusewire",
             "fusewire-device",
-            "fusewire-build"
+            "fusewire-build",
+            "fusewire-cuda-fake"
         ]
         .contains(&name),
         "{name:?} is taken; choose another name"

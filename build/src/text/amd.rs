@@ -52,6 +52,7 @@ pub fn parse(text: &str) -> Result<(Vec<AsmFunction>, HashMap<String, AmdKernel>
                     .unwrap_or_default(),
                 lines: Vec::new(),
                 locations: Vec::new(),
+                rows: Vec::new(),
             });
         }
     }

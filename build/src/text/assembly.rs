@@ -13,6 +13,8 @@ pub struct AsmFunction {
     pub lines: Vec<String>,
     /// Number of each line's debug location, 0 if unknown. Empty without line tables.
     pub locations: Vec<u32>,
+    /// Index of each line in the lines of the text. Empty for AMD.
+    pub rows: Vec<usize>,
 }
 
 /// Offset and size of a kernel's parameter in the argument buffer.

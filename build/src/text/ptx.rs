@@ -12,15 +12,15 @@ use crate::{Error, Result};
 /// [`Error::Parse`] for a parameter whose type is unknown.
 pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
     let mut out = Vec::new();
-    let mut lines = text.lines().map(code);
-    while let Some(line) = lines.next() {
+    let mut lines = text.lines().map(code).enumerate();
+    while let Some((_, line)) = lines.next() {
         let kernel = line.contains(".entry ");
         if !kernel && !line.starts_with(".func") && !line.contains(" .func") {
             continue;
         }
         let mut head = line.to_owned();
         while !head.ends_with('{') && !head.ends_with(';') {
-            let Some(next) = lines.next() else { break };
+            let Some((_, next)) = lines.next() else { break };
             head.push(' ');
             head.push_str(next);
         }
@@ -41,7 +41,7 @@ pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
             function.name = function_name(&head);
         }
         let mut depth = 1;
-        for line in lines.by_ref() {
+        for (row, line) in lines.by_ref() {
             for part in line.split_inclusive([';', '{', '}']).map(str::trim) {
                 // Braces also group vector operands, but then both braces are in the same
                 // statement.
@@ -55,6 +55,7 @@ pub fn parse(text: &str) -> Result<Vec<AsmFunction>> {
                 break;
             }
             push_statements(line, &mut function.lines);
+            function.rows.resize(function.lines.len(), row);
         }
         out.push(function);
     }

@@ -9,10 +9,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, ensure};
 use fusewire_build::portable::pack;
-use fusewire_build::{Options, Project, Target, Toolchain, compile};
+use fusewire_build::{Options, Project, Target, Toolchain, compile, install};
 
 use self::contents::{Manifest, Stripper};
-use super::build::installed;
 
 /// Arguments of `fusewire-build bundle`.
 #[derive(Debug, clap::Args)]
@@ -200,7 +199,7 @@ fn add_grid_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Result<()>
             let from = part
                 .image
                 .with_context(|| format!("{} for {target} has no image", part.name))?;
-            let (name, bytes) = installed(&project, &options, target, &part.name, &from)?;
+            let (name, bytes) = install::file(&project, &options, target, &part.name, &from)?;
             let path = format!("images/{name}.lzma");
             contents::write(&folder.join(&path), &pack(&bytes)?)?;
             manifest.add(folder, &path)?;
@@ -228,7 +227,7 @@ fn add_unbounded_images(manifest: &mut Manifest, folder: &Path) -> anyhow::Resul
                 .image
                 .as_ref()
                 .with_context(|| format!("{} for {target} has no image", part.name))?;
-            let (name, bytes) = installed(&project, &options, target, &part.name, from)?;
+            let (name, bytes) = install::file(&project, &options, target, &part.name, from)?;
             let path = format!("unbounded/{name}.lzma");
             contents::write(&folder.join(&path), &pack(&bytes)?)?;
             manifest.add(folder, &path)?;
