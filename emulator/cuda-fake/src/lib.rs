@@ -71,15 +71,15 @@
 //!
 //! # Shared object
 //!
-//! With the feature `exports`, a shared object of this crate has the functions under their names
-//! in `libcuda.so.1`, and can replace the driver of any process. The repository builds one in
+//! With the feature `exports`, a shared object of this crate has the functions under their names in
+//! `libcuda.so.1`, and can replace the driver of any process. The repository builds one in
 //! `tests/cuda-fake`. Tests control it at run time through further exported functions.
 //! `fusewireCudaFakeFail` makes a call fail. `fusewireCudaFakeCalls`, `fusewireCudaFakeLive` and
 //! `fusewireCudaFakeReport` return the numbers of calls and of live handles.
 //! `fusewireCudaFakeLaunchCount` counts launches by entry. `fusewireCudaFakeGreenStream` creates a
-//! stream that may use only a part of the SMs. `fusewireCudaFakeLaunches` returns the shapes and attributes of a kernel's launches,
-//! `fusewireCudaFakeExecuted` the lines of a kernel that the emulator has executed, and
-//! `fusewireCudaFakeTrips` their dependent loads and fences.
+//! stream that may use only a part of the SMs. `fusewireCudaFakeLaunches` returns the shapes and
+//! attributes of a kernel's launches, `fusewireCudaFakeExecuted` the lines of a kernel that the
+//! emulator has executed, and `fusewireCudaFakeTrips` their dependent loads and fences.
 //!
 //! # Behaviour
 //!

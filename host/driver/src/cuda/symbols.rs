@@ -1,5 +1,5 @@
-//! Where the functions of NVIDIA's libraries come from: the libraries of the system, or functions
-//! of this process that replace them.
+//! The functions of NVIDIA's libraries: those of the system's libraries, or functions of this
+//! process that replace them.
 
 use core::ffi::c_void;
 use core::ptr::NonNull;
