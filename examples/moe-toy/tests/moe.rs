@@ -5,8 +5,11 @@ mod moe;
 
 use core::time::Duration;
 
-use fusewire::{Communicator, Device, Options, Result, run_threads};
+use fusewire::{Communicator, Device, Options, Result, run_threads, run_threads_each};
+use fusewire_build::Target;
+use fusewire_cuda_fake::{MemoryModel, Scheduler, Settings};
 use fusewire_tests::process::{Host, Ranks, role};
+use fusewire_tests::skip::skip;
 use moe_toy::NO_EXPERT;
 
 use crate::moe::{Input, Moe, Shape, expected, random};
@@ -77,12 +80,12 @@ fn launches(comm: &Communicator) -> Result<()> {
     moe.free()
 }
 
-/// Replays a graph of the kernels, with 20 inputs, `replays` times each.
-fn replays(comm: &Communicator, replays: u32) -> Result<()> {
+/// Replays a graph of the kernels, with `rounds` inputs, `replays` times each.
+fn replays(comm: &Communicator, rounds: u32, replays: u32) -> Result<()> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let moe = Moe::new(comm, SHAPE)?;
     let graph = moe.capture(tokens(rank))?;
-    for (round, case) in (0..20).zip(WITH_TOKENS.into_iter().cycle()) {
+    for (round, case) in (0..rounds).zip(WITH_TOKENS.into_iter().cycle()) {
         let inputs = inputs(case, round, ranks);
         moe.write(&inputs[rank as usize])?;
         for _ in 0..replays {
@@ -146,10 +149,36 @@ fn results_of_many_lanes_have_the_bits_of_the_reference() {
 #[test]
 fn a_graph_is_replayed_with_other_inputs() {
     for ranks in 1..=4 {
-        on_memory(ranks, &options(1, 1), |comm| replays(comm, 50));
+        on_memory(ranks, &options(1, 1), |comm| replays(comm, 20, 50));
     }
-    on_memory(3, &options(3, 1), |comm| replays(comm, 50));
-    on_network(3, &options(1, 1), |comm| replays(comm, 3));
+    on_memory(3, &options(3, 1), |comm| replays(comm, 20, 50));
+    on_network(3, &options(1, 1), |comm| replays(comm, 20, 3));
+}
+
+/// Runs the compiled kernels on emulated GPUs, with random schedules and the weak memory model.
+#[test]
+fn results_on_emulated_gpus_have_the_bits_of_the_reference() {
+    match fusewire_build::install(env!("CARGO_MANIFEST_DIR"), Target::Sm90) {
+        Ok(_) => {}
+        Err(error @ fusewire_build::Error::Toolchain(_)) => return skip("ptx", &error.to_string()),
+        Err(error) => panic!("{error}"),
+    }
+    let mut settings = Settings::default();
+    settings.devices = 3;
+    settings.scheduler = Scheduler::Random(1);
+    settings.memory_model = MemoryModel::Weak;
+    fusewire_cuda_fake::install(&settings).expect("no other test uses CUDA");
+    let mut options = Options::default();
+    options.timeout = Duration::from_secs(60);
+    (options.blocks, options.threads) = (2, 64);
+    let ranks = run_threads_each(Device::Cuda, "fusewire", 3, &options, |comm| {
+        launches(&comm)?;
+        replays(&comm, 4, 1)
+    });
+    for result in ranks {
+        result.unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert!(fusewire_cuda_fake::launch_count("dispatch") > 0);
 }
 
 #[test]
@@ -157,7 +186,7 @@ fn ranks_are_processes() {
     if role().is_some() {
         let comm = Communicator::from_env(Device::Cpu, options(1, 1)).expect("a communicator");
         launches(&comm).expect("launches succeed");
-        replays(&comm, 10).expect("replays succeed");
+        replays(&comm, 20, 10).expect("replays succeed");
         return;
     }
     let mut ranks = Ranks::start("ranks_are_processes", "rank", 4, Host::Parent, &[]);
