@@ -10,8 +10,6 @@ use std::process::{Command, Output};
 
 use fusewire_build::Toolchain;
 
-const NAME: &str = "template-kernels";
-
 /// A new crate that shares this workspace's target folder and dependency versions.
 struct NewCrate {
     _parent: tempfile::TempDir,
@@ -19,9 +17,11 @@ struct NewCrate {
 }
 
 impl NewCrate {
-    fn make() -> Self {
+    /// Creates a crate. The crates of different tests have different names, because images in the
+    /// target folder are named after the crate.
+    fn make(name: &str) -> Self {
         let parent = tempfile::tempdir().expect("a folder");
-        let folder = parent.path().join(NAME);
+        let folder = parent.path().join(name);
         let made = run(fusewire_build().arg("new").arg(&folder));
         assert!(made.status.success(), "{made:?}");
         let again = run(fusewire_build().arg("new").arg(&folder));
@@ -87,7 +87,7 @@ fn run(command: &mut Command) -> Output {
 #[test]
 #[ignore = "compiles the library a second time; run by `.ci/run template`"]
 fn its_tests_pass_and_fail_for_a_wrong_kernel() {
-    let new = NewCrate::make();
+    let new = NewCrate::make("template-wrong");
     let output = new.cargo("test", &[]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
@@ -121,7 +121,7 @@ fn its_compiled_kernel_runs_on_emulated_gpus() {
     if !has_toolchain() {
         return;
     }
-    let new = NewCrate::make();
+    let new = NewCrate::make("template-emulated");
     let run = || {
         let output = new.cargo("test", &["--test", "emulated", "--", "--nocapture"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -150,7 +150,7 @@ fn check_finds_nothing_and_names_the_lines_of_errors() {
     if !has_toolchain() {
         return;
     }
-    let new = NewCrate::make();
+    let new = NewCrate::make("template-checked");
     let check = ["check", "--target", "sm_90"];
     let (passed, text) = new.build(&check);
     assert!(passed && text.contains("\n0 violations"), "{text}");
