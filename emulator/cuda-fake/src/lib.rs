@@ -136,24 +136,27 @@ pub use self::core::settings::{Execution, Settings};
 /// for its device, so a test that expects an error needs a program of its own (a file in `tests/`).
 ///
 /// # Errors
-/// [`fusewire::Error::InvalidArgument`] if the process has already searched for CUDA devices, or
-/// has installed the fake with other settings.
+/// [`fusewire::Error::InvalidArgument`] if no device can have the settings, or if the process has
+/// already searched for CUDA devices or has installed the fake with other settings.
 pub fn install(settings: &Settings) -> fusewire::Result<()> {
     static INSTALLED: Mutex<Option<Settings>> = Mutex::new(None);
+    let refused = |detail: String| fusewire::Error::InvalidArgument {
+        operation: "fusewire_cuda_fake::install",
+        detail,
+    };
     let mut installed = self::core::lock(&INSTALLED);
     match &*installed {
         Some(first) if first == settings => return Ok(()),
         Some(_) => {
-            return Err(fusewire::Error::InvalidArgument {
-                operation: "fusewire_cuda_fake::install",
-                detail: "this process has already installed the fake with other settings; use the \
-                         same settings in all tests of a program"
+            return Err(refused(
+                "this process has already installed the fake with other settings; use the same \
+                 settings in all tests of a program"
                     .to_owned(),
-            });
+            ));
         }
         None => {}
     }
-    self::core::settings::set(settings.clone());
+    self::core::settings::set(settings.clone()).map_err(refused)?;
     // SAFETY: the functions of `api` have the prototypes of `cuda.h` and `nvml.h`, and implement
     // them as far as their documentation says; they return an error for everything else.
     unsafe { fusewire::cuda::replace_library(api::find) }?;

@@ -1,5 +1,6 @@
 //! Settings of the devices.
 
+use core::ops::RangeInclusive;
 use core::str::FromStr;
 use core::time::Duration;
 use std::sync::OnceLock;
@@ -136,6 +137,23 @@ impl Settings {
         read("POISON", "0 or 1", flag, &mut self.poison);
         self
     }
+
+    /// Returns a message that names a setting which no device can have.
+    fn check(&self) -> core::result::Result<(), String> {
+        let within = |name: &str, value: u64, range: RangeInclusive<u64>| {
+            if range.contains(&value) {
+                return Ok(());
+            }
+            let (first, last) = (range.start(), range.end());
+            Err(format!("{name} is {value}; expected {first} to {last}"))
+        };
+        // The bus address of a device has two digits.
+        within("devices", self.devices.into(), 0..=128)?;
+        within("capability", self.capability.into(), 50..=129)?;
+        within("multiprocessors", self.multiprocessors.into(), 1..=1024)?;
+        within("threads", self.threads.into(), 32..=1024)?;
+        within("memory", self.memory, 1 << 20..=1 << 46)
+    }
 }
 
 /// Byte that fills new device memory.
@@ -147,9 +165,13 @@ const H200_MEMORY: u64 = 150_754_820_096;
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Sets the settings, except for those that the environment sets. Must be called before the first
-/// call of a driver function; later calls have no effect.
-pub(crate) fn set(settings: Settings) {
-    SETTINGS.get_or_init(|| settings.with_environment());
+/// call of a driver function; later calls have no effect. Returns a message if no device can have
+/// the settings.
+pub(crate) fn set(settings: Settings) -> core::result::Result<(), String> {
+    let settings = settings.with_environment();
+    settings.check()?;
+    SETTINGS.get_or_init(|| settings);
+    Ok(())
 }
 
 /// Returns the settings. Without a call of [`set`], they are the defaults of the shared object:
@@ -226,6 +248,15 @@ fn number_or_all<T: FromStr>(text: &str) -> Option<Option<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn impossible_settings_are_named() {
+        assert_eq!(Settings::default().check(), Ok(()));
+        let mut settings = Settings::default();
+        settings.multiprocessors = 0;
+        let message = "multiprocessors is 0; expected 1 to 1024";
+        assert_eq!(settings.check(), Err(message.to_owned()));
+    }
 
     #[test]
     fn schedulers_have_names() {
