@@ -18,9 +18,9 @@ use crate::{compile, files, lines, sources};
 ///
 /// ```no_run
 /// # fn main() -> fusewire_build::Result<()> {
-/// use fusewire_build::{Target, install};
+/// use fusewire_build::{Target, install_images};
 ///
-/// install(env!("CARGO_MANIFEST_DIR"), Target::Sm90)?;
+/// install_images(env!("CARGO_MANIFEST_DIR"), Target::Sm90)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -28,7 +28,7 @@ use crate::{compile, files, lines, sources};
 /// # Errors
 /// [`Error::Toolchain`] if there is no device tool chain, [`Error::Project`] if the folder contains
 /// no package, [`Error::Command`] if the kernels do not compile.
-pub fn install(folder: impl AsRef<Path>, target: Target) -> Result<Vec<PathBuf>> {
+pub fn install_images(folder: impl AsRef<Path>, target: Target) -> Result<Vec<PathBuf>> {
     let toolchain = Toolchain::find()?;
     let project = Project::at(folder.as_ref())?;
     let options = Options::default();

@@ -32,7 +32,7 @@
 //! - [`code_objects`] disassembles and checks the AMD images that the host library includes.
 //! - [`portable`] writes the images that the host library includes, and compares them with new
 //!   builds.
-//! - [`mod@install`] writes images to the folder where the host library finds them.
+//! - [`install`] writes images to the folder where the host library finds them.
 //! - [`sources`] hashes the inputs of images.
 //! - [`divergence`] analyzes the control flow of compiler output, and [`text`] parses compiler
 //!   output.
@@ -67,7 +67,7 @@ mod waits;
 pub use self::compile::{Compilation, compile};
 pub use self::error::{Error, Result};
 pub use self::image::Image;
-pub use self::install::install;
+pub use self::install::install_images;
 pub use self::options::Options;
 pub use self::project::Project;
 pub use self::target::{Target, Vendor};

@@ -14,7 +14,7 @@
 //!
 //! let mut options = Options::default();
 //! options.blocks = 2;
-//! options.threads = 64; // the emulator executes few threads faster
+//! options.threads = 64; // the emulator executes small blocks faster
 //! let ranks = run_threads_each(Device::Cuda, "fusewire", 4, &options, |comm| {
 //!     let x = comm.tensor(DType::F32, 100)?;
 //!     x.copy_from(&[1.0_f32; 100])?;
@@ -41,32 +41,40 @@
 //!
 //! # Environment variables
 //!
+//! These variables have priority over [`Settings`]. A variable with a wrong value makes [`install`]
+//! fail.
+//!
+//! | variable | setting, or meaning (default in parentheses) |
+//! |---|---|
+//! | `FUSEWIRE_FAKE_GPU` | [`Settings::execution`]: `ptx` or `native` (`native` in the shared object) |
+//! | `FUSEWIRE_CUDA_FAKE_DEVICES` | [`Settings::devices`] |
+//! | `FUSEWIRE_CUDA_FAKE_SM` | [`Settings::capability`] |
+//! | `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS` | [`Settings::multiprocessors`] |
+//! | `FUSEWIRE_CUDA_FAKE_THREADS` | [`Settings::max_threads`] |
+//! | `FUSEWIRE_CUDA_FAKE_MEMORY` | [`Settings::memory_bytes`] |
+//! | `FUSEWIRE_CUDA_FAKE_MULTICAST` | [`Settings::multicast`]: 0 or 1 |
+//! | `FUSEWIRE_CUDA_FAKE_SCHEDULER` | [`Settings::scheduler`]: `round-robin` (the default of the shared object), `random:SEED` or `starve:DEVICE:BLOCK`, `*` for all |
+//! | `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL` | [`Settings::memory_model`]: `unchecked`, `checked` (the default of the shared object) or `weak` |
+//! | `FUSEWIRE_CUDA_FAKE_HANG` | [`Settings::hang_after`], in seconds |
+//! | `FUSEWIRE_CUDA_FAKE_TRIPS` | [`Settings::trips`]: 0 or 1 |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS` | number of hardware queues per priority (8) |
+//!
+//! The tests of Fusewire also use these:
+//!
 //! | variable | meaning (default in parentheses) |
 //! |---|---|
-//! | `FUSEWIRE_FAKE_GPU` | `ptx` or `native`: [`Execution`] (`ptx`; `native` in the shared object) |
-//! | `FUSEWIRE_CUDA_FAKE_SCHEDULER` | `random:SEED` or `starve:DEVICE:BLOCK`, `*` for all (`round-robin`) |
-//! | `FUSEWIRE_CUDA_FAKE_MEMORY_MODEL` | memory model: `unchecked`, `weak` (`checked`) |
 //! | `FUSEWIRE_CUDA_FAKE_PATCH=FILE:LINE` | replaces a line of the kernel that the file is named after |
-//! | `FUSEWIRE_CUDA_FAKE_HANG` | seconds after which emulated launches without progress fail (300) |
-//! | `FUSEWIRE_CUDA_FAKE_TRIPS=1` | emulated launches count dependent loads and fences |
-//! | `FUSEWIRE_CUDA_FAKE_THREADS` | maximum number of threads of a block (1024) |
-//! | `FUSEWIRE_CUDA_FAKE_DEVICES` | number of devices (1); 0: `cuInit` finds no device |
-//! | `FUSEWIRE_CUDA_FAKE_SM` | compute capability times ten (90) |
-//! | `FUSEWIRE_CUDA_FAKE_MULTIPROCESSORS` | number of SMs of a device (132) |
-//! | `FUSEWIRE_CUDA_FAKE_MEMORY` | size of a device's memory in bytes (the size of an H200) |
 //! | `FUSEWIRE_CUDA_FAKE_DRIVER` | version of the driver (12080) |
 //! | `FUSEWIRE_CUDA_FAKE_DESCRIPTORS=0` | memory cannot be exported as a file descriptor |
 //! | `FUSEWIRE_CUDA_FAKE_FABRIC=NAME` | processes with the same name can exchange fabric handles |
 //! | `FUSEWIRE_CUDA_FAKE_NVML=STATE:STATUS:CLUSTER:CLIQUE` | fabric info of NVML (not supported) |
 //! | `FUSEWIRE_CUDA_FAKE_HOST` | number of the host (0), which is part of the devices' UUIDs |
-//! | `FUSEWIRE_CUDA_FAKE_MULTICAST=1` | the devices support multicast objects |
 //! | `FUSEWIRE_CUDA_FAKE_ATOMICS=0` | the devices have no native atomics for each other's memory |
-//! | `FUSEWIRE_CUDA_FAKE_PEER_ACCESS=0` | no device can access memory of another device |
+//! | `FUSEWIRE_CUDA_FAKE_PEER_ACCESS=0` | the devices report no peer access and refuse to enable it |
 //! | `FUSEWIRE_CUDA_FAKE_POISON=0` | new memory is zeroed instead of filled with 0xcb |
 //! | `FUSEWIRE_CUDA_FAKE_GUARD=1` | host accesses to device memory crash while devices are idle |
 //! | `FUSEWIRE_CUDA_FAKE_FAIL=NAME:NTH=CODE,..` | the n-th call of a function fails with a code |
 //! | `FUSEWIRE_CUDA_FAKE_KERNELS=PATH` | shared object with further kernels, for native execution |
-//! | `CUDA_DEVICE_MAX_CONNECTIONS` | number of hardware queues per priority (8) |
 //! | `FUSEWIRE_CUDA_FAKE_REPORT=PATH` | path of a JSON report that is written at exit |
 //!
 //! # Shared object
@@ -125,19 +133,21 @@ mod status;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-pub use fusewire_emulator::{Error as EmulatorError, MemoryModel, Scheduler, Trips};
+pub use fusewire_emulator as emulator;
+pub use fusewire_emulator::{MemoryModel, Scheduler};
 
 pub use self::core::settings::{Execution, Settings};
 
 /// Replaces the CUDA driver library of this process with the fake.
 ///
-/// Several tests of a program can call this function with equal settings; the first call has the
-/// effect. GPUs exist until the process ends. As on a real GPU, an error of a launch is permanent
-/// for its device, so a test that expects an error needs a program of its own (a file in `tests/`).
+/// The first call installs the fake, for the rest of the process. A later call with equal settings
+/// does nothing. As on a real GPU, all calls on a device fail after an error of a launch, so a test
+/// that expects an error needs a program of its own (a file in `tests/`).
 ///
 /// # Errors
-/// [`fusewire::Error::InvalidArgument`] if no device can have the settings, or if the process has
-/// already searched for CUDA devices or has installed the fake with other settings.
+/// [`fusewire::Error::InvalidArgument`] if no device can have the settings, if an environment
+/// variable has a wrong value, or if the process has already looked for the CUDA driver library or
+/// has installed the fake with other settings.
 pub fn install(settings: &Settings) -> fusewire::Result<()> {
     static INSTALLED: Mutex<Option<Settings>> = Mutex::new(None);
     let refused = |detail: String| fusewire::Error::InvalidArgument {
@@ -159,26 +169,40 @@ pub fn install(settings: &Settings) -> fusewire::Result<()> {
     self::core::settings::set(settings.clone()).map_err(refused)?;
     // SAFETY: the functions of `api` have the prototypes of `cuda.h` and `nvml.h`, and implement
     // them as far as their documentation says; they return an error for everything else.
-    unsafe { fusewire::cuda::replace_library(api::find) }?;
+    unsafe { fusewire::cuda::replace_library(api::find) }.map_err(|_| {
+        refused(
+            "this process has already looked for the CUDA driver library; install the fake before \
+             the first use of a CUDA device"
+                .to_owned(),
+        )
+    })?;
     *installed = Some(settings.clone());
     Ok(())
 }
 
-/// Returns the errors of all emulated launches of this process so far, oldest first, at most 1024.
-/// The launch itself returns the code of a CUDA error.
-pub fn faults() -> Vec<EmulatorError> {
-    self::core::emulated::faults()
+/// Returns the errors of all emulated launches since the last call, oldest first, at most 1024. The
+/// failed launch returns a CUDA error, which does not contain these texts.
+///
+/// ```no_run
+/// use fusewire_cuda_fake::emulator::{Error, FaultKind};
+///
+/// for error in fusewire_cuda_fake::take_faults() {
+///     assert!(!matches!(error, Error::Fault(fault) if fault.kind == FaultKind::Race));
+/// }
+/// ```
+pub fn take_faults() -> Vec<emulator::Error> {
+    self::core::emulated::take_faults()
 }
 
-/// Returns the number of launches of a kernel since the process started, including captured
-/// launches.
+/// Returns the number of launches of a kernel since the process started, in all tests together. A
+/// launch in a graph counts once, when it is captured.
 pub fn launch_count(kernel: &str) -> u64 {
     self::core::record::launch_count(kernel)
 }
 
-/// Returns the [trips](Trips) of the last launch of a kernel on each device, by the number of the
-/// device. Empty unless [`Settings::trips`] is set.
-pub fn trips(kernel: &str) -> BTreeMap<u32, Trips> {
+/// Returns the trips of the last launch of a kernel on each device, by the number of the device:
+/// its dependent round trips to memory. Empty unless [`Settings::trips`] is set.
+pub fn trips(kernel: &str) -> BTreeMap<u32, emulator::Trips> {
     self::core::emulated::trips(kernel)
 }
 

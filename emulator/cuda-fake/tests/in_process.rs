@@ -1,7 +1,7 @@
 //! Replaces the driver of this process, and runs the library's compiled kernels on emulated GPUs.
 
 use fusewire::{Communicator, DType, Device, Options, ReduceOp, Result, run_threads_each};
-use fusewire_cuda_fake::{MemoryModel, Scheduler, Settings, faults, install, launch_count, trips};
+use fusewire_cuda_fake::{Settings, install, launch_count, take_faults, trips};
 
 const RANKS: u32 = 3;
 /// Number of elements. Not a multiple of the ranks, the blocks, or the elements of an access.
@@ -10,8 +10,6 @@ const COUNT: usize = 1001;
 fn settings() -> Settings {
     let mut settings = Settings::default();
     settings.devices = RANKS;
-    settings.scheduler = Scheduler::Random(5);
-    settings.memory_model = MemoryModel::Weak;
     settings.trips = true;
     settings
 }
@@ -54,7 +52,8 @@ fn kernels_of_the_library_run_on_emulated_gpus() -> Result<()> {
     }) {
         result?;
     }
-    assert!(faults().is_empty(), "{:?}", faults());
+    let faults = take_faults();
+    assert!(faults.is_empty(), "{faults:?}");
     let kernel = "all_reduce_packet_f32_sum";
     // Each rank has launched the kernel by a call, and has captured it.
     assert_eq!(launch_count(kernel), u64::from(2 * RANKS));

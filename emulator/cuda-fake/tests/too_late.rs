@@ -8,7 +8,7 @@ fn a_driver_that_was_searched_for_cannot_be_replaced() {
     let found = fusewire::cuda::devices();
     let error = install(&Settings::default()).unwrap_err().to_string();
     assert!(
-        error.contains("replace the library before the first use of a CUDA device"),
+        error.contains("install the fake before the first use of a CUDA device"),
         "{error}"
     );
     // The call has no effect on the devices.

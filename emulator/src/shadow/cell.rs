@@ -187,6 +187,8 @@ impl Cell {
         let changed = bits(bytes) & (newest.content ^ content);
         if changed != 0 {
             let content = newest.content ^ changed;
+            // The host has ordered its write after the reads.
+            self.reads.retain(|read| read.bytes & bytes == 0);
             let initial = Self::new().versions.remove(0);
             self.push(Version {
                 bytes,

@@ -65,6 +65,8 @@ const MANY_READS: usize = 32;
 const MANY_TIMES: usize = 512;
 /// Number of pages after which the cells of old launches are removed.
 const MANY_PAGES: usize = 1 << 14;
+/// Number of blocks after which an idle machine removes all cells.
+const MANY_BLOCKS: usize = 1 << 16;
 
 /// A resident block or one of a recent launch.
 #[derive(Clone, Debug)]
@@ -90,6 +92,8 @@ pub(crate) struct World {
     order: LaunchOrder,
     /// The start of each running launch and the events before it.
     starts: HashMap<u64, (u64, Arc<Knowledge>)>,
+    /// For each running launch, the index of its first block, or of an earlier block.
+    first_blocks: HashMap<u64, usize>,
     /// Knowledge of the completed blocks of running launches.
     completed: HashMap<u64, Arc<Knowledge>>,
     /// Events before launches that start now, for each device. With [`LaunchOrder::Host`], only
@@ -196,6 +200,7 @@ impl Shadow {
             stamp: 1,
             order,
             starts: HashMap::new(),
+            first_blocks: HashMap::new(),
             completed: HashMap::new(),
             ended: HashMap::new(),
             random: Random::new(seed ^ 0x5eed),
@@ -223,6 +228,7 @@ impl Shadow {
         });
         world.ended.insert(device, Arc::clone(&knowledge));
         world.starts.insert(grid, (world.stamp, knowledge));
+        world.first_blocks.insert(grid, world.blocks.len());
     }
 
     /// Registers the completion of a block with its threads.
@@ -237,15 +243,20 @@ impl Shadow {
     pub(crate) fn end(&mut self, grid: u64, device: u32) {
         let world = &mut self.world;
         let device = world.order.key(device);
-        for block in world.blocks.iter_mut().filter(|it| it.grid == grid) {
-            block.ended = world.stamp;
+        let first = world.first_blocks.remove(&grid).unwrap_or(0);
+        for block in &mut world.blocks[first..] {
+            if block.grid == grid {
+                block.ended = world.stamp;
+            }
         }
         world.stamp += 1;
         world.starts.remove(&grid);
         if let Some(completed) = world.completed.remove(&grid) {
             join(world.ended.entry(device).or_default(), &completed);
         }
-        if world.starts.is_empty() {
+        // Without order between devices, later launches can race with those that have ended.
+        let ordered = world.order == LaunchOrder::Host || world.blocks.len() > MANY_BLOCKS;
+        if world.starts.is_empty() && ordered {
             world.ended.clear();
             world.blocks.truncate(1);
             world.sequential.clear();
@@ -395,10 +406,14 @@ impl World {
 
     /// Checks an access against the writes of a cell.
     fn check_writes(&self, cell: &Cell, agent: &Agent, element: &Element) -> Result<(), Violation> {
-        let bytes = element.bytes();
+        let mut bytes = element.bytes();
         for version in cell.versions.iter().rev() {
             let thread = version.writer.thread;
-            if version.bytes & bytes == 0 || thread == Thread::HOST {
+            if thread == Thread::HOST {
+                // The host has ordered its write after the earlier ones.
+                bytes &= !version.bytes;
+            }
+            if version.bytes & bytes == 0 {
                 continue;
             }
             if element.kind.constant && !self.ended_before(thread.block, agent) {

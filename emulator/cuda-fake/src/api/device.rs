@@ -159,7 +159,7 @@ export! {
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
         context::device(device)?;
-        put(bytes, settings().memory as usize)
+        put(bytes, settings().memory_bytes as usize)
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, number: c_uint, device: c_int) {

@@ -165,7 +165,7 @@ fn fill(to: u64, pattern: u32, width: u64, count: usize, handle: usize) -> Resul
 export! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let context = current()?;
-        let bytes = settings().memory;
+        let bytes = settings().memory_bytes;
         put(free, (bytes - backing::used(context.device)) as usize)?;
         put(total, bytes as usize)
     }

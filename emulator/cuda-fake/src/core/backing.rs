@@ -59,7 +59,7 @@ impl Backing {
             let mut used = lock(&USED);
             let used = used.entry(device).or_default();
             let total = used.checked_add(bytes).ok_or(Status::OutOfMemory)?;
-            if total > settings().memory {
+            if total > settings().memory_bytes {
                 return Err(Status::OutOfMemory);
             }
             *used = total;

@@ -187,7 +187,7 @@ fn name_of(route: Route) -> String {
 /// Errors of launches, oldest first.
 static FAULTS: Mutex<Vec<Error>> = Mutex::new(Vec::new());
 
-/// Maximum number of recorded errors. Later errors are dropped.
+/// Maximum number of recorded errors. Later errors are not recorded.
 const RECORDED_FAULTS: usize = 1024;
 
 fn keep_fault(error: &Error) {
@@ -197,9 +197,9 @@ fn keep_fault(error: &Error) {
     }
 }
 
-/// Returns the errors of all launches of this process so far, oldest first.
-pub(crate) fn faults() -> Vec<Error> {
-    lock(&FAULTS).clone()
+/// Removes and returns the recorded errors, oldest first.
+pub(crate) fn take_faults() -> Vec<Error> {
+    core::mem::take(&mut lock(&FAULTS))
 }
 
 /// A launch that the emulator executes.

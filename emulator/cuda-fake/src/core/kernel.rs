@@ -290,7 +290,7 @@ impl Module {
 impl Function {
     /// Returns the maximum number of threads of a block.
     pub(crate) fn max_threads(&self) -> u32 {
-        let most = settings().threads.min(MAX_THREADS);
+        let most = settings().max_threads.min(MAX_THREADS);
         match self.entry.max_threads {
             0 => most,
             threads => threads.min(most),

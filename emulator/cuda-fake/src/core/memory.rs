@@ -268,8 +268,8 @@ pub(crate) fn range(device: u32, address: u64) -> Option<Range> {
         owner: region.on_device().then_some(region.device),
         memory: match &region.backing {
             Some(backing) => backing.inode(),
-            // Host memory. Addresses are larger than inode numbers.
-            None => region.start & !7,
+            // Host memory. Numbers of regions are not reused.
+            None => HOST_MEMORY | region.id,
         },
         offset: match &region.backing {
             Some(_) => 0,
@@ -277,6 +277,9 @@ pub(crate) fn range(device: u32, address: u64) -> Option<Range> {
         },
     })
 }
+
+/// Distinguishes the numbers of host memory from inode numbers.
+const HOST_MEMORY: u64 = 1 << 63;
 
 /// Describes an address without a range, for the emulator.
 pub(crate) fn describe(address: u64) -> Option<String> {

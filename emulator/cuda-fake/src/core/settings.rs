@@ -21,7 +21,8 @@ pub enum Execution {
     Native,
 }
 
-/// Settings of the devices. The default is one device like an H200, which executes PTX.
+/// Settings of the devices. The default is one device like an H200, which executes PTX in a random
+/// order with the weak memory model.
 ///
 /// The [environment variables](crate#environment-variables) have priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,23 +36,25 @@ pub struct Settings {
     pub capability: u32,
     /// Number of SMs of a device (132).
     pub multiprocessors: u32,
-    /// Maximum number of threads of a block (1024). The library launches smaller blocks if the
-    /// maximum is smaller, which take less time.
-    pub threads: u32,
+    /// Maximum number of threads of a block (1024). If it is less than
+    /// [`fusewire::Options::threads`], the library launches blocks of this size. The emulator
+    /// executes smaller blocks faster.
+    pub max_threads: u32,
     /// Size of a device's memory in bytes (the size of an H200).
-    pub memory: u64,
+    pub memory_bytes: u64,
     /// The devices support multicast objects, which NVLS needs (false).
     pub multicast: bool,
-    /// The devices can access each other's memory (true).
-    pub peer_access: bool,
-    /// Order in which emulated warps execute (round robin).
+    /// Order in which emulated warps execute (`Random(1)`).
     pub scheduler: Scheduler,
-    /// Memory model of emulated kernels (checked).
+    /// Memory model of emulated kernels (`Weak`).
     pub memory_model: MemoryModel,
     /// Time without progress after which emulated launches fail (300 s).
     pub hang_after: Duration,
-    /// Emulated launches count [trips](crate::trips) (false).
+    /// Emulated launches count trips, which are dependent round trips to memory ([`crate::trips`];
+    /// false).
     pub trips: bool,
+    /// The devices report peer access to each other.
+    pub(crate) peer_access: bool,
     /// Version of the driver (12080).
     pub(crate) driver: u32,
     /// Memory can be exported as a file descriptor.
@@ -75,12 +78,12 @@ impl Default for Settings {
             devices: 1,
             capability: 90,
             multiprocessors: 132,
-            threads: 1024,
-            memory: H200_MEMORY,
+            max_threads: 1024,
+            memory_bytes: H200_MEMORY,
             multicast: false,
             peer_access: true,
-            scheduler: Scheduler::RoundRobin,
-            memory_model: MemoryModel::Checked,
+            scheduler: Scheduler::Random(1),
+            memory_model: MemoryModel::Weak,
             hang_after: Duration::from_secs(300),
             trips: false,
             driver: 12_080,
@@ -95,47 +98,50 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Replaces settings by those of the environment.
-    fn with_environment(mut self) -> Self {
+    /// Replaces settings by those of the environment. Also returns messages that name variables
+    /// with wrong values, which have no effect.
+    fn with_environment(mut self) -> (Self, Vec<String>) {
+        let mut wrong = Vec::new();
         if let Ok(text) = std::env::var("FUSEWIRE_FAKE_GPU") {
             match text.as_str() {
                 "ptx" => self.execution = Execution::Ptx,
                 "native" => self.execution = Execution::Native,
                 "" => {}
-                other => log_refusal(&format!(
+                other => wrong.push(format!(
                     "FUSEWIRE_FAKE_GPU is {other:?}; expected ptx or native"
                 )),
             }
         }
-        read("DEVICES", "a number", number, &mut self.devices);
-        read("SM", "a number", number, &mut self.capability);
-        read(
+        let mut read = Variables(&mut wrong);
+        read.read("DEVICES", "a number", number, &mut self.devices);
+        read.read("SM", "a number", number, &mut self.capability);
+        read.read(
             "MULTIPROCESSORS",
             "a number",
             number,
             &mut self.multiprocessors,
         );
-        read("THREADS", "a number", number, &mut self.threads);
-        read("MEMORY", "a number", number, &mut self.memory);
-        read("MULTICAST", "0 or 1", flag, &mut self.multicast);
-        read("PEER_ACCESS", "0 or 1", flag, &mut self.peer_access);
+        read.read("THREADS", "a number", number, &mut self.max_threads);
+        read.read("MEMORY", "a number", number, &mut self.memory_bytes);
+        read.read("MULTICAST", "0 or 1", flag, &mut self.multicast);
+        read.read("PEER_ACCESS", "0 or 1", flag, &mut self.peer_access);
         let orders = "round-robin, random:SEED or starve:DEVICE:BLOCK";
-        read("SCHEDULER", orders, scheduler, &mut self.scheduler);
+        read.read("SCHEDULER", orders, scheduler, &mut self.scheduler);
         let models = "unchecked, checked or weak";
-        read("MEMORY_MODEL", models, memory_model, &mut self.memory_model);
+        read.read("MEMORY_MODEL", models, memory_model, &mut self.memory_model);
         let seconds = |text: &str| number(text).map(Duration::from_secs);
-        read("HANG", "a number of seconds", seconds, &mut self.hang_after);
-        read("TRIPS", "0 or 1", flag, &mut self.trips);
-        read("DRIVER", "a number", number, &mut self.driver);
-        read("DESCRIPTORS", "0 or 1", flag, &mut self.descriptors);
+        read.read("HANG", "a number of seconds", seconds, &mut self.hang_after);
+        read.read("TRIPS", "0 or 1", flag, &mut self.trips);
+        read.read("DRIVER", "a number", number, &mut self.driver);
+        read.read("DESCRIPTORS", "0 or 1", flag, &mut self.descriptors);
         if let Some(name) = variable("FABRIC").filter(|name| !name.is_empty()) {
             self.fabric = Some(name);
         }
-        read("ATOMICS", "0 or 1", flag, &mut self.atomics);
-        read("HOST", "a number", number, &mut self.host);
-        read("GUARD", "0 or 1", flag, &mut self.guard);
-        read("POISON", "0 or 1", flag, &mut self.poison);
-        self
+        read.read("ATOMICS", "0 or 1", flag, &mut self.atomics);
+        read.read("HOST", "a number", number, &mut self.host);
+        read.read("GUARD", "0 or 1", flag, &mut self.guard);
+        read.read("POISON", "0 or 1", flag, &mut self.poison);
+        (self, wrong)
     }
 
     /// Returns a message that names a setting which no device can have.
@@ -151,8 +157,8 @@ impl Settings {
         within("devices", self.devices.into(), 0..=128)?;
         within("capability", self.capability.into(), 50..=129)?;
         within("multiprocessors", self.multiprocessors.into(), 1..=1024)?;
-        within("threads", self.threads.into(), 32..=1024)?;
-        within("memory", self.memory, 1 << 20..=1 << 46)
+        within("max_threads", self.max_threads.into(), 32..=1024)?;
+        within("memory_bytes", self.memory_bytes, 1 << 20..=1 << 46)
     }
 }
 
@@ -166,23 +172,30 @@ static SETTINGS: OnceLock<Settings> = OnceLock::new();
 
 /// Sets the settings, except for those that the environment sets. Must be called before the first
 /// call of a driver function; later calls have no effect. Returns a message if no device can have
-/// the settings.
+/// the settings, or if a variable has a wrong value.
 pub(crate) fn set(settings: Settings) -> core::result::Result<(), String> {
-    let settings = settings.with_environment();
+    let (settings, wrong) = settings.with_environment();
+    if !wrong.is_empty() {
+        return Err(wrong.join("; "));
+    }
     settings.check()?;
     SETTINGS.get_or_init(|| settings);
     Ok(())
 }
 
-/// Returns the settings. Without a call of [`set`], they are the defaults of the shared object:
-/// native execution, and the settings of the environment.
+/// Returns the settings. Without a call of [`set`], they are the defaults of the shared object and
+/// the settings of the environment.
 pub(crate) fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| {
-        let native = Settings {
+        let of_object = Settings {
             execution: Execution::Native,
+            scheduler: Scheduler::RoundRobin,
+            memory_model: MemoryModel::Checked,
             ..Settings::default()
         };
-        native.with_environment()
+        let (settings, wrong) = of_object.with_environment();
+        wrong.iter().for_each(|text| log_refusal(text));
+        settings
     })
 }
 
@@ -191,17 +204,28 @@ pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(format!("FUSEWIRE_CUDA_FAKE_{name}")).ok()
 }
 
-/// Replaces `setting` by the value of a variable, if the variable is set. Prints the `expected`
-/// values if the variable has none of them.
-fn read<T>(name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>, setting: &mut T) {
-    let Some(text) = variable(name) else {
-        return;
-    };
-    match parse(text.trim()) {
-        Some(value) => *setting = value,
-        None => log_refusal(&format!(
-            "FUSEWIRE_CUDA_FAKE_{name} is {text:?}; expected {expected}"
-        )),
+/// Reads variables. Collects messages that name variables with wrong values.
+struct Variables<'a>(&'a mut Vec<String>);
+
+impl Variables<'_> {
+    /// Replaces `setting` by the value of a variable, if the variable is set. A message names the
+    /// `expected` values.
+    fn read<T>(
+        &mut self,
+        name: &str,
+        expected: &str,
+        parse: impl Fn(&str) -> Option<T>,
+        setting: &mut T,
+    ) {
+        let Some(text) = variable(name) else {
+            return;
+        };
+        match parse(text.trim()) {
+            Some(value) => *setting = value,
+            None => self.0.push(format!(
+                "FUSEWIRE_CUDA_FAKE_{name} is {text:?}; expected {expected}"
+            )),
+        }
     }
 }
 

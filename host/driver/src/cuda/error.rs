@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use cudarc::driver::sys::CUresult;
 
+use super::symbols;
 use crate::Error;
 
 pub(super) const SUCCESS: c_int = CUresult::CUDA_SUCCESS as c_int;
@@ -223,10 +224,13 @@ fn hint(code: c_int) -> Option<&'static str> {
         ),
     ];
     if context_is_lost(code) {
-        return Some(
-            "the device's context is lost, and every later call of this process on it fails: end \
-                the process; compute-sanitizer finds the kernel that caused it",
-        );
+        return Some(if symbols::is_replaced() {
+            "the device's context is lost, and every later call of this process on it fails; \
+                 stderr has the error of the kernel"
+        } else {
+            "the device's context is lost, and every later call of this process on it fails: \
+                 end the process; compute-sanitizer finds the kernel that caused it"
+        });
     }
     TABLE
         .iter()

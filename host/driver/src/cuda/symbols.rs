@@ -50,6 +50,11 @@ pub unsafe fn replace_library(lookup: Lookup) -> Result<()> {
     })
 }
 
+/// Returns true if functions of this process replace the libraries.
+pub(super) fn is_replaced() -> bool {
+    matches!(SOURCE.get(), Some(Source::Process(_)))
+}
+
 /// The functions of an open library.
 #[derive(Debug)]
 pub(super) enum Symbols {
