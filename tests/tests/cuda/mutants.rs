@@ -3,11 +3,12 @@
 //! must find the error.
 
 use core::fmt;
+use core::hash::{Hash as _, Hasher as _};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::DefaultHasher;
 use std::path::Path;
 use std::sync::Mutex;
 

@@ -55,8 +55,8 @@ pub fn register(lists: &'static [&'static [KernelInfo]]) {
     lock(&LISTS).push(lists);
 }
 
-/// Returns the kernels of a crate that is linked into the program, for [`crate::stand_in`]. Leaks
-/// the list.
+/// Returns the kernels of a crate that is linked into the program, for
+/// [`super::image::stand_in`]. Leaks the list.
 pub fn kernels_of(name: &str) -> &'static [&'static [KernelInfo]] {
     let mut kernels: Vec<KernelInfo> = fusewire_device::native::kernels_of(name).copied().collect();
     kernels.sort_by_key(|kernel| kernel.name);

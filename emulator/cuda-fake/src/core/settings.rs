@@ -276,8 +276,10 @@ mod tests {
     #[test]
     fn impossible_settings_are_named() {
         assert_eq!(Settings::default().check(), Ok(()));
-        let mut settings = Settings::default();
-        settings.multiprocessors = 0;
+        let settings = Settings {
+            multiprocessors: 0,
+            ..Settings::default()
+        };
         let message = "multiprocessors is 0; expected 1 to 1024";
         assert_eq!(settings.check(), Err(message.to_owned()));
     }
