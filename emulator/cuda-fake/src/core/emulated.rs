@@ -35,7 +35,11 @@ fn machine() -> &'static Machine {
             capacity: MULTIPROCESSOR.saturating_mul(settings.multiprocessors),
             hang_after: settings.hang_after,
             memory: settings.memory_model,
-            order: LaunchOrder::Device,
+            // The same for one device. The emulator then forgets accesses when no launch is running.
+            order: match settings.devices {
+                1 => LaunchOrder::Host,
+                _ => LaunchOrder::Device,
+            },
             trips: settings.trips,
             ..Config::default()
         };
