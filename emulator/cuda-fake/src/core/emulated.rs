@@ -35,7 +35,7 @@ fn machine() -> &'static Machine {
             capacity: MULTIPROCESSOR.saturating_mul(settings.multiprocessors),
             hang_after: settings.hang_after,
             memory: settings.memory_model,
-            // The same for one device. The emulator then forgets accesses when no launch is running.
+            // The same for one device, but the emulator forgets accesses when no launch is running.
             order: match settings.devices {
                 1 => LaunchOrder::Host,
                 _ => LaunchOrder::Device,
