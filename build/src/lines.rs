@@ -208,9 +208,13 @@ pub(crate) fn with_table(
             continue;
         };
         let mut last = None;
-        for (&row, &location) in function.rows.iter().zip(&located.locations) {
+        // A call can extend over several lines, and a directive must not divide it.
+        let mut begins = true;
+        let rows = function.rows.iter().zip(&function.lines);
+        for ((&row, line), &location) in rows.zip(&located.locations) {
+            let is_begin = core::mem::replace(&mut begins, line.ends_with([';', ':', '{', '}']));
             let frame = line_of(location);
-            let (Some(frame), true) = (&frame, frame != last) else {
+            let (Some(frame), true, true) = (&frame, is_begin, frame != last) else {
                 continue;
             };
             let known = sources.iter().position(|it| *it == frame.file);
@@ -358,6 +362,57 @@ define void @k() !dbg !3 {
             file_name("index.crates.io-1/a-1.0.0/src/lib.rs", registry),
             "index.crates.io-1/a-1.0.0/src/lib.rs"
         );
+    }
+
+    #[test]
+    fn tables_have_the_lines_of_instructions() {
+        let text = "\
+.visible .entry k()
+{
+	.reg .b32 %r<2>;
+	mov.b32 %r1, 0;
+$L__BB0_1:
+	add.s32 %r1, %r1, 1;
+	call.uni
+	f,
+	(
+	param0
+	);
+	ret;
+}
+";
+        let mut function = ptx::parse(text).unwrap().remove(0);
+        let code = |line: &String| opcode(line).is_some();
+        // The other lines of the call have locations, as if they were instructions.
+        let location = |line: &String| match line.as_str() {
+            "f," | "param0" | "ret;" => 2,
+            line => opcode(line).is_some().into(),
+        };
+        function.locations = function.lines.iter().map(location).collect();
+        let image = Image {
+            target: crate::Target::Sm90,
+            functions: vec![function],
+            ir: Vec::new(),
+            assembly: String::new(),
+            kernels: Vec::new(),
+            host: None,
+            allow: Vec::new(),
+            multicast: Vec::new(),
+            files: Vec::new(),
+            refused: None,
+        };
+        let frame = |location: u32| {
+            let file = ["", "src/lib.rs", "src/other.rs"][location as usize];
+            (location > 0).then(|| Frame {
+                file: file.to_owned(),
+                line: 40 + location,
+            })
+        };
+        let expected = text
+            .replace("\tmov", "\t.loc\t1 41 0\n\tmov")
+            .replace("\tret", "\t.loc\t2 42 0\n\tret");
+        let files = "\t.file\t1 \"src/lib.rs\"\n\t.file\t2 \"src/other.rs\"\n";
+        assert_eq!(with_table(text, &image, frame).unwrap(), expected + files);
     }
 
     #[test]
