@@ -382,7 +382,6 @@ $L__BB0_1:
 }
 ";
         let mut function = ptx::parse(text).unwrap().remove(0);
-        let code = |line: &String| opcode(line).is_some();
         // The other lines of the call have locations, as if they were instructions.
         let location = |line: &String| match line.as_str() {
             "f," | "param0" | "ret;" => 2,
