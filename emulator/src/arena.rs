@@ -9,6 +9,7 @@ use crate::launch::{Counts, Launch};
 use crate::machine::{Config, Machine};
 use crate::memory::{Memory, Range, Replica};
 use crate::module::{LoadedModule, Module};
+use crate::stream::StreamOperation;
 
 /// Alignment of buffers in bytes, as of the CUDA driver.
 const ALIGNMENT: usize = 256;
@@ -35,7 +36,7 @@ struct State {
     objects: BTreeMap<u64, (u64, Vec<u64>)>,
     /// End addresses of buffers that were dropped, by start address.
     freed: BTreeMap<u64, u64>,
-    /// Number of running calls of [`Gpus::run`].
+    /// Number of calls of [`Gpus::keep`] that are running.
     running: u32,
     /// Memory of buffers that were dropped while kernels were running.
     dropped: Vec<Box<[AtomicU64]>>,
@@ -427,10 +428,25 @@ impl Gpus {
             }
             launches.push((self.load(&kernel.module, launch.device)?, launch));
         }
+        // SAFETY: `keep` keeps the memory of dropped buffers, and `Buffer` accesses its memory with
+        // atomic operations.
+        self.keep(|| unsafe { self.machine.execute_all(&launches) })
+    }
+
+    /// Executes an operation of a stream of `device`, which orders launches. Kernels that are
+    /// running continue. Blocks until the operation has completed.
+    ///
+    /// # Errors
+    /// Fails if the address of the operation is not that of 4 aligned bytes of a buffer.
+    pub fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<()> {
+        // SAFETY: as in `run`.
+        self.keep(|| unsafe { self.machine.execute_on_stream(device, operation) })
+    }
+
+    /// Keeps the memory of buffers that are dropped while `f` runs.
+    fn keep<T>(&self, f: impl FnOnce() -> T) -> T {
         lock(&self.arena.state).running += 1;
-        // SAFETY: the memory of dropped buffers is kept while `running` is not zero, and
-        // `Buffer` accesses its memory with atomic operations.
-        let result = unsafe { self.machine.execute_all(&launches) };
+        let result = f();
         let mut state = lock(&self.arena.state);
         state.running -= 1;
         if state.running == 0 {

@@ -26,6 +26,14 @@ pub enum Error {
         /// The problem.
         detail: String,
     },
+    /// A stream executed an operation on memory that its device may not access.
+    #[error("{operation}: {detail}")]
+    Stream {
+        /// The operation and its address.
+        operation: String,
+        /// The problem.
+        detail: String,
+    },
     /// A thread executed an invalid operation, which ends the launch.
     #[error(transparent)]
     Fault(Arc<Fault>),

@@ -11,6 +11,7 @@
 //! | [`Module`] | PTX text with its kernels and variables |
 //! | [`Gpus`], [`Buffer`], [`Kernel`] | devices with memory, and launches, in safe code |
 //! | [`Machine`], [`Memory`], [`LoadedModule`], [`Launch`] | launches on memory of the program, for a driver |
+//! | [`StreamOperation`] | waits and writes of streams, which order launches |
 //! | [`Config`] | scheduler, clock, capacity of the devices, limits for launches without progress |
 //! | [`Error`] | an error of a module or of a launch |
 //!
@@ -172,6 +173,7 @@ mod random;
 mod report;
 mod row;
 mod shadow;
+mod stream;
 mod trips;
 mod warp;
 
@@ -182,4 +184,5 @@ pub use machine::{Config, IdleTime, Machine, Scheduler};
 pub use memory::{Memory, Range, Replica};
 pub use module::{Entry, KernelParam, LoadedModule, Module};
 pub use shadow::{LaunchOrder, MemoryModel};
+pub use stream::StreamOperation;
 pub use trips::{Bytes, Route, Step, Steps, Trips};

@@ -13,6 +13,7 @@ use crate::module::LoadedModule;
 use crate::random::Random;
 use crate::report;
 use crate::shadow::{LaunchOrder, MemoryModel, Shadow};
+use crate::stream::StreamOperation;
 use crate::trips::{Tracer, World};
 use crate::warp::{Choice, Env};
 
@@ -87,14 +88,22 @@ impl Default for Config {
 #[derive(Debug)]
 pub struct Machine {
     run: Mutex<Run>,
-    incoming: Mutex<Vec<Grid>>,
+    incoming: Mutex<Vec<Incoming>>,
     /// Threads that wait for a launch wait here for another thread to stop running the machine.
     turns: Mutex<u64>,
     changed: Condvar,
     memory: Arc<dyn Memory>,
     launches: AtomicU64,
-    /// Number of launches in `incoming`.
+    /// Number of elements of `incoming`.
     pending: AtomicU64,
+}
+
+/// Work for the thread that runs the machine.
+#[derive(Debug)]
+enum Incoming {
+    Launch(Grid),
+    /// An operation of a stream of a device.
+    Stream(u32, StreamOperation, Arc<Ticket>),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -174,14 +183,35 @@ impl Machine {
             grids.push(Grid::new(launch, module, &self.memory, id)?);
         }
         let tickets = grids.iter().map(|grid| Arc::clone(&grid.ticket)).collect();
-        let mut incoming = lock(&self.incoming);
-        self.pending
-            .fetch_add(grids.len() as u64, Ordering::Release);
-        incoming.append(&mut grids);
+        self.enqueue(grids.into_iter().map(Incoming::Launch));
         Ok(tickets)
     }
 
-    /// Runs the machine, or waits for the thread that does, until a launch has completed.
+    /// Executes an operation of a stream of `device`, and tells the memory model what it orders.
+    /// The launches that are running continue.
+    ///
+    /// # Errors
+    /// Fails if `device` has no access to the address of the operation.
+    ///
+    /// # Safety
+    /// If the host or other programs access the address of the operation concurrently, they must do
+    /// so with atomic operations.
+    pub unsafe fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<()> {
+        let ticket = Arc::<Ticket>::default();
+        self.enqueue([Incoming::Stream(device, operation, Arc::clone(&ticket))]);
+        self.wait(&ticket).map(drop)
+    }
+
+    fn enqueue(&self, work: impl IntoIterator<Item = Incoming>) {
+        let mut incoming = lock(&self.incoming);
+        let before = incoming.len();
+        incoming.extend(work);
+        let added = incoming.len() - before;
+        self.pending.fetch_add(added as u64, Ordering::Release);
+    }
+
+    /// Runs the machine, or waits for the thread that does, until a launch or an operation has
+    /// completed.
     fn wait(&self, ticket: &Ticket) -> Result<Counts> {
         loop {
             let turn = *lock(&self.turns);
@@ -194,8 +224,19 @@ impl Machine {
                     // Another thread has panicked while it ran the machine, so its state is
                     // unknown. All launches of this machine fail, later ones too.
                     let mut run = poisoned.into_inner();
-                    run.grids.append(&mut lock(&self.incoming));
-                    run.abandon("the machine has panicked during another launch");
+                    let detail = "the machine has panicked during another launch";
+                    for work in lock(&self.incoming).drain(..) {
+                        match work {
+                            Incoming::Launch(grid) => run.grids.push(grid),
+                            Incoming::Stream(_, operation, ticket) => {
+                                ticket.finish(Err(operation.error(detail)));
+                            }
+                        }
+                    }
+                    run.abandon(detail);
+                    // The panic may have lost the ticket.
+                    let lost = || Err(Error::launch("of this thread", detail));
+                    return ticket.result().unwrap_or_else(lost);
                 }
                 Err(TryLockError::WouldBlock) => {
                     let turns = lock(&self.turns);
@@ -213,22 +254,40 @@ impl Machine {
 
     fn run_until(&self, run: &mut Run, ticket: &Ticket) {
         while ticket.result().is_none() {
-            if self.pending.load(Ordering::Acquire) > 0 {
-                let mut incoming = lock(&self.incoming);
-                self.pending.store(0, Ordering::Release);
-                for grid in incoming.drain(..) {
-                    run.begin(grid);
-                }
-                run.progress += 1;
-            }
             let mut ended = false;
-            self.memory.hold(&mut || ended = run.round());
+            self.memory.hold(&mut || {
+                ended = if self.pending.load(Ordering::Acquire) > 0 {
+                    self.take_incoming(run)
+                } else {
+                    run.round()
+                };
+            });
             if ended {
-                // A launch has ended: its thread may be waiting.
+                // Its thread may be waiting.
                 *lock(&self.turns) += 1;
                 self.changed.notify_all();
             }
         }
+    }
+
+    /// Begins launches, and executes operations of streams. Returns true if an operation has
+    /// completed. Must be called within [`Memory::hold`].
+    fn take_incoming(&self, run: &mut Run) -> bool {
+        let mut incoming = lock(&self.incoming);
+        self.pending.store(0, Ordering::Release);
+        run.progress += 1;
+        let mut ended = false;
+        for work in incoming.drain(..) {
+            match work {
+                Incoming::Launch(grid) => run.begin(grid),
+                Incoming::Stream(device, operation, ticket) => {
+                    let result = operation.execute(device, &self.memory, run.shadow.as_mut());
+                    ticket.finish(result.map(|()| Counts::default()));
+                    ended = true;
+                }
+            }
+        }
+        ended
     }
 }
 

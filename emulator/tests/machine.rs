@@ -12,7 +12,7 @@ use common::{
 };
 use fusewire_emulator::{
     Config, Error, FaultKind, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory,
-    Module, Range, Replica, Scheduler,
+    Module, Range, Replica, Scheduler, StreamOperation,
 };
 
 /// Returns schedulers of all kinds.
@@ -761,5 +761,13 @@ fn launches_after_a_panic_fail() {
         let again = scope.spawn(run).join().expect("no second panic");
         let text = again.expect_err("the machine is unusable").to_string();
         assert!(text.contains("panicked during another launch"), "{text}");
+        let operation = StreamOperation::WaitedFor { device: 1 };
+        // SAFETY: the operation accesses no memory.
+        let result = unsafe { machine.execute_on_stream(0, operation) };
+        let text = result.expect_err("the machine is unusable").to_string();
+        assert_eq!(
+            text,
+            "wait of a stream for device 1: the machine has panicked during another launch"
+        );
     });
 }

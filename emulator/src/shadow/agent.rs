@@ -113,6 +113,7 @@ impl Agent {
     pub(crate) fn consume(&mut self, writer: Event, trail: &Arc<Knowledge>) {
         let known = &self.knowledge;
         if writer.thread == self.position.thread
+            || writer.thread == Thread::HOST
             || known.consumed.contains(writer)
             || known.before.contains(writer)
         {

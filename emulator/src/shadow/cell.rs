@@ -187,15 +187,27 @@ impl Cell {
         let changed = bits(bytes) & (newest.content ^ content);
         if changed != 0 {
             let content = newest.content ^ changed;
-            // The host has ordered its write after the reads.
-            self.reads.retain(|read| read.bytes & bytes == 0);
-            let initial = Self::new().versions.remove(0);
-            self.push(Version {
-                bytes,
-                content,
-                ..initial
-            });
+            self.push_by_host(bytes, content, None);
         }
+    }
+
+    /// Appends a write by the host or, with a release, by a stream.
+    pub(super) fn push_by_host(
+        &mut self,
+        bytes: Bytes,
+        content: u64,
+        release: Option<Arc<Release>>,
+    ) {
+        // The host has ordered its write after the reads.
+        self.reads.retain(|read| read.bytes & bytes == 0);
+        let initial = Self::new().versions.remove(0);
+        self.push(Version {
+            bytes,
+            content,
+            trail: release.as_ref().map(|it| Arc::clone(&it.knowledge)),
+            releases: release.into_iter().collect(),
+            ..initial
+        });
     }
 
     /// Appends a write to the coherence order.

@@ -5,6 +5,7 @@ mod agent;
 mod cell;
 mod clock;
 mod release;
+mod stream;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -217,15 +218,14 @@ impl Shadow {
     /// Registers the start of a launch on a device.
     pub(crate) fn begin(&mut self, grid: u64, device: u32) {
         let world = &mut self.world;
-        let device = world.order.key(device);
-        let mut knowledge = world.ended.get(&device).cloned().unwrap_or_default();
+        let mut knowledge = world.ended(device);
         let it = Arc::make_mut(&mut knowledge);
-        it.set_start(device, world.stamp);
         let starts = it.clone();
         it.forget(|block| {
             let block = &world.blocks[block as usize];
             block.ended < starts.start(block.launches)
         });
+        let device = world.order.key(device);
         world.ended.insert(device, Arc::clone(&knowledge));
         world.starts.insert(grid, (world.stamp, knowledge));
         world.first_blocks.insert(grid, world.blocks.len());
@@ -242,7 +242,6 @@ impl Shadow {
     /// Registers the end of a launch.
     pub(crate) fn end(&mut self, grid: u64, device: u32) {
         let world = &mut self.world;
-        let device = world.order.key(device);
         let first = world.first_blocks.remove(&grid).unwrap_or(0);
         for block in &mut world.blocks[first..] {
             if block.grid == grid {
@@ -252,7 +251,7 @@ impl Shadow {
         world.stamp += 1;
         world.starts.remove(&grid);
         if let Some(completed) = world.completed.remove(&grid) {
-            join(world.ended.entry(device).or_default(), &completed);
+            world.add_ended(device, &completed);
         }
         // Without order between devices, later launches can race with those that have ended.
         let ordered = world.order == LaunchOrder::Host || world.blocks.len() > MANY_BLOCKS;
@@ -300,6 +299,22 @@ impl Shadow {
 }
 
 impl World {
+    /// Returns the events before launches of a device that start now.
+    fn ended(&self, device: u32) -> Arc<Knowledge> {
+        let device = self.order.key(device);
+        let mut knowledge = self.ended.get(&device).cloned().unwrap_or_default();
+        Arc::make_mut(&mut knowledge).set_start(device, self.stamp);
+        knowledge
+    }
+
+    /// Adds events before launches of a device that start later.
+    fn add_ended(&mut self, device: u32, knowledge: &Arc<Knowledge>) {
+        join(
+            self.ended.entry(self.order.key(device)).or_default(),
+            knowledge,
+        );
+    }
+
     /// Returns true if the launch of a block ended before all running launches started.
     fn is_old(&self, block: u32) -> bool {
         let oldest = self.starts.values().map(|(start, _)| *start).min();

@@ -5,6 +5,7 @@
 mod common;
 mod conflicts;
 mod order;
+mod streams;
 mod values;
 
 use std::sync::Arc;

@@ -23,6 +23,22 @@ fn all(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Sync) {
     }
 }
 
+/// Runs `body`, which has a data race. `body` checks that the race has an effect, and the emulator
+/// stops the kernel instead.
+fn race(ranks: u32, body: impl Fn(Communicator) -> Result<()> + Sync) {
+    let is_emulated = std::env::var("FUSEWIRE_FAKE_GPU").is_ok_and(|it| it == "ptx");
+    if !is_emulated {
+        all(ranks, body);
+        return;
+    }
+    let results = run_threads(ranks, &options(), body);
+    let stopped = |it: &Result<()>| {
+        it.as_ref()
+            .is_err_and(|error| error.to_string().contains("CUDA_ERROR_LAUNCH_FAILED"))
+    };
+    assert!(results.iter().any(stopped), "{results:?}");
+}
+
 /// Returns the number of rounds: `usual` on the CPU and `usual / 25` on a GPU, because a launch
 /// takes longer on a GPU.
 fn rounds(usual: u64) -> u64 {

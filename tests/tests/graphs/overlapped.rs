@@ -10,7 +10,7 @@ use fusewire::{Communicator, DType, GraphExec, ReadyFlags, ReduceOp, Result, Str
 use fusewire_tests::device::{device, stream, tensor};
 use fusewire_tests::rng::Rng;
 
-use super::all;
+use super::{all, race};
 
 const COUNT: usize = 700;
 const CHUNK: usize = 256;
@@ -167,7 +167,7 @@ fn a_thousand_replays_consume_each_chunk_after_its_flag() {
 
 #[test]
 fn flags_that_are_not_cleared_give_stale_chunks() {
-    all(2, |comm| {
+    race(2, |comm| {
         let gather = Gather::new(&comm, true)?;
         let count = comm.chunks(COUNT, CHUNK);
         let (flags, raised) = (comm.ready_flags(count)?, comm.ready_flags(count)?);
@@ -257,7 +257,7 @@ fn a_thousand_replays_send_each_tile_after_its_arrival() {
 
 #[test]
 fn tiles_that_are_signalled_too_early_are_caught() {
-    all(2, |comm| {
+    race(2, |comm| {
         let wrong = scatter(&comm, true, 6)?;
         assert_eq!(wrong, 6);
         Ok(())

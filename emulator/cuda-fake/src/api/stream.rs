@@ -6,10 +6,12 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use fusewire::cpu;
+use fusewire_emulator::StreamOperation;
 
 use super::{export, put, put_if, with};
 use crate::core::capture::{self, Info};
-use crate::core::context::current;
+use crate::core::context::{Context, current};
+use crate::core::emulated;
 use crate::core::graph::{Callback, run};
 use crate::core::handles::EVENTS;
 use crate::core::memory;
@@ -74,13 +76,13 @@ fn create(out: *mut usize, flags: c_uint, priority: c_int) -> Result<()> {
     )
 }
 
-/// Enqueues a memory operation on a word of device memory. The stream calls `act` until it returns
-/// true.
+/// Enqueues a memory operation on a word of device memory. The stream calls `act` with its context
+/// and the word until it returns true.
 fn memory_operation(
     handle: usize,
     address: u64,
     write: bool,
-    act: impl Fn(&AtomicU32) -> bool + Send + Sync + 'static,
+    act: impl Fn(&Context, &AtomicU32) -> bool + Send + Sync + 'static,
 ) -> Result<()> {
     let context = current()?;
     let stream = find(&context, handle)?;
@@ -103,7 +105,7 @@ fn memory_operation(
             }
             // SAFETY: `address` is aligned, and `check` found its four bytes mapped. All writers of
             // a word that a stream waits for use atomic stores.
-            if act(unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
+            if act(&owner, unsafe { AtomicU32::from_ptr(address as *mut u32) }) {
                 break;
             }
             attempts = attempts.saturating_add(1);
@@ -128,8 +130,14 @@ export! {
             // reports as 0.
             _ => return Err(Status::NotSupported),
         };
-        memory_operation(handle, address, false, move |word| {
-            is_met(word.load(Ordering::Acquire), value)
+        memory_operation(handle, address, false, move |context, word| {
+            let seen = word.load(Ordering::Acquire);
+            let is_met = is_met(seen, value);
+            if is_met {
+                let waited = StreamOperation::Waited { address, value: seen };
+                emulated::execute_on_stream(context, waited);
+            }
+            is_met
         })
     }
 
@@ -137,8 +145,11 @@ export! {
         if flags > 1 {
             return Err(Status::InvalidValue);
         }
-        memory_operation(handle, address, true, move |word| {
-            word.store(value, Ordering::Release);
+        memory_operation(handle, address, true, move |context, word| {
+            let write = StreamOperation::Write { address, value };
+            if !emulated::execute_on_stream(context, write) {
+                word.store(value, Ordering::Release);
+            }
             true
         })
     }

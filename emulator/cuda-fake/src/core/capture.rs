@@ -14,6 +14,7 @@ use std::thread::{self, ThreadId};
 
 use fusewire::cpu;
 
+use super::emulated;
 use super::graph::Graph;
 use super::handles::{GRAPHS, STREAMS, fresh};
 use super::lock;
@@ -72,6 +73,12 @@ impl Capture {
                 && *other != stream
             {
                 recorder.wait_event(end).map_err(failed)?;
+                let devices = STREAMS.get(*other).zip(STREAMS.get(stream));
+                let order =
+                    devices.and_then(|(other, it)| emulated::order(other.context, it.context));
+                if let Some(order) = order {
+                    recorder.enqueue(order).map_err(failed)?;
+                }
             }
         }
         recorder.enqueue(command).map_err(failed)?;
@@ -448,7 +455,11 @@ pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Resu
         (Some(_), None) | (None, None) => {}
     }
     drop(captures);
-    submit(stream, cpu::Command::Wait(event.inner.clone())).map(drop)
+    submit(stream, cpu::Command::Wait(event.inner.clone()))?;
+    match emulated::order(event.context, stream.context) {
+        Some(order) => submit(stream, order).map(drop),
+        None => Ok(()),
+    }
 }
 
 /// Removes the capture state of a destroyed event.

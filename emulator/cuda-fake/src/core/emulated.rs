@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use fusewire::cpu::Grid;
+use fusewire::cpu::{Command, Grid};
 use fusewire_device::group::cpu::LaneContext;
 use fusewire_device::native::NativeEntry;
 use fusewire_emulator::{
     Config, Error, FaultKind, IdleTime, Launch, LaunchOrder, LoadedModule, Machine, Memory, Module,
-    Range, Replica, Route, Steps, Trips,
+    Range, Replica, Route, Steps, StreamOperation, Trips,
 };
 use serde_json::{Value, json};
 
 use super::context::Context;
+use super::handles::CONTEXTS;
 use super::kernel::Shape;
 use super::record::log_refusal;
-use super::settings::{settings, variable};
+use super::settings::{Execution, settings, variable};
 use super::{lock, memory};
 use crate::status::Status;
 
@@ -204,6 +205,34 @@ fn keep_fault(error: &Error) {
 /// Removes and returns the recorded errors, oldest first.
 pub(crate) fn take_faults() -> Vec<Error> {
     core::mem::take(&mut lock(&FAULTS))
+}
+
+/// Executes an operation of a stream of a context, if the emulator executes the kernels of this
+/// process. Returns false if it does not.
+pub(crate) fn execute_on_stream(context: &Context, operation: StreamOperation) -> bool {
+    if settings().execution != Execution::Ptx {
+        return false;
+    }
+    // SAFETY: the memory of the devices is accessed as in `Job::run`. All writers of a word that
+    // streams access use atomic stores.
+    if let Err(error) = unsafe { machine().execute_on_stream(context.device, operation) } {
+        log_refusal(&error.to_string());
+        context.fail(Status::IllegalAddress);
+    }
+    true
+}
+
+/// Returns a command that orders the launches of two contexts after a stream of `then` has waited
+/// for an event of `first`, or `None` if they belong to the same device.
+pub(crate) fn order(first: usize, then: usize) -> Option<Command> {
+    let (first, then) = (CONTEXTS.get(first)?, CONTEXTS.get(then)?);
+    let device = first.device;
+    (device != then.device).then(|| {
+        Command::Host(Arc::new(move || {
+            execute_on_stream(&then, StreamOperation::WaitedFor { device });
+            Ok(())
+        }))
+    })
 }
 
 /// A launch that the emulator executes.

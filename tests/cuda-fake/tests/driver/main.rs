@@ -4,6 +4,7 @@
 //! errors, crashes and environment variables.
 
 mod captures;
+mod devices;
 mod grid;
 mod memory;
 mod modules;

@@ -12,7 +12,8 @@ pub(crate) use cudarc::driver::sys::CUresult::*;
 /// Environment variable with the name of the test that a child process runs.
 const CHILD: &str = "CUDA_FAKE_TEST";
 
-/// Runs `body` in a child process that opens the fake as the driver. Returns the child's output, or
+/// Runs `body` in a child process that opens the fake as the driver. The names of variables get the
+/// prefix `FUSEWIRE_CUDA_FAKE_`, unless they begin with `FUSEWIRE_`. Returns the child's output, or
 /// `None` in the child.
 pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> Option<Output> {
     let name = name.split_once("::").map_or(name, |(_, name)| name);
@@ -28,7 +29,10 @@ pub(crate) fn run_child(name: &str, variables: &[(&str, &str)], body: fn()) -> O
         .env(CHILD, name)
         .env("LD_LIBRARY_PATH", folder.path());
     for (key, value) in variables {
-        command.env(format!("FUSEWIRE_CUDA_FAKE_{key}"), value);
+        match key.starts_with("FUSEWIRE_") {
+            true => command.env(key, value),
+            false => command.env(format!("FUSEWIRE_CUDA_FAKE_{key}"), value),
+        };
     }
     Some(command.output().unwrap())
 }
