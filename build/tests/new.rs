@@ -142,6 +142,38 @@ fn its_compiled_kernel_runs_on_emulated_gpus() {
     let race = race.unwrap_or_else(|| panic!("no race with line {write}: {text}"));
     assert!(race.contains("races with another thread"), "{text}");
     assert!(text.contains(&format!("(src/lib.rs:{read})")), "{text}");
+    // A barrier is missing between the writes and the reads of shared memory.
+    new.edit("    Ok(())\n", "    s.barrier()\n");
+    new.edit(
+        "    output: Out<f32>,\n",
+        "    output: Out<f32>,\n    zeros: Shared<f32, 64>,\n",
+    );
+    new.edit(
+        "Machine, Out, Session,",
+        "Group, Machine, Out, Session, Shared,",
+    );
+    let line = new.edit(
+        "    for index in block.elements_of_block(part.len()) {\n        let mut sum = 0.0;\n",
+        "    let lane = block.rank() as usize;\n    zeros.set(lane, 0.0);\n    \
+         for index in block.elements_of_block(part.len()) {\n        \
+         let mut sum = zeros.get((lane + 1) % 64);\n",
+    );
+    let (passed, text) = run();
+    assert!(!passed, "{text}");
+    let (write, read) = (line + 2, line + 4);
+    let race = format!("(src/lib.rs:{write})");
+    assert!(text.contains("the shared address"), "{text}");
+    assert!(
+        text.contains(&race) || text.contains(&format!("(src/lib.rs:{read})")),
+        "{text}"
+    );
+    // With it, the test passes.
+    new.edit(
+        "    zeros.set(lane, 0.0);\n",
+        "    zeros.set(lane, 0.0);\n    block.sync();\n",
+    );
+    let (passed, text) = run();
+    assert!(passed, "{text}");
 }
 
 #[test]

@@ -175,6 +175,61 @@ define float @fusewire_sqrt_f32(float %value) #0 {
   ret float %r
 }
 
+; ---- block-shared memory: plain. A read of memory that no lane has written, or that another lane
+; writes meanwhile, has some value: `freeze`.
+
+define i8 @fusewire_shared_read_8(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %v = load i8, ptr addrspace(3) %s, align 1
+  %r = freeze i8 %v
+  ret i8 %r
+}
+
+define i16 @fusewire_shared_read_16(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %v = load i16, ptr addrspace(3) %s, align 2
+  %r = freeze i16 %v
+  ret i16 %r
+}
+
+define i32 @fusewire_shared_read_32(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %v = load i32, ptr addrspace(3) %s, align 4
+  %r = freeze i32 %v
+  ret i32 %r
+}
+
+define i64 @fusewire_shared_read_64(ptr %at) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  %v = load i64, ptr addrspace(3) %s, align 8
+  %r = freeze i64 %v
+  ret i64 %r
+}
+
+define void @fusewire_shared_write_8(ptr %at, i8 %value) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  store i8 %value, ptr addrspace(3) %s, align 1
+  ret void
+}
+
+define void @fusewire_shared_write_16(ptr %at, i16 %value) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  store i16 %value, ptr addrspace(3) %s, align 2
+  ret void
+}
+
+define void @fusewire_shared_write_32(ptr %at, i32 %value) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  store i32 %value, ptr addrspace(3) %s, align 4
+  ret void
+}
+
+define void @fusewire_shared_write_64(ptr %at, i64 %value) #0 {
+  %s = addrspacecast ptr %at to ptr addrspace(3)
+  store i64 %value, ptr addrspace(3) %s, align 8
+  ret void
+}
+
 ; ---- payload: global memory, plain
 
 ; A pointer into global memory that lies in global memory; both address spaces are stated for the optimiser.

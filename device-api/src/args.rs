@@ -17,8 +17,6 @@ use core::marker::PhantomData;
 use bytemuck::Pod;
 
 use crate::arch::{RESERVED_BYTES, SHARED_BYTES};
-#[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
-use crate::element::DType;
 use crate::element::Element;
 use crate::faults::Faults;
 use crate::group::{Group, Machine};
@@ -562,21 +560,15 @@ use access::{load, store};
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]
 use access::{load as load_shared, store as store_shared};
 
-/// Loads an element of a block's shared memory. [`mem::read`](crate::mem::read) is for global
-/// memory. The access is volatile, because the memory may not have been written.
+/// Loads an element of a block's shared memory.
 ///
 /// # Safety
 /// `at` must be valid and aligned.
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn load_shared<T: Element>(at: *mut T) -> T {
-    // SAFETY: the precondition of this function. An element of two fields is read as one word.
-    unsafe {
-        match T::DTYPE {
-            DType::F32Index => T::from_bits(at.cast::<u64>().read_volatile()),
-            _ => at.read_volatile(),
-        }
-    }
+    // SAFETY: the precondition of this function.
+    T::from_bits(unsafe { crate::mem::read_shared(at.cast(), size_of::<T>()) })
 }
 
 /// Stores an element of a block's shared memory.
@@ -586,13 +578,8 @@ unsafe fn load_shared<T: Element>(at: *mut T) -> T {
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn store_shared<T: Element>(at: *mut T, value: T) {
-    // SAFETY: the precondition of this function. An element of two fields is written as one word.
-    unsafe {
-        match T::DTYPE {
-            DType::F32Index => at.cast::<u64>().write_volatile(value.to_bits()),
-            _ => at.write_volatile(value),
-        }
-    }
+    // SAFETY: the precondition of this function.
+    unsafe { crate::mem::write_shared(at.cast(), size_of::<T>(), value.to_bits()) };
 }
 
 /// Makes a struct from the words that an entry received. Called by `#[kernel]`.

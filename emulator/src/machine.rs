@@ -101,7 +101,7 @@ pub struct Machine {
 /// Work for the thread that runs the machine.
 #[derive(Debug)]
 enum Incoming {
-    Launch(Grid),
+    Launch(Box<Grid>),
     /// An operation of a stream of a device.
     Stream(u32, StreamOperation, Arc<Ticket>),
 }
@@ -183,7 +183,11 @@ impl Machine {
             grids.push(Grid::new(launch, module, &self.memory, id)?);
         }
         let tickets = grids.iter().map(|grid| Arc::clone(&grid.ticket)).collect();
-        self.enqueue(grids.into_iter().map(Incoming::Launch));
+        self.enqueue(
+            grids
+                .into_iter()
+                .map(|grid| Incoming::Launch(Box::new(grid))),
+        );
         Ok(tickets)
     }
 
@@ -227,7 +231,7 @@ impl Machine {
                     let detail = "the machine has panicked during another launch";
                     for work in lock(&self.incoming).drain(..) {
                         match work {
-                            Incoming::Launch(grid) => run.grids.push(grid),
+                            Incoming::Launch(grid) => run.grids.push(*grid),
                             Incoming::Stream(_, operation, ticket) => {
                                 ticket.finish(Err(operation.error(detail)));
                             }
@@ -279,7 +283,7 @@ impl Machine {
         let mut ended = false;
         for work in incoming.drain(..) {
             match work {
-                Incoming::Launch(grid) => run.begin(grid),
+                Incoming::Launch(grid) => run.begin(*grid),
                 Incoming::Stream(device, operation, ticket) => {
                     let result = operation.execute(device, &self.memory, run.shadow.as_mut());
                     ticket.finish(result.map(|()| Counts::default()));

@@ -6,6 +6,7 @@ use super::gpu::pair;
 use super::{Order, Scope};
 
 pub use super::gpu::{copy, drain, read, read_16, write, write_16};
+pub(crate) use super::gpu::{read_shared, write_shared};
 
 /// The shim's function for an order and a scope.
 macro_rules! scoped {

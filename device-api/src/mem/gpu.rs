@@ -1,5 +1,6 @@
-//! Payload on a GPU: plain accesses in the global address space, through the shim that
-//! `fusewire-build` links (`shims/*.ll`), so that the optimiser sees loads and stores.
+//! Payload on a GPU: plain accesses in the global address space or, for elements of
+//! [`Shared`](crate::Shared), in shared memory. They go through the shim that `fusewire-build`
+//! links (`shims/*.ll`), so that the optimiser sees loads and stores.
 
 use super::Policy;
 
@@ -17,6 +18,14 @@ unsafe extern "unadjusted" {
     fn fusewire_write_64(at: *mut u8, value: u64);
     fn fusewire_write_128(at: *mut u8, value: u128);
     fn fusewire_write_streaming(at: *mut u8, value: u128);
+    fn fusewire_shared_read_8(at: *const u8) -> u8;
+    fn fusewire_shared_read_16(at: *const u8) -> u16;
+    fn fusewire_shared_read_32(at: *const u8) -> u32;
+    fn fusewire_shared_read_64(at: *const u8) -> u64;
+    fn fusewire_shared_write_8(at: *mut u8, value: u8);
+    fn fusewire_shared_write_16(at: *mut u8, value: u16);
+    fn fusewire_shared_write_32(at: *mut u8, value: u32);
+    fn fusewire_shared_write_64(at: *mut u8, value: u64);
 }
 
 #[inline(always)]
@@ -86,6 +95,41 @@ pub unsafe fn write<T: Copy>(at: *mut T, value: T) {
                 _ => fusewire_write_128(to, from.cast::<u128>().read()),
             }
             done += unit::<T>();
+        }
+    }
+}
+
+/// Reads a word of 1, 2, 4 or 8 bytes in the block's shared memory. If no lane has written it, or
+/// if another lane writes it meanwhile, the word has some value.
+///
+/// # Safety
+/// `at` must be valid, aligned and in shared memory.
+#[inline(always)]
+pub(crate) unsafe fn read_shared(at: *const u8, bytes: usize) -> u64 {
+    // SAFETY: the precondition of this function.
+    unsafe {
+        match bytes {
+            1 => fusewire_shared_read_8(at).into(),
+            2 => fusewire_shared_read_16(at).into(),
+            4 => fusewire_shared_read_32(at).into(),
+            _ => fusewire_shared_read_64(at),
+        }
+    }
+}
+
+/// Writes the low bits of `value` to a word of 1, 2, 4 or 8 bytes in the block's shared memory.
+///
+/// # Safety
+/// `at` must be valid, aligned and in shared memory.
+#[inline(always)]
+pub(crate) unsafe fn write_shared(at: *mut u8, bytes: usize, value: u64) {
+    // SAFETY: the precondition of this function.
+    unsafe {
+        match bytes {
+            1 => fusewire_shared_write_8(at, value as u8),
+            2 => fusewire_shared_write_16(at, value as u16),
+            4 => fusewire_shared_write_32(at, value as u32),
+            _ => fusewire_shared_write_64(at, value),
         }
     }
 }

@@ -8,6 +8,7 @@ use core::arch::asm;
 use super::{Order, Scope};
 
 pub use super::gpu::{copy, drain, read, read_16, write, write_16};
+pub(crate) use super::gpu::{read_shared, write_shared};
 
 /// One instruction on a word in global memory: `$name` with its scope put between `$before` and
 /// `$after`.

@@ -112,8 +112,8 @@ fn gpus() -> (Gpu, Gpu, u64) {
     (first, second, flag)
 }
 
-/// Runs `body` with two devices, and checks that all launches succeed or, without `is_ordered`, that
-/// one fails because of a race.
+/// Runs `body` with two devices. All launches must succeed or, if `is_ordered` is false, one must
+/// fail because of a race.
 fn check(is_ordered: bool, body: fn(&Gpu, &Gpu, u64, bool)) {
     let (first, second, flag) = gpus();
     body(&first, &second, flag, is_ordered);
@@ -121,8 +121,8 @@ fn check(is_ordered: bool, body: fn(&Gpu, &Gpu, u64, bool)) {
     if is_ordered {
         assert_eq!(codes, [CUDA_SUCCESS; 2]);
     } else {
-        let failed = codes.iter().filter(|it| **it == CUDA_ERROR_LAUNCH_FAILED);
-        assert_eq!(failed.count(), 1, "{codes:?}");
+        let failed = |it: &&sys::CUresult| **it == CUDA_ERROR_LAUNCH_FAILED;
+        assert_eq!(codes.iter().filter(failed).count(), 1, "{codes:?}");
     }
 }
 
