@@ -446,7 +446,8 @@ impl<'a, T: Element, const N: usize> Shared<'a, T, N> {
     pub fn get(&self, index: usize) -> T {
         self.elements
             .at(index)
-            // SAFETY: `at` has checked the index; accesses to the array are relaxed.
+            // SAFETY: `at` has checked the index. The array is in shared memory. A race yields
+            // some value.
             .map_or(T::from_bits(0), |at| unsafe { load_shared(at) })
     }
 
@@ -563,7 +564,7 @@ use access::{load as load_shared, store as store_shared};
 /// Loads an element of a block's shared memory.
 ///
 /// # Safety
-/// `at` must be valid and aligned.
+/// `at` must be valid, aligned and in shared memory.
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn load_shared<T: Element>(at: *mut T) -> T {
@@ -574,7 +575,7 @@ unsafe fn load_shared<T: Element>(at: *mut T) -> T {
 /// Stores an element of a block's shared memory.
 ///
 /// # Safety
-/// `at` must be valid and aligned.
+/// `at` must be valid, aligned and in shared memory.
 #[cfg(any(target_arch = "nvptx64", target_arch = "amdgpu"))]
 #[inline(always)]
 unsafe fn store_shared<T: Element>(at: *mut T, value: T) {

@@ -434,11 +434,15 @@ impl Gpus {
     }
 
     /// Executes an operation of a stream of `device`, which orders launches. Kernels that are
-    /// running continue. Blocks until the operation has completed.
+    /// running continue: use [`IdleTime::Host`](crate::IdleTime::Host) for kernels that wait for
+    /// the operation. Returns false if the operation is a wait whose condition is not met.
+    ///
+    /// With [`LaunchOrder::Host`](crate::LaunchOrder::Host), launches that have ended need no
+    /// operation, so only the waits for running kernels matter.
     ///
     /// # Errors
     /// Fails if the address of the operation is not that of 4 aligned bytes of a buffer.
-    pub fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<()> {
+    pub fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<bool> {
         // SAFETY: as in `run`.
         self.keep(|| unsafe { self.machine.execute_on_stream(device, operation) })
     }

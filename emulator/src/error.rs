@@ -26,7 +26,7 @@ pub enum Error {
         /// The problem.
         detail: String,
     },
-    /// A stream executed an operation on memory that its device may not access.
+    /// An operation of a stream is invalid: its device may not access the memory, for example.
     #[error("{operation}: {detail}")]
     Stream {
         /// The operation and its address.

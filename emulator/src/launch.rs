@@ -42,21 +42,30 @@ pub struct Counts {
     pub trips: Option<Box<Trips>>,
 }
 
-/// The result of a launch, for the thread that waits for it.
-#[derive(Debug, Default)]
-pub(crate) struct Ticket {
-    result: Mutex<Option<Result<Counts>>>,
+/// The result of a launch or of an operation, for the thread that waits for it.
+#[derive(Debug)]
+pub(crate) struct Ticket<T> {
+    result: Mutex<Option<Result<T>>>,
     done: Condvar,
 }
 
-impl Ticket {
-    pub(crate) fn finish(&self, result: Result<Counts>) {
+impl<T> Default for Ticket<T> {
+    fn default() -> Self {
+        Self {
+            result: Mutex::default(),
+            done: Condvar::default(),
+        }
+    }
+}
+
+impl<T: Clone> Ticket<T> {
+    pub(crate) fn finish(&self, result: Result<T>) {
         *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
         self.done.notify_all();
     }
 
-    /// Returns the result, or `None` if the launch has not completed.
-    pub(crate) fn result(&self) -> Option<Result<Counts>> {
+    /// Returns the result, or `None` if the launch or operation has not completed.
+    pub(crate) fn result(&self) -> Option<Result<T>> {
         self.result
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -82,7 +91,7 @@ pub(crate) struct Grid {
     pub(crate) waiting: VecDeque<u64>,
     pub(crate) resident: Vec<Block>,
     pub(crate) counts: Counts,
-    pub(crate) ticket: Arc<Ticket>,
+    pub(crate) ticket: Arc<Ticket<Counts>>,
 }
 
 impl Grid {

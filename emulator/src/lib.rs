@@ -183,6 +183,6 @@ pub use launch::{Counts, Launch};
 pub use machine::{Config, IdleTime, Machine, Scheduler};
 pub use memory::{Memory, Range, Replica};
 pub use module::{Entry, KernelParam, LoadedModule, Module};
-pub use shadow::{LaunchOrder, MemoryModel};
-pub use stream::StreamOperation;
+pub use shadow::{LaunchOrder, Mark, MemoryModel};
+pub use stream::{Comparison, StreamOperation};
 pub use trips::{Bytes, Route, Step, Steps, Trips};

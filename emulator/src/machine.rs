@@ -103,7 +103,7 @@ pub struct Machine {
 enum Incoming {
     Launch(Box<Grid>),
     /// An operation of a stream of a device.
-    Stream(u32, StreamOperation, Arc<Ticket>),
+    Stream(u32, StreamOperation, Arc<Ticket<bool>>),
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -176,7 +176,7 @@ impl Machine {
         }
     }
 
-    fn submit(&self, launches: &[(Arc<LoadedModule>, Launch)]) -> Result<Vec<Arc<Ticket>>> {
+    fn submit(&self, launches: &[(Arc<LoadedModule>, Launch)]) -> Result<Vec<Arc<Ticket<Counts>>>> {
         let mut grids = Vec::new();
         for (module, launch) in launches {
             let id = self.launches.fetch_add(1, Ordering::Relaxed);
@@ -191,8 +191,9 @@ impl Machine {
         Ok(tickets)
     }
 
-    /// Executes an operation of a stream of `device`, and tells the memory model what it orders.
-    /// The launches that are running continue.
+    /// Executes an operation of a stream of `device`, and orders launches as it does. The launches
+    /// that are running continue. Returns false if the operation is a wait whose condition is not
+    /// met: the caller repeats it.
     ///
     /// # Errors
     /// Fails if `device` has no access to the address of the operation.
@@ -200,10 +201,14 @@ impl Machine {
     /// # Safety
     /// If the host or other programs access the address of the operation concurrently, they must do
     /// so with atomic operations.
-    pub unsafe fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<()> {
-        let ticket = Arc::<Ticket>::default();
+    pub unsafe fn execute_on_stream(
+        &self,
+        device: u32,
+        operation: StreamOperation,
+    ) -> Result<bool> {
+        let ticket = Arc::<Ticket<bool>>::default();
         self.enqueue([Incoming::Stream(device, operation, Arc::clone(&ticket))]);
-        self.wait(&ticket).map(drop)
+        self.wait(&ticket)
     }
 
     fn enqueue(&self, work: impl IntoIterator<Item = Incoming>) {
@@ -216,7 +221,7 @@ impl Machine {
 
     /// Runs the machine, or waits for the thread that does, until a launch or an operation has
     /// completed.
-    fn wait(&self, ticket: &Ticket) -> Result<Counts> {
+    fn wait<T: Clone>(&self, ticket: &Ticket<T>) -> Result<T> {
         loop {
             let turn = *lock(&self.turns);
             if let Some(result) = ticket.result() {
@@ -238,9 +243,10 @@ impl Machine {
                         }
                     }
                     run.abandon(detail);
-                    // The panic may have lost the ticket.
-                    let lost = || Err(Error::launch("of this thread", detail));
-                    return ticket.result().unwrap_or_else(lost);
+                    // The panic may have lost the work.
+                    if ticket.result().is_none() {
+                        ticket.finish(Err(Error::launch("(unknown)", detail)));
+                    }
                 }
                 Err(TryLockError::WouldBlock) => {
                     let turns = lock(&self.turns);
@@ -256,7 +262,7 @@ impl Machine {
         }
     }
 
-    fn run_until(&self, run: &mut Run, ticket: &Ticket) {
+    fn run_until<T: Clone>(&self, run: &mut Run, ticket: &Ticket<T>) {
         while ticket.result().is_none() {
             let mut ended = false;
             self.memory.hold(&mut || {
@@ -286,7 +292,7 @@ impl Machine {
                 Incoming::Launch(grid) => run.begin(*grid),
                 Incoming::Stream(device, operation, ticket) => {
                     let result = operation.execute(device, &self.memory, run.shadow.as_mut());
-                    ticket.finish(result.map(|()| Counts::default()));
+                    ticket.finish(result);
                     ended = true;
                 }
             }

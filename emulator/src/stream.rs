@@ -1,57 +1,91 @@
-//! Operations of streams that wait for memory or other devices, or write memory.
+//! Operations of streams that wait for memory or other streams, or write memory.
 
+use core::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::memory::{Memory, View, load, store};
 use crate::program::Order;
-use crate::shadow::Shadow;
+use crate::shadow::{Mark, Shadow};
 
-/// An operation of a stream that orders launches.
+/// An operation of a stream that orders launches. The page `docs/memory-model.md` of the project
+/// defines the order.
 #[non_exhaustive]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum StreamOperation {
-    /// The stream has waited until the 4 bytes at `address` had the value `value`
-    /// (`cuStreamWaitValue32`). What the write of this value releases happens before the launches
-    /// of the device that follow.
-    Waited {
+    /// Waits until the 4 bytes at `address` meet a condition (`cuStreamWaitValue32`). What the
+    /// write of their value releases happens before the launches of the device that follow.
+    Wait {
         /// A multiple of 4.
         address: u64,
-        /// The value of the bytes after the wait.
+        /// Comparison of the bytes with `value`.
+        comparison: Comparison,
+        /// The right side of the comparison.
         value: u32,
     },
-    /// The stream writes the 4 bytes at `address` (`cuStreamWriteValue32`). The launches of the
-    /// device that have ended happen before threads that acquire the value.
+    /// Writes the 4 bytes at `address` (`cuStreamWriteValue32`). The launches of the device that
+    /// have ended happen before threads that acquire the value.
     Write {
         /// A multiple of 4.
         address: u64,
         /// The new value.
         value: u32,
     },
-    /// The stream has waited for an event of another device (`cuStreamWaitEvent`). The launches of
-    /// that device that have ended happen before the launches of the device that follow.
-    WaitedFor {
-        /// Number of the other device.
-        device: u32,
-    },
+    /// Records an event (`cuEventRecord`): the launches of the device that have ended.
+    Record(Mark),
+    /// Waits for an event that a stream of another device has recorded (`cuStreamWaitEvent`). Its
+    /// launches happen before the launches of the device that follow. An event that has not been
+    /// recorded orders nothing.
+    WaitFor(Mark),
+}
+
+/// A condition of a [`StreamOperation::Wait`].
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    /// The word is greater or equal, where words that differ by less than 2³¹ count as ordered
+    /// (`CU_STREAM_WAIT_VALUE_GEQ`).
+    AtLeast,
+    /// The words are equal (`CU_STREAM_WAIT_VALUE_EQ`).
+    Equal,
+    /// The words have a bit in common (`CU_STREAM_WAIT_VALUE_AND`).
+    CommonBit,
+}
+
+impl Comparison {
+    /// Compares the word `word` in memory with `value`.
+    pub fn is_met(self, word: u32, value: u32) -> bool {
+        match self {
+            Self::AtLeast => word.wrapping_sub(value) as i32 >= 0,
+            Self::Equal => word == value,
+            Self::CommonBit => word & value != 0,
+        }
+    }
 }
 
 impl StreamOperation {
-    /// Executes the operation for a stream of `device`. Must be called within [`Memory::hold`].
+    /// Executes the operation for a stream of `device`. Returns false if it is a wait whose
+    /// condition is not met. Must be called within [`Memory::hold`].
     pub(crate) fn execute(
-        self,
+        &self,
         device: u32,
         memory: &Arc<dyn Memory>,
         shadow: Option<&mut Shadow>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let (address, write) = match self {
-            Self::Waited { address, .. } => (address, false),
-            Self::Write { address, .. } => (address, true),
-            Self::WaitedFor { device: other } => {
+            Self::Wait { address, .. } => (*address, false),
+            Self::Write { address, .. } => (*address, true),
+            Self::Record(mark) => {
                 if let Some(shadow) = shadow {
-                    shadow.order(other, device);
+                    shadow.record(device, mark);
                 }
-                return Ok(());
+                return Ok(true);
+            }
+            Self::WaitFor(mark) => {
+                if let Some(shadow) = shadow {
+                    shadow.wait_for(device, mark);
+                }
+                return Ok(true);
             }
         };
         if !address.is_multiple_of(4) {
@@ -61,26 +95,33 @@ impl StreamOperation {
         view.check(address, 4, write)
             .map_err(|detail| self.error(&detail))?;
         let place = view.place(address);
-        match (self, shadow) {
-            (Self::Waited { value, .. }, Some(shadow)) => {
-                shadow.acquire_word(device, place, value);
-            }
-            (Self::Write { value, .. }, shadow) => {
-                // SAFETY: `check` has found the bytes, which are mapped within `Memory::hold`.
-                let before = unsafe { load(address, 4, Order::Weak) };
+        // SAFETY: `check` has found the aligned bytes, which are mapped within `Memory::hold`.
+        let word = unsafe { load(address, 4, Order::Acquire) } as u32;
+        match self {
+            Self::Wait {
+                comparison, value, ..
+            } => {
+                if !comparison.is_met(word, *value) {
+                    return Ok(false);
+                }
                 if let Some(shadow) = shadow {
-                    shadow.release_word(device, place, before as u32, value);
+                    shadow.acquire_word(device, place, word);
+                }
+            }
+            Self::Write { value, .. } => {
+                if let Some(shadow) = shadow {
+                    shadow.release_word(device, place, word, *value);
                 }
                 // SAFETY: as above, and the device may write the bytes.
-                unsafe { store(address, 4, Order::Release, value.into()) };
+                unsafe { store(address, 4, Order::Release, (*value).into()) };
             }
-            _ => {}
+            Self::Record(_) | Self::WaitFor(_) => {}
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Returns an error of the operation.
-    pub(crate) fn error(self, detail: &str) -> Error {
+    pub(crate) fn error(&self, detail: &str) -> Error {
         Error::Stream {
             operation: self.to_string(),
             detail: detail.to_owned(),
@@ -88,12 +129,13 @@ impl StreamOperation {
     }
 }
 
-impl core::fmt::Display for StreamOperation {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for StreamOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Waited { address, .. } => write!(f, "wait of a stream for the word {address:#x}"),
+            Self::Wait { address, .. } => write!(f, "wait of a stream for the word {address:#x}"),
             Self::Write { address, .. } => write!(f, "write of a stream to the word {address:#x}"),
-            Self::WaitedFor { device } => write!(f, "wait of a stream for device {device}"),
+            Self::Record(_) => f.write_str("record of an event"),
+            Self::WaitFor(_) => f.write_str("wait of a stream for an event"),
         }
     }
 }

@@ -11,7 +11,7 @@ use common::{
     HEADER, expect_fault, expect_hang, impatient, kernel, kernel_text, line_of, module, write_u32,
 };
 use fusewire_emulator::{
-    Config, Error, FaultKind, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Memory,
+    Config, Error, FaultKind, Gpus, IdleTime, Kernel, Launch, LoadedModule, Machine, Mark, Memory,
     Module, Range, Replica, Scheduler, StreamOperation,
 };
 
@@ -761,13 +761,13 @@ fn launches_after_a_panic_fail() {
         let again = scope.spawn(run).join().expect("no second panic");
         let text = again.expect_err("the machine is unusable").to_string();
         assert!(text.contains("panicked during another launch"), "{text}");
-        let operation = StreamOperation::WaitedFor { device: 1 };
+        let operation = StreamOperation::WaitFor(Mark::default());
         // SAFETY: the operation accesses no memory.
         let result = unsafe { machine.execute_on_stream(0, operation) };
         let text = result.expect_err("the machine is unusable").to_string();
         assert_eq!(
             text,
-            "wait of a stream for device 1: the machine has panicked during another launch"
+            "wait of a stream for an event: the machine has panicked during another launch"
         );
     });
 }

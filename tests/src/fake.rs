@@ -135,6 +135,14 @@ impl Fake {
         Self::text(|buffer, bytes| unsafe { query(kernel.as_ptr(), buffer, bytes) })
     }
 
+    /// Returns the errors of emulated launches.
+    pub fn faults(&self) -> String {
+        let query: unsafe extern "C" fn(*mut c_char, usize) -> usize =
+            self.find("fusewireCudaFakeFaults");
+        // SAFETY: `text` passes null or a buffer of `bytes` writable bytes.
+        Self::text(|buffer, bytes| unsafe { query(buffer, bytes) })
+    }
+
     /// Makes the `nth` subsequent call of the driver function `name` return the error `code`. `nth`
     /// is 1 for the next call; 0 removes the failures of the function that have not occurred.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {

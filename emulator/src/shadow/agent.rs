@@ -130,9 +130,12 @@ impl Agent {
             return;
         }
         let same = |(it, old): &&mut (Bounds, Arc<Release>)| {
-            *it == at && old.by == release.by && old.scope == release.scope
+            *it == at
+                && old.by == release.by
+                && old.scope == release.scope
+                && old.by.thread != Thread::HOST
         };
-        // A later release of a thread includes an earlier one.
+        // A later release of a thread includes an earlier one. Streams are not one thread.
         match self.observed.iter_mut().find(same) {
             Some((_, old)) if old.knowledge.includes(&release.knowledge) => {}
             Some((_, old)) => old.clone_from(release),

@@ -54,7 +54,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    const HOST: Self = Self {
+    pub(super) const HOST: Self = Self {
         strong: Some(Scope::Sys),
         alias: false,
         constant: false,
@@ -80,6 +80,12 @@ pub(super) struct Version {
     pub(super) releases: Vec<Arc<Release>>,
     /// The writer's knowledge at a strong write.
     pub(super) trail: Option<Arc<Knowledge>>,
+}
+
+impl Version {
+    fn is_by_stream(&self) -> bool {
+        self.writer.thread == Thread::HOST && !self.releases.is_empty()
+    }
 }
 
 /// The last reads of lanes of a warp.
@@ -308,12 +314,12 @@ impl Cells {
         self.pages.len()
     }
 
-    /// Removes the cells whose accesses all satisfy a condition.
+    /// Removes the cells whose accesses all satisfy a condition, unless a stream has written them.
     pub(super) fn forget(&mut self, is_old: impl Fn(u32) -> bool) {
         let is_old = |cell: &Cell| {
             cell.versions
                 .iter()
-                .all(|it| is_old(it.writer.thread.block))
+                .all(|it| is_old(it.writer.thread.block) && !it.is_by_stream())
                 && cell.reads.iter().all(|it| is_old(it.block))
         };
         let mut pages: Vec<_> = core::mem::take(&mut self.pages)

@@ -20,6 +20,7 @@ use crate::row::lanes;
 
 pub(crate) use self::agent::{Agent, Gathered, Gathering};
 pub(crate) use self::cell::{Cells, Kind, Place};
+pub use self::stream::Mark;
 
 /// The values that loads return, and the checks of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,6 +101,8 @@ pub(crate) struct World {
     /// Events before launches that start now, for each device. With [`LaunchOrder::Host`], only
     /// device 0 has an entry.
     ended: HashMap<u32, Arc<Knowledge>>,
+    /// Number of times that all accesses have been removed.
+    cleared: u64,
     random: Random,
     pub(crate) round: u64,
     /// Releases by sequentially consistent fences, which later ones acquire.
@@ -204,6 +207,7 @@ impl Shadow {
             first_blocks: HashMap::new(),
             completed: HashMap::new(),
             ended: HashMap::new(),
+            cleared: 0,
             random: Random::new(seed ^ 0x5eed),
             round: 0,
             sequential: Vec::new(),
@@ -256,6 +260,7 @@ impl Shadow {
         // Without order between devices, later launches can race with those that have ended.
         let ordered = world.order == LaunchOrder::Host || world.blocks.len() > MANY_BLOCKS;
         if world.starts.is_empty() && ordered {
+            world.cleared += 1;
             world.ended.clear();
             world.blocks.truncate(1);
             world.sequential.clear();

@@ -1,10 +1,10 @@
 //! Order by operations of streams. A stream is a thread that belongs to no device: its operations
 //! are strong, and have the scope of the system.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Shadow;
-use super::cell::{Bytes, Place, Version, bits};
+use super::cell::{Bytes, Kind, Place, Read, bits};
 use super::clock::{Knowledge, Thread};
 use super::release::{Position, Release};
 use crate::program::Scope;
@@ -14,6 +14,24 @@ const STREAM: Position = Position {
     device: u32::MAX,
 };
 
+/// The number of times that the shadow had been cleared, and the events before the mark.
+type Recorded = (u64, Arc<Knowledge>);
+
+/// A point in the work of a stream, as an event of CUDA. Clones are the same mark.
+#[derive(Clone, Debug, Default)]
+pub struct Mark(Arc<Mutex<Option<Recorded>>>);
+
+impl Mark {
+    fn replace(&self, recorded: Recorded) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
+    }
+
+    fn get(&self) -> Option<Recorded> {
+        let recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.clone()
+    }
+}
+
 /// Returns the bytes of a word in its cell, and the position of its lowest bit.
 fn word(place: Place) -> (Bytes, u32) {
     let shift = (place.offset % 8) as u32;
@@ -21,25 +39,32 @@ fn word(place: Place) -> (Bytes, u32) {
 }
 
 impl Shadow {
-    /// Orders the ended launches of a device before later launches of another one.
-    pub(crate) fn order(&mut self, first: u32, then: u32) {
-        let knowledge = self.world.ended(first);
-        self.world.add_ended(then, &knowledge);
+    /// Sets a mark after the ended launches of a device.
+    pub(crate) fn record(&mut self, device: u32, mark: &Mark) {
+        mark.replace((self.world.cleared, self.world.ended(device)));
     }
 
-    /// Acquires the newest write of `value` to a word, for later launches of `device`.
-    pub(crate) fn acquire_word(&mut self, device: u32, place: Place, value: u32) {
+    /// Orders what is before a mark before later launches of a device.
+    pub(crate) fn wait_for(&mut self, device: u32, mark: &Mark) {
+        // Accesses before the shadow was cleared are forgotten, so they need no order.
+        if let Some((cleared, knowledge)) = mark.get()
+            && cleared == self.world.cleared
+        {
+            self.world.add_ended(device, &knowledge);
+        }
+    }
+
+    /// Acquires the value of a word, `memory`, for later launches of `device`.
+    pub(crate) fn acquire_word(&mut self, device: u32, place: Place, memory: u32) {
         let (bytes, shift) = word(place);
         let cell = self.global.cell(place);
-        let is_read = |it: &&Version| {
-            it.bytes & bytes != 0 && (it.content & bits(bytes)) >> shift == u64::from(value)
-        };
-        let Some(version) = cell.versions.iter().rev().find(is_read) else {
-            return;
-        };
+        cell.observe(bytes, u64::from(memory) << shift);
+        let version = &cell.versions[cell.newest_of(bytes)];
         let writer = self.world.position(version.writer.thread);
-        let strong = version.kind.strong;
-        if version.bytes != bytes || !strong.is_some_and(|it| STREAM.mutual(Scope::Sys, writer, it))
+        let is_strong = |scope| STREAM.mutual(Scope::Sys, writer, scope);
+        if version.bytes != bytes
+            || version.kind.alias
+            || !version.kind.strong.is_some_and(is_strong)
         {
             return;
         }
@@ -52,6 +77,18 @@ impl Shadow {
                 knowledge.join(&release.knowledge);
             }
         }
+        // Later accesses of the word are ordered after the write that the stream has read.
+        let seen = version.order;
+        cell.add_floor(Read {
+            block: Thread::HOST.block,
+            warp: 0,
+            lanes: 1,
+            time: 0,
+            kind: Kind::HOST,
+            bytes,
+            pc: 0,
+            seen,
+        });
         self.world.add_ended(device, &Arc::new(knowledge));
     }
 

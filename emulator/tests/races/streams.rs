@@ -1,9 +1,9 @@
 //! Waits and writes of streams order launches.
 
-use core::time::Duration;
 use std::thread;
+use std::time::Instant;
 
-use fusewire_emulator::{Buffer, Module, StreamOperation};
+use fusewire_emulator::{Buffer, Comparison, Mark, Module, StreamOperation};
 
 use super::*;
 
@@ -19,8 +19,21 @@ fn device_configs() -> impl Iterator<Item = Config> {
 
 /// Waits until the first word of a buffer has a value.
 fn wait_for(buffer: &Buffer, value: u32) {
+    let start = Instant::now();
     while buffer.read_u32()[0] != value {
+        assert!(
+            start.elapsed().as_secs() < 60,
+            "no kernel has written {value}"
+        );
         thread::yield_now();
+    }
+}
+
+fn wait(flag: &Buffer, comparison: Comparison, value: u32) -> StreamOperation {
+    StreamOperation::Wait {
+        address: flag.address(),
+        comparison,
+        value,
     }
 }
 
@@ -49,8 +62,8 @@ fn run_after_wait(config: Config, raise: &str, waits: bool) -> Result<(), Error>
         let running = scope.spawn(move || gpus.run(&[writer]));
         wait_for(&flag, 7);
         if waits {
-            let address = flag.address();
-            gpus.execute_on_stream(1, StreamOperation::Waited { address, value: 7 })?;
+            assert!(!gpus.execute_on_stream(1, wait(&flag, Comparison::Equal, 6))?);
+            assert!(gpus.execute_on_stream(1, wait(&flag, Comparison::AtLeast, 6))?);
         }
         let result = gpus.run(&[launch(&on_flag(READ), 1)]);
         end.write(&1_u64.to_le_bytes());
@@ -124,6 +137,7 @@ fn a_write_of_a_stream_releases_ended_launches() {
         move |gpus: &Gpus, flag: &Buffer| {
             let address = flag.address();
             gpus.execute_on_stream(device, StreamOperation::Write { address, value: 7 })
+                .map(drop)
         }
     };
     for config in device_configs() {
@@ -158,27 +172,156 @@ fn a_write_of_a_stream_releases_ended_launches() {
     }
 }
 
+/// Events order the launches before their record, and no later ones.
 #[test]
 fn an_event_orders_launches_of_two_devices() {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Recorded {
+        After,
+        Before,
+        Never,
+        OnAnotherDevice,
+    }
     let write = on_flag("st.global.u32 [%in0], 1;");
     for config in device_configs() {
-        for (device, races) in [(None, true), (Some(0), false), (Some(2), true)] {
+        for recorded in [
+            Recorded::After,
+            Recorded::Before,
+            Recorded::Never,
+            Recorded::OnAnotherDevice,
+        ] {
             let gpus = Gpus::new(config.clone());
             let data = gpus.allocate(0, 8);
             let launch = |device| {
                 let kernel = Kernel::new(&write, "k").device(device);
-                kernel.arg(&data).arg(&data).arg(&data)
+                gpus.run(&[kernel.arg(&data).arg(&data).arg(&data)])
             };
-            gpus.run(&[launch(0)]).unwrap();
-            if let Some(device) = device {
-                gpus.execute_on_stream(1, StreamOperation::WaitedFor { device })
-                    .unwrap();
+            let mark = Mark::default();
+            let on_stream = |device, operation| {
+                assert!(gpus.execute_on_stream(device, operation).unwrap());
+            };
+            if recorded == Recorded::Before {
+                on_stream(0, StreamOperation::Record(mark.clone()));
             }
-            match gpus.run(&[launch(1)]) {
-                result if races => assert_eq!(expect_fault(result).kind, FaultKind::Race),
-                result => drop(result.unwrap()),
+            launch(0).unwrap();
+            match recorded {
+                Recorded::After => on_stream(0, StreamOperation::Record(mark.clone())),
+                Recorded::OnAnotherDevice => on_stream(2, StreamOperation::Record(mark.clone())),
+                Recorded::Before | Recorded::Never => {}
+            }
+            on_stream(1, StreamOperation::WaitFor(mark));
+            match launch(1) {
+                Ok(_) => assert!(recorded == Recorded::After),
+                result => {
+                    assert_eq!(expect_fault(result).kind, FaultKind::Race);
+                    assert!(recorded != Recorded::After);
+                }
             }
         }
+    }
+}
+
+/// A thread reads flags that the streams of two devices have raised, then executes one fence.
+#[test]
+fn a_fence_acquires_the_writes_of_two_streams() {
+    let write = kernel(1, "st.global.u32 [%in0], 1; ret;");
+    // The reader stores what it has seen plus 1.
+    let code = "LOOP: ld.relaxed.sys.global.u32 %r1, [%in1]; add.u32 %r2, %r1, 1;
+        st.relaxed.sys.global.u32 [%in0], %r2; setp.ne.u32 %p0, %r1, 2; @%p0 bra LOOP;
+        fence.acq_rel.sys; ld.global.u32 %r0, [%in2]; ld.global.u32 %r1, [%in3]; ret;";
+    for (config, writes) in device_configs().flat_map(|it| [(it.clone(), true), (it, false)]) {
+        let gpus = &Gpus::new(config);
+        let [first, second, flag, seen] = [(); 4].map(|()| gpus.allocate(0, 8));
+        let reader = Kernel::new(&kernel(4, code), "k").device(2);
+        let reader = reader.arg(&seen).arg(&flag).arg(&first).arg(&second);
+        let result = thread::scope(|scope| {
+            let running = scope.spawn(move || gpus.run(&[reader]));
+            wait_for(&seen, 1);
+            for (device, data, value) in [(0, &first, 1), (1, &second, 2)] {
+                let kernel = Kernel::new(&write, "k").device(device).arg(data);
+                gpus.run(&[kernel]).unwrap();
+                let address = flag.address();
+                if writes || device == 1 {
+                    gpus.execute_on_stream(device, StreamOperation::Write { address, value })
+                        .unwrap();
+                    wait_for(&seen, value + 1);
+                }
+            }
+            running.join().expect("the thread has not panicked")
+        });
+        match result {
+            Ok(_) => assert!(writes),
+            result => {
+                assert_eq!(expect_fault(result).kind, FaultKind::Race);
+                assert!(!writes);
+            }
+        }
+    }
+}
+
+/// A flag that a `multimem` instruction raises: the alias proxy is not that of streams.
+#[test]
+fn a_wait_does_not_acquire_a_write_of_the_alias_proxy() {
+    let code = "st.global.u32 [%in0], 1; multimem.red.release.sys.global.add.u32 [%in1], 7; ret;";
+    for config in device_configs() {
+        let gpus = Gpus::new(config);
+        let [data, flag] = [(); 2].map(|()| gpus.allocate(0, 8));
+        let object = gpus.multicast(&[&flag]);
+        let writer = Kernel::new(&kernel(2, code), "k").device(0);
+        gpus.run(&[writer.arg(&data).arg(&object)]).unwrap();
+        assert!(
+            gpus.execute_on_stream(1, wait(&flag, Comparison::CommonBit, 4))
+                .unwrap()
+        );
+        let reader = Kernel::new(&kernel(1, "ld.global.u32 %r0, [%in0]; ret;"), "k").device(1);
+        assert_eq!(
+            expect_fault(gpus.run(&[reader.arg(&data)])).kind,
+            FaultKind::Race
+        );
+    }
+}
+
+/// After a stream has waited for a flag, kernels may access it without order.
+#[test]
+fn a_flag_that_a_stream_has_seen_may_be_cleared() {
+    let raise = kernel(
+        1,
+        "fence.acq_rel.sys; st.relaxed.sys.global.u32 [%in0], 7; ret;",
+    );
+    let clear = kernel(1, "st.global.u32 [%in0], 0; ret;");
+    for (config, waits) in device_configs().flat_map(|it| [(it.clone(), true), (it, false)]) {
+        let gpus = Gpus::new(config);
+        let flag = gpus.allocate(0, 8);
+        gpus.run(&[Kernel::new(&raise, "k").arg(&flag)]).unwrap();
+        if waits {
+            assert!(
+                gpus.execute_on_stream(1, wait(&flag, Comparison::Equal, 7))
+                    .unwrap()
+            );
+        }
+        match gpus.run(&[Kernel::new(&clear, "k").device(1).arg(&flag)]) {
+            Ok(_) => assert!(waits),
+            result => {
+                assert_eq!(expect_fault(result).kind, FaultKind::Race);
+                assert!(!waits);
+            }
+        }
+    }
+}
+
+#[test]
+fn comparisons_of_words() {
+    for (comparison, word, value, is_met) in [
+        (Comparison::AtLeast, 5, 5, true),
+        (Comparison::AtLeast, 4, 5, false),
+        (Comparison::AtLeast, 1, u32::MAX, true),
+        (Comparison::AtLeast, u32::MAX, 1, false),
+        (Comparison::Equal, 4, 4, true),
+        (Comparison::Equal, 5, 4, false),
+        (Comparison::CommonBit, 6, 2, true),
+        (Comparison::CommonBit, 6, 9, false),
+    ] {
+        assert_eq!(comparison.is_met(word, value), is_met, "{comparison:?}");
     }
 }
 
@@ -187,38 +330,33 @@ fn operations_of_streams_check_their_address() {
     for memory in [MemoryModel::Unchecked, MemoryModel::Checked] {
         let gpus = Gpus::new(Config {
             memory,
-            hang_after: Duration::from_secs(10),
             ..Config::default()
         });
         let word = gpus.allocate(0, 4);
+        let write =
+            |address, value| gpus.execute_on_stream(1, StreamOperation::Write { address, value });
         let address = word.address();
-        gpus.execute_on_stream(0, StreamOperation::Write { address, value: 3 })
-            .unwrap();
-        assert_eq!(word.read_u32(), [3]);
-        let text = |address, value| {
-            let operation = StreamOperation::Write { address, value };
-            let result = gpus.execute_on_stream(1, operation);
-            result.unwrap_err().to_string()
-        };
-        let start = format!("write of a stream to the word {:#x}: ", address + 2);
-        let text = [text(address + 2, 4), text(address + 4, 4)];
+        assert!(write(address, 3).unwrap());
+        let text = |result: Result<bool, Error>| result.unwrap_err().to_string();
         assert_eq!(
-            text[0],
-            format!("{start}{:#x} is not a multiple of 4", address + 2)
+            text(write(address + 2, 4)),
+            format!(
+                "write of a stream to the word {0:#x}: {0:#x} is not a multiple of 4",
+                address + 2
+            )
         );
-        assert!(text[1].contains("is accessible to device 1"), "{}", text[1]);
-        let operation = StreamOperation::Waited {
-            address: 4,
-            value: 0,
-        };
-        let text = gpus
-            .execute_on_stream(0, operation)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.starts_with("wait of a stream for the word 0x4: reads"),
-            "{text}"
-        );
+        let missing = text(write(address + 4, 4));
+        assert!(missing.contains("is accessible to device 1"), "{missing}");
+        let missing = text(gpus.execute_on_stream(
+            0,
+            StreamOperation::Wait {
+                address: 4,
+                comparison: Comparison::Equal,
+                value: 0,
+            },
+        ));
+        let start = "wait of a stream for the word 0x4: reads";
+        assert!(missing.starts_with(start), "{missing}");
         assert_eq!(word.read_u32(), [3]);
     }
 }

@@ -182,3 +182,17 @@ pub unsafe extern "C" fn fusewireCudaFakeTrips(
     unsafe { super::device::write_text(buffer, bytes, &trips) };
     trips.len()
 }
+
+/// Writes the errors of launches that the emulator has recorded. Returns the length of the text.
+///
+/// # Safety
+/// `buffer` must be null or have `bytes` writable bytes.
+#[cfg_attr(feature = "exports", unsafe(no_mangle))]
+#[allow(unreachable_pub)]
+pub unsafe extern "C" fn fusewireCudaFakeFaults(buffer: *mut c_char, bytes: usize) -> usize {
+    let faults = emulated::faults();
+    // SAFETY: the caller guarantees that `buffer` is null or has `bytes` writable bytes, as
+    // `write_text` requires.
+    unsafe { super::device::write_text(buffer, bytes, &faults) };
+    faults.len()
+}

@@ -6,7 +6,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use fusewire::cpu;
-use fusewire_emulator::StreamOperation;
+use fusewire_emulator::{Comparison, StreamOperation};
 
 use super::{export, put, put_if, with};
 use crate::core::capture::{self, Info};
@@ -122,22 +122,19 @@ fn memory_operation(
 
 export! {
     fn cuStreamWaitValue32_v2(handle: usize, address: u64, value: u32, flags: c_uint) {
-        let is_met: fn(u32, u32) -> bool = match flags {
-            0 => |word, value| word.wrapping_sub(value) as i32 >= 0,
-            1 => |word, value| word == value,
-            2 => |word, value| word & value != 0,
+        let comparison = match flags {
+            0 => Comparison::AtLeast,
+            1 => Comparison::Equal,
+            2 => Comparison::CommonBit,
             // NOR (3) and the flush of remote writes (1 << 30) need device attributes that the fake
             // reports as 0.
             _ => return Err(Status::NotSupported),
         };
         memory_operation(handle, address, false, move |context, word| {
-            let seen = word.load(Ordering::Acquire);
-            let is_met = is_met(seen, value);
-            if is_met {
-                let waited = StreamOperation::Waited { address, value: seen };
-                emulated::execute_on_stream(context, waited);
-            }
-            is_met
+            let wait = StreamOperation::Wait { address, comparison, value };
+            // The emulator repeats the comparison while no kernel executes.
+            comparison.is_met(word.load(Ordering::Acquire), value)
+                && emulated::execute_on_stream(context, wait).unwrap_or(true)
         })
     }
 
@@ -147,7 +144,7 @@ export! {
         }
         memory_operation(handle, address, true, move |context, word| {
             let write = StreamOperation::Write { address, value };
-            if !emulated::execute_on_stream(context, write) {
+            if emulated::execute_on_stream(context, write).is_none() {
                 word.store(value, Ordering::Release);
             }
             true

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
 use fusewire::cpu;
+use fusewire_emulator::{Mark, StreamOperation};
 
 use super::emulated;
 use super::graph::Graph;
@@ -35,6 +36,18 @@ pub(crate) struct EventRecord {
     pub(crate) timed: bool,
     pub(crate) inner: cpu::CpuEvent,
     pub(crate) recorded: AtomicBool,
+    /// The last record, for the emulator.
+    pub(crate) mark: Mutex<Mark>,
+}
+
+/// The end of a node of a capture.
+#[derive(Debug)]
+struct End {
+    /// The stream that recorded the node.
+    stream: usize,
+    context: usize,
+    event: cpu::CpuEvent,
+    mark: Mark,
 }
 
 /// An active capture.
@@ -47,49 +60,81 @@ struct Capture {
     /// Start of the graph. Branches wait for this event instead of for earlier work of the origin
     /// stream.
     start: cpu::CpuEvent,
+    start_mark: Mark,
     /// Recording streams of the capture's other streams, by stream handle.
     branches: BTreeMap<usize, cpu::CpuStream>,
     graph: Arc<Graph>,
     invalid: bool,
     /// Nodes of the graph. The value is true if another node depends on the node.
     nodes: BTreeMap<usize, bool>,
-    /// For each node, the stream that recorded it and the event after it.
-    ends: BTreeMap<usize, (usize, cpu::CpuEvent)>,
+    ends: BTreeMap<usize, End>,
 }
 
 impl Capture {
-    /// Records work of `stream` that depends on the nodes `before`. Returns the node of the work.
-    fn push(&mut self, stream: usize, before: &[usize], command: cpu::Command) -> Result<usize> {
+    /// Records commands of `stream` that depend on the nodes `before`. Returns their node.
+    fn push(
+        &mut self,
+        stream: &Stream,
+        before: &[usize],
+        commands: impl IntoIterator<Item = cpu::Command>,
+    ) -> Result<usize> {
         let failed = |_| Status::Unknown;
-        if stream != self.origin && !self.branches.contains_key(&stream) {
+        let add = |recorder: &cpu::CpuStream, command: Option<cpu::Command>| {
+            command.map_or(Ok(()), |it| recorder.enqueue(it).map(drop).map_err(failed))
+        };
+        let note = |operation| emulated::note(stream.context, operation);
+        if stream.handle != self.origin && !self.branches.contains_key(&stream.handle) {
             let branch = cpu::CpuStream::new();
             branch.wait_event(&self.start).map_err(failed)?;
             branch.branch();
-            self.branches.insert(stream, branch);
+            let after_start = StreamOperation::WaitFor(self.start_mark.clone());
+            add(&branch, note(after_start))?;
+            self.branches.insert(stream.handle, branch);
         }
-        let recorder = self.branches.get(&stream).unwrap_or(&self.recorder);
+        let recorder = self.branches.get(&stream.handle).unwrap_or(&self.recorder);
         for node in before {
-            if let Some((other, end)) = self.ends.get(node)
-                && *other != stream
+            if let Some(end) = self.ends.get(node)
+                && end.stream != stream.handle
             {
-                recorder.wait_event(end).map_err(failed)?;
-                let devices = STREAMS.get(*other).zip(STREAMS.get(stream));
-                let order =
-                    devices.and_then(|(other, it)| emulated::order(other.context, it.context));
-                if let Some(order) = order {
-                    recorder.enqueue(order).map_err(failed)?;
+                recorder.wait_event(&end.event).map_err(failed)?;
+                if end.context != stream.context {
+                    add(recorder, note(StreamOperation::WaitFor(end.mark.clone())))?;
                 }
             }
         }
-        recorder.enqueue(command).map_err(failed)?;
-        let (node, end) = (fresh(), cpu::CpuEvent::new());
-        recorder.record(&end).map_err(failed)?;
-        self.ends.insert(node, (stream, end));
+        for command in commands {
+            add(recorder, Some(command))?;
+        }
+        let end = End {
+            stream: stream.handle,
+            context: stream.context,
+            event: cpu::CpuEvent::new(),
+            mark: Mark::default(),
+        };
+        add(recorder, note(StreamOperation::Record(end.mark.clone())))?;
+        recorder.record(&end.event).map_err(failed)?;
+        let node = fresh();
+        self.ends.insert(node, end);
         for node in before {
             self.nodes.insert(*node, true);
         }
         self.nodes.insert(node, false);
         Ok(node)
+    }
+
+    /// Orders the work after the graph after nodes of other devices.
+    fn join(&self, context: usize, nodes: &[usize]) -> Result<()> {
+        let failed = |_| Status::Unknown;
+        for end in nodes.iter().filter_map(|node| self.ends.get(node)) {
+            let after = StreamOperation::WaitFor(end.mark.clone());
+            if end.context != context
+                && let Some(note) = emulated::note(context, after)
+            {
+                self.recorder.wait_event(&end.event).map_err(failed)?;
+                self.recorder.enqueue(note).map_err(failed)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -261,7 +306,11 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
     }
     let recorder = cpu::CpuStream::new();
     recorder.begin_capture().or(Err(Status::Unknown))?;
-    let start = cpu::CpuEvent::new();
+    let (start, start_mark) = (cpu::CpuEvent::new(), Mark::default());
+    let mark = StreamOperation::Record(start_mark.clone());
+    if let Some(note) = emulated::note(stream.context, mark) {
+        recorder.enqueue(note).or(Err(Status::Unknown))?;
+    }
     recorder.record(&start).or(Err(Status::Unknown))?;
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let graph = Graph::growing(stream.context);
@@ -272,6 +321,7 @@ pub(crate) fn begin(stream: &Stream, mode: u32) -> Result<()> {
         origin: stream.handle,
         recorder,
         start,
+        start_mark,
         branches: BTreeMap::new(),
         graph,
         invalid: false,
@@ -320,6 +370,7 @@ pub(crate) fn end(stream: &Stream) -> Result<usize> {
         GRAPHS.remove(capture.graph.handle);
         return Err(refusal);
     }
+    capture.join(stream.context, &tail)?;
     let graph = capture.recorder.end_capture().or(Err(Status::Unknown))?;
     capture
         .graph
@@ -350,6 +401,16 @@ pub(crate) fn info(stream: &Stream) -> Result<Info> {
 /// Enqueues work on a stream. If the stream is capturing, adds the work to the graph of the capture
 /// and returns the graph.
 pub(crate) fn submit(stream: &Stream, command: cpu::Command) -> Result<Option<Arc<Graph>>> {
+    submit_with(stream, None, command, None)
+}
+
+/// [`submit`] with notes for the emulator before and after the work.
+fn submit_with(
+    stream: &Stream,
+    before: Option<cpu::Command>,
+    command: cpu::Command,
+    after: Option<cpu::Command>,
+) -> Result<Option<Arc<Graph>>> {
     let mut captures = lock(&CAPTURES);
     if stream.is_legacy()
         && let Some(captured) = captures.blocking(stream.context)
@@ -360,13 +421,17 @@ pub(crate) fn submit(stream: &Stream, command: cpu::Command) -> Result<Option<Ar
     let Some((capture, point)) = captures.of(stream.handle) else {
         drop(captures);
         stream.order_with_legacy()?;
-        return stream.enqueue(command).map(|()| None);
+        before.map_or(Ok(()), |note| stream.enqueue_note(note))?;
+        stream.enqueue(command)?;
+        after.map_or(Ok(()), |note| stream.enqueue_note(note))?;
+        return Ok(None);
     };
     if capture.invalid {
         return Err(Status::CaptureInvalidated);
     }
-    let before = point.nodes.clone();
-    let node = capture.push(stream.handle, &before, command)?;
+    let nodes = point.nodes.clone();
+    let commands = before.into_iter().chain([command]).chain(after);
+    let node = capture.push(stream, &nodes, commands)?;
     let graph = Arc::clone(&capture.graph);
     if let Some(point) = captures.streams.get_mut(&stream.handle) {
         point.nodes = vec![node];
@@ -397,7 +462,11 @@ pub(crate) fn record(event: &EventRecord, stream: &Stream, external: bool) -> Re
         captures.events.remove(&event.handle);
     }
     event.recorded.store(true, Ordering::Release);
-    submit(stream, cpu::Command::Record(event.inner.clone())).map(drop)
+    let mark = Mark::default();
+    lock(&event.mark).clone_from(&mark);
+    let note = emulated::note(stream.context, StreamOperation::Record(mark));
+    let record = cpu::Command::Record(event.inner.clone());
+    submit_with(stream, note, record, None).map(drop)
 }
 
 /// Makes a stream wait for an event. If the event marks a point of a capture, the stream joins the
@@ -455,11 +524,12 @@ pub(crate) fn wait(stream: &Stream, event: &EventRecord, external: bool) -> Resu
         (Some(_), None) | (None, None) => {}
     }
     drop(captures);
-    submit(stream, cpu::Command::Wait(event.inner.clone()))?;
-    match emulated::order(event.context, stream.context) {
-        Some(order) => submit(stream, order).map(drop),
-        None => Ok(()),
-    }
+    let mark = lock(&event.mark).clone();
+    let note = (event.context != stream.context)
+        .then(|| emulated::note(stream.context, StreamOperation::WaitFor(mark)))
+        .flatten();
+    let wait = cpu::Command::Wait(event.inner.clone());
+    submit_with(stream, None, wait, note).map(drop)
 }
 
 /// Removes the capture state of a destroyed event.

@@ -207,32 +207,43 @@ pub(crate) fn take_faults() -> Vec<Error> {
     core::mem::take(&mut lock(&FAULTS))
 }
 
-/// Executes an operation of a stream of a context, if the emulator executes the kernels of this
-/// process. Returns false if it does not.
-pub(crate) fn execute_on_stream(context: &Context, operation: StreamOperation) -> bool {
+/// Returns the texts of the recorded errors, oldest first.
+pub(crate) fn faults() -> String {
+    let faults = lock(&FAULTS);
+    faults.iter().map(|error| format!("{error}\n")).collect()
+}
+
+/// Executes an operation of a stream of a context. Returns false if it is a wait whose condition is
+/// not met, or `None` if the emulator does not execute the kernels of this process.
+pub(crate) fn execute_on_stream(context: &Context, operation: StreamOperation) -> Option<bool> {
     if settings().execution != Execution::Ptx {
-        return false;
+        return None;
     }
     // SAFETY: the memory of the devices is accessed as in `Job::run`. All writers of a word that
     // streams access use atomic stores.
-    if let Err(error) = unsafe { machine().execute_on_stream(context.device, operation) } {
+    let result = unsafe { machine().execute_on_stream(context.device, operation) };
+    Some(result.unwrap_or_else(|error| {
         log_refusal(&error.to_string());
-        context.fail(Status::IllegalAddress);
-    }
-    true
+        context.fail(match error {
+            Error::Stream { .. } => Status::IllegalAddress,
+            _ => Status::LaunchFailed,
+        });
+        true
+    }))
 }
 
-/// Returns a command that orders the launches of two contexts after a stream of `then` has waited
-/// for an event of `first`, or `None` if they belong to the same device.
-pub(crate) fn order(first: usize, then: usize) -> Option<Command> {
-    let (first, then) = (CONTEXTS.get(first)?, CONTEXTS.get(then)?);
-    let device = first.device;
-    (device != then.device).then(|| {
-        Command::Host(Arc::new(move || {
-            execute_on_stream(&then, StreamOperation::WaitedFor { device });
-            Ok(())
-        }))
-    })
+/// Returns a command for an operation that orders launches of several devices, or `None` if the
+/// emulator does not need it.
+pub(crate) fn note(context: usize, operation: StreamOperation) -> Option<Command> {
+    let settings = settings();
+    if settings.execution != Execution::Ptx || settings.devices < 2 {
+        return None;
+    }
+    let context = CONTEXTS.get(context)?;
+    Some(Command::Host(Arc::new(move || {
+        execute_on_stream(&context, operation.clone());
+        Ok(())
+    })))
 }
 
 /// A launch that the emulator executes.

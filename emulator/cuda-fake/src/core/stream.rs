@@ -115,6 +115,13 @@ impl Stream {
         Ok(())
     }
 
+    /// Enqueues a note for the emulator. It takes no place in the hardware queue.
+    pub(crate) fn enqueue_note(&self, note: cpu::Command) -> Result<()> {
+        let failed = |_| Status::OperatingSystem;
+        let _enqueueing = lock(&self.enqueueing);
+        self.work.enqueue(note).map(drop).map_err(failed)
+    }
+
     pub(crate) fn is_legacy(&self) -> bool {
         self.handle == 0
     }
@@ -232,6 +239,7 @@ pub(crate) fn create_event(context: &Context, timed: bool) -> usize {
             timed,
             inner: cpu::CpuEvent::new(),
             recorded: false.into(),
+            mark: Mutex::default(),
         }),
     );
     handle

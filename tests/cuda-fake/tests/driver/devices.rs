@@ -212,3 +212,50 @@ order_test! {
         ok!(cuGraphLaunch(exec, first.stream));
     }
 }
+
+driver_test! {
+    /// A branch of a graph runs on another device. It is ordered after the work before the graph
+    /// and before the work after it, also in replays.
+    branches_order("FUSEWIRE_FAKE_GPU" = "ptx", "DEVICES" = "2") {
+        check(true, |first, second, flag, _| {
+            first.enter();
+            let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            let fork = event();
+            ok!(cuStreamBeginCapture_v2(first.stream, relaxed));
+            ok!(cuEventRecord(fork, first.stream));
+            second.enter();
+            let join = event();
+            ok!(cuStreamWaitEvent(second.stream, fork, 0));
+            second.launch(c"write", flag);
+            ok!(cuEventRecord(join, second.stream));
+            first.enter();
+            ok!(cuStreamWaitEvent(first.stream, join, 0));
+            let (mut graph, mut exec) = (null_mut(), null_mut());
+            ok!(cuStreamEndCapture(first.stream, &raw mut graph));
+            ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+            for _ in 0..3 {
+                first.launch(c"write", flag);
+                ok!(cuGraphLaunch(exec, first.stream));
+            }
+            first.launch(c"write", flag);
+        });
+    }
+}
+
+driver_test! {
+    /// An event that no stream has recorded orders nothing, and later launches are not before an
+    /// event.
+    early_events_race("FUSEWIRE_FAKE_GPU" = "ptx", "DEVICES" = "2") {
+        check(false, |first, second, flag, _| {
+            first.enter();
+            let (early, never) = (event(), event());
+            ok!(cuEventRecord(early, first.stream));
+            first.launch(c"write", flag);
+            assert_eq!(first.finish(), CUDA_SUCCESS);
+            second.enter();
+            ok!(cuStreamWaitEvent(second.stream, early, 0));
+            ok!(cuStreamWaitEvent(second.stream, never, 0));
+            second.launch(c"write", flag);
+        });
+    }
+}
