@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 use crate::sources::{self, sha256};
 use crate::{Error, Image, Project, Result, Target, Toolchain, Vendor, files, recipe};
 
+/// Folder of the committed images in the workspace.
+pub const FOLDER: &str = "host/images";
+
 /// Targets of the images that the host library includes.
 pub const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm90, Target::Gfx90a, Target::Gfx942];
 

@@ -20,7 +20,7 @@ const PIPELINE: [&str; 4] = [
 
 /// The file with the steps of a compilation. It affects the key of images in a build folder, but
 /// not [`hash`], so that renaming a function in the file does not require new committed images. If
-/// a change of the steps affects the images, `images --check` detects it by comparing bytes.
+/// a change of the steps affects the images, `check --images` detects it by comparing bytes.
 const STEPS: [&str; 1] = [include_str!("compile.rs")];
 
 /// A hash over several texts.

@@ -1,7 +1,7 @@
 //! Tests that the committed images match the sources, and that an image depends only on code.
 //!
 //! The first test needs no device tool chain. CI also rebuilds the images and compares their bytes
-//! (`fusewire-build images --check`).
+//! (`fusewire-build check --images`).
 
 use std::path::Path;
 

@@ -8,6 +8,7 @@ use fusewire_build::code_objects;
 use fusewire_build::controls::{self, Outcome};
 use fusewire_build::findings::{Finding, findings};
 use fusewire_build::host::{self, Host};
+use fusewire_build::portable::{COMMAND, FOLDER, ImageSet, TARGETS};
 use fusewire_build::project::{Exemption, Project};
 use fusewire_build::verify::{self, amd};
 use fusewire_build::{
@@ -30,6 +31,9 @@ pub(crate) struct Arguments {
     /// Checks only images of grid forms (see `build --multi-rank-grid`).
     #[arg(long, hide = true, conflicts_with = "native")]
     multi_rank_grid: bool,
+    /// Compares the images with the committed ones. Only for fusewire-kernels.
+    #[arg(long, conflicts_with_all = ["native", "multi_rank_grid"])]
+    images: bool,
     /// Prints every violation (by default one per kernel and rule) and every negative control.
     #[arg(long)]
     verbose: bool,
@@ -213,7 +217,7 @@ fn check_code_objects(
             return Ok(());
         }
     };
-    let folder = project.workspace.join("host/images");
+    let folder = project.workspace.join(FOLDER);
     let scratch = project.target.join("fusewire-code-objects");
     let mut objects = Vec::new();
     for target in targets {
@@ -292,6 +296,7 @@ fn check_images(
         let findings = findings(&toolchain, project, &compilation, &image)?;
         fusewire_build::Result::Ok((image, findings))
     });
+    let mut checked = Vec::new();
     for (&target, image) in targets.iter().zip(images) {
         if let (Vendor::Amd, Err(missing)) = (target.vendor(), &toolchain.amd) {
             report.skip("amdgcn", &missing.to_string());
@@ -309,6 +314,10 @@ fn check_images(
         if let (Some(host), true) = (host, arguments.multi_rank_grid) {
             report.controls(&controls::multi_rank_grid(&mut image, host));
         }
+        checked.push(image);
+    }
+    if arguments.images {
+        compare(&toolchain, ptxas.as_deref(), project, &checked, report)?;
     }
     if arguments.multi_rank_grid || !arguments.controls(project) {
         return Ok(());
@@ -325,6 +334,42 @@ fn check_images(
             report.controls(&controls::device(&toolchain, project, target, ptxas)?);
         }
     }
+    Ok(())
+}
+
+/// Compares images with the committed ones of the same targets.
+fn compare(
+    toolchain: &Toolchain,
+    ptxas: Option<&Path>,
+    project: &Project,
+    images: &[Image],
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        project.name == "fusewire-kernels",
+        "--images: only fusewire-kernels has committed images that this command can compare"
+    );
+    let committed = |image: &&Image| TARGETS.contains(&image.target);
+    let images: Vec<Image> = images.iter().filter(committed).cloned().collect();
+    let targets: Vec<Target> = images.iter().map(|image| image.target).collect();
+    // The registers of PTX are numbers of ptxas. A comparison works without them.
+    let version = ptxas.map(toolchain::ptxas_version).transpose()?;
+    let made = ImageSet::gather(toolchain, &version.unwrap_or_default(), project, &images)?;
+    let folder = project.workspace.join(FOLDER);
+    let differences = made.compare(&folder, &targets)?;
+    for difference in &differences {
+        println!("FAIL {}: {}", difference.file, difference.reason);
+    }
+    println!(
+        "{} images made by {}: {}",
+        made.manifest.images.len(),
+        made.manifest.toolchain,
+        match differences.len() {
+            0 => "equal to the committed ones".to_owned(),
+            count => format!("{count} differences; run `{COMMAND}` and commit the images"),
+        },
+    );
+    report.violations += differences.len();
     Ok(())
 }
 
