@@ -435,13 +435,15 @@ impl Gpus {
 
     /// Executes an operation of a stream of `device`, which orders launches. Kernels that are
     /// running continue: use [`IdleTime::Host`](crate::IdleTime::Host) for kernels that wait for
-    /// the operation. Returns false if the operation is a wait whose condition is not met.
+    /// the operation. Does not block until the condition of a wait is met: returns false if it is
+    /// not met, and the caller must call again.
     ///
-    /// With [`LaunchOrder::Host`](crate::LaunchOrder::Host), launches that have ended need no
-    /// operation, so only the waits for running kernels matter.
+    /// With [`LaunchOrder::Host`](crate::LaunchOrder::Host), a launch is ordered after all launches
+    /// that ended before it started, so events have no effect.
     ///
     /// # Errors
-    /// Fails if the address of the operation is not that of 4 aligned bytes of a buffer.
+    /// Fails if the address of the operation is not a multiple of 4, or if `device` may not access
+    /// the 4 bytes.
     pub fn execute_on_stream(&self, device: u32, operation: StreamOperation) -> Result<bool> {
         // SAFETY: as in `run`.
         self.keep(|| unsafe { self.machine.execute_on_stream(device, operation) })

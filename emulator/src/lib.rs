@@ -143,7 +143,7 @@
 //!   line. [`Module::decode_all`] finds such instructions at once.
 //! - **Memory**: Global memory is memory of the process, which the emulator accesses with atomic
 //!   operations. The host and other processes may access it while kernels are running.
-//! - **Memory model**: By default, races, reads of uninitialised shared memory, and writes of
+//! - **Memory model**: By default, races, reads of uninitialized shared memory, and writes of
 //!   memory that `ld.global.nc` reads are errors. With [`MemoryModel::Weak`], loads may return
 //!   older values, as PTX's memory consistency model permits.
 //!

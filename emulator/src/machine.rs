@@ -196,7 +196,8 @@ impl Machine {
     /// met: the caller repeats it.
     ///
     /// # Errors
-    /// Fails if `device` has no access to the address of the operation.
+    /// Fails if the address of the operation is not a multiple of 4, or if `device` may not access
+    /// the 4 bytes.
     ///
     /// # Safety
     /// If the host or other programs access the address of the operation concurrently, they must do

@@ -13,8 +13,8 @@ use crate::shadow::{Mark, Shadow};
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub enum StreamOperation {
-    /// Waits until the 4 bytes at `address` meet a condition (`cuStreamWaitValue32`). What the
-    /// write of their value releases happens before the launches of the device that follow.
+    /// Compares the 4 bytes at `address` (`cuStreamWaitValue32`). If the condition is met, acquires
+    /// their value for later launches of the device.
     Wait {
         /// A multiple of 4.
         address: u64,
@@ -23,19 +23,20 @@ pub enum StreamOperation {
         /// The right side of the comparison.
         value: u32,
     },
-    /// Writes the 4 bytes at `address` (`cuStreamWriteValue32`). The launches of the device that
-    /// have ended happen before threads that acquire the value.
+    /// Writes the 4 bytes at `address` (`cuStreamWriteValue32`). The value releases the launches of
+    /// the device that have ended.
     Write {
         /// A multiple of 4.
         address: u64,
         /// The new value.
         value: u32,
     },
-    /// Records an event (`cuEventRecord`): the launches of the device that have ended.
+    /// Records an event (`cuEventRecord`), which contains the launches of the device that have
+    /// ended.
     Record(Mark),
-    /// Waits for an event that a stream of another device has recorded (`cuStreamWaitEvent`). Its
-    /// launches happen before the launches of the device that follow. An event that has not been
-    /// recorded orders nothing.
+    /// Waits for an event of another device (`cuStreamWaitEvent`). The launches that the event
+    /// contains happen before later launches of this device. An event that was never recorded
+    /// contains none.
     WaitFor(Mark),
 }
 
@@ -43,12 +44,12 @@ pub enum StreamOperation {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    /// The word is greater or equal, where words that differ by less than 2³¹ count as ordered
+    /// `(word - value) as i32 >= 0`: greater or equal in cyclic order
     /// (`CU_STREAM_WAIT_VALUE_GEQ`).
     AtLeast,
-    /// The words are equal (`CU_STREAM_WAIT_VALUE_EQ`).
+    /// `word == value` (`CU_STREAM_WAIT_VALUE_EQ`).
     Equal,
-    /// The words have a bit in common (`CU_STREAM_WAIT_VALUE_AND`).
+    /// `word & value != 0` (`CU_STREAM_WAIT_VALUE_AND`).
     CommonBit,
 }
 
@@ -132,8 +133,10 @@ impl StreamOperation {
 impl fmt::Display for StreamOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Wait { address, .. } => write!(f, "wait of a stream for the word {address:#x}"),
-            Self::Write { address, .. } => write!(f, "write of a stream to the word {address:#x}"),
+            Self::Wait { address, .. } => write!(f, "wait of a stream for 4 bytes at {address:#x}"),
+            Self::Write { address, .. } => {
+                write!(f, "write of a stream of 4 bytes at {address:#x}")
+            }
             Self::Record(_) => f.write_str("record of an event"),
             Self::WaitFor(_) => f.write_str("wait of a stream for an event"),
         }

@@ -1,5 +1,5 @@
-//! Order by operations of streams. A stream is a thread that belongs to no device: its operations
-//! are strong, and have the scope of the system.
+//! Order by operations of streams. An operation counts as a strong access with system scope by a
+//! thread outside all devices.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +17,8 @@ const STREAM: Position = Position {
 /// The number of times that the shadow had been cleared, and the events before the mark.
 type Recorded = (u64, Arc<Knowledge>);
 
-/// A point in the work of a stream, as an event of CUDA. Clones are the same mark.
+/// A CUDA event: the launches of a device that had ended when a stream recorded the event. Clones
+/// are the same event.
 #[derive(Clone, Debug, Default)]
 pub struct Mark(Arc<Mutex<Option<Recorded>>>);
 

@@ -341,7 +341,7 @@ fn operations_of_streams_check_their_address() {
         assert_eq!(
             text(write(address + 2, 4)),
             format!(
-                "write of a stream to the word {0:#x}: {0:#x} is not a multiple of 4",
+                "write of a stream of 4 bytes at {0:#x}: {0:#x} is not a multiple of 4",
                 address + 2
             )
         );
@@ -355,7 +355,7 @@ fn operations_of_streams_check_their_address() {
                 value: 0,
             },
         ));
-        let start = "wait of a stream for the word 0x4: reads";
+        let start = "wait of a stream for 4 bytes at 0x4: reads";
         assert!(missing.starts_with(start), "{missing}");
         assert_eq!(word.read_u32(), [3]);
     }
