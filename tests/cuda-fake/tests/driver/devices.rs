@@ -188,28 +188,44 @@ order_test! {
     }
 }
 
+/// Captures a graph with the kernel `write` of `second` in a branch. If `has_first` is true, the
+/// graph also has the kernel `write` of `first`: before the branch if `is_after` is true, or else
+/// beside it.
+fn capture(
+    first: &Gpu,
+    second: &Gpu,
+    at: u64,
+    has_first: bool,
+    is_after: bool,
+) -> sys::CUgraphExec {
+    first.enter();
+    let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let (fork, written) = (event(), event());
+    ok!(cuStreamBeginCapture_v2(first.stream, relaxed));
+    ok!(cuEventRecord(fork, first.stream));
+    if has_first {
+        first.launch(c"write", at);
+    }
+    ok!(cuEventRecord(written, first.stream));
+    second.enter();
+    let join = event();
+    let after = if is_after { written } else { fork };
+    ok!(cuStreamWaitEvent(second.stream, after, 0));
+    second.launch(c"write", at);
+    ok!(cuEventRecord(join, second.stream));
+    first.enter();
+    ok!(cuStreamWaitEvent(first.stream, join, 0));
+    let (mut graph, mut exec) = (null_mut(), null_mut());
+    ok!(cuStreamEndCapture(first.stream, &raw mut graph));
+    ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+    exec
+}
+
 order_test! {
     /// A graph has an edge between kernels of two devices.
     edges_order, no_edge_races, |first, second, flag, orders| {
-        first.enter();
-        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let (fork, written) = (event(), event());
-        ok!(cuStreamBeginCapture_v2(first.stream, relaxed));
-        ok!(cuEventRecord(fork, first.stream));
-        first.launch(c"write", flag);
-        ok!(cuEventRecord(written, first.stream));
-        second.enter();
-        let join = event();
-        let after = if orders { written } else { fork };
-        ok!(cuStreamWaitEvent(second.stream, after, 0));
-        second.launch(c"write", flag);
-        ok!(cuEventRecord(join, second.stream));
-        first.enter();
-        ok!(cuStreamWaitEvent(first.stream, join, 0));
-        let (mut graph, mut exec) = (null_mut(), null_mut());
-        ok!(cuStreamEndCapture(first.stream, &raw mut graph));
-        ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
-        ok!(cuGraphLaunch(exec, first.stream));
+        let graph = capture(first, second, flag, true, orders);
+        ok!(cuGraphLaunch(graph, first.stream));
     }
 }
 
@@ -218,24 +234,10 @@ driver_test! {
     /// and before the work after it, also in replays.
     branches_order("FUSEWIRE_FAKE_GPU" = "ptx", "DEVICES" = "2") {
         check(true, |first, second, flag, _| {
-            first.enter();
-            let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            let fork = event();
-            ok!(cuStreamBeginCapture_v2(first.stream, relaxed));
-            ok!(cuEventRecord(fork, first.stream));
-            second.enter();
-            let join = event();
-            ok!(cuStreamWaitEvent(second.stream, fork, 0));
-            second.launch(c"write", flag);
-            ok!(cuEventRecord(join, second.stream));
-            first.enter();
-            ok!(cuStreamWaitEvent(first.stream, join, 0));
-            let (mut graph, mut exec) = (null_mut(), null_mut());
-            ok!(cuStreamEndCapture(first.stream, &raw mut graph));
-            ok!(cuGraphInstantiateWithFlags(&raw mut exec, graph, 0));
+            let graph = capture(first, second, flag, false, false);
             for _ in 0..3 {
                 first.launch(c"write", flag);
-                ok!(cuGraphLaunch(exec, first.stream));
+                ok!(cuGraphLaunch(graph, first.stream));
             }
             first.launch(c"write", flag);
         });
