@@ -603,6 +603,8 @@ impl WaitContext {
                 ],
             );
             mem::store_u64(claim, 2, Order::Release, Scope::System);
+            // The word of the first rank is written first. If ranks fail concurrently, the hosts of
+            // all ranks report the record that this word names.
             for rank in 0..self.comm.size() {
                 if self.comm.reaches(rank) {
                     let peer = self.comm.workspace_of(rank).cast::<CommState>();

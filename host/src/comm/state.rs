@@ -229,11 +229,28 @@ impl Inner {
         error
     }
 
+    /// Returns the rank whose failure record all ranks of this team report. Returns `None` if no
+    /// abort word in memory of ranks names a record.
+    ///
+    /// If ranks fail concurrently, their abort words may name different records. Every failing rank
+    /// writes the abort word of the team's first rank before the other words, and only a word that
+    /// is 0. Therefore, if any word is set, the first rank's word is set and keeps its value.
+    ///
+    /// On a GPU, the word that kernels wrote to host memory may differ from the words in device
+    /// memory, which are authoritative.
+    fn agreed_reporter(&self) -> Option<u32> {
+        let first = &self.executor.workspaces[self.executor.constants.team_first as usize];
+        // The host of the first rank may have stopped its own communicator earlier, for example by
+        // `finalize`. Its word then names no record.
+        [first, &self.executor.workspace]
+            .map(|workspace| workspace.load(ABORT_AT))
+            .into_iter()
+            .find(|word| *word != 0 && word & BY_HOST == 0)
+            .map(|word| word as u32)
+    }
+
     fn read_failure(&self, reporter: u32) -> Error {
-        // On a GPU, the word that kernels wrote to host memory may differ from the word in device
-        // memory, which is authoritative.
-        let holds = self.executor.workspace.load(ABORT_AT);
-        let reporter = if holds == 0 { reporter } else { holds as u32 };
+        let reporter = self.agreed_reporter().unwrap_or(reporter);
         let reporter = reporter.min(self.executor.workspaces.len() as u32 - 1);
         let mut record: FailureRecord = bytemuck::Zeroable::zeroed();
         // The abort word is written after the record's state becomes 2, so the record is complete.
@@ -356,6 +373,7 @@ impl Inner {
             }
         }
         let word = ABORT | u64::from(rank);
+        // The first rank's word is written first: see `agreed_reporter`.
         for workspace in &self.executor.workspaces {
             workspace.compare_exchange(ABORT_AT, 0, word);
         }

@@ -5,9 +5,13 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use bytemuck::Zeroable;
+use fusewire_device::layout::{ABORT, FailureKind, FailureRecord};
+
 use super::Communicator;
 use super::rendezvous::{Rendezvous, Watched, WatchedMember, set_duplicate_grace};
 use super::topology::Locality;
+use super::words::{ABORT_AT, FAILURE_AT};
 use crate::cpu::SegmentDescriptor;
 use crate::device::Device;
 use crate::memory::{Memory, MemoryDescriptor};
@@ -532,6 +536,42 @@ fn a_host_call_during_which_one_rank_stops_stops_all() {
             "{text}"
         );
         assert!(comm.failure().is_some());
+        Ok(())
+    });
+}
+
+/// Regression test, found on a GPU: two ranks failed concurrently, each wrote the abort words of
+/// some ranks first, and the ranks returned two different errors.
+#[test]
+fn ranks_report_the_same_failure_if_two_fail_concurrently() {
+    let store = Arc::new(MemoryStore::new());
+    on_ranks(3, &store, |comm| {
+        let rank = comm.rank();
+        store.set(&format!("joined-{rank}"), b"1")?;
+        if rank == 0 {
+            (0..3).for_each(|rank| await_key(&store, &format!("joined-{rank}")));
+            let workspaces = &comm.inner.executor.workspaces;
+            for reporter in [1, 2] {
+                let record = FailureRecord {
+                    state: 2,
+                    kind: FailureKind::Timeout as u64,
+                    ..FailureRecord::zeroed()
+                };
+                let words: [u64; size_of::<FailureRecord>() / 8] = bytemuck::cast(record);
+                for (at, word) in (FAILURE_AT..).step_by(8).zip(words) {
+                    workspaces[reporter].store(at, word)?;
+                }
+            }
+            // Rank 1 wins the word of rank 0, and rank 2 overtakes it.
+            for (workspace, reporter) in workspaces.iter().zip([1, 2, 2]) {
+                workspace.store(ABORT_AT, ABORT | reporter)?;
+            }
+            store.set("failed", b"1")?;
+        }
+        await_key(&store, "failed");
+        let error = comm.failure().expect("two ranks have failed");
+        let reporter = error.failure().map(|failure| failure.reporter);
+        assert_eq!(reporter, Some(1), "rank {rank}: {error}");
         Ok(())
     });
 }

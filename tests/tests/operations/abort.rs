@@ -6,10 +6,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
 
 use fusewire::{
-    CallOptions, Communicator, Compare, DType, Device, Error, Operation, Options, ReduceOp,
-    WindowOptions, new_comm,
+    CallOptions, Communicator, Compare, DType, Error, Operation, Options, ReduceOp, WindowOptions,
+    new_comm,
 };
-use fusewire_tests::device::{run_threads, tensor};
+use fusewire_tests::device::{device, run_threads, tensor};
 use fusewire_tests::process::{Host, Ranks, report, role};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -263,7 +263,7 @@ fn watched() -> bool {
         "reconfigurable" => options.enable_reconfigure = true,
         _ => return false,
     }
-    let comm = new_comm("fusewire", Device::Cpu, "watched", options).expect("a communicator");
+    let comm = new_comm("fusewire", device(), "watched", options).expect("a communicator");
     if comm.rank() == 0 {
         let x = tensor(DType::F32, 8).expect("a tensor");
         let work = comm.all_reduce_async(&x, ReduceOp::Sum).expect("enqueued");
@@ -271,6 +271,8 @@ fn watched() -> bool {
     }
     std::thread::sleep(Duration::from_millis(1500));
     report("alive");
+    // On a GPU, a rank without a launch detects the failure only in this call.
+    comm.failure().expect("rank 1 never called");
     comm.finalize().expect_err("rank 1 never called");
     true
 }

@@ -246,7 +246,10 @@ fn message(usual: Call, odd: Call) -> String {
         .into_iter()
         .map(|result| result.expect("joined").expect("a failure").to_string())
         .collect();
-    assert!(messages.iter().all(|text| *text == messages[0]));
+    assert!(
+        messages.iter().all(|text| *text == messages[0]),
+        "the ranks report different failures: {messages:#?}"
+    );
     messages[0].clone()
 }
 
