@@ -21,6 +21,39 @@ pub(crate) fn match_any(value: u64, bits: u32) -> u64 {
     }
 }
 
+/// Rounds to binary16, ties to even. "`cvt` to `.f16`: if the input is NaN, the result is the
+/// canonical NaN", 0x7fff (PTX ISA). Values beyond the range become infinities.
+#[inline(always)]
+pub(crate) fn half_from_f32(value: f32) -> u16 {
+    let half: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!(
+            "cvt.rn.f16.f32 {half}, {value};",
+            half = out(reg16) half,
+            value = in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    half
+}
+
+/// Rounds to bfloat16, ties to even. A NaN becomes the canonical NaN, 0x7fff (PTX ISA).
+#[inline(always)]
+pub(crate) fn bf16_from_f32(value: f32) -> u16 {
+    let bits: u16;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        core::arch::asm!(
+            "cvt.rn.bf16.f32 {bits}, {value};",
+            bits = out(reg16) bits,
+            value = in(reg32) value,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    bits
+}
+
 /// See [`super::await_dependency`].
 #[cfg(target_feature = "sm_90")]
 #[inline(always)]

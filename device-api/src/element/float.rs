@@ -53,11 +53,11 @@ macro_rules! small {
 
 small!(
     /// IEEE binary16.
-    F16, u16, F16, half_to_f32, half_from_f32
+    F16, u16, F16, half_to_f32, narrow_to_half
 );
 small!(
     /// bfloat16: the upper half of an f32.
-    Bf16, u16, Bf16, bf16_to_f32, bf16_from_f32
+    Bf16, u16, Bf16, bf16_to_f32, narrow_to_bf16
 );
 small!(
     /// fp8 E4M3FN (OCP): no infinities; values beyond 448 saturate.
@@ -67,6 +67,24 @@ small!(
     /// fp8 E5M2 (OCP): infinities kept; finite values beyond 57344 saturate.
     E5m2, u8, E5m2, e5m2_to_f32, e5m2_from_f32
 );
+
+/// Rounds to binary16, by one instruction where the machine has one with the same bits.
+#[inline(always)]
+fn narrow_to_half(value: f32) -> u16 {
+    #[cfg(target_arch = "nvptx64")]
+    return crate::arch::half_from_f32(value);
+    #[cfg(not(target_arch = "nvptx64"))]
+    half_from_f32(value)
+}
+
+/// Rounds to bfloat16, by one instruction where the machine has one with the same bits.
+#[inline(always)]
+fn narrow_to_bf16(value: f32) -> u16 {
+    #[cfg(target_arch = "nvptx64")]
+    return crate::arch::bf16_from_f32(value);
+    #[cfg(not(target_arch = "nvptx64"))]
+    bf16_from_f32(value)
+}
 
 #[inline(always)]
 fn half_to_f32(half: u16) -> f32 {
@@ -88,6 +106,7 @@ fn half_to_f32(half: u16) -> f32 {
     f32::from_bits(magnitude | sign)
 }
 
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
 #[inline(always)]
 fn half_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -124,6 +143,7 @@ fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+#[cfg_attr(target_arch = "nvptx64", allow(dead_code))] // the definition of the instruction
 #[inline(always)]
 fn bf16_from_f32(value: f32) -> u16 {
     let bits = value.to_bits();
