@@ -226,15 +226,8 @@ impl Slots {
         // All lanes walk units; each unit goes to every peer while its data is in registers.
         let units = 1 + bytes.div_ceil(PAIR_DATA);
         let header = session.fingerprint() | (bytes as u64) << 32;
-        for unit in block.elements_of_block(units) {
-            let data = if unit == 0 {
-                header
-            } else if unit == block.rank() as usize {
-                prefetch.0
-            } else {
-                // SAFETY: the unit is within the stream, which is readable at `from`.
-                unsafe { read_pair(from, bytes, unit - 1) }
-            };
+        let lanes = block.size() as usize;
+        let store = |unit: usize, data: u64| {
             for step in nearest..ranks {
                 let peer = ring(me, step, ranks);
                 let to = self.departure(session.comm(), peer);
@@ -247,6 +240,37 @@ impl Slots {
                     );
                 }
             }
+        };
+        let mut unit = block.rank() as usize;
+        if unit < units {
+            store(unit, if unit == 0 { header } else { prefetch.0 });
+        }
+        unit += lanes;
+        // Units that one aligned load reads, several at once.
+        let whole = match from as usize % PAIR_DATA {
+            0 => 1 + bytes / PAIR_DATA,
+            _ => 0,
+        };
+        while unit < whole {
+            const AT_ONCE: usize = 4;
+            let mut data = [0; AT_ONCE];
+            for k in 0..AT_ONCE {
+                let ahead = unit + k * lanes;
+                let ahead = if ahead < whole { ahead } else { unit };
+                // SAFETY: the unit is a whole one of the stream, which is readable at `from`.
+                data[k] = unsafe { mem::read(from.add((ahead - 1) * PAIR_DATA).cast::<u64>()) };
+            }
+            for k in 0..AT_ONCE {
+                if unit < whole {
+                    store(unit, data[k]);
+                    unit += lanes;
+                }
+            }
+        }
+        while unit < units {
+            // SAFETY: the unit is within the stream, which is readable at `from`.
+            store(unit, unsafe { read_pair(from, bytes, unit - 1) });
+            unit += lanes;
         }
         if session.comm().is_split() {
             block.publish(Scope::System);
@@ -316,6 +340,14 @@ impl Slots {
         seen >= self.epoch
     }
 
+    /// Returns true if both packets of a unit have the flag of this epoch. In 32 bits, because a
+    /// GPU compares 64 bits by two instructions.
+    #[inline(always)]
+    fn is_flagged(&self, [low, high]: [u64; 2]) -> bool {
+        let flag = self.flag as u32;
+        (low >> 32) as u32 == flag && (high >> 32) as u32 == flag
+    }
+
     #[inline(always)]
     fn pack(&self, data: u32) -> u64 {
         self.flag << 32 | u64::from(data)
@@ -374,7 +406,7 @@ impl Slots {
                 }
                 // SAFETY: a unit of this rank's own slots.
                 let [low, high] = unsafe { mem::load_packets(at) };
-                if low >> 32 == self.flag && high >> 32 == self.flag {
+                if self.is_flagged([low, high]) {
                     Ok(low & 0xffff_ffff | high << 32)
                 } else {
                     Err(low)
@@ -419,7 +451,7 @@ impl Slots {
         for i in 0..N {
             // SAFETY: units of this rank's own slots.
             let [low, high] = unsafe { mem::load_packets(at.wrapping_add(2 * i)) };
-            there &= low >> 32 == self.flag && high >> 32 == self.flag;
+            there &= self.is_flagged([low, high]);
             data[i] = low & 0xffff_ffff | high << 32;
         }
         (data, there)

@@ -178,11 +178,21 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
             break;
         }
         let start = pair * PAIR_DATA;
+        let at = to.wrapping_add(start);
+        if start + PAIR_DATA <= bytes && at as usize % PAIR_DATA == 0 {
+            let mut packed = [0; 2];
+            for i in 0..PAIR_DATA / size {
+                bulk::pack(&mut packed, i, O::finish(acc[i], ranks));
+            }
+            // SAFETY: within this block's part of the output, and aligned, by the condition.
+            unsafe { mem::write(at.cast::<u64>(), packed[0]) };
+            continue;
+        }
         for i in 0..PAIR_DATA / size {
             if start + i * size < bytes {
                 // SAFETY: within this block's part of the output by the condition.
                 unsafe {
-                    let at = to.wrapping_add(start + i * size).cast::<T>();
+                    let at = at.wrapping_add(i * size).cast::<T>();
                     mem::write(at, O::finish(acc[i], ranks));
                 }
             }
