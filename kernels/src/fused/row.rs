@@ -119,6 +119,9 @@ pub(super) struct Norm<T> {
 }
 
 impl<T: Element<Acc = f32>> Norm<T> {
+    /// True if lanes load weights before they use them. Those of f32 would take too many registers.
+    pub(super) const LOADS_AHEAD: bool = size_of::<T>() < size_of::<f32>();
+
     /// Writes the arguments to shared memory. All lanes together.
     ///
     /// # Errors
@@ -215,6 +218,17 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     pub(super) fn spec(&self) -> NormSpec {
         self.arguments().spec
+    }
+
+    /// Returns weights `[at, at + N)`.
+    ///
+    /// # Safety
+    /// A row must have the elements.
+    #[inline(always)]
+    pub(super) unsafe fn weights<M: Machine, const N: usize>(&self, at: usize) -> [T; N] {
+        let weights = self.arguments().weight.cast::<T>();
+        // SAFETY: `Norm::new` has checked that the weight has as many elements as a row.
+        unsafe { chunk::read::<M, T, N>(weights.add(at)) }
     }
 
     /// Returns the number of rows.
@@ -379,6 +393,8 @@ pub(super) struct Row<M, T> {
     pub(super) index: usize,
     /// The values, in f32.
     values: *mut f32,
+    /// Weights of this lane's first chunk, if a block has several lanes.
+    pub(super) first_weights: [T; CHUNK],
     /// Mean, or 0 for the root mean square.
     pub(super) mean: f32,
     /// Reciprocal of the root.
@@ -418,6 +434,13 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
     /// the statistics. `None` after a failure. All lanes together.
     #[inline(always)]
     fn reduce(&self) -> Option<Row<M, T>> {
+        let first = self.block.rank() as usize * CHUNK;
+        let mut first_weights = [T::narrow(0.0); CHUNK];
+        if M::LANES != 1 && Norm::<T>::LOADS_AHEAD && first < self.norm.hidden {
+            // Loaded before the statistics, during which the load is in flight.
+            // SAFETY: the weight has the row's elements (`Norm::new`).
+            first_weights = unsafe { self.norm.weights::<M, CHUNK>(first) };
+        }
         let (mean, squares) = if M::LANES == 1 {
             self.statistics_single()?
         } else {
@@ -430,6 +453,7 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
             targets: self.targets,
             index: self.index,
             values: self.values,
+            first_weights,
             mean,
             scale: 1.0 / arch::sqrt_f32(variance + self.norm.arguments().epsilon),
         })
@@ -443,42 +467,58 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
     /// the block.
     #[inline(always)]
     unsafe fn chunk<const N: usize>(&self, at: usize) -> Option<[f32; N]> {
+        let wide = self.norm.spec().has_wide_residual();
+        // Before the sum, so that its loads are in flight together with those of the sum.
+        // SAFETY: the precondition of this function; the residual has this type.
+        let residual = unsafe {
+            match wide {
+                true => self.residual::<f32, N>(at),
+                false => self.residual::<T, N>(at),
+            }
+        };
         // SAFETY: the sums have row `index` (`each_row`), and the row has the elements.
         let sum = unsafe { self.sums.sum::<N>(self.index * self.norm.hidden + at)? };
         let rounded: [T; N] = chunk::narrow(sum);
         let mut values = chunk::widen(rounded);
-        if self.norm.spec().has_wide_residual() {
-            // SAFETY: the precondition of this function; the residual is f32.
-            unsafe { self.add_residual::<f32, N>(at, &mut values) };
-        } else {
-            // SAFETY: the precondition of this function; the residual is `T`.
-            unsafe { self.add_residual::<T, N>(at, &mut values) };
+        if !self.norm.arguments().residual.is_null() {
+            for i in 0..N {
+                values[i] += residual[i];
+            }
+        }
+        // SAFETY: the precondition of this function; the residual has this type.
+        unsafe {
+            match wide {
+                true => self.keep::<f32, N>(at, &mut values),
+                false => self.keep::<T, N>(at, &mut values),
+            }
         }
         // SAFETY: the memory has room for a row, and only this lane accesses these values.
         unsafe { self.values.add(at).cast::<[f32; N]>().write(values) };
         Some(values)
     }
 
-    /// Adds the residual to values `[at, at + N)`, rounds, and writes the targets.
+    /// Returns elements `[at, at + N)` of the row of the residual; zeros if there is none.
     ///
     /// # Safety
     /// As [`RowSum::chunk`]; `R` must be the type of the residual.
     #[inline(always)]
-    unsafe fn add_residual<R: Element<Acc = f32>, const N: usize>(
-        &self,
-        at: usize,
-        values: &mut [f32; N],
-    ) {
+    unsafe fn residual<R: Element<Acc = f32>, const N: usize>(&self, at: usize) -> [f32; N] {
         let rows = self.norm.arguments().residual;
-        if !rows.is_null() {
-            let from = self.residual * self.norm.hidden + at;
-            // SAFETY: `Norm::new` has checked that the residual has the norm's rows, of which
-            // `residual` is one.
-            let residual = unsafe { chunk::read::<M, R, N>(rows.cast::<R>().add(from)) };
-            for i in 0..N {
-                values[i] += residual[i].widen();
-            }
+        if rows.is_null() {
+            return [0.0; N];
         }
+        let from = self.residual * self.norm.hidden + at;
+        // SAFETY: `Norm::new` has checked that the residual has the norm's rows, of which
+        // `residual` is one.
+        chunk::widen(unsafe { chunk::read::<M, R, N>(rows.cast::<R>().add(from)) })
+    }
+
+    /// Rounds values `[at, at + N)`, and writes them to the targets if they are wanted.
+    ///
+    /// # Safety
+    /// As [`RowSum::chunk`]; `R` must be the type of the residual.
+    #[inline(always)]
+    unsafe fn keep<R: Element<Acc = f32>, const N: usize>(&self, at: usize, values: &mut [f32; N]) {
         let rounded: [R; N] = chunk::narrow(*values);
         *values = chunk::widen(rounded);
         if self.norm.keeps() {
