@@ -7,7 +7,7 @@ target triple = "amdgcn-amd-amdhsa"
 
 ; Block-shared scratch memory: SHARED_BYTES of src/arch/mod.rs. Present in an image only where a
 ; kernel uses it.
-@fusewire_shared_memory = internal addrspace(3) global [38912 x i8] poison, align 128
+@fusewire_shared_memory = internal addrspace(3) global [39936 x i8] poison, align 128
 ; One word a wave, for votes of a block.
 @fusewire_votes = internal addrspace(3) global [16 x i32] poison, align 4
 

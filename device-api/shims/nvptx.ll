@@ -7,7 +7,7 @@ target triple = "nvptx64-nvidia-cuda"
 
 ; Block-shared scratch memory: SHARED_BYTES of src/arch/mod.rs. Present in an image only where a
 ; kernel uses it.
-@fusewire_shared_memory = internal addrspace(3) global [38912 x i8] undef, align 128
+@fusewire_shared_memory = internal addrspace(3) global [39936 x i8] undef, align 128
 
 ; Replaces 0 by 1 in a word of the block-shared memory; returns the word as it was.
 define i64 @fusewire_shared_claim(ptr %at) #0 {

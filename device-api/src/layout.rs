@@ -425,11 +425,12 @@ pub struct Mirror {
 }
 
 /// State of a block between launches. Only that block of that rank accesses it, except that block 0
-/// reads [`BlockState::entered`], and reads and writes [`BlockState::released`].
+/// reads [`BlockState::entered`], reads and writes [`BlockState::released`], and counts launches
+/// without the block in [`BlockState::sequence`] and [`BlockState::busy`].
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockState {
-    /// Collectives that this block has finished.
+    /// Collectives that this block has finished, or that had no block of this index.
     pub sequence: u64,
     /// Epoch of the last launch that used packet slots.
     pub packet_epoch: u64,

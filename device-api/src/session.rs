@@ -11,6 +11,12 @@
 //! - **released by** the peer, after its last read of the words and of the memory they named, and
 //!   after its last write into memory that they named.
 //!
+//! If the peer has only read, its done signal need not release anything on a GPU
+//! ([`Session::done_reading`]), because its reads are complete.
+//!
+//! The lane that acquires a ready signal copies the words of the line to shared memory, where all
+//! lanes read them after the barrier that ends [`Session::ready`].
+//!
 //! A barrier is a round without words and without done: it leaves the words of the ready lines as
 //! they are, which a slow peer may still have to read, and signals only grow.
 //!
@@ -44,6 +50,7 @@ use crate::group::{Block, Group, Machine};
 use crate::layout::{CommConst, FailureKind, LINE, SIGNAL_WORDS};
 use crate::mem::{self, Order, Scope};
 use crate::net::{Action, Request, Requests, Route};
+use crate::shared_cache::{self, WORDS_OF};
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
 
 use prologue::{Epochs, Prologue};
@@ -163,6 +170,9 @@ impl<M: Machine> Session<M> {
         }
         if block.is_leader() {
             ctx.enter();
+        }
+        if block.index() == 0 && collective != 0 {
+            Prologue::count_absent(block, &comm);
         }
         Some(Self {
             block,
@@ -376,10 +386,10 @@ impl<M: Machine> Session<M> {
         self.ctx.count
     }
 
-    /// Returns the number of this launch among the collective launches of the communicator in which
-    /// this block took part, starting at 1. It is equal on all ranks, and increases with every
-    /// launch and replay, including those of other kernels. Its parity can therefore be equal in
-    /// two successive launches of one kernel.
+    /// Returns the number of this launch among the collective launches of the communicator, from 1
+    /// on. It is equal in all blocks and on all ranks, and increases with each launch and replay,
+    /// including those of other kernels. Its parity can therefore be equal in two successive
+    /// launches of one kernel.
     #[inline(always)]
     pub fn epoch(&self) -> u64 {
         self.ctx.sequence()
@@ -499,10 +509,10 @@ impl<M: Machine> Session<M> {
         let value = self.next_round()?;
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
-            self.post(peer, 8 * SIGNAL_WORDS as u64, value);
+            self.post(peer, 8 * SIGNAL_WORDS as u64, value, Order::Release);
             peer += self.block.size();
         }
-        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
+        self.await_all::<false>(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
     }
 
     /// Publishes what the block has written, and returns the signal of the next round.
@@ -545,10 +555,40 @@ impl<M: Machine> Session<M> {
                     unsafe { mem::write(line.cast::<[u64; SIGNAL_WORDS]>(), words) };
                 }
             }
-            self.post(peer, 8 * SIGNAL_WORDS as u64, value);
+            if peer == self.rank() {
+                self.keep_words(peer, words);
+            }
+            self.post(peer, 8 * SIGNAL_WORDS as u64, value, Order::Release);
             peer += self.block.size();
         }
-        self.await_all(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
+        self.await_all::<true>(WaitKind::Ready, value, 8 * SIGNAL_WORDS)
+    }
+
+    /// Keeps the words of `rank` for [`Session::word`]. One lane, before the barrier of `ready`.
+    #[inline(always)]
+    fn keep_words(&self, rank: u32, words: [u64; SIGNAL_WORDS]) {
+        if M::LANES == 1 || rank >= WORDS_OF {
+            return;
+        }
+        let cache = shared_cache::at(self.block.shared());
+        // SAFETY: `rank` is below the number of entries. All lanes have passed a barrier since they
+        // read the words of the last round, and read these after the next one.
+        unsafe {
+            let words_of = (&raw mut (*cache).words).cast::<[u64; SIGNAL_WORDS]>();
+            words_of.add(rank as usize).write(words);
+        }
+    }
+
+    /// Loads word `index` of `rank` from its ready line of this rank's workspace.
+    ///
+    /// # Safety
+    /// The lane must have acquired the ready signal of the round, and `index` must be a word.
+    #[inline(always)]
+    unsafe fn load_word(&self, rank: u32, index: usize) -> u64 {
+        let line = self.line(self.comm.rank(), rank, 0);
+        // SAFETY: the word is in a line of this rank's workspace, which the peer overwrites only
+        // after this rank's done signal.
+        unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
     }
 
     /// Ends the rounds of the launch after a failure. Kernels whose own code fails in a round call
@@ -562,16 +602,23 @@ impl<M: Machine> Session<M> {
     }
 
     /// Returns word `index` of what `peer` sent with its ready signal of this round; 0 for a rank
-    /// or a word that does not exist.
+    /// or a word that does not exist. Outside of a round the value is unspecified.
     #[inline(always)]
     pub fn word(&self, peer: u32, index: usize) -> u64 {
         if index >= SIGNAL_WORDS || peer >= self.comm.size() {
             return 0;
         }
-        let line = self.line(self.comm.rank(), peer, 0);
-        // SAFETY: the word is in a line of this rank's workspace. `ready` has acquired the line;
-        // the peer overwrites it only after this rank's done signal.
-        unsafe { mem::load_u64(line.cast::<u64>().add(index), Order::Relaxed, Scope::System) }
+        if M::LANES == 1 || peer >= WORDS_OF {
+            // SAFETY: `ready` has acquired the signal, and `index` is a word.
+            return unsafe { self.load_word(peer, index) };
+        }
+        let cache = shared_cache::at(self.block.shared());
+        // SAFETY: both indices are within the array, and `ready` ended with a barrier after the
+        // lanes had written it.
+        unsafe {
+            let words_of = (&raw const (*cache).words).cast::<[u64; SIGNAL_WORDS]>();
+            words_of.add(peer as usize).cast::<u64>().add(index).read()
+        }
     }
 
     /// Closes a round: publishes this block's writes, signals every peer that this block no longer
@@ -583,6 +630,30 @@ impl<M: Machine> Session<M> {
     #[inline(always)]
     #[track_caller]
     pub fn done(&mut self) -> Result<(), Aborted> {
+        self.close_round(Order::Release)
+    }
+
+    /// Does what [`Session::done`] does, for a round in which this block has written nothing that a
+    /// peer reads. The signal then only says that the block has read what it needs. On a GPU it is
+    /// relaxed: a lane has used every value that it has loaded before it arrives at the block's
+    /// barrier, so these loads are complete. A fence would cost a microsecond.
+    ///
+    /// # Errors
+    /// [`Aborted`] in the same cases as [`Session::barrier`].
+    ///
+    /// # Safety
+    /// Since the round was opened, the block must not have written memory that a peer reads after
+    /// this signal.
+    #[inline(always)]
+    #[track_caller]
+    #[doc(hidden)]
+    pub unsafe fn done_reading(&mut self) -> Result<(), Aborted> {
+        self.close_round(mem::AFTER_READS)
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    fn close_round(&mut self, order: Order) -> Result<(), Aborted> {
         if !self.open {
             return self.barrier();
         }
@@ -592,11 +663,11 @@ impl<M: Machine> Session<M> {
         let mut peer = self.block.rank();
         while peer < self.comm.size() {
             if peer != self.comm.rank() {
-                self.post(peer, LINE, value);
+                self.post(peer, LINE, value, order);
             }
             peer += self.block.size();
         }
-        self.await_all(WaitKind::Done, value, LINE as usize)
+        self.await_all::<false>(WaitKind::Done, value, LINE as usize)
     }
 
     /// Ends the launch with the kernel's result. All lanes together. Called by `#[kernel]`.
@@ -692,7 +763,7 @@ impl<M: Machine> Session<M> {
                 store(&raw mut (*state).packet_epoch, epochs.packet_epoch);
                 if BOUNDED {
                     let busy = &raw mut (*state).busy;
-                    mem::store_u64(busy, epochs.idle(), Order::Release, Scope::Device);
+                    mem::store_u64(busy, epochs.idle(), mem::AT_END, Scope::Device);
                 }
             }
         }
@@ -749,9 +820,10 @@ impl<M: Machine> Session<M> {
     }
 
     /// Stores a signal in this block's line at `peer`, `offset` bytes from its start. One lane,
-    /// after the block has published its writes, which the signal covers.
+    /// after the block has published its writes, which the signal covers if `order` is
+    /// [`Order::Release`].
     #[inline(always)]
-    fn post(&self, peer: u32, offset: u64, value: u64) {
+    fn post(&self, peer: u32, offset: u64, value: u64, order: Order) {
         if self.is_mute() {
             return;
         }
@@ -760,7 +832,7 @@ impl<M: Machine> Session<M> {
             None => {
                 let line = self.line(peer, self.comm.rank(), offset);
                 // SAFETY: only this block of this rank writes this word, and it only grows.
-                unsafe { mem::store_u64(line.cast(), value, Order::Release, Scope::System) };
+                unsafe { mem::store_u64(line.cast(), value, order, Scope::System) };
             }
         }
     }
@@ -821,7 +893,12 @@ impl<M: Machine> Session<M> {
 
     #[inline(always)]
     #[track_caller]
-    fn await_all(&mut self, wait: WaitKind, value: u64, offset: usize) -> Result<(), Aborted> {
+    fn await_all<const WORDS: bool>(
+        &mut self,
+        wait: WaitKind,
+        value: u64,
+        offset: usize,
+    ) -> Result<(), Aborted> {
         // After an error this rank has not signalled, so the peers might not, either.
         let mut failed = self.is_mute();
         let mut peer = self.block.rank();
@@ -845,6 +922,12 @@ impl<M: Machine> Session<M> {
                 if arrived.is_none() {
                     failed = true;
                     break;
+                }
+                if WORDS && M::LANES != 1 && peer < WORDS_OF {
+                    // Loads all words at once, so that the lanes do not wait for them one by one.
+                    // SAFETY: this lane has acquired the signal.
+                    let words = core::array::from_fn(|i| unsafe { self.load_word(peer, i) });
+                    self.keep_words(peer, words);
                 }
             }
             peer += self.block.size();

@@ -5,7 +5,10 @@
 //! do not change during the session. A block of one lane uses only the [`Fault`].
 
 use crate::arch::{MAX_WARPS, RESERVED_BYTES, SHARED_BYTES};
-use crate::layout::CommConst;
+use crate::layout::{CommConst, SIGNAL_WORDS};
+
+/// Number of ranks whose words of a round are copied to shared memory.
+pub(crate) const WORDS_OF: u32 = 16;
 
 /// The first error that a lane of the block found by itself, such as an index out of range. The
 /// next vote of the block reports it on all lanes.
@@ -41,6 +44,9 @@ pub(crate) struct SharedCache {
     pub(crate) state: u64,
     /// Copy of the communicator's constants.
     pub(crate) constants: CommConst,
+    /// Words of the round, by rank. Written by the lane that acquires the rank's ready signal, and
+    /// read after the barrier that ends `ready`.
+    pub(crate) words: [[u64; SIGNAL_WORDS]; WORDS_OF as usize],
 }
 
 const CACHE_AT: usize = SHARED_BYTES - RESERVED_BYTES;

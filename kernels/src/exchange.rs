@@ -284,6 +284,10 @@ pub(crate) struct Words {
 /// Work of an operation in a round. A trait instead of a closure: its method can be forced inline,
 /// so that it is compiled for the instruction set of the kernel's entry.
 pub(crate) trait Body<M: Machine> {
+    /// True if the body writes only memory of this rank that no peer reads before a later signal of
+    /// this rank.
+    const ONLY_READS_PEERS: bool = false;
+
     /// Moves one round's data. Called after every rank's words of the round have been acquired. All
     /// lanes together.
     fn round(&self, session: &mut Session<M>, memory: &Memory, round: Round)
@@ -429,11 +433,11 @@ impl Memory {
 
     /// Runs the rounds of the operation; `body` moves one round's data.
     #[inline(always)]
-    pub(crate) fn run<M: Machine>(
+    pub(crate) fn run<M: Machine, B: Body<M>>(
         &self,
         session: &mut Session<M>,
         policy: Policy,
-        body: &impl Body<M>,
+        body: &B,
     ) -> Result<(), Aborted> {
         let workspace = *session.comm().workspace();
         let flags = self.flags();
@@ -476,7 +480,12 @@ impl Memory {
                 session.abandon();
                 return Err(failure);
             }
-            session.done()?;
+            if B::ONLY_READS_PEERS {
+                // SAFETY: the body has written nothing that a peer reads.
+                unsafe { session.done_reading()? };
+            } else {
+                session.done()?;
+            }
             if flags & TARGET_STAGED != 0 {
                 self.unstage(session, round, workspace.staging_out, policy);
             }

@@ -30,6 +30,8 @@ pub(crate) struct PullPlan {
 }
 
 impl<M: Machine> Body<M> for PullPlan {
+    const ONLY_READS_PEERS: bool = true;
+
     #[inline(always)]
     fn round(
         &self,

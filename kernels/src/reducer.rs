@@ -124,6 +124,8 @@ pub(crate) struct Reduce<R, const SHARDS: bool> {
 }
 
 impl<M: Machine, R: Reducer, const SHARDS: bool> Body<M> for Reduce<R, SHARDS> {
+    const ONLY_READS_PEERS: bool = !SHARDS;
+
     #[inline(always)]
     fn round(
         &self,

@@ -19,11 +19,11 @@ pub use self::native::*;
 
 /// Bytes of block-shared scratch memory that every machine offers: tables, and a row of 8192
 /// numbers.
-pub const SHARED_BYTES: usize = 38 * 1024;
+pub const SHARED_BYTES: usize = 39 * 1024;
 
 /// Bytes at the end of the block-shared memory that the library reserves in every kernel: for the
 /// communicator's constants, and for reductions and broadcasts of the block.
-pub const RESERVED_BYTES: usize = 1088;
+pub const RESERVED_BYTES: usize = 2112;
 
 /// Greatest number of lanes of a block, on any machine.
 pub const MAX_LANES: usize = 1024;

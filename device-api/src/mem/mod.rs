@@ -46,6 +46,16 @@ pub enum Order {
     AcqRel,
 }
 
+/// Order of a signal that says only that this block has read what it needs. On a GPU, the loads of
+/// lanes that have passed a barrier of the block are complete, because the lanes have used their
+/// values. On a CPU, only a release orders loads before a later store.
+pub(crate) const AFTER_READS: Order = if cfg!(any(target_arch = "nvptx64", target_arch = "amdgpu"))
+{
+    Order::Relaxed
+} else {
+    Order::Release
+};
+
 /// Set of threads that take part in the ordering. A peer is reached by [`Scope::System`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
@@ -65,6 +75,10 @@ pub enum Policy {
     /// Passes through once: streaming stores on a CPU, no allocation in L1 on a GPU.
     Streaming,
 }
+
+/// Order of the store that ends a launch of a block. On a GPU, the end of a kernel publishes what
+/// it has written to the work that follows it.
+pub(crate) const AT_END: Order = AFTER_READS;
 
 /// Atomics for state that lanes share on a CPU: the standard library's, or a model checker's.
 #[cfg(not(any(target_arch = "nvptx64", target_arch = "amdgpu")))]

@@ -12,7 +12,11 @@
 //! distances ([`Machine::CONSTANTS_IN_WORKSPACE`]). So epochs are read before the busy word is
 //! taken, and may be older than the end of the previous launch. They are current exactly if an idle
 //! busy word is twice their sum, because none of them ever decreases. Otherwise they are read
-//! again.
+//! again, until they are. Therefore the end of a launch need not release its epochs on a GPU: the
+//! busy word is relaxed there, because a fence would cost every launch a memory round trip.
+//!
+//! A launch can have fewer blocks than the communicator. Block 0 then counts the launch for the
+//! others, whose rounds and packets do not advance.
 //!
 //! Lanes read epochs and constants from shared memory, after the block's barrier.
 
@@ -25,6 +29,10 @@ use crate::layout::{BLOCKS_AT, BlockState, CONSTANTS_AT, CommConst, CommState, F
 use crate::mem::{self, Order, Scope};
 use crate::shared_cache;
 use crate::wait::{BOUNDED, WaitContext, WaitKind};
+
+/// Maximum number of times that a launch reads its epochs again. The stores of the launch before
+/// become visible within a memory round trip or two; more tries mean that the state is damaged.
+const MOST_TRIES: u32 = 1 << 20;
 
 /// The epochs of a block.
 #[derive(Clone, Copy, Debug)]
@@ -212,6 +220,25 @@ impl Prologue {
         Some((ctx, epochs))
     }
 
+    /// Counts the launch for the blocks that it does not have, so that the sequence numbers of all
+    /// blocks are equal in every launch. By block 0 of a collective launch, on all lanes. No other
+    /// launch accesses these states meanwhile: if one is in flight, block 0 was refused.
+    #[inline(always)]
+    pub(super) fn count_absent<M: Machine>(block: Block<M>, comm: &Comm) {
+        // From the last lane on: the first lanes have other work.
+        let mut absent = block.count() + (block.size() - 1 - block.rank());
+        while absent < comm.constants().max_blocks {
+            let state = WaitContext::block_state(comm, absent);
+            // SAFETY: the workspace has a state for each block; the words are only accessed
+            // atomically. Both are changed, so that an idle busy word stays twice the sum.
+            unsafe {
+                mem::fetch_add_u64(&raw mut (*state).sequence, 1, Order::Relaxed, Scope::Device);
+                mem::fetch_add_u64(&raw mut (*state).busy, 2, Order::Relaxed, Scope::Device);
+            }
+            absent += block.size();
+        }
+    }
+
     /// One lane takes the busy word. Returns the epochs before the launch.
     #[inline(always)]
     fn take(self, ctx: WaitContext) -> (Epochs, Option<Refusal>) {
@@ -239,8 +266,10 @@ impl Prologue {
             )
         };
         let idle = busy & 1 == 0;
-        if idle && epochs.idle() != busy {
+        let mut tries = 0;
+        while idle && epochs.idle() != busy && tries < MOST_TRIES {
             epochs = self.epochs();
+            tries += 1;
         }
         if aborted != 0 {
             // Acquires the abort word, which covers the failure record, and reports it to the host.

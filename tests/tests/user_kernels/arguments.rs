@@ -165,6 +165,15 @@ fn sum_twice(
     s.barrier()
 }
 
+/// Meets the other ranks and reports the epoch of block 0.
+#[kernel]
+fn meets(s: &mut Session<impl Machine>, epoch: Out<u64>) -> Result<(), Aborted> {
+    if s.block().index() == 0 && s.block().is_leader() {
+        epoch.set(0, s.epoch());
+    }
+    s.barrier()
+}
+
 #[test]
 fn windows_signals_and_epochs_also_under_replay() {
     for shape in SHAPES {
@@ -209,6 +218,13 @@ fn windows_signals_and_epochs_also_under_replay() {
                     assert!(now.iter().all(|epoch| *epoch == now[0]), "{now:?}");
                     assert!(now[0] > before, "{now:?} after {before}");
                     before = now[0];
+                    // A launch without the other blocks counts for them, too.
+                    let one = zeros(DType::U64, 1)?;
+                    let meets = Meets {
+                        epoch: (&one).into(),
+                    };
+                    comm.kernel(meets).blocks(1).launch()?;
+                    assert_eq!(one.to_vec::<u64>()?, [before + 1]);
                     comm.barrier()?;
                 }
                 drop(graph);
