@@ -19,6 +19,38 @@ use crate::backend::{Backend, Route};
 use crate::collective::Op;
 use crate::options::{Determinism, Options};
 
+/// Maximum numbers of blocks and of threads per block of a launch on a GPU. Equal on all ranks,
+/// like the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedGrid {
+    pub(crate) blocks: u32,
+    pub(crate) threads: u32,
+}
+
+impl PlannedGrid {
+    /// Uses as many as the communicator has.
+    pub(crate) const ALL: Self = Self {
+        blocks: u32::MAX,
+        threads: u32::MAX,
+    };
+
+    /// Least number of threads: the warps other than the first copy the communicator's constants
+    /// while the first enters.
+    const LEAST_THREADS: u32 = 128;
+
+    /// Returns the grid for `parts` parts, of which each block takes at least one, and `lanes`
+    /// lanes per part.
+    fn of(parts: u64, lanes: u64) -> Self {
+        let threads = lanes
+            .next_power_of_two()
+            .max(u64::from(Self::LEAST_THREADS));
+        Self {
+            blocks: u32::try_from(parts.max(1)).unwrap_or(u32::MAX),
+            threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        }
+    }
+}
+
 /// Plan of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
@@ -26,8 +58,10 @@ pub struct Plan {
     pub operation: Operation,
     /// Algorithm of the operation; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
-    /// Number of blocks of the launch.
+    /// Maximum number of blocks of the launch, and the number of blocks on the CPU.
     pub blocks: u32,
+    /// Maximum numbers of blocks and threads per block on a GPU.
+    pub(crate) grid: PlannedGrid,
     /// Number of elements of each row that one round copies through staging, if a rank's memory is
     /// in no window.
     pub chunk: u64,
@@ -80,7 +114,7 @@ impl fmt::Display for Plan {
             self.operation.name(),
             self.algorithm,
             self.reason(),
-            self.blocks,
+            self.blocks.min(self.grid.blocks),
             self.chunk,
             if self.bitwise {
                 "same bits on every rank"
@@ -106,8 +140,9 @@ const OVERSUBSCRIBED_PACKET_BYTES: u64 = 4 << 10;
 /// packets. Larger calls use two-shot, which works in place without staging.
 const ONE_SHOT_BYTES: u64 = 4 << 10;
 
-/// Maximum size in bytes of all_reduce by packets on GPUs. Not measured: MSCCL++ and NCCL stop
-/// using packets at 16 to 64 KiB on Hopper.
+/// Maximum size in bytes of all_reduce by packets on 8 GPUs. The limit is four times as high for 4
+/// GPUs, and 16 times for 2. Not measured over NVLink: a packet has twice the bytes of its data,
+/// which cost as much as the two signals of the other algorithms from this size on.
 const GPU_PACKET_BYTES: u64 = 32 << 10;
 
 /// Maximum size in bytes of one-shot all_reduce on 8 GPUs. The limit is twice as high for 4 GPUs
@@ -143,10 +178,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Returns the maximum size in bytes of all_reduce by packets.
-    const fn packet_bytes(self) -> u64 {
+    const fn packet_bytes(self, ranks: u32) -> u64 {
         match self {
             // A round of requests costs more than packets of any size.
             Self { split: true, .. } => u64::MAX,
+            Self { gpu: true, .. } if ranks <= 2 => 16 * GPU_PACKET_BYTES,
+            Self { gpu: true, .. } if ranks <= 4 => 4 * GPU_PACKET_BYTES,
             Self { gpu: true, .. } => GPU_PACKET_BYTES,
             Self {
                 oversubscribed: true,
@@ -204,10 +241,50 @@ pub(crate) fn plan(op: &Op, agreed: &Agreed<'_>) -> Plan {
         operation: op.operation(),
         algorithm,
         blocks: options.blocks,
+        grid: grid(op, agreed, algorithm),
         chunk,
         bitwise: algorithm != Algorithm::Nvls || reduction.is_none(),
         reduction,
         route: None,
+    }
+}
+
+/// Bytes of a message that a block sends as packets, if the message has fewer than all blocks could
+/// send. Measured on one H100 with two ranks: less adds packets without data, more adds iterations
+/// (`benches/results/gpu`).
+const PACKET_PART: u64 = 1 << 10;
+
+/// Returns the grid of an operation on a GPU. A small message has few blocks, and blocks without
+/// work for all threads have fewer of them, because every warp of a block costs time, also if it
+/// has nothing to do.
+fn grid(op: &Op, agreed: &Agreed<'_>, algorithm: Algorithm) -> PlannedGrid {
+    if !agreed.machine.gpu {
+        return PlannedGrid::ALL;
+    }
+    match *op {
+        Op::AllReduce { .. } if algorithm == Algorithm::Packet => {
+            let most = agreed.options.blocks.max(1);
+            let few = (op.bytes() as u64).div_ceil(PACKET_PART);
+            let few = u32::try_from(few).unwrap_or(most).clamp(1, most);
+            let room = packet::capacity(agreed.options.packet_slot(agreed.ranks));
+            let blocks = if part_bytes(op, few) <= room {
+                few
+            } else {
+                most
+            };
+            // The header, and 8 bytes for each lane.
+            let lanes = 1 + part_bytes(op, blocks).div_ceil(packet::PAIR_DATA as u64);
+            PlannedGrid::of(u64::from(blocks), lanes)
+        }
+        // A block per row.
+        Op::AllReduceNorm { rows, .. } => {
+            let rows = match algorithm {
+                Algorithm::TwoShot => (rows as u64).div_ceil(u64::from(agreed.ranks)),
+                _ => rows as u64,
+            };
+            PlannedGrid::of(rows, u64::from(u32::MAX))
+        }
+        _ => PlannedGrid::ALL,
     }
 }
 
@@ -252,6 +329,7 @@ pub(crate) fn plan_of_backend(op: &Op, backend: &dyn Backend) -> Plan {
         operation: op.operation(),
         algorithm: Algorithm::HandOff,
         blocks: 0,
+        grid: PlannedGrid::ALL,
         chunk: 0,
         bitwise: reduction.is_none() || backend.is_bitwise(),
         reduction,
@@ -295,18 +373,32 @@ fn algorithm(op: &Op, agreed: &Agreed<'_>) -> Algorithm {
         | Op::AllToAllV { .. } => return Algorithm::Pull,
     };
     let bytes = op.bytes() as u64;
-    let packets =
-        has_instance(dtype, reduction) && bytes <= packet::capacity(options.packet_slot(ranks));
+    let packets = has_instance(dtype, reduction)
+        && part_bytes(op, options.blocks) <= packet::capacity(options.packet_slot(ranks));
     match wanted {
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot if !machine.split => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes() => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         // Two-shot writes to other ranks' outputs.
         _ if machine.split => Algorithm::Signal,
         _ if bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     }
+}
+
+/// Returns the size in bytes of the largest part of an operation that one of `blocks` blocks
+/// handles. Packets of this part go through a slot of the block.
+fn part_bytes(op: &Op, blocks: u32) -> u64 {
+    let count = op.count() as u64;
+    let part = match blocks {
+        0 | 1 => count,
+        _ => {
+            let part = count.div_ceil(u64::from(blocks));
+            part.next_multiple_of(fusewire_kernels::ALIGNMENT as u64)
+        }
+    };
+    part.saturating_mul(op.dtype().map_or(1, DType::size) as u64)
 }
 
 /// Chooses the algorithm of a fused norm over `rows` rows of `hidden` elements, which have `bytes`
@@ -327,7 +419,7 @@ fn norm(agreed: &Agreed<'_>, rows: u64, bytes: u64, hidden: usize, row_bytes: us
         Algorithm::Packet if packets => Algorithm::Packet,
         Algorithm::Signal => Algorithm::Signal,
         Algorithm::TwoShot => Algorithm::TwoShot,
-        _ if packets && bytes <= machine.packet_bytes() => Algorithm::Packet,
+        _ if packets && bytes <= machine.packet_bytes(ranks) => Algorithm::Packet,
         _ if rows < u64::from(ranks) || bytes <= machine.one_shot_bytes(ranks) => Algorithm::Signal,
         _ => Algorithm::TwoShot,
     };
@@ -373,6 +465,80 @@ mod tests {
         }
         assert_eq!(aligned_end(319, 320), None);
         assert_eq!(aligned_end(320, 320), Some(0));
+    }
+
+    /// Plans all_reduce of `bytes` bytes of bf16 on `ranks` GPUs with these options.
+    fn on_gpus(ranks: u32, bytes: usize, options: &Options) -> Plan {
+        let machine = Machine {
+            split: false,
+            oversubscribed: false,
+            multicast: false,
+            gpu: true,
+        };
+        let agreed = Agreed {
+            options,
+            wanted: Algorithm::Auto,
+            ranks,
+            machine,
+        };
+        plan(&all_reduce(bytes / 2, ReductionCode::Sum), &agreed)
+    }
+
+    #[test]
+    fn packets_on_gpus_are_limited_by_the_part_of_a_block_and_by_the_ranks() {
+        let options = Options {
+            blocks: 64,
+            ..Options::default()
+        };
+        for (ranks, limit) in [
+            (2, 512 << 10),
+            (3, 128 << 10),
+            (4, 128 << 10),
+            (8, 32 << 10),
+        ] {
+            let algorithm = |bytes| on_gpus(ranks, bytes, &options).algorithm;
+            assert_eq!(algorithm(limit), Algorithm::Packet, "{ranks} ranks");
+            assert_eq!(algorithm(limit + 2), Algorithm::Signal, "{ranks} ranks");
+        }
+        // One block has one slot, of 32 KiB: half of it are flags.
+        let one = Options {
+            blocks: 1,
+            ..Options::default()
+        };
+        let room = packet::capacity(one.packet_slot(2)) as usize;
+        assert_eq!(on_gpus(2, room, &one).algorithm, Algorithm::Packet);
+        assert_eq!(on_gpus(2, room + 2, &one).algorithm, Algorithm::Signal);
+    }
+
+    #[test]
+    fn small_packets_take_few_blocks_and_threads() {
+        let options = Options {
+            blocks: 16,
+            ..Options::default()
+        };
+        for (bytes, blocks, threads) in [
+            (0, 1, 128),
+            (512, 1, 128),
+            (1016, 1, 128),
+            (4 << 10, 4, 256),
+            (16 << 10, 16, 256),
+            (64 << 10, 16, 1024),
+        ] {
+            let grid = on_gpus(2, bytes, &options).grid;
+            assert_eq!(
+                (grid.blocks, grid.threads),
+                (blocks, threads),
+                "{bytes} bytes"
+            );
+        }
+        // Signals take all blocks. So do packets whose parts would not fit a small slot.
+        assert_eq!(on_gpus(2, 8 << 20, &options).grid, PlannedGrid::ALL);
+        let small = Options {
+            packet_slot_bytes: 1 << 10,
+            ..options
+        };
+        let plan = on_gpus(2, 4 << 10, &small);
+        assert_eq!((plan.algorithm, plan.grid.blocks), (Algorithm::Packet, 16));
     }
 
     const LARGE: usize = 1 << 20;

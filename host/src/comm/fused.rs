@@ -18,7 +18,7 @@ use super::{Communicator, LaunchAttributes, Work};
 use crate::Result;
 use crate::algorithm::Algorithm;
 use crate::collective::Op;
-use crate::plan::{self, Agreed};
+use crate::plan::{self, Agreed, Plan};
 use crate::tensor::{Input, Output};
 
 /// Byte offsets of the window addresses in the parameters of the kernel.
@@ -95,10 +95,10 @@ impl Communicator {
     pub fn plan_norm(&self, norm: &Norm<'_>) -> Result<Algorithm> {
         let operation = Operation::AllReduceNorm;
         let checked = CheckedNorm::new(operation.name(), norm, 1)?;
-        Ok(self.norm_algorithm(&checked.op(operation), &checked))
+        Ok(self.norm_plan(&checked.op(operation), &checked).algorithm)
     }
 
-    fn norm_algorithm(&self, op: &Op, norm: &CheckedNorm<'_, '_>) -> Algorithm {
+    fn norm_plan(&self, op: &Op, norm: &CheckedNorm<'_, '_>) -> Plan {
         let wanted = match norm.algorithm() {
             Algorithm::Auto => self.options().algorithm,
             wanted => wanted,
@@ -107,7 +107,7 @@ impl Communicator {
             wanted,
             ..self.agreed()
         };
-        plan::plan(op, &agreed).algorithm
+        plan::plan(op, &agreed)
     }
 
     pub(in crate::comm) fn prepare_norm<'a>(
@@ -126,7 +126,9 @@ impl Communicator {
         }
         let op = norm.op(operation);
         self.refuse_backend(&op, "use all_reduce and a separate norm")?;
-        let algorithm = self.norm_algorithm(&op, &norm);
+        let Plan {
+            algorithm, grid, ..
+        } = self.norm_plan(&op, &norm);
         let route = match (scatters, algorithm) {
             (true, _) => Route::ReduceScatter,
             (false, Algorithm::TwoShot) => Route::TwoShot,
@@ -147,7 +149,8 @@ impl Communicator {
             }
             _ => select_reduce_norm(norm.dtype).unwrap_or(const { &REDUCE_NORM_F32 }),
         };
-        let mut prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
+        let prepared = PreparedOp::new(self, kernel, params, [None; 3], borrowed, op_info);
+        let mut prepared = prepared.planned(grid);
         prepared.note_windows(version, WINDOWS);
         let prepared = if norm.is_dependent() {
             prepared.shaped(LaunchAttributes {

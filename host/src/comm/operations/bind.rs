@@ -17,7 +17,6 @@ use crate::tensor::Tensor;
 use fusewire_device::args::RawBuffer;
 use fusewire_device::comm::WindowAddr;
 use fusewire_device::native::Kernel;
-use fusewire_device::packet;
 use fusewire_kernels::Exchange;
 use fusewire_kernels::all_reduce::{
     AllReducePacketParams, ReductionParams, select_all_reduce_packet,
@@ -134,6 +133,7 @@ impl Communicator {
         let tensors = planned.operands.tensors();
         let borrowed = planned.operands.is_borrowed();
         PreparedOp::new(self, kernel, params, tensors, borrowed, planned.info)
+            .planned(planned.plan.grid)
     }
 
     /// Binds a kernel like [`Communicator::bound`], with window addresses at the byte offsets
@@ -159,10 +159,6 @@ impl Communicator {
         kernel: &Kernel<AllReducePacketParams>,
     ) -> PreparedOp<'a> {
         let Planned { op, operands, .. } = planned;
-        debug_assert!(
-            op.bytes()
-                <= packet::capacity(self.inner.executor.constants.workspace.packet_slot) as usize
-        );
         let params = AllReducePacketParams {
             header: self.header(planned.info.call, op.count() as u64),
             source: operands.input.raw(),

@@ -68,6 +68,8 @@ impl Communicator {
         let kernel = on_gpu.gpu().kernel(info)?;
         let params = &bytemuck::bytes_of(&prepared.params)[..prepared.bytes];
         let mut shape = on_gpu.shape(kernel, self.inner.group.options.blocks);
+        shape.blocks = shape.blocks.min(prepared.grid.blocks);
+        shape.threads = shape.threads.min(prepared.grid.threads);
         let mut attributes = prepared.attributes.unwrap_or_default();
         // The driver refuses a cooperative launch whose blocks are not resident together. On the
         // CPU, where every block has a thread, this flag is not needed.

@@ -12,6 +12,7 @@ use crate::comm::observe::{OpInfo, function_name};
 use crate::comm::windows::EndFlag;
 use crate::cpu::HostFn;
 use crate::gpu::Upload;
+use crate::plan::PlannedGrid;
 use crate::tensor::{Tensor, TensorUse};
 use crate::usage::{AccessList, SharedAccess};
 
@@ -74,6 +75,8 @@ pub(in crate::comm) struct PreparedOp<'a> {
     pub(super) borrowed: bool,
     /// Launch shape, if it is not the communicator's.
     pub(super) attributes: Option<LaunchAttributes>,
+    /// Maximum numbers of blocks and threads per block that the plan uses on a GPU.
+    pub(super) grid: PlannedGrid,
     /// Table that the stream copies to the GPU before the launch.
     pub(super) upload: Option<Upload>,
 }
@@ -115,6 +118,7 @@ impl<'a> PreparedOp<'a> {
             table: None,
             borrowed,
             attributes: None,
+            grid: PlannedGrid::ALL,
             upload: None,
         }
     }
@@ -189,6 +193,13 @@ impl<'a> PreparedOp<'a> {
         self
     }
 
+    /// Sets the maximum numbers of blocks and threads, of which a GPU uses as many as it has.
+    #[inline(always)]
+    pub(in crate::comm) fn planned(mut self, grid: PlannedGrid) -> Self {
+        self.grid = grid;
+        self
+    }
+
     /// Adds a copy that the stream makes before the launch.
     pub(in crate::comm) fn uploading(mut self, upload: Option<Upload>) -> Self {
         self.upload = upload;
@@ -218,6 +229,7 @@ impl<'a> PreparedOp<'a> {
             table: self.table,
             borrowed: self.borrowed,
             attributes: self.attributes,
+            grid: self.grid,
             upload: self.upload,
         }
     }
@@ -242,6 +254,7 @@ impl<'a> PreparedOp<'a> {
             table: None,
             borrowed,
             attributes: None,
+            grid: PlannedGrid::ALL,
             upload: None,
         }
     }
