@@ -386,14 +386,14 @@ packet | ld.relaxed.sys.global.v2 0 | .relaxed.sys => | Race | the packet's load
 packet | ld.relaxed.sys.global.v2 0 | .sys => .gpu | Race | the packet's load has device scope
 packet | st.relaxed.sys.global.v2 0 | shift | Address | the packet goes to another slot
 packet | st.relaxed.sys.global.v2 0 | delete | Hang | the packet is not sent
-packet | st.global.b32 0 | shift | Race | the output goes to another element
+packet | st.global.b64 0 | shift | Race | the output goes to another element
 packet | bar.sync 0 | delete | Race Uninitialized | no barrier after the prologue
 packet | bar.sync 0 | diverge | Divergence Uninitialized Race | a barrier in a branch
 packet | bar.red 0 | diverge | Divergence | a vote in a branch
 signal | st.release.sys 0 | .release => .relaxed | Race | the entry signal is relaxed
 signal | st.release.sys 0 | .sys => .gpu | Race | the entry signal has device scope
 signal | st.release.sys 0 | delete | Hang | the entry signal is not sent
-signal | st.release.sys 1 | delete | Hang | the exit signal is not sent
+signal | st.relaxed.sys 5 | delete | Hang | the exit signal is not sent
 signal | ld.acquire.sys 0 | .acquire => .relaxed | Race | the entry wait is relaxed
 signal | ld.acquire.sys 0 | .sys => .gpu | Race | the entry wait has device scope
 signal | bar.sync 1 | delete | Race | no barrier before the entry signal
