@@ -60,9 +60,15 @@ fn operations(file: &str) -> Vec<Operation> {
             depth += i32::from(letter == '(') - i32::from(letter == ')');
             (letter == ')' && depth == 0).then_some(index)
         })?;
-        let is_ordered = ["Acquire", "Release", "AcqRel"]
-            .iter()
-            .any(|order| call[..end].contains(&format!("Order::{order}")));
+        // An order by name, or by a variable or constant that is a release on the CPU.
+        let orders = [
+            "Order::Acquire",
+            "Order::Release",
+            "Order::AcqRel",
+            " order,",
+            " mem::AT_END,",
+        ];
+        let is_ordered = orders.iter().any(|order| call[..end].contains(order));
         let line = code[..=at].lines().count();
         (is_operation && is_ordered).then(|| Operation {
             file: file.to_owned(),

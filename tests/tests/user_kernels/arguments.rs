@@ -165,9 +165,9 @@ fn sum_twice(
     s.barrier()
 }
 
-/// Meets the other ranks and reports the epoch of block 0.
+/// Reports the epoch of block 0, and waits for the other ranks.
 #[kernel]
-fn meets(s: &mut Session<impl Machine>, epoch: Out<u64>) -> Result<(), Aborted> {
+fn reports_epoch(s: &mut Session<impl Machine>, epoch: Out<u64>) -> Result<(), Aborted> {
     if s.block().index() == 0 && s.block().is_leader() {
         epoch.set(0, s.epoch());
     }
@@ -220,10 +220,10 @@ fn windows_signals_and_epochs_also_under_replay() {
                     before = now[0];
                     // A launch without the other blocks counts for them, too.
                     let one = zeros(DType::U64, 1)?;
-                    let meets = Meets {
+                    let reports = ReportsEpoch {
                         epoch: (&one).into(),
                     };
-                    comm.kernel(meets).blocks(1).launch()?;
+                    comm.kernel(reports).blocks(1).launch()?;
                     assert_eq!(one.to_vec::<u64>()?, [before + 1]);
                     comm.barrier()?;
                 }
