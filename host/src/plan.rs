@@ -149,8 +149,9 @@ const GPU_PACKET_BYTES: u64 = 32 << 10;
 /// and four times as high for 2. Not measured: taken from vLLM's thresholds.
 const GPU_ONE_SHOT_BYTES: u64 = 256 << 10;
 
-/// Maximum number of staging bytes that one round uses, summed over all rows. The limit keeps the
-/// data of a round in a core's cache.
+/// Maximum number of staging bytes that one round uses on the CPU, summed over all rows. The limit
+/// keeps the data of a round in a core's cache. On a GPU a round costs about 10 us, whatever its
+/// size, so that rounds use all of staging.
 const ROUND_BYTES: u64 = 512 << 10;
 
 /// Returns true if kernels specialized for `dtype` and `reduction` exist. Packet kernels exist only
@@ -226,9 +227,13 @@ pub(crate) fn plan(op: &Op, agreed: &Agreed<'_>) -> Plan {
     } else {
         op.staged_rows(ranks)
     });
+    let round = match machine.gpu {
+        true => options.staging_bytes,
+        false => ROUND_BYTES,
+    };
     let capacity = options
         .staging_bytes
-        .min(ROUND_BYTES.max(rows * size * alignment));
+        .min(round.max(rows * size * alignment));
     let chunk = (capacity / (rows * size).max(1) / alignment * alignment).max(alignment);
     let without_multicast = algorithm(op, agreed);
     let algorithm = if uses_multicast(op, agreed, without_multicast) {

@@ -179,7 +179,7 @@ unsafe fn reduce_streams<M: Machine, T: Element, O: Reduction<T>>(
         }
         let start = pair * PAIR_DATA;
         let at = to.wrapping_add(start);
-        if start + PAIR_DATA <= bytes && at as usize % PAIR_DATA == 0 {
+        if start + PAIR_DATA <= bytes && (at as usize).is_multiple_of(PAIR_DATA) {
             let mut packed = [0; 2];
             for i in 0..PAIR_DATA / size {
                 bulk::pack(&mut packed, i, O::finish(acc[i], ranks));
