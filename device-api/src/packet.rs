@@ -226,8 +226,15 @@ impl Slots {
         // All lanes walk units; each unit goes to every peer while its data is in registers.
         let units = 1 + bytes.div_ceil(PAIR_DATA);
         let header = session.fingerprint() | (bytes as u64) << 32;
-        let lanes = block.size() as usize;
-        let store = |unit: usize, data: u64| {
+        for unit in block.elements_of_block(units) {
+            let data = if unit == 0 {
+                header
+            } else if unit == block.rank() as usize {
+                prefetch.0
+            } else {
+                // SAFETY: the unit is within the stream, which is readable at `from`.
+                unsafe { read_pair(from, bytes, unit - 1) }
+            };
             for step in nearest..ranks {
                 let peer = ring(me, step, ranks);
                 let to = self.departure(session.comm(), peer);
@@ -240,37 +247,6 @@ impl Slots {
                     );
                 }
             }
-        };
-        let mut unit = block.rank() as usize;
-        if unit < units {
-            store(unit, if unit == 0 { header } else { prefetch.0 });
-        }
-        unit += lanes;
-        // Units that one aligned load reads, several at once.
-        let whole = match from as usize % PAIR_DATA {
-            0 => 1 + bytes / PAIR_DATA,
-            _ => 0,
-        };
-        while unit < whole {
-            const AT_ONCE: usize = 4;
-            let mut data = [0; AT_ONCE];
-            for k in 0..AT_ONCE {
-                let ahead = unit + k * lanes;
-                let ahead = if ahead < whole { ahead } else { unit };
-                // SAFETY: the unit is a whole one of the stream, which is readable at `from`.
-                data[k] = unsafe { mem::read(from.add((ahead - 1) * PAIR_DATA).cast::<u64>()) };
-            }
-            for k in 0..AT_ONCE {
-                if unit < whole {
-                    store(unit, data[k]);
-                    unit += lanes;
-                }
-            }
-        }
-        while unit < units {
-            // SAFETY: the unit is within the stream, which is readable at `from`.
-            store(unit, unsafe { read_pair(from, bytes, unit - 1) });
-            unit += lanes;
         }
         if session.comm().is_split() {
             block.publish(Scope::System);

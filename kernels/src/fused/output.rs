@@ -10,7 +10,7 @@ use fusewire_device::mem;
 use fusewire_device::{Element, Group, Machine};
 
 use super::chunk;
-use super::row::{CHUNK, Norm, PARTIALS, Row};
+use super::row::{CHUNK, PARTIALS, Row};
 use super::spec::{GROUP, OutputFormat};
 
 /// The largest finite E4M3.
@@ -52,25 +52,21 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
     /// As [`Row::values`].
     #[inline(always)]
     unsafe fn normalized<const N: usize>(&self, at: usize) -> [T; N] {
-        // SAFETY: the precondition of this function.
-        unsafe { self.weighted(at, self.norm.weights::<M, N>(at)) }
-    }
-
-    /// Does what [`Row::normalized`] does, with the weights of the elements.
-    ///
-    /// # Safety
-    /// As [`Row::values`].
-    #[inline(always)]
-    unsafe fn weighted<const N: usize>(&self, at: usize, weights: [T; N]) -> [T; N] {
         // x - 0, x + -0 and -0 + w are x, x and w bit for bit.
         let offset = if self.norm.spec().has_unit_offset() {
             1.0
         } else {
             -0.0
         };
-        // SAFETY: the precondition of this function.
-        let values = unsafe { self.values::<N>(at) };
-        let weight = chunk::widen(weights);
+        let weights = self.norm.arguments().weight.cast::<T>();
+        // SAFETY: the precondition of this function; `Norm::new` has checked that the weight has as
+        // many elements as a row.
+        let (values, weight) = unsafe {
+            (
+                self.values::<N>(at),
+                chunk::widen(chunk::read::<M, T, N>(weights.add(at))),
+            )
+        };
         let biases = self.norm.arguments().bias.cast::<T>();
         let bias = if biases.is_null() {
             [-0.0; N]
@@ -87,41 +83,24 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
 
     /// Runs `work` over the row in chunks. All lanes together.
     #[inline(always)]
-    fn each(&self, work: impl Chunks<T>) {
+    fn each(&self, work: impl Chunks) {
         let hidden = self.norm.hidden();
         let mut at = 0;
         if M::LANES == 1 {
             while at + PARTIALS <= hidden {
                 // SAFETY: within the row by the condition. There is one lane.
-                unsafe { work.chunk(at, self.norm.weights::<M, PARTIALS>(at)) };
+                unsafe { work.chunk::<PARTIALS>(at) };
                 at += PARTIALS;
             }
             while at < hidden {
                 // SAFETY: `at + CHUNK <= hidden`: both are multiples of it. There is one lane.
-                unsafe { work.chunk(at, self.norm.weights::<M, CHUNK>(at)) };
+                unsafe { work.chunk::<CHUNK>(at) };
                 at += CHUNK;
             }
         } else {
-            // The weights of the next chunk are loaded before those of this one are used, if the
-            // registers suffice.
-            let mut weights = self.first_weights;
-            let stride = self.block.size() as usize * CHUNK;
-            at = self.block.rank() as usize * CHUNK;
-            while at < hidden {
-                let next = at + stride;
-                let ahead = if next < hidden { next } else { at };
-                // SAFETY: `at` and `ahead` are below `hidden`, all are multiples of `CHUNK`; each
-                // chunk goes to one lane.
-                unsafe {
-                    if Norm::<T>::LOADS_AHEAD {
-                        let after = self.norm.weights::<M, CHUNK>(ahead);
-                        work.chunk(at, weights);
-                        weights = after;
-                    } else {
-                        work.chunk(at, self.norm.weights::<M, CHUNK>(at));
-                    }
-                }
-                at = next;
+            for index in self.block.elements_of_block(hidden / CHUNK) {
+                // SAFETY: `index < hidden / CHUNK`; each index goes to one lane.
+                unsafe { work.chunk::<CHUNK>(index * CHUNK) };
             }
         }
     }
@@ -300,12 +279,12 @@ impl<M: Machine, T: Element<Acc = f32>> Row<M, T> {
 
 /// Work on each chunk of a row. A trait instead of a closure: its method is generic, and can be
 /// forced inline.
-trait Chunks<T> {
-    /// Writes elements `[at, at + N)`, which have these weights.
+trait Chunks {
+    /// Writes elements `[at, at + N)`.
     ///
     /// # Safety
     /// The elements must be in the row, and no other lane may write them.
-    unsafe fn chunk<const N: usize>(&self, at: usize, weights: [T; N]);
+    unsafe fn chunk<const N: usize>(&self, at: usize);
 }
 
 /// Writes the row in the element type.
@@ -313,11 +292,11 @@ struct Unquantized<'a, M, T> {
     row: &'a Row<M, T>,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Chunks<T> for Unquantized<'_, M, T> {
+impl<M: Machine, T: Element<Acc = f32>> Chunks for Unquantized<'_, M, T> {
     #[inline(always)]
-    unsafe fn chunk<const N: usize>(&self, at: usize, weights: [T; N]) {
+    unsafe fn chunk<const N: usize>(&self, at: usize) {
         // SAFETY: the precondition of this function; an output that is not quantized has type `T`.
-        unsafe { self.row.put::<T, N>(at, self.row.weighted(at, weights)) };
+        unsafe { self.row.put::<T, N>(at, self.row.normalized::<N>(at)) };
     }
 }
 
@@ -327,12 +306,12 @@ struct Fp8<'a, M, T> {
     inverse: f32,
 }
 
-impl<M: Machine, T: Element<Acc = f32>> Chunks<T> for Fp8<'_, M, T> {
+impl<M: Machine, T: Element<Acc = f32>> Chunks for Fp8<'_, M, T> {
     #[inline(always)]
-    unsafe fn chunk<const N: usize>(&self, at: usize, weights: [T; N]) {
+    unsafe fn chunk<const N: usize>(&self, at: usize) {
         // SAFETY: the precondition of this function.
         unsafe {
-            let values = self.row.weighted(at, weights);
+            let values = self.row.normalized::<N>(at);
             self.row.put_fp8::<N>(at, values, self.inverse);
         }
     }

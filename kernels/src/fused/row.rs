@@ -119,9 +119,6 @@ pub(super) struct Norm<T> {
 }
 
 impl<T: Element<Acc = f32>> Norm<T> {
-    /// True if lanes load weights before they use them. Those of f32 would take too many registers.
-    pub(super) const LOADS_AHEAD: bool = size_of::<T>() < size_of::<f32>();
-
     /// Writes the arguments to shared memory. All lanes together.
     ///
     /// # Errors
@@ -218,17 +215,6 @@ impl<T: Element<Acc = f32>> Norm<T> {
     #[inline(always)]
     pub(super) fn spec(&self) -> NormSpec {
         self.arguments().spec
-    }
-
-    /// Returns weights `[at, at + N)`.
-    ///
-    /// # Safety
-    /// A row must have the elements.
-    #[inline(always)]
-    pub(super) unsafe fn weights<M: Machine, const N: usize>(&self, at: usize) -> [T; N] {
-        let weights = self.arguments().weight.cast::<T>();
-        // SAFETY: `Norm::new` has checked that the weight has as many elements as a row.
-        unsafe { chunk::read::<M, T, N>(weights.add(at)) }
     }
 
     /// Returns the number of rows.
@@ -393,8 +379,6 @@ pub(super) struct Row<M, T> {
     pub(super) index: usize,
     /// The values, in f32.
     values: *mut f32,
-    /// Weights of this lane's first chunk, if a block has several lanes.
-    pub(super) first_weights: [T; CHUNK],
     /// Mean, or 0 for the root mean square.
     pub(super) mean: f32,
     /// Reciprocal of the root.
@@ -434,13 +418,6 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
     /// the statistics. `None` after a failure. All lanes together.
     #[inline(always)]
     fn reduce(&self) -> Option<Row<M, T>> {
-        let first = self.block.rank() as usize * CHUNK;
-        let mut first_weights = [T::narrow(0.0); CHUNK];
-        if M::LANES != 1 && Norm::<T>::LOADS_AHEAD && first < self.norm.hidden {
-            // Loaded before the statistics, during which the load is in flight.
-            // SAFETY: the weight has the row's elements (`Norm::new`).
-            first_weights = unsafe { self.norm.weights::<M, CHUNK>(first) };
-        }
         let (mean, squares) = if M::LANES == 1 {
             self.statistics_single()?
         } else {
@@ -453,7 +430,6 @@ impl<'a, M: Machine, T: Element<Acc = f32>, S: Sums<M>> RowSum<'a, M, T, S> {
             targets: self.targets,
             index: self.index,
             values: self.values,
-            first_weights,
             mean,
             scale: 1.0 / arch::sqrt_f32(variance + self.norm.arguments().epsilon),
         })
