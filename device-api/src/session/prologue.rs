@@ -221,8 +221,9 @@ impl Prologue {
     }
 
     /// Counts the launch for the blocks that it does not have, so that the sequence numbers of all
-    /// blocks are equal in every launch. By block 0 of a collective launch, on all lanes. No other
-    /// launch accesses these states meanwhile: if one is in flight, block 0 was refused.
+    /// blocks are equal in every launch. By block 0 of a collective launch, on all lanes. Launches
+    /// of a communicator must not overlap, so that no other launch accesses these states meanwhile.
+    /// (Block 0 refuses a launch if it is itself still in the launch before.)
     #[inline(always)]
     pub(super) fn count_absent<M: Machine>(block: Block<M>, comm: &Comm) {
         // From the last lane on: the first lanes have other work.
