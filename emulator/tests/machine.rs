@@ -123,6 +123,20 @@ fn seeds_give_different_orders() {
 }
 
 #[test]
+fn changes_of_local_memory_are_no_progress() {
+    let gpus = gpus(Scheduler::RoundRobin);
+    let out = gpus.allocate(0, 4);
+    // The argument of the function changes in each iteration of the wait.
+    let function = ".func next(.param .b32 x) { ret; }\n";
+    let body = "mov.u32 %r1, 0;\n\
+                W: { .param .b32 a; st.param.b32 [a], %r1; call next, (a); }\n\
+                add.u32 %r1, %r1, 1; ld.relaxed.gpu.global.u32 %r0, [%in0];\n\
+                setp.eq.u32 %p0, %r0, 0; @%p0 bra W; ret;";
+    let waits = module(&format!("{function}{}", kernel_text("k", 1, body)));
+    expect_hang(gpus.run(&[Kernel::new(&waits, "k").arg(&out)]));
+}
+
+#[test]
 fn errors_name_the_seed() {
     let gpus = gpus(Scheduler::Random(4711));
     let out = gpus.allocate(0, 4);
