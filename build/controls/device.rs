@@ -228,3 +228,50 @@ pub unsafe extern "gpu-kernel" fn control_multicast_unfenced(to: u64) {
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     fusewire_panic()
 }
+
+/// Enters a barrier, and is not inlined, so that lanes of one warp may call it at different places.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn control_called_barrier(value: u32) -> u32 {
+    control_barrier();
+    value + control_lane()
+}
+
+/// Indexes a local array with a run-time index, and is not inlined.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn control_called_array(at: *const u32, n: u32) -> u32 {
+    let mut table = [0u32; 48];
+    for i in 0..n as usize {
+        // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+        unsafe { *table.as_mut_ptr().add(*at.add(i) as usize % 48) += i as u32 };
+    }
+    // SAFETY: as above.
+    unsafe { *table.as_ptr().add(n as usize % 48) }
+}
+
+/// Calls functions that are not inlined and break a rule.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_calls(x: *mut u32, at: *const u32, n: u32) {
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe { *x = control_called_barrier(n) + control_called_array(at, n) };
+}
+
+/// Has more instructions than its budget.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn control_size(x: *mut u32, n: u32) {
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe { *x = (*x ^ n).wrapping_mul(0x9e37_79b9) ^ (*x).rotate_left(n) };
+}
+
+/// Has no budget.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+pub unsafe extern "gpu-kernel" fn unlimited_control(x: *mut u32) {
+    // SAFETY: the kernel is never run; the verifier only reads its compiled code.
+    unsafe { *x += 1 };
+}

@@ -8,7 +8,7 @@ use crate::project::Project;
 use crate::sources::{self, Hash};
 use crate::text::ir;
 use crate::toolchain::Toolchain;
-use crate::{Error, Options, Result, Target, Vendor, edit, files, process, recipe, waits};
+use crate::{Error, Options, Result, Target, Vendor, edit, files, process, recipe, unroll, waits};
 
 /// The files that a compilation wrote.
 #[derive(Clone, Debug)]
@@ -298,6 +298,7 @@ pub(crate) fn assemble_lines(
 }
 
 /// Generates assembly for the IR or bitcode `input`. For AMD, inserts the waits that LLVM omits.
+/// For NVIDIA, forbids ptxas to unroll loops.
 fn llc(
     toolchain: &Toolchain,
     target: Target,
@@ -314,7 +315,7 @@ fn llc(
             .arg(output),
     )?;
     match target.vendor() {
-        Vendor::Nvidia => Ok(()),
+        Vendor::Nvidia => files::write(output, unroll::forbid(&files::read(output)?)),
         Vendor::Amd => files::write(output, waits::insert(&files::read(output)?)),
     }
 }

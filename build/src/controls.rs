@@ -79,6 +79,10 @@ const CONTROLS: &[(&str, &str, &[Vendor])] = &[
         &[Vendor::Amd, Vendor::Nvidia],
     ),
     ("control_reference", "non-coherent-load", &[Vendor::Nvidia]),
+    ("control_called_barrier", "barrier", &[Vendor::Nvidia]),
+    ("control_called_array", "local-memory", &[Vendor::Nvidia]),
+    ("control_size", "budget", &[Vendor::Nvidia]),
+    ("unlimited_control", "budget", &[Vendor::Nvidia]),
 ];
 
 /// Compiles the device controls for `target` and runs the verifier on them. Builds them in the
@@ -95,7 +99,7 @@ pub fn device(
     let project = write_device(around)?;
     let compiled = compile(toolchain, &project, target, &Options::default())?;
     let mut image = Image::read(&compiled, ptxas)?;
-    image.multicast.clone_from(&project.settings.multicast);
+    image.configure(&project.settings);
     let found = verify::check(&image);
     let mut out = vec![clean(target, "control_clean", &found)];
     for (kernel, rule, vendors) in CONTROLS {
@@ -263,6 +267,8 @@ fn write_device(around: &Project) -> Result<Project> {
         "[package]\nname = \"verifier-controls\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\
          publish = false\n\n[lib]\npath = \"device.rs\"\n\n\
          [package.metadata.fusewire]\nmulticast = [\"control_multicast_*\"]\n\n\
+         [[package.metadata.fusewire.budget]]\nkernel = \"control_size\"\ninstructions = 8\n\n\
+         [[package.metadata.fusewire.budget]]\nkernel = \"control_*\"\ninstructions = 1000\n\n\
          [package.metadata.fusewire.shims]\nnvptx = [\"nvptx.ll\"]\namdgcn = [\"amdgcn.ll\"]\n\n\
          [workspace]\n",
     )?;

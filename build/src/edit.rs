@@ -1,8 +1,13 @@
 //! Edits the text of linked IR to set attributes that rustc cannot set: launch bounds of kernels,
 //! and inlining of all other functions.
 //!
-//! Even a cold call costs registers and local memory in the caller's hot path, so every function is
-//! inlined. Panic functions are exempt, because the verifier must see calls to them.
+//! A call costs registers in the caller's hot path, so functions are inlined. There are two
+//! exceptions:
+//!
+//! - On NVIDIA, a function with `#[inline(never)]` stays a function. `ptxas` assigns registers
+//!   across calls, so such a function costs a caller only the registers that it uses itself, and
+//!   the code of failures is compiled once. On AMD, a call would need a stack.
+//! - Panic functions, because the verifier must see calls to them.
 
 use core::fmt::Write as _;
 use std::collections::HashMap;
@@ -59,7 +64,15 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
             .unwrap_or_default();
         let kernel = kernel.then(|| max_threads(name));
         let number = *made.entry((body.to_owned(), kernel)).or_insert_with(|| {
-            let mut attributes = without_noinline(body).replace(" cold ", " ");
+            // Functions that do not return are those of panics.
+            let outlined = vendor == Vendor::Nvidia
+                && kernel.is_none()
+                && has(body, "noinline")
+                && !has(body, "noreturn");
+            let mut attributes = match outlined {
+                true => body.to_owned(),
+                false => without_noinline(body).replace(" cold ", " "),
+            };
             if let Some(max_threads) = kernel {
                 let _ = match vendor {
                     Vendor::Amd => {
@@ -75,9 +88,11 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
                         " \"nvvm.maxntid\"=\"{max_threads}\" \"nvvm.minctasm\"=\"1\""
                     ),
                 };
-            } else if !attributes.contains("alwaysinline") {
+            } else if !outlined && !attributes.contains("alwaysinline") {
                 attributes.push_str(" alwaysinline");
             }
+            // A table of constants would be in global memory, a round trip away.
+            attributes.push_str(" \"no-jump-tables\"=\"true\"");
             let _ = writeln!(added, "attributes #{next} = {{ {} }}", attributes.trim());
             next += 1;
             next - 1
@@ -90,6 +105,10 @@ pub(crate) fn prepare(ir: &str, vendor: Vendor, max_threads: impl Fn(&str) -> u3
 fn group(line: &str) -> Option<(&str, &str)> {
     let (number, body) = line.strip_prefix("attributes #")?.split_once(" = {")?;
     Some((number, body.trim_end().strip_suffix('}')?))
+}
+
+fn has(attributes: &str, name: &str) -> bool {
+    attributes.split_whitespace().any(|word| word == name)
 }
 
 fn without_noinline(body: &str) -> String {
@@ -129,13 +148,20 @@ mod tests {
         assert!(out.contains("panic() #1 {"));
         assert!(
             out.contains(
-                "attributes #2 = { nounwind  \"nvvm.maxntid\"=\"256\" \"nvvm.minctasm\"=\"1\" }"
+                "attributes #2 = { nounwind  \"nvvm.maxntid\"=\"256\" \"nvvm.minctasm\"=\"1\" \
+                 \"no-jump-tables\"=\"true\" }"
             ),
             "{out}"
         );
         assert!(
-            out.contains("attributes #3 = { nounwind  alwaysinline }"),
+            out.contains("attributes #3 = { cold noinline nounwind  \"no-jump-tables\""),
             "{out}"
         );
+        let inlined = "attributes #3 = { nounwind  alwaysinline \"no-jump-tables\"=\"true\" }";
+        let out = prepare(&ir.replace("ptx_", "amdgpu_"), Vendor::Amd, |_| 256);
+        assert!(out.contains(inlined), "{out}");
+        let ir = ir.replace(" noinline", "");
+        let out = prepare(&ir, Vendor::Nvidia, |_| 256);
+        assert!(out.contains(inlined), "{out}");
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::compile::{Compilation, Part};
 use crate::host::HostKernel;
-use crate::project::Exemption;
+use crate::project::{Budget, Exemption, Settings};
 use crate::text::assembly::{AsmFunction, Resources};
 use crate::text::{amd, ir, ptx};
 use crate::{Result, Target, Vendor, files, process, toolchain};
@@ -31,6 +31,8 @@ pub struct Image {
     pub allow: Vec<Exemption>,
     /// Name patterns of the kernels that use multicast.
     pub multicast: Vec<String>,
+    /// Limits of the size of kernels.
+    pub budgets: Vec<Budget>,
     /// The files that a driver loads.
     pub files: Vec<ImageFile>,
     /// The output of ptxas, if ptxas rejected the image.
@@ -110,9 +112,17 @@ impl Image {
             host: None,
             allow: Vec::new(),
             multicast: Vec::new(),
+            budgets: Vec::new(),
             files: list,
             refused,
         })
+    }
+
+    /// Takes the settings of the verifier from those of a crate.
+    pub fn configure(&mut self, settings: &Settings) {
+        self.allow.clone_from(&settings.allow);
+        self.multicast.clone_from(&settings.multicast);
+        self.budgets.clone_from(&settings.budget);
     }
 
     /// Returns the functions that are kernels.

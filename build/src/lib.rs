@@ -60,6 +60,7 @@ mod target;
 pub mod text;
 mod tokens;
 pub mod toolchain;
+mod unroll;
 pub mod verify;
 mod violation;
 mod waits;

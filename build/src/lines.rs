@@ -397,6 +397,7 @@ $L__BB0_1:
             host: None,
             allow: Vec::new(),
             multicast: Vec::new(),
+            budgets: Vec::new(),
             files: Vec::new(),
             refused: None,
         };

@@ -49,6 +49,11 @@ pub struct Project {
 /// most = 448
 /// reason = "two sweeps of 16 bytes per lane over 7168 elements; 512 lanes leave too few registers"
 ///
+/// [[package.metadata.fusewire.budget]]
+/// kernel = "reduce_norm*"
+/// instructions = 3000
+/// registers = 128
+///
 /// [package.metadata.fusewire.shims]
 /// nvptx = ["shims/nvptx.ll"]
 ///
@@ -73,6 +78,9 @@ pub struct Settings {
     /// kernel may use multicast.
     #[serde(default)]
     pub multicast: Vec<String>,
+    /// Limits of the size of kernels. If there are any, each kernel needs one.
+    #[serde(default)]
+    pub budget: Vec<Budget>,
     /// IR files to link with the images of this crate and of crates that depend on it.
     #[serde(default)]
     pub shims: BTreeMap<String, Vec<PathBuf>>,
@@ -91,6 +99,19 @@ pub struct Threads {
     pub most: u32,
     /// Justification.
     pub reason: String,
+}
+
+/// Limits of the size of the kernels that match a pattern. The first one that matches counts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Budget {
+    /// Name pattern of the kernels, with `*`.
+    pub kernel: String,
+    /// Maximum number of PTX instructions, without those of functions that are not inlined.
+    pub instructions: usize,
+    /// Maximum number of registers of a lane.
+    #[serde(default)]
+    pub registers: Option<u32>,
 }
 
 /// An exemption from a rule of the verifier.

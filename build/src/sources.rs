@@ -11,10 +11,11 @@ use crate::tokens::{self, RustTokens};
 use crate::{Error, Result, files};
 
 /// The files of this crate that affect images, except `STEPS`.
-const PIPELINE: [&str; 4] = [
+const PIPELINE: [&str; 5] = [
     include_str!("recipe.rs"),
     include_str!("edit.rs"),
     include_str!("target.rs"),
+    include_str!("unroll.rs"),
     include_str!("waits.rs"),
 ];
 

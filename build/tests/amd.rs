@@ -91,7 +91,7 @@ type Mutant = (
     Change,
 );
 
-const SUM: &str = "all_reduce_signal_f32_sum";
+const SUM: &str = "reduce_whole_f32_sum";
 const SIGNAL_42: &str = "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);global_store_dwordx2";
 const SIGNAL_90: &str = "buffer_wbl2;s_waitcnt vmcnt(0);global_store_dwordx2";
 const FENCE: &str = "buffer_wbl2 sc0 sc1;s_waitcnt vmcnt(0);buffer_inv";

@@ -86,8 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let compiled = compile(&toolchain, &project, target, &options)?;
         let mut image = Image::read(&compiled, ptxas.as_deref())?;
         if !arguments.multi_rank_grid && !arguments.unbounded {
-            image.allow.clone_from(&project.settings.allow);
-            image.multicast.clone_from(&project.settings.multicast);
+            image.configure(&project.settings);
             let findings = findings(&toolchain, &project, &compiled, &image)?;
             print_findings("warning:", target.name(), &findings.all, false);
         }

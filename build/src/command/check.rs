@@ -288,8 +288,7 @@ fn check_images(
             true => host.multi_rank_grid(),
             false => host.kernels.clone(),
         });
-        image.allow.clone_from(&project.settings.allow);
-        image.multicast.clone_from(&project.settings.multicast);
+        image.configure(&project.settings);
         if arguments.multi_rank_grid {
             image.allow.extend(exemptions_of_grid_forms());
         }

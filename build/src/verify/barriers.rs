@@ -8,13 +8,17 @@ use crate::{Image, Vendor};
 pub(super) const BARRIERS: &str = "barrier";
 
 /// Finds barriers that only some lanes of a block may reach. Such a barrier hangs the block or
-/// pairs with a different barrier. Also finds predicated barriers, and functions with more barriers
-/// in the assembly than in the IR.
+/// pairs with a different barrier. Also finds predicated barriers, kernels with more barriers in
+/// the assembly than in the IR, and barriers in functions that are not inlined: only some lanes may
+/// call these.
 pub(super) fn barriers(image: &Image) -> Vec<Violation> {
     let mut out = Vec::new();
     for function in &image.ir {
         let before = function.instructions().filter(|line| in_ir(line)).count();
-        if before > 0 {
+        if before > 0 && !function.kernel {
+            let detail = "a barrier in a function that is not inlined".to_owned();
+            out.push(Violation::new(BARRIERS, &function.name, detail));
+        } else if before > 0 {
             let divergent = divergent_blocks(function);
             for (index, block) in function.blocks.iter().enumerate() {
                 let Some(branch) = divergent.get(&index) else {

@@ -7,6 +7,7 @@ pub mod amd;
 mod arguments;
 mod atomics;
 mod barriers;
+mod budget;
 mod floats;
 mod local;
 mod multicast;
@@ -74,7 +75,8 @@ pub const RULES: &[Rule] = &[
     },
     Rule {
         name: barriers::BARRIERS,
-        demand: "no barrier in divergent code, none predicated, none cloned",
+        demand: "no barrier in divergent code or in a function that is not inlined, none \
+                 predicated, none cloned",
         advice: "a lane may have returned before this barrier, or taken another branch: collect a \
                  flag, then let block.any decide for all lanes",
         check: barriers::barriers,
@@ -119,6 +121,13 @@ pub const RULES: &[Rule] = &[
         demand: "the image has the host's entries, no more and no less, and no open symbol",
         advice: "give every kernel a name of its own, and compile images and host from one source",
         check: arguments::entries,
+    },
+    Rule {
+        name: budget::BUDGET,
+        demand: "a kernel stays within the instructions and registers that its crate states",
+        advice: "look for code that is compiled several times, or raise the budget in \
+                 [[package.metadata.fusewire.budget]]",
+        check: budget::budget,
     },
     Rule {
         name: ASSEMBLER,

@@ -62,6 +62,9 @@ fn wrong(function: &AsmFunction, listed: bool, exists: bool) -> Vec<String> {
             out.push(format!("not accumulated in f32: {line}"));
         }
     }
+    if accesses > 0 && !function.kernel {
+        return vec!["a multicast access in a function that is not inlined".to_owned()];
+    }
     if accesses > 0 && fences < 2 {
         out.push(format!(
             "{fences} alias fences; the multicast accesses need one before and one after them"
@@ -119,6 +122,8 @@ mod tests {
         one(&[FENCE, LOAD, FENCE], true, false, "has no multicast");
         one(&[FENCE, FENCE], true, true, "no multicast access");
         one(&[LOAD, STORE], true, true, "0 alias fences");
+        let called = ptx::parse(&format!(".func f()\n{{\n\t{LOAD}\n\tret;\n}}\n")).expect("PTX");
+        assert!(wrong(&called[0], true, true)[0].contains("not inlined"));
         one(&[FENCE, LOAD, STORE], true, true, "1 alias fences");
         let with = |from: &str, to: &str, what: &str| {
             let (load, store) = (LOAD.replace(from, to), STORE.replace(from, to));
